@@ -1,0 +1,298 @@
+"""Every command: its code, its typed request and its typed answer, in one table.
+
+Codes are RocketMQ's ``RequestCode`` numbers where RocketMQ has the command; FlintMQ's own start at 1000. What travels in the
+body beside the fields is said in each class; ``protocol/README.md`` is checked against this table.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from .fields import I32_MAX, I64_MAX, boolean, integer, text
+from .layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
+
+PROTOCOL_VERSION = 1
+DEFAULT_PORT = 10911
+
+KEY_CHARS_MAX = 32767
+QUEUES_MAX = 65_536
+
+LAYOUT_ROWS = 0
+"""``count`` arrays ``[body: bin, properties: map str -> str, sys_flag = 0, flag = 0]`` of 2 to 4 items."""
+LAYOUT_COLUMNS = 1
+"""One array of ``count`` bodies (bin), then one of ``count`` KEYS values (str or nil)."""
+
+RECORD_SIZE_STRUCT = struct.Struct(">I")
+"""A record's size at the front of an answer with records."""
+PHYSICAL_OFFSET_STRUCT = struct.Struct(">q")
+"""A physical offset in the body of a produce answer."""
+CONSUMER_OFFSET_STRUCT = struct.Struct(">iq")
+"""A queue and its next offset in the body of the consumer-offset commands."""
+QUEUE_STATS_STRUCT = struct.Struct(">iqqq")
+"""A queue, its min offset, its max offset and the store time (ms, -1: empty) of its last message."""
+
+
+@dataclass(slots=True)
+class HelloRequest:
+    """The first request of every connection."""
+
+    protocol: int = integer("version of this protocol that the client speaks", 1, I32_MAX)
+    client: str = text("who is calling, for logs and lists", 256, default="")
+
+
+@dataclass(slots=True)
+class HelloAnswer:
+    """Who the broker is and what it accepts."""
+
+    protocol: int = integer("version that both speak from here on")
+    broker: str = text("the broker's name", 256)
+    version: str = text("the broker's release", 64)
+    flush: str = text("`sync` or `async`: the least that an acknowledgement means", 8)
+    frame_bytes_max: int = integer("largest frame in either direction")
+    produce_frame_bytes_max: int = integer("largest PRODUCE frame")
+    message_bytes_max: int = integer("largest stored record of a produced message")
+    auth_required: bool = boolean("whether AUTH must follow before anything else", False)
+
+
+@dataclass(slots=True)
+class ProduceRequest:
+    """Append messages to one queue of one topic. Body: the messages, in the layout that ``layout`` names."""
+
+    topic: str = text("topic to append to", TOPIC_BYTES_MAX, 1)
+    count: int = integer("number of messages in the body", 1, I32_MAX)
+    queue: int = integer("queue of the topic; -1: the broker chooses", -1, QUEUES_MAX - 1, -1)
+    layout: int = integer("0 rows, 1 columns", 0, 1, LAYOUT_ROWS)
+    flush: str = text("`sync`, `async` or empty: the broker's; the stricter of the two holds", 8, default="")
+    common: str = text("properties of every message: name \\x01 value \\x02 …", 32767, default="")
+    sys_flag: int = integer("sys_flag of every message (columns)", 0, I32_MAX, 0)
+    unique_prefix: str = text("20 hex digits; the broker writes UNIQ_KEY = prefix + counter", 20, default="")
+    unique_first: int = integer("counter of the first message, 48 bits", 0, 2**48 - 1, 0)
+    born_ms: int = integer("when the messages were made, ms since 1970 UTC; 0: on arrival", 0, I64_MAX, 0)
+
+
+@dataclass(slots=True)
+class ProduceAnswer:
+    """All messages are stored. Body: count × i64, their physical offsets."""
+
+    queue: int = integer("the queue they went to", 0, QUEUES_MAX)
+    queue_offset: int = integer("queue offset of the first; the others follow without a gap")
+    store_ms: int = integer("store time, ms since 1970 UTC")
+
+
+@dataclass(slots=True)
+class PullRequest:
+    """Read stored records of one queue from an offset on."""
+
+    topic: str = text("topic to read", 32767, 1)
+    queue: int = integer("queue of the topic", 0, QUEUES_MAX - 1)
+    offset: int = integer("queue offset of the first record wanted")
+    max_count: int = integer("most records in the answer", 1, I32_MAX, 32)
+    max_bytes: int = integer("most bytes of records, except that one is always sent", 1, I32_MAX, 1 << 20)
+    wait_ms: int = integer("how long the broker may hold the answer while there is nothing", 0, 600_000, 0)
+    tags: str = text("`a || b`: only records whose tag's hash is one of these; empty or `*`: all", 4096, default="")
+
+
+@dataclass(slots=True)
+class RecordsAnswer:
+    """Stored records as they lie in the CommitLog. Body: count × u32 sizes, then the records."""
+
+    count: int = integer("records in the body")
+    next_offset: int = integer("offset to pull from next")
+    min_offset: int = integer("the queue's first readable offset")
+    max_offset: int = integer("the offset that the queue's next message will have")
+
+
+@dataclass(slots=True)
+class QueryByKeyRequest:
+    """Find messages by a key (one of KEYS, or the unique key), newest first."""
+
+    topic: str = text("topic to search", 32767, 1)
+    key: str = text("the key", KEY_CHARS_MAX, 1)
+    begin_ms: int = integer("least store time, ms since 1970 UTC", 0, I64_MAX, 0)
+    end_ms: int = integer("greatest store time, ms since 1970 UTC", 0, I64_MAX, I64_MAX)
+    max_count: int = integer("most records in the answer", 1, 64, 32)
+    cursor: str = text("from the answer before, to go on behind it; empty: from the newest", 256, default="")
+
+
+@dataclass(slots=True)
+class QueryByKeyAnswer:
+    """Found records. Body: count × u32 sizes, then the records."""
+
+    count: int = integer("records in the body")
+    cursor: str = text("where the next page begins; empty: there is none", 256, default="")
+    index_behind_bytes: int = integer("CommitLog bytes that the index does not cover yet", default=0)
+
+
+@dataclass(slots=True)
+class ViewMessageByIdRequest:
+    """Find one message by either form of id."""
+
+    id: str = text("an offset id or a unique key, 32 or 56 hex digits or what a producer chose", KEY_CHARS_MAX, 1)
+    topic: str = text("topic of a unique key; empty: every user topic is searched", 32767, default="")
+
+
+@dataclass(slots=True)
+class ViewMessageAnswer:
+    """The message. Body: one u32 size, then the record."""
+
+    count: int = integer("1")
+
+
+@dataclass(slots=True)
+class QueueRequest:
+    """A question about one queue."""
+
+    topic: str = text("topic", 32767, 1)
+    queue: int = integer("queue of the topic", 0, QUEUES_MAX - 1)
+
+
+@dataclass(slots=True)
+class SearchOffsetByTimestampRequest:
+    """The first offset whose store time is not before a moment."""
+
+    topic: str = text("topic", 32767, 1)
+    queue: int = integer("queue of the topic", 0, QUEUES_MAX - 1)
+    timestamp_ms: int = integer("ms since 1970 UTC")
+
+
+@dataclass(slots=True)
+class OffsetAnswer:
+    """A queue offset."""
+
+    offset: int = integer("queue offset")
+
+
+@dataclass(slots=True)
+class StoreTimeAnswer:
+    """Store time of a queue's first message."""
+
+    timestamp_ms: int = integer("ms since 1970 UTC; -1: the queue is empty", -1)
+
+
+@dataclass(slots=True)
+class QueryConsumerOffsetRequest:
+    """What a group has committed."""
+
+    group: str = text("consumer group", GROUP_BYTES_MAX, 1)
+    topic: str = text("topic", 32767, 1)
+    queue: int = integer("queue of the topic; -1: all", -1, QUEUES_MAX - 1, -1)
+
+
+@dataclass(slots=True)
+class ConsumerOffsetsAnswer:
+    """Body: count × (i32 queue, i64 next offset), only queues that have one."""
+
+    count: int = integer("entries in the body")
+
+
+@dataclass(slots=True)
+class UpdateConsumerOffsetRequest:
+    """Commit a group's progress. Body: count × (i32 queue, i64 next offset)."""
+
+    group: str = text("consumer group", GROUP_BYTES_MAX, 1)
+    topic: str = text("topic", 32767, 1)
+    count: int = integer("entries in the body", 1, QUEUES_MAX)
+
+
+@dataclass(slots=True)
+class UpdateAndCreateTopicRequest:
+    """Create a topic, or change one that exists; queues can be added, not taken away."""
+
+    topic: str = text("topic", TOPIC_BYTES_MAX, 1)
+    read_queues: int = integer("queues that can be read", 1, QUEUES_MAX, 4)
+    write_queues: int = integer("queues that can be written", 1, QUEUES_MAX, 4)
+    perm: int = integer("4 read + 2 write", 0, 7, 6)
+    order: bool = boolean("kept for RocketMQ's tools", False)
+
+
+@dataclass(slots=True)
+class TopicRequest:
+    """A question about, or the deletion of, one topic."""
+
+    topic: str = text("topic", 32767, 1)
+
+
+@dataclass(slots=True)
+class EmptyRequest:
+    """No fields."""
+
+
+@dataclass(slots=True)
+class EmptyAnswer:
+    """No fields."""
+
+
+@dataclass(slots=True)
+class TopicsAnswer:
+    """Body: one msgpack array of maps ``{topic, read_queues, write_queues, perm, order, system}``."""
+
+    count: int = integer("topics in the body")
+
+
+@dataclass(slots=True)
+class TopicStatsAnswer:
+    """Body: count × (i32 queue, i64 min offset, i64 max offset, i64 store time of the last message, ms or -1)."""
+
+    count: int = integer("queues in the body")
+
+
+@dataclass(slots=True)
+class RuntimeInfoAnswer:
+    """Body: one msgpack map, str to int, float, str or bool: see ``protocol/README.md``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One row of the table: ``one_way`` says whether a frame of kind 2 may carry it."""
+
+    name: str
+    code: int
+    request: type[Any]
+    answer: type[Any]
+    one_way: bool = False
+
+
+HELLO = Command("HELLO", 1000, HelloRequest, HelloAnswer)
+PRODUCE = Command("PRODUCE", 10, ProduceRequest, ProduceAnswer, one_way=True)
+PULL = Command("PULL", 11, PullRequest, RecordsAnswer)
+QUERY_BY_KEY = Command("QUERY_BY_KEY", 12, QueryByKeyRequest, QueryByKeyAnswer)
+QUERY_CONSUMER_OFFSET = Command("QUERY_CONSUMER_OFFSET", 14, QueryConsumerOffsetRequest, ConsumerOffsetsAnswer)
+UPDATE_CONSUMER_OFFSET = Command(
+    "UPDATE_CONSUMER_OFFSET", 15, UpdateConsumerOffsetRequest, EmptyAnswer, one_way=True
+)
+UPDATE_AND_CREATE_TOPIC = Command("UPDATE_AND_CREATE_TOPIC", 17, UpdateAndCreateTopicRequest, EmptyAnswer)
+GET_ALL_TOPIC_CONFIG = Command("GET_ALL_TOPIC_CONFIG", 21, EmptyRequest, TopicsAnswer)
+GET_BROKER_RUNTIME_INFO = Command("GET_BROKER_RUNTIME_INFO", 28, EmptyRequest, RuntimeInfoAnswer)
+SEARCH_OFFSET_BY_TIMESTAMP = Command(
+    "SEARCH_OFFSET_BY_TIMESTAMP", 29, SearchOffsetByTimestampRequest, OffsetAnswer
+)
+GET_MAX_OFFSET = Command("GET_MAX_OFFSET", 30, QueueRequest, OffsetAnswer)
+GET_MIN_OFFSET = Command("GET_MIN_OFFSET", 31, QueueRequest, OffsetAnswer)
+GET_EARLIEST_MSG_STORETIME = Command("GET_EARLIEST_MSG_STORETIME", 32, QueueRequest, StoreTimeAnswer)
+VIEW_MESSAGE_BY_ID = Command("VIEW_MESSAGE_BY_ID", 33, ViewMessageByIdRequest, ViewMessageAnswer)
+GET_TOPIC_STATS_INFO = Command("GET_TOPIC_STATS_INFO", 202, TopicRequest, TopicStatsAnswer)
+DELETE_TOPIC_IN_BROKER = Command("DELETE_TOPIC_IN_BROKER", 215, TopicRequest, EmptyAnswer)
+
+COMMANDS: dict[int, Command] = {
+    command.code: command
+    for command in (
+        HELLO,
+        PRODUCE,
+        PULL,
+        QUERY_BY_KEY,
+        QUERY_CONSUMER_OFFSET,
+        UPDATE_CONSUMER_OFFSET,
+        UPDATE_AND_CREATE_TOPIC,
+        GET_ALL_TOPIC_CONFIG,
+        GET_BROKER_RUNTIME_INFO,
+        SEARCH_OFFSET_BY_TIMESTAMP,
+        GET_MAX_OFFSET,
+        GET_MIN_OFFSET,
+        GET_EARLIEST_MSG_STORETIME,
+        VIEW_MESSAGE_BY_ID,
+        GET_TOPIC_STATS_INFO,
+        DELETE_TOPIC_IN_BROKER,
+    )
+}

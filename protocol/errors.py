@@ -1,0 +1,241 @@
+"""Every error FlintMQ raises, in one tree, and one class per result code of the protocol.
+
+``FlintError`` is the root. Below it:
+
+* ``BrokerError``: the broker answered with a result code; one subclass per code, each saying whether a retry can help.
+* ``ProtocolError``: bytes that are not the protocol. ``LocalProtocolError``: this side is to blame;
+  ``RemoteProtocolError``: the peer is.
+* ``ConnectionFailed``: the broker cannot be reached, or the connection went.
+* ``ConfigurationError``: a setting or an argument that cannot be used.
+
+A message says what happened, to which object, why, and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class FlintError(Exception):
+    """Root of all errors that FlintMQ raises on purpose."""
+
+
+class ConfigurationError(FlintError):
+    """A setting or an argument cannot be used; the message names it, its value and what is valid."""
+
+
+class ProtocolError(FlintError):
+    """Bytes or calls that are not the protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side tried to send something that the protocol forbids; nothing was sent."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that is not the protocol; the connection cannot be used further."""
+
+
+class ConnectionFailed(FlintError):
+    """The broker cannot be reached, or the connection broke with requests unanswered."""
+
+    retriable: ClassVar[bool] = True
+
+
+class RequestTimeout(FlintError):
+    """No answer came within the time that the caller gave."""
+
+    retriable: ClassVar[bool] = True
+
+
+class BrokerError(FlintError):
+    """The broker refused a request.
+
+    ``code``: the result code; ``retriable``: whether the same request can succeed later; ``retry_after_ms``: how long
+    the broker asks to wait, 0 where it did not say; ``details``: the remaining fields of the answer (limits, offsets).
+    """
+
+    code: ClassVar[int] = 1
+    name: ClassVar[str] = "SYSTEM_ERROR"
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, retry_after_ms: int = 0, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+        self.details: dict[str, Any] = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.retry_after_ms, self.details)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the answer that carries this error."""
+        fields: dict[str, Any] = {"message": self.message, **self.details}
+        if self.retry_after_ms:
+            fields["retry_after_ms"] = self.retry_after_ms
+        return fields
+
+
+def _rebuild(cls: type[BrokerError], message: str, retry_after_ms: int, details: dict[str, Any]) -> BrokerError:
+    return cls(message, retry_after_ms=retry_after_ms, **details)
+
+
+class BrokerFailure(BrokerError):
+    """Something failed inside the broker; its log says more."""
+
+    code, name, retriable = 1, "SYSTEM_ERROR", False
+
+
+class SystemBusy(BrokerError):
+    """A limit on what may be in flight is reached; try again after ``retry_after_ms``."""
+
+    code, name, retriable = 2, "SYSTEM_BUSY", True
+
+
+class UnknownCommand(BrokerError):
+    """This broker does not know the command."""
+
+    code, name, retriable = 3, "REQUEST_CODE_NOT_SUPPORTED", False
+
+
+class FlushDiskTimeout(BrokerError):
+    """The record is written but the flush did not finish in time; whether it survives a crash is not known."""
+
+    code, name, retriable = 10, "FLUSH_DISK_TIMEOUT", True
+
+
+class MessageIllegal(BrokerError):
+    """A produced message breaks a rule of the format; nothing of its frame was written."""
+
+    code, name, retriable = 13, "MESSAGE_ILLEGAL", False
+
+
+class ServiceNotAvailable(BrokerError):
+    """The broker cannot serve this now (stopping, or the disk is full) but may later."""
+
+    code, name, retriable = 14, "SERVICE_NOT_AVAILABLE", True
+
+
+class NoPermission(BrokerError):
+    """The topic or the user does not allow this."""
+
+    code, name, retriable = 16, "NO_PERMISSION", False
+
+
+class TopicNotExist(BrokerError):
+    """There is no such topic, and it may not be created by this request."""
+
+    code, name, retriable = 17, "TOPIC_NOT_EXIST", False
+
+
+class TopicExistsAlready(BrokerError):
+    """The topic is there already, with other settings."""
+
+    code, name, retriable = 18, "TOPIC_EXIST_ALREADY", False
+
+
+class OffsetOutOfRange(BrokerError):
+    """A pull outside of what the queue holds; ``min_offset`` and ``max_offset`` say what it does hold."""
+
+    code, name, retriable = 21, "PULL_OFFSET_MOVED", False
+
+    @property
+    def min_offset(self) -> int:
+        """The queue's first readable offset."""
+        return int(self.details.get("min_offset", 0))
+
+    @property
+    def max_offset(self) -> int:
+        """The offset that the queue's next message will have."""
+        return int(self.details.get("max_offset", 0))
+
+
+class MessageNotFound(BrokerError):
+    """No message has the id asked for."""
+
+    code, name, retriable = 22, "QUERY_NOT_FOUND", False
+
+
+class InvalidParameter(BrokerError):
+    """A field of the request is missing, of the wrong type or out of its range; the message names it."""
+
+    code, name, retriable = 29, "INVALID_PARAMETER", False
+
+
+class QueueNotExist(BrokerError):
+    """The topic has no queue of that number."""
+
+    code, name, retriable = 1017, "QUEUE_NOT_EXIST", False
+
+
+class FrameIllegal(BrokerError):
+    """The frame cannot be trusted; the broker closes the connection after this answer."""
+
+    code, name, retriable = 1400, "FRAME_ILLEGAL", False
+
+
+class HelloRequired(BrokerError):
+    """The first request of a connection must be HELLO; the broker closes the connection after this answer."""
+
+    code, name, retriable = 1401, "HELLO_REQUIRED", False
+
+
+class VersionNotSupported(BrokerError):
+    """The broker does not speak the protocol version asked for."""
+
+    code, name, retriable = 1402, "VERSION_NOT_SUPPORTED", False
+
+
+# Results that are no errors.
+SUCCESS = 0
+PULL_NOT_FOUND = 19
+"""A pull at the end of a queue: nothing there yet."""
+PULL_RETRY_IMMEDIATELY = 20
+"""A filtered pull looked at its share of units and found none that match; go on from next_offset."""
+
+RESULT_NAMES: dict[int, str] = {
+    SUCCESS: "SUCCESS",
+    PULL_NOT_FOUND: "PULL_NOT_FOUND",
+    PULL_RETRY_IMMEDIATELY: "PULL_RETRY_IMMEDIATELY",
+}
+
+ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
+    cls.code: cls
+    for cls in (
+        BrokerFailure,
+        SystemBusy,
+        UnknownCommand,
+        FlushDiskTimeout,
+        MessageIllegal,
+        ServiceNotAvailable,
+        NoPermission,
+        TopicNotExist,
+        TopicExistsAlready,
+        OffsetOutOfRange,
+        MessageNotFound,
+        InvalidParameter,
+        QueueNotExist,
+        FrameIllegal,
+        HelloRequired,
+        VersionNotSupported,
+    )
+}
+
+
+def error_from_answer(code: int, fields: Mapping[str, Any]) -> BrokerError:
+    """The typed error that an error answer carries; an unknown code becomes a plain ``BrokerError``.
+
+    ``fields``: the fields of the answer; ``message`` and ``retry_after_ms`` are taken out, the rest are ``details``.
+    """
+    details = {name: value for name, value in fields.items() if name not in ("message", "retry_after_ms")}
+    message = fields.get("message")
+    retry_after_ms = fields.get("retry_after_ms", 0)
+    error = ERRORS_BY_CODE.get(code, BrokerError)(
+        message if isinstance(message, str) else f"the broker answered with code {code}",
+        retry_after_ms=retry_after_ms if type(retry_after_ms) is int and retry_after_ms > 0 else 0,
+    )
+    error.details = details
+    if type(error) is BrokerError:
+        error.details.setdefault("code", code)
+    return error

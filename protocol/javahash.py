@@ -1,0 +1,23 @@
+"""Java's ``String.hashCode``, which RocketMQ's tag codes and index keys are made of."""
+
+from __future__ import annotations
+
+
+def java_hash(text: str) -> int:
+    """Signed 32-bit hash over the UTF-16 code units: ``h = 31 * h + unit``."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for at in range(0, len(units), 2):
+        value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    return value - 0x1_0000_0000 if value & 0x8000_0000 else value
+
+
+def tags_code(tags: str | None) -> int:
+    """What a ConsumeQueue unit keeps of TAGS: 0 without tags."""
+    return java_hash(tags) if tags else 0
+
+
+def index_key_hash(topic: str, key: str) -> int:
+    """What an IndexFile entry keeps of a key: ``abs(hashCode(topic#key))``, 0 for the smallest integer."""
+    value = abs(java_hash(f"{topic}#{key}"))
+    return 0 if value == 0x8000_0000 else value

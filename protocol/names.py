@@ -1,0 +1,60 @@
+"""Which names a topic or a group may have."""
+
+from __future__ import annotations
+
+import re
+
+from .errors import InvalidParameter
+from .layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
+
+SYSTEM_TOPICS = frozenset({
+    "AUTO_CREATE_TOPIC_KEY",
+    "TBW102",
+    "SCHEDULE_TOPIC_XXXX",
+    "BenchmarkTest",
+    "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRACE_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT",
+    "CHECKPOINT_TOPIC",
+})  # fmt: skip
+"""Topics that a RocketMQ broker makes for itself (``TopicValidator``)."""
+
+PRODUCE_FORBIDDEN_TOPICS = frozenset({
+    "SCHEDULE_TOPIC_XXXX",
+    "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT",
+    "CHECKPOINT_TOPIC",
+})  # fmt: skip
+"""What a producer may not write to (``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``), beside ``rmq_sys_*``."""
+
+SYSTEM_TOPIC_PREFIX = "rmq_sys_"
+
+
+def check_name(kind: str, name: str) -> str:
+    """``name`` if it is a valid topic's (``kind="topic"``) or group's name; else ``InvalidParameter``, saying why."""
+    longest = TOPIC_BYTES_MAX if kind == "topic" else GROUP_BYTES_MAX
+    if not name:
+        raise InvalidParameter(f"the {kind} name is empty; give it a name of 1 to {longest} characters")
+    if len(name) > longest:
+        raise InvalidParameter(f"{kind} {name[:40]!r}… has {len(name)} characters; at most {longest} are allowed")
+    if not _NAME.match(name):
+        raise InvalidParameter(f"{kind} {name!r} has characters that are not allowed; use % | a-z A-Z 0-9 _ -")
+    return name
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether the topic belongs to the broker: not to be deleted, changed or auto-created by a user."""
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def may_produce_to(topic: str) -> bool:
+    """Whether a producer may write to the topic directly."""
+    return topic not in PRODUCE_FORBIDDEN_TOPICS and not topic.startswith(SYSTEM_TOPIC_PREFIX)
