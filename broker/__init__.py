@@ -1,0 +1,1 @@
+"""The broker: store, background services and server, started by ``flintmq-broker serve`` (``broker/daemon.py``)."""

@@ -1,0 +1,1 @@
+"""What ships with the broker for operators: ``broker.toml``, every setting with its default."""

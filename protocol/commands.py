@@ -1,7 +1,7 @@
 """Every command: its code, its typed request and its typed answer, in one table.
 
-Codes are RocketMQ's ``RequestCode`` numbers where RocketMQ has the command; FlintMQ's own start at 1000. What travels in the
-body beside the fields is said in each class; ``protocol/README.md`` is checked against this table.
+Codes are RocketMQ's ``RequestCode`` numbers where RocketMQ has the command; FlintMQ's own start at 1000. What travels
+in the body beside the fields is said in each class; ``protocol/README.md`` is checked against this table.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ProduceRequest:
 class ProduceAnswer:
     """All messages are stored. Body: count × i64, their physical offsets."""
 
-    queue: int = integer("the queue they went to", 0, QUEUES_MAX)
+    queue: int = integer("the queue they went to", 0, QUEUES_MAX - 1)
     queue_offset: int = integer("queue offset of the first; the others follow without a gap")
     store_ms: int = integer("store time, ms since 1970 UTC")
 
@@ -240,7 +240,38 @@ class TopicStatsAnswer:
 
 @dataclass(slots=True)
 class RuntimeInfoAnswer:
-    """Body: one msgpack map, str to int, float, str or bool: see ``protocol/README.md``."""
+    """No fields. Body: one msgpack map, str to int, float, str or bool; ``RUNTIME_INFO`` says of what."""
+
+
+RUNTIME_INFO: dict[str, str] = {
+    "name": "the broker's name",
+    "version": "its release",
+    "pid": "its process id",
+    "uptime_seconds": "since the start of the process",
+    "recovery_seconds": "what opening the store took",
+    "rss_bytes": "memory of the process",
+    "store_path": "the store's folder on the broker's machine",
+    "flush": "`sync` or `async`: the least that an acknowledgement means",
+    "min_physical_offset": "where the CommitLog begins",
+    "write_offset": "where it ends",
+    "flushed_offset": "it is on disk below this",
+    "reput_offset": "queues and index know every record below this",
+    "topics": "how many there are, the broker's own included",
+    "connections": "how many are open",
+    "connections_accepted": "since the start",
+    "connections_refused": "since the start, for a limit of connections",
+    "held_pulls": "pulls that wait for messages",
+    "in_flight_bytes": "bytes that have arrived and are not done",
+    "produces": "PRODUCE frames since the start",
+    "produced_messages": "messages in them",
+    "produced_bytes": "bytes of their bodies",
+    "pulls": "PULL answers since the start",
+    "pulled_messages": "records in them",
+    "pulled_bytes": "bytes of their bodies",
+    "one_way_errors": "one-way frames since the start that could not be served",
+}
+"""What the map of a GET_BROKER_RUNTIME_INFO answer holds, beside ``errors_NAME``: answers with that result since the
+start, for each result that occurred. Names are added, never changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,15 +290,11 @@ PRODUCE = Command("PRODUCE", 10, ProduceRequest, ProduceAnswer, one_way=True)
 PULL = Command("PULL", 11, PullRequest, RecordsAnswer)
 QUERY_BY_KEY = Command("QUERY_BY_KEY", 12, QueryByKeyRequest, QueryByKeyAnswer)
 QUERY_CONSUMER_OFFSET = Command("QUERY_CONSUMER_OFFSET", 14, QueryConsumerOffsetRequest, ConsumerOffsetsAnswer)
-UPDATE_CONSUMER_OFFSET = Command(
-    "UPDATE_CONSUMER_OFFSET", 15, UpdateConsumerOffsetRequest, EmptyAnswer, one_way=True
-)
+UPDATE_CONSUMER_OFFSET = Command("UPDATE_CONSUMER_OFFSET", 15, UpdateConsumerOffsetRequest, EmptyAnswer, one_way=True)
 UPDATE_AND_CREATE_TOPIC = Command("UPDATE_AND_CREATE_TOPIC", 17, UpdateAndCreateTopicRequest, EmptyAnswer)
 GET_ALL_TOPIC_CONFIG = Command("GET_ALL_TOPIC_CONFIG", 21, EmptyRequest, TopicsAnswer)
 GET_BROKER_RUNTIME_INFO = Command("GET_BROKER_RUNTIME_INFO", 28, EmptyRequest, RuntimeInfoAnswer)
-SEARCH_OFFSET_BY_TIMESTAMP = Command(
-    "SEARCH_OFFSET_BY_TIMESTAMP", 29, SearchOffsetByTimestampRequest, OffsetAnswer
-)
+SEARCH_OFFSET_BY_TIMESTAMP = Command("SEARCH_OFFSET_BY_TIMESTAMP", 29, SearchOffsetByTimestampRequest, OffsetAnswer)
 GET_MAX_OFFSET = Command("GET_MAX_OFFSET", 30, QueueRequest, OffsetAnswer)
 GET_MIN_OFFSET = Command("GET_MIN_OFFSET", 31, QueueRequest, OffsetAnswer)
 GET_EARLIEST_MSG_STORETIME = Command("GET_EARLIEST_MSG_STORETIME", 32, QueueRequest, StoreTimeAnswer)

@@ -16,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+MESSAGE_CHARS_MAX = 4000
+"""Longest message in an error answer, in characters."""
+
 
 class FlintError(Exception):
     """Root of all errors that FlintMQ raises on purpose."""
@@ -52,13 +55,14 @@ class RequestTimeout(FlintError):
 class BrokerError(FlintError):
     """The broker refused a request.
 
-    ``code``: the result code; ``retriable``: whether the same request can succeed later; ``retry_after_ms``: how long
-    the broker asks to wait, 0 where it did not say; ``details``: the remaining fields of the answer (limits, offsets).
+    ``code``, ``name``: the result; ``retriable``: whether the same request can succeed later; ``retry_after_ms``: how
+    long the broker asks to wait, 0 where it did not say; ``details``: the remaining fields of the answer (limits,
+    offsets).
     """
 
-    code: ClassVar[int] = 1
-    name: ClassVar[str] = "SYSTEM_ERROR"
-    retriable: ClassVar[bool] = False
+    code: int = 1
+    name: str = "SYSTEM_ERROR"
+    retriable: bool = False
 
     def __init__(self, message: str, *, retry_after_ms: int = 0, **details: Any) -> None:
         super().__init__(message)
@@ -67,18 +71,22 @@ class BrokerError(FlintError):
         self.details: dict[str, Any] = details
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.retry_after_ms, self.details)
+        # Not by way of __init__: details are the peer's words and may be named like its parameters.
+        return _rebuild, (type(self), self.args), dict(self.__dict__)
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the answer that carries this error."""
-        fields: dict[str, Any] = {"message": self.message, **self.details}
+        """The fields of the answer that carries this error; a long message is cut so that the header stays small."""
+        message = self.message
+        if len(message) > MESSAGE_CHARS_MAX:
+            message = f"{message[: MESSAGE_CHARS_MAX - 1]}…"
+        fields: dict[str, Any] = {**self.details, "message": message}
         if self.retry_after_ms:
             fields["retry_after_ms"] = self.retry_after_ms
         return fields
 
 
-def _rebuild(cls: type[BrokerError], message: str, retry_after_ms: int, details: dict[str, Any]) -> BrokerError:
-    return cls(message, retry_after_ms=retry_after_ms, **details)
+def _rebuild(cls: type[BrokerError], args: tuple[Any, ...]) -> BrokerError:
+    return cls.__new__(cls, *args)
 
 
 class BrokerFailure(BrokerError):
@@ -143,12 +151,12 @@ class OffsetOutOfRange(BrokerError):
     @property
     def min_offset(self) -> int:
         """The queue's first readable offset."""
-        return int(self.details.get("min_offset", 0))
+        return _integer_or_zero(self.details.get("min_offset"))
 
     @property
     def max_offset(self) -> int:
         """The offset that the queue's next message will have."""
-        return int(self.details.get("max_offset", 0))
+        return _integer_or_zero(self.details.get("max_offset"))
 
 
 class MessageNotFound(BrokerError):
@@ -184,7 +192,7 @@ class HelloRequired(BrokerError):
 class VersionNotSupported(BrokerError):
     """The broker does not speak the protocol version asked for."""
 
-    code, name, retriable = 1402, "VERSION_NOT_SUPPORTED", False
+    code, name, retriable = 15, "VERSION_NOT_SUPPORTED", False
 
 
 # Results that are no errors.
@@ -224,18 +232,22 @@ ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
 
 
 def error_from_answer(code: int, fields: Mapping[str, Any]) -> BrokerError:
-    """The typed error that an error answer carries; an unknown code becomes a plain ``BrokerError``.
+    """The typed error that an error answer carries; an unknown code becomes a plain ``BrokerError`` of that code.
 
     ``fields``: the fields of the answer; ``message`` and ``retry_after_ms`` are taken out, the rest are ``details``.
     """
     details = {name: value for name, value in fields.items() if name not in ("message", "retry_after_ms")}
     message = fields.get("message")
-    retry_after_ms = fields.get("retry_after_ms", 0)
     error = ERRORS_BY_CODE.get(code, BrokerError)(
         message if isinstance(message, str) else f"the broker answered with code {code}",
-        retry_after_ms=retry_after_ms if type(retry_after_ms) is int and retry_after_ms > 0 else 0,
+        retry_after_ms=max(_integer_or_zero(fields.get("retry_after_ms")), 0),
     )
     error.details = details
     if type(error) is BrokerError:
+        error.code, error.name = code, f"RESULT_{code}"
         error.details.setdefault("code", code)
     return error
+
+
+def _integer_or_zero(value: Any) -> int:
+    return value if type(value) is int else 0

@@ -1,7 +1,7 @@
 """Typed fields of a request or an answer, checked on arrival.
 
-A request is a slotted dataclass whose fields are made with ``text``, ``integer`` or ``boolean``; ``decode_fields`` builds it
-from the map of a frame's header. Unknown names are ignored, missing ones take their default or are refused.
+A request is a slotted dataclass whose fields are made with ``text``, ``integer`` or ``boolean``; ``decode_fields``
+builds it from the map of a frame's header. Unknown names are ignored, missing ones take their default or are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Rule:
     """What a field's value must be. ``low`` and ``high`` bound an integer, or a text's length in characters."""
 
-    type: type
+    type: type[Any]
     low: int
     high: int
     meaning: str
@@ -80,7 +80,7 @@ def fields_of(cls: type[Any]) -> Fields:
 
 
 def decode_fields(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance of ``cls`` from a header's map; ``InvalidParameter`` names the field that does not fit and the rule."""
+    """An instance of ``cls`` from a header's map; ``InvalidParameter`` names what does not fit, and the rule."""
     fields = fields_of(cls)
     rules = fields.rules
     known: dict[str, Any] = {}

@@ -1,9 +1,10 @@
 """The two forms of a message id.
 
 A *unique key* (property UNIQ_KEY) is made by the producer: 32 hex digits, RocketMQ's form
-``ip 4 | pid 2 | loader hash 4 | ms since the month began 4 | counter 2`` (``MessageClientIDSetter``). FlintMQ's producers
-make 10 bytes of prefix of the same meaning and let a 48-bit counter, which starts at the time part shifted by 16 bits,
-fill the rest, so that a million messages of one second still differ and RocketMQ's tools read the time as they expect.
+``ip 4 | pid 2 | loader hash 4 | ms since the month began 4 | counter 2`` (``MessageClientIDSetter``). FlintMQ's
+producers make 10 bytes of prefix of the same meaning and let a 48-bit counter, which starts at the time part shifted by
+16 bits, fill the rest, so that a million messages of one second still differ and RocketMQ's tools read the time as they
+expect.
 
 An *offset id* is the broker's: the advertised address and the physical offset, upper-case hex, 32 digits (56 for IPv6).
 """
@@ -60,8 +61,9 @@ def parse_offset_id(message_id: str) -> tuple[tuple[str, int], int] | None:
         blob = bytes.fromhex(message_id)
     except ValueError:
         return None
+    if 2 * len(blob) != len(message_id):  # fromhex skips white space
+        return None
     physical_offset: int = _OFFSET.unpack_from(blob, len(blob) - 8)[0]
-    if physical_offset < 0 or len(blob) not in (16, 28):
+    if physical_offset < 0:
         return None
     return decode_host(blob[:-8]), physical_offset
-

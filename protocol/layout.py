@@ -1,7 +1,7 @@
 """The fixed-width layouts of the store, each field once: name, width in bytes, meaning.
 
-Offsets, ``struct`` formats, the kernels' constants, the tables in ``broker/README.md`` and the strategies of the tests are
-all taken from here. All integers are big-endian and signed (Java writes them). The layouts are Apache RocketMQ's
+Offsets, ``struct`` formats, the kernels' constants, the tables in ``broker/README.md`` and the strategies of the tests
+are all taken from here. All integers are big-endian and signed (Java writes them). The layouts are Apache RocketMQ's
 (``MessageExtEncoder``, ``ConsumeQueue``, ``IndexHeader``, ``StoreCheckpoint``, release 5.3.3).
 """
 
@@ -41,7 +41,8 @@ class Layout:
     def format(self, *bytes_fields: str) -> str:
         """The ``struct`` format of all fields; the named ones are taken as bytes instead of an integer."""
         return ">" + "".join(
-            f"{field.width}s" if field.name in bytes_fields or field.width not in _STRUCT_CODE
+            f"{field.width}s"
+            if field.name in bytes_fields or field.width not in _STRUCT_CODE
             else _STRUCT_CODE[field.width]
             for field in self.fields
         )
@@ -64,8 +65,8 @@ RECORD = Layout(
     Field("prepared_transaction_offset", 8, "physical offset of the half message that this record commits"),
     Field("body_length", 4, "bytes of the body that follows"),
 )
-"""The fixed head of a CommitLog record whose two hosts are IPv4. What follows: the body, the topic's length (1 byte, 2 in
-V2) and the topic, the properties' length (2 bytes) and the properties."""
+"""The fixed head of a CommitLog record whose two hosts are IPv4. What follows: the body, the topic's length (1 byte, 2
+in V2) and the topic, the properties' length (2 bytes) and the properties."""
 
 RECORD_HEAD_BYTES = RECORD.size
 assert RECORD_HEAD_BYTES == 88
@@ -87,6 +88,8 @@ MAGIC_V2 = -626843477
 MAGIC_BLANK = -875286124
 
 PROPERTIES_BYTES_MAX = 32767
+PRODUCED_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - 1024
+"""What a producer may fill of the properties; the rest is room for what retry, delay and the checksum add."""
 TOPIC_BYTES_MAX = 127
 GROUP_BYTES_MAX = 120
 

@@ -10,7 +10,6 @@ from .layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 
 SYSTEM_TOPICS = frozenset({
-    "AUTO_CREATE_TOPIC_KEY",
     "TBW102",
     "SCHEDULE_TOPIC_XXXX",
     "BenchmarkTest",
@@ -31,7 +30,6 @@ PRODUCE_FORBIDDEN_TOPICS = frozenset({
     "TRANS_CHECK_MAX_TIME_TOPIC",
     "SELF_TEST_TOPIC",
     "OFFSET_MOVED_EVENT",
-    "CHECKPOINT_TOPIC",
 })  # fmt: skip
 """What a producer may not write to (``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``), beside ``rmq_sys_*``."""
 

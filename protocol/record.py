@@ -1,6 +1,7 @@
 """The CommitLog record in plain Python: encode, decode, check, and its properties.
 
-The broker's kernels do the same on arrays; this is what the client decodes with and what the kernels are tested against.
+The broker's kernels do the same on arrays; this is what the client decodes with and what the kernels are tested
+against.
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ KEY_SEPARATOR = " "
 FORBIDDEN_PROPERTIES = (
     "INNER_NUM",
     "INNER_BASE",
-    "INNER_MULTI_DISPATCH",
-    "INNER_MULTI_QUEUE_OFFSET",
     "DUP_INFO",
     "REAL_TOPIC",
     "REAL_QID",
@@ -46,6 +45,13 @@ FORBIDDEN_PROPERTIES = (
     "TRANSACTION_CHECK_TIMES",
 )
 """Properties that only a broker may set: from a producer they would make a reader of the log fail or misroute."""
+
+FORBIDDEN_PROPERTY_PREFIX = "INNER_MULTI_"
+"""Every property whose name begins so is forbidden too."""
+
+NOT_SUPPORTED_PROPERTIES = ("TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
+"""Properties that ask for a delivery which this broker does not do (a DELAY above 0 does too): refused, because
+ignoring them would deliver at once."""
 
 NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"
@@ -140,7 +146,7 @@ class Record:
             sys_flag |= SysFlag.STORE_HOST_V6
         v2 = len(self.topic) > TOPIC_BYTES_MAX
         crc = body_crc(self.body) if self.body_crc is None else self.body_crc
-        tail = b"".join((
+        tail = b"".join([
             struct.pack(">q", self.store_timestamp),
             self.store_host,
             struct.pack(">iqi", self.reconsume_times, self.prepared_transaction_offset, len(self.body)),
@@ -149,7 +155,7 @@ class Record:
             self.topic,
             _I16.pack(len(self.properties)),
             self.properties,
-        ))
+        ])  # fmt: skip
         total_size = _BORN_HOST_AT + len(self.born_host) + len(tail)
         head = struct.pack(
             ">iiiiiqqiq",
@@ -169,10 +175,8 @@ class Record:
 def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, v6_hosts: int = 0) -> int:
     """Total bytes of a record with these parts; ``v6_hosts``: how many of its two hosts are IPv6."""
     topic_length_bytes = 2 if topic_bytes > TOPIC_BYTES_MAX else 1
-    return (
-        RECORD_HEAD_BYTES + v6_hosts * IPV6_EXTRA_BYTES + body_bytes
-        + topic_length_bytes + topic_bytes + 2 + properties_bytes
-    )
+    head_bytes = RECORD_HEAD_BYTES + v6_hosts * IPV6_EXTRA_BYTES
+    return head_bytes + body_bytes + topic_length_bytes + topic_bytes + 2 + properties_bytes
 
 
 def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
@@ -195,7 +199,7 @@ def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Recor
     head = RECORD_STRUCT.unpack_from(blob, at)
     if check_crc and body and body_crc(body) != head[2]:
         raise CorruptRecord(f"record at {at}: its body's checksum is {body_crc(body):#010x}, it says {head[2]:#010x}")
-    store_timestamp, = struct.unpack_from(">q", blob, parts.store_timestamp_at)
+    (store_timestamp,) = struct.unpack_from(">q", blob, parts.store_timestamp_at)
     reconsume_times, prepared = struct.unpack_from(">iq", blob, parts.store_host_end)
     return Record(
         topic=bytes(blob[parts.topic_at : parts.topic_end]),

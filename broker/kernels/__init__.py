@@ -1,0 +1,31 @@
+"""The loops over bytes, compiled by Numba: arrays and integers in, integers and arrays out.
+
+Importing a module of this package compiles its kernels or loads them from the cache; ``warm`` does it one by one. With
+``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests use.
+
+=============  ======================================================================================
+``words``      big-endian loads and stores, the one place that knows the machine's byte order
+``crc32``      CRC-32, sixteen bytes a step
+``text``       UTF-8 checks and Java's string hash
+``produce``    a PRODUCE frame's messages: validate, then write records into the mapped CommitLog
+``dispatch``   CommitLog records: check, and turn them into ConsumeQueue units and index keys
+``index``      put entries into an IndexFile, check one
+``gather``     choose ConsumeQueue units, copy and check the records of an answer
+=============  ======================================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator
+
+MODULES = ("words", "crc32", "text", "produce", "dispatch", "index", "gather")
+
+
+def warm() -> Iterator[tuple[str, float]]:
+    """Compile every kernel, or load it from the cache; yields (module, seconds it took) after each."""
+    for name in MODULES:
+        started = time.perf_counter()
+        importlib.import_module(f"{__name__}.{name}")
+        yield name, time.perf_counter() - started

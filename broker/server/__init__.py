@@ -1,0 +1,1 @@
+"""Sockets, connections, and the handlers of the commands. Everything here runs on the event loop."""

@@ -1,0 +1,38 @@
+"""The store: Apache RocketMQ's files, written, recovered and read. No asyncio, no sockets."""
+
+from __future__ import annotations
+
+from .commitlog import Appended, ProduceBatch, common_properties
+from .config_files import TopicConfig
+from .errors import (
+    CorruptFile,
+    CorruptLog,
+    SettingMismatch,
+    StoreError,
+    StoreFailed,
+    StoreLocked,
+    WouldBlock,
+)
+from .message_store import MessageStore
+from .reads import Found, Pulled
+from .recovery import RecoveryReport
+from .settings import StoreSettings
+
+__all__ = [
+    "Appended",
+    "CorruptFile",
+    "CorruptLog",
+    "Found",
+    "MessageStore",
+    "ProduceBatch",
+    "Pulled",
+    "RecoveryReport",
+    "SettingMismatch",
+    "StoreError",
+    "StoreFailed",
+    "StoreLocked",
+    "StoreSettings",
+    "TopicConfig",
+    "WouldBlock",
+    "common_properties",
+]

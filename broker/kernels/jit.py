@@ -1,0 +1,113 @@
+"""How kernels are compiled, and where the compiled code is kept.
+
+Every kernel has an explicit signature: it is compiled at import, once, and a call with another array type is an error
+instead of a compilation on the event loop. Numba's cache does not notice a changed constant of another module, so its
+folder's name carries a digest of every source that kernels take constants from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba import types
+
+from ...protocol import layout, record
+
+INTERPRETED = bool(numba.config.DISABLE_JIT)
+"""Whether kernels run as plain Python (``NUMBA_DISABLE_JIT=1``)."""
+
+CACHE_VARIABLE = "FLINTMQ_KERNEL_CACHE"
+
+i64 = types.int64
+void = types.void
+bytes_array = types.Array(types.uint8, 1, "C")
+i64_array = types.Array(types.int64, 1, "C")
+i32_array = types.Array(types.int32, 1, "C")
+i64_table = types.Array(types.int64, 2, "C")
+
+log = logging.getLogger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _digest() -> str:
+    digest = hashlib.sha256(f"{numba.__version__} {sys.version_info[:2]}".encode())
+    here = Path(__file__).parent
+    for path in [*sorted(here.glob("*.py")), Path(layout.__file__), Path(record.__file__)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _private_folder(path: Path) -> bool:
+    """Make ``path`` if need be; whether it is the user's own, closed to others and writable (its content is pickle)."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+        if status.st_uid != os.geteuid():
+            return False
+        if status.st_mode & 0o022:
+            path.chmod(0o700)
+    except OSError:
+        return False
+    return os.access(path, os.W_OK)
+
+
+def _cache_folder() -> Path | None:
+    """``FLINTMQ_KERNEL_CACHE``, else beside this package, else the XDG cache; None where none can be used.
+
+    Each is taken as a parent: the folder itself is named by the digest.
+    """
+    xdg = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    chosen = os.environ.get(CACHE_VARIABLE)
+    parents = [Path(chosen)] if chosen else [Path(__file__).parent / "__kernelcache__", Path(xdg) / "flintmq" / "kernels"]
+    name = _digest()
+    # A folder that is filled already wins, also where it cannot be written (an image run by another user).
+    for parent in parents:
+        folder = parent / name
+        if folder.is_dir() and os.access(folder, os.R_OK) and folder.stat().st_uid in (0, os.geteuid()):
+            return folder
+    for parent in parents:
+        if _private_folder(parent / name):
+            return parent / name
+    return None
+
+
+CACHE_FOLDER = None if INTERPRETED else _cache_folder()
+if CACHE_FOLDER is not None:
+    numba.config.CACHE_DIR = str(CACHE_FOLDER)
+elif not INTERPRETED:
+    log.warning("no folder for compiled kernels can be written: they are compiled at every start; set %s", CACHE_VARIABLE)
+
+
+def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
+    """Compile a function for exactly these argument types; it runs without the GIL."""
+
+    def decorate(function: F) -> F:
+        if INTERPRETED:
+            return function
+        compiled: F = numba.njit(
+            result(*arguments), cache=CACHE_FOLDER is not None, nogil=True, boundscheck=False, error_model="numpy", _nrt=False
+        )(function)
+        return compiled
+
+    return decorate
+
+
+def inlined(function: F) -> F:
+    """A helper that kernels call; compiled as part of each of them."""
+    if INTERPRETED:
+        return function
+    compiled: F = numba.njit(nogil=True, boundscheck=False, error_model="numpy", _nrt=False)(function)
+    return compiled
+
+
+def results(*kinds: Any) -> Any:
+    """The type of a tuple result."""
+    return types.UniTuple(kinds[0], len(kinds)) if len(set(kinds)) == 1 else types.Tuple(kinds)

@@ -1,0 +1,545 @@
+"""The messages of a PRODUCE frame: validate all of them, then write them as records into the mapped CommitLog.
+
+``plan`` walks the msgpack of the body without making objects, checks every rule a producer must keep, and notes per
+message where its parts lie. Only when the whole frame is sound does ``produce`` call ``write``, so a refused frame leaves
+no byte behind the tail that recovery could take for a record. Within a record, magic and size are stored last.
+
+What is the same for all messages comes in two arrays: ``numbers`` (see ``N_``) and ``texts``, a run of bytes whose parts
+``numbers`` locates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...protocol.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD, RECORD_HEAD_BYTES, SysFlag
+from ...protocol.record import FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX
+from .crc32 import body_crc_of
+from .jit import bytes_array, i64, i64_array, inlined, kernel, results
+from .text import TEXT_OK, check_text
+from .words import copy_bytes, load_be16, load_be32, load_be64, store_be16, store_be32, store_be64
+
+# Slots of ``numbers``.
+N_BODY_AT = 0
+N_BODY_END = 1
+N_COUNT = 2
+N_LAYOUT = 3
+N_SYS_FLAG = 4
+N_COMMON_AT = 5
+N_COMMON_END = 6
+N_PREFIX_AT = 7
+N_UNIQUE = 8
+N_UNIQUE_FIRST = 9
+N_TOPIC_AT = 10
+N_TOPIC_END = 11
+N_BORN_HOST_AT = 12
+N_BORN_HOST_END = 13
+N_STORE_HOST_AT = 14
+N_STORE_HOST_END = 15
+N_QUEUE_ID = 16
+N_QUEUE_OFFSET = 17
+N_BORN_MS = 18
+N_STORE_MS = 19
+N_RECORD_MAX = 20
+N_POSITION = 21
+N_LIMIT = 22
+N_FILE_BASE = 23
+N_RECORDS_MAX = 24
+N_LENGTH = 25
+
+# Columns of the plan, one row a message.
+P_BODY_AT = 0
+P_BODY_BYTES = 1
+P_PROPERTIES_AT = 2
+P_PROPERTIES = 3
+P_PROPERTIES_BYTES = 4
+P_FLAG = 5
+P_SYS_FLAG = 6
+P_UNIQUE = 7
+PLAN_WIDTH = 8
+
+# What ``plan`` finds wrong.
+OK = 0
+TRUNCATED = 1
+NOT_A_MESSAGE = 2
+BODY_NOT_BIN = 3
+PROPERTIES_NOT_MAP = 4
+PROPERTY_NOT_STR = 5
+NOT_UTF8 = 6
+HAS_SEPARATOR = 7
+EMPTY_PROPERTY = 8
+FORBIDDEN_PROPERTY = 9
+DELAY_NOT_INTEGER = 10
+PROPERTIES_TOO_LONG = 11
+RECORD_TOO_LONG = 12
+FLAG_NOT_INTEGER = 13
+BYTES_LEFT = 14
+KEYS_NOT_STR = 15
+WRONG_COUNT = 16
+NOT_SUPPORTED = 17
+RECORDS_TOO_LONG = 18
+
+UNIQUE_PROPERTY_BYTES = len("UNIQ_KEY") + 1 + 32 + 1
+KEYS_PROPERTY_BYTES = len("KEYS") + 2
+
+PRODUCED_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - 1024
+"""What a producer may fill of the properties; the rest is room for what retry, delay and the checksum add."""
+
+NOT_SUPPORTED_PROPERTIES = ("TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
+"""Properties that ask for a delivery which this broker does not do; ignoring them would deliver at once."""
+
+MSGPACK_BIN = (0xC4, 0xC5, 0xC6)
+_UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", np.uint8)
+_KEYS = np.frombuffer(b"KEYS", np.uint8)
+_DELAY = np.frombuffer(b"DELAY", np.uint8)
+_HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+
+
+def _pack_names(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The names' bytes in a row, and their starts (one more than there are names)."""
+    blob = np.frombuffer("".join(names).encode(), np.uint8)
+    return blob, np.cumsum([0] + [len(name) for name in names]).astype(np.int64)
+
+
+_FORBIDDEN, _FORBIDDEN_AT = _pack_names(FORBIDDEN_PROPERTIES)
+_UNSUPPORTED, _UNSUPPORTED_AT = _pack_names(NOT_SUPPORTED_PROPERTIES)
+_PREFIX = np.frombuffer(FORBIDDEN_PROPERTY_PREFIX.encode(), np.uint8)
+
+_AT_BODY_CRC = RECORD.at["body_crc"]
+_AT_QUEUE_ID = RECORD.at["queue_id"]
+_AT_FLAG = RECORD.at["flag"]
+_AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
+_AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
+_AT_SYS_FLAG = RECORD.at["sys_flag"]
+_AT_BORN_TIMESTAMP = RECORD.at["born_timestamp"]
+_AT_BORN_HOST = RECORD.at["born_host"]
+_FROM_PRODUCER = SysFlag.FROM_PRODUCER
+_BORN_V6 = SysFlag.BORN_HOST_V6
+_STORE_V6 = SysFlag.STORE_HOST_V6
+_BLANK_ROOM = 8
+
+
+@inlined
+def _same(array: np.ndarray, at: int, length: int, name: np.ndarray, name_at: int) -> bool:
+    for step in range(length):
+        if array[at + step] != name[name_at + step]:
+            return False
+    return True
+
+
+@inlined
+def _one_of(array: np.ndarray, at: int, length: int, names: np.ndarray, starts: np.ndarray) -> bool:
+    for k in range(len(starts) - 1):
+        if starts[k + 1] - starts[k] == length and _same(array, at, length, names, starts[k]):
+            return True
+    return False
+
+
+@inlined
+def _read_length(frame: np.ndarray, at: int, end: int, code: int) -> tuple[int, int]:
+    """The unsigned length of 1, 2 or 4 bytes (``code`` 0, 1, 2) at ``at``: (length, where the content begins) or -1."""
+    if code == 0:
+        if at + 1 > end:
+            return -1, at
+        return np.int64(frame[at]), at + 1
+    if code == 1:
+        if at + 2 > end:
+            return -1, at
+        return load_be16(frame, at) & 0xFFFF, at + 2
+    if at + 4 > end:
+        return -1, at
+    return load_be32(frame, at) & 0xFFFFFFFF, at + 4
+
+
+@inlined
+def _read_bin(frame: np.ndarray, at: int, end: int) -> tuple[int, int]:
+    """A msgpack bin: (length, where its bytes begin); length -1: cut off, -2: something else."""
+    if at >= end:
+        return -1, at
+    code = np.int64(frame[at]) - 0xC4
+    if code < 0 or code > 2:
+        return -2, at
+    length, content = _read_length(frame, at + 1, end, code)
+    if length < 0 or content + length > end:
+        return -1, at
+    return length, content
+
+
+@inlined
+def _read_str(frame: np.ndarray, at: int, end: int) -> tuple[int, int]:
+    """A msgpack str; as ``_read_bin``."""
+    if at >= end:
+        return -1, at
+    first = np.int64(frame[at])
+    if 0xA0 <= first <= 0xBF:
+        length, content = first & 0x1F, at + 1
+    elif 0xD9 <= first <= 0xDB:
+        length, content = _read_length(frame, at + 1, end, first - 0xD9)
+    else:
+        return -2, at
+    if length < 0 or content + length > end:
+        return -1, at
+    return length, content
+
+
+@inlined
+def _read_container(frame: np.ndarray, at: int, end: int, fixed: int, fixed_max: int, wide: int) -> tuple[int, int]:
+    """The head of a msgpack array or map: (items, where the first begins); -1: cut off, -2: something else."""
+    if at >= end:
+        return -1, at
+    first = np.int64(frame[at])
+    if fixed <= first <= fixed + fixed_max:
+        return first - fixed, at + 1
+    if first == wide or first == wide + 1:
+        return _read_length(frame, at + 1, end, first - wide + 1)
+    return -2, at
+
+
+@inlined
+def _read_i32(frame: np.ndarray, at: int, end: int) -> tuple[int, int, bool]:
+    """A msgpack integer that fits 32 signed bits: (value, behind it, whether it is one)."""
+    if at >= end:
+        return 0, at, False
+    first = np.int64(frame[at])
+    if first < 0x80:
+        return first, at + 1, True
+    if first >= 0xE0:
+        return first - 256, at + 1, True
+    if first < 0xCC or first > 0xD3:
+        return 0, at, False
+    width = 1 << (first - 0xCC & 3)
+    if at + 1 + width > end:
+        return 0, at, False
+    signed = first >= 0xD0
+    at += 1
+    if width == 1:
+        value = np.int64(frame[at])
+        if signed and value > 127:
+            value -= 256
+    elif width == 2:
+        value = load_be16(frame, at)
+        if not signed:
+            value &= 0xFFFF
+    elif width == 4:
+        value = load_be32(frame, at)
+        if not signed:
+            value &= 0xFFFFFFFF
+    else:
+        value = load_be64(frame, at)
+        if not signed and value < 0:
+            return 0, at, False
+    return value, at + width, -0x80000000 <= value <= 0x7FFFFFFF
+
+
+@inlined
+def _delay_status(frame: np.ndarray, at: int, length: int) -> int:
+    """A DELAY value: an integer as Java's ``parseInt`` takes it; above 0 it asks for a delayed delivery."""
+    digits = at
+    if frame[at] == 0x2D or frame[at] == 0x2B:
+        digits += 1
+    end = at + length
+    if digits == end or end - digits > 9:
+        return DELAY_NOT_INTEGER
+    positive = False
+    for k in range(digits, end):
+        if frame[k] < 0x30 or frame[k] > 0x39:
+            return DELAY_NOT_INTEGER
+        positive = positive or frame[k] != 0x30
+    return NOT_SUPPORTED if positive and frame[at] != 0x2D else OK
+
+
+@inlined
+def _check_property(frame: np.ndarray, name_at: int, name_bytes: int, value_at: int, value_bytes: int) -> int:
+    if name_bytes == 0 or value_bytes == 0:
+        return EMPTY_PROPERTY
+    status = check_text(frame, name_at, name_at + name_bytes)
+    if status == TEXT_OK:
+        status = check_text(frame, value_at, value_at + value_bytes)
+    if status != TEXT_OK:
+        return NOT_UTF8 if status == 1 else HAS_SEPARATOR
+    if name_bytes < 5:
+        return OK
+    if _one_of(frame, name_at, name_bytes, _FORBIDDEN, _FORBIDDEN_AT):
+        return FORBIDDEN_PROPERTY
+    if name_bytes >= len(_PREFIX) and _same(frame, name_at, len(_PREFIX), _PREFIX, 0):
+        return FORBIDDEN_PROPERTY
+    if name_bytes == 5 and _same(frame, name_at, 5, _DELAY, 0):
+        return _delay_status(frame, value_at, value_bytes)
+    if _one_of(frame, name_at, name_bytes, _UNSUPPORTED, _UNSUPPORTED_AT):
+        return NOT_SUPPORTED
+    return OK
+
+
+@inlined
+def _plan_properties(frame: np.ndarray, at: int, end: int, plan: np.ndarray, row: int) -> tuple[int, int]:
+    """The properties map of a row at ``at``: (status, behind it, or where it is wrong)."""
+    pairs, at = _read_container(frame, at, end, 0x80, 15, 0xDE)
+    if pairs < 0:
+        return TRUNCATED if pairs == -1 else PROPERTIES_NOT_MAP, at
+    plan[row + P_PROPERTIES_AT] = at
+    plan[row + P_PROPERTIES] = pairs
+    stored_bytes = 0
+    for _ in range(pairs):
+        name_bytes, name_at = _read_str(frame, at, end)
+        if name_bytes < 0:
+            return TRUNCATED if name_bytes == -1 else PROPERTY_NOT_STR, name_at
+        value_bytes, value_at = _read_str(frame, name_at + name_bytes, end)
+        if value_bytes < 0:
+            return TRUNCATED if value_bytes == -1 else PROPERTY_NOT_STR, value_at
+        status = _check_property(frame, name_at, name_bytes, value_at, value_bytes)
+        if status != OK:
+            return status, name_at
+        if name_bytes == 8 and _same(frame, name_at, 8, _UNIQ_KEY, 0):
+            plan[row + P_UNIQUE] = 0  # the message brings its own
+        stored_bytes += name_bytes + value_bytes + 2
+        at = value_at + value_bytes
+    plan[row + P_PROPERTIES_BYTES] = stored_bytes
+    return OK, at
+
+
+@inlined
+def _plan_rows(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tuple[int, int, int]:
+    at = numbers[N_BODY_AT]
+    end = numbers[N_BODY_END]
+    for message in range(numbers[N_COUNT]):
+        row = message * PLAN_WIDTH
+        items, at = _read_container(frame, at, end, 0x90, 15, 0xDC)
+        if items < 2 or items > 4:
+            return TRUNCATED if items == -1 else NOT_A_MESSAGE, message, at
+        body_bytes, body_at = _read_bin(frame, at, end)
+        if body_bytes < 0:
+            return TRUNCATED if body_bytes == -1 else BODY_NOT_BIN, message, at
+        plan[row + P_BODY_AT] = body_at
+        plan[row + P_BODY_BYTES] = body_bytes
+        plan[row + P_UNIQUE] = numbers[N_UNIQUE]
+        status, at = _plan_properties(frame, body_at + body_bytes, end, plan, row)
+        if status != OK:
+            return status, message, at
+        flags = (0, 0)
+        for k in range(items - 2):
+            value, at, sound = _read_i32(frame, at, end)
+            if not sound:
+                return FLAG_NOT_INTEGER, message, at
+            flags = (flags[1], value)
+        plan[row + P_SYS_FLAG] = flags[0] if items == 4 else flags[1]
+        plan[row + P_FLAG] = flags[1] if items == 4 else 0
+    return (OK if at == end else BYTES_LEFT), numbers[N_COUNT], at
+
+
+@inlined
+def _plan_columns(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tuple[int, int, int]:
+    at = numbers[N_BODY_AT]
+    end = numbers[N_BODY_END]
+    count = numbers[N_COUNT]
+    items, at = _read_container(frame, at, end, 0x90, 15, 0xDC)
+    if items != count:
+        return TRUNCATED if items == -1 else WRONG_COUNT, 0, at
+    for message in range(count):
+        row = message * PLAN_WIDTH
+        body_bytes, body_at = _read_bin(frame, at, end)
+        if body_bytes < 0:
+            return TRUNCATED if body_bytes == -1 else BODY_NOT_BIN, message, at
+        plan[row + P_BODY_AT] = body_at
+        plan[row + P_BODY_BYTES] = body_bytes
+        plan[row + P_FLAG] = 0
+        plan[row + P_SYS_FLAG] = numbers[N_SYS_FLAG]
+        plan[row + P_UNIQUE] = numbers[N_UNIQUE]
+        at = body_at + body_bytes
+    items, at = _read_container(frame, at, end, 0x90, 15, 0xDC)
+    if items != count:
+        return TRUNCATED if items == -1 else WRONG_COUNT, 0, at
+    for message in range(count):
+        row = message * PLAN_WIDTH
+        plan[row + P_PROPERTIES] = 0
+        plan[row + P_PROPERTIES_BYTES] = 0
+        if at < end and frame[at] == 0xC0:
+            at += 1
+            continue
+        key_bytes, key_at = _read_str(frame, at, end)
+        if key_bytes <= 0:
+            status = TRUNCATED if key_bytes == -1 else EMPTY_PROPERTY if key_bytes == 0 else KEYS_NOT_STR
+            return status, message, at
+        status = check_text(frame, key_at, key_at + key_bytes)
+        if status != TEXT_OK:
+            return NOT_UTF8 if status == 1 else HAS_SEPARATOR, message, at
+        plan[row + P_PROPERTIES_AT] = key_at
+        plan[row + P_PROPERTIES] = 1
+        plan[row + P_PROPERTIES_BYTES] = KEYS_PROPERTY_BYTES + key_bytes
+        at = key_at + key_bytes
+    return (OK if at == end else BYTES_LEFT), count, at
+
+
+@inlined
+def _record_bytes_fixed(numbers: np.ndarray) -> int:
+    """What every record of the frame has beside its body and properties."""
+    hosts = numbers[N_BORN_HOST_END] - numbers[N_BORN_HOST_AT] + numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT]
+    return RECORD_HEAD_BYTES - 16 + hosts + 1 + numbers[N_TOPIC_END] - numbers[N_TOPIC_AT] + 2
+
+
+@inlined
+def _plan(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tuple[int, int, int]:
+    if numbers[N_LAYOUT] == 0:
+        status, message, at = _plan_rows(frame, numbers, plan)
+    else:
+        status, message, at = _plan_columns(frame, numbers, plan)
+    if status != OK:
+        return status, message, at
+    common_bytes = numbers[N_COMMON_END] - numbers[N_COMMON_AT]
+    fixed = _record_bytes_fixed(numbers)
+    records_bytes = 0
+    for message in range(numbers[N_COUNT]):
+        row = message * PLAN_WIDTH
+        properties_bytes = common_bytes + plan[row + P_PROPERTIES_BYTES] + plan[row + P_UNIQUE] * UNIQUE_PROPERTY_BYTES
+        plan[row + P_PROPERTIES_BYTES] = properties_bytes
+        if properties_bytes > PRODUCED_PROPERTIES_BYTES_MAX:
+            return PROPERTIES_TOO_LONG, message, properties_bytes
+        size = fixed + properties_bytes + plan[row + P_BODY_BYTES]
+        if size > numbers[N_RECORD_MAX]:
+            return RECORD_TOO_LONG, message, size
+        records_bytes += size
+    if records_bytes > numbers[N_RECORDS_MAX]:
+        return RECORDS_TOO_LONG, 0, records_bytes
+    return OK, numbers[N_COUNT], at
+
+
+@inlined
+def _copy(source: np.ndarray, at: int, end: int, target: np.ndarray, target_at: int) -> int:
+    copy_bytes(source, at, target, target_at, end - at)
+    return target_at + end - at
+
+
+@inlined
+def _write_pair(frame: np.ndarray, name_at: int, name_bytes: int, value_at: int, value_bytes: int,
+                log: np.ndarray, at: int) -> int:  # fmt: skip
+    at = _copy(frame, name_at, name_at + name_bytes, log, at)
+    log[at] = 1
+    at = _copy(frame, value_at, value_at + value_bytes, log, at + 1)
+    log[at] = 2
+    return at + 1
+
+
+@inlined
+def _write_unique(numbers: np.ndarray, texts: np.ndarray, message: int, log: np.ndarray, at: int) -> int:
+    at = _copy(_UNIQ_KEY, 0, 8, log, at)
+    log[at] = 1
+    at = _copy(texts, numbers[N_PREFIX_AT], numbers[N_PREFIX_AT] + 20, log, at + 1)
+    counter = numbers[N_UNIQUE_FIRST] + message
+    for digit in range(12):
+        log[at + digit] = _HEX[counter >> (44 - 4 * digit) & 0xF]
+    log[at + 12] = 2
+    return at + 13
+
+
+@inlined
+def _write_properties(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, message: int,
+                      log: np.ndarray, at: int) -> int:  # fmt: skip
+    row = message * PLAN_WIDTH
+    at = _copy(texts, numbers[N_COMMON_AT], numbers[N_COMMON_END], log, at)
+    source = plan[row + P_PROPERTIES_AT]
+    if numbers[N_LAYOUT] == 0:
+        for _ in range(plan[row + P_PROPERTIES]):
+            name_bytes, name_at = _read_str(frame, source, numbers[N_BODY_END])
+            value_bytes, value_at = _read_str(frame, name_at + name_bytes, numbers[N_BODY_END])
+            at = _write_pair(frame, name_at, name_bytes, value_at, value_bytes, log, at)
+            source = value_at + value_bytes
+    elif plan[row + P_PROPERTIES]:
+        common_bytes = numbers[N_COMMON_END] - numbers[N_COMMON_AT]
+        key_bytes = (
+            plan[row + P_PROPERTIES_BYTES] - common_bytes
+            - plan[row + P_UNIQUE] * UNIQUE_PROPERTY_BYTES - KEYS_PROPERTY_BYTES
+        )  # fmt: skip
+        at = _copy(_KEYS, 0, 4, log, at)
+        log[at] = 1
+        at = _copy(frame, source, source + key_bytes, log, at + 1)
+        log[at] = 2
+        at += 1
+    if plan[row + P_UNIQUE]:
+        at = _write_unique(numbers, texts, message, log, at)
+    return at
+
+
+@inlined
+def _write_record(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, message: int,
+                  log: np.ndarray, position: int, size: int) -> None:  # fmt: skip
+    row = message * PLAN_WIDTH
+    body_at = plan[row + P_BODY_AT]
+    body_end = body_at + plan[row + P_BODY_BYTES]
+    sys_flag = plan[row + P_SYS_FLAG] & _FROM_PRODUCER
+    if numbers[N_BORN_HOST_END] - numbers[N_BORN_HOST_AT] == 20:
+        sys_flag |= _BORN_V6
+    if numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT] == 20:
+        sys_flag |= _STORE_V6
+    store_be32(log, position + _AT_BODY_CRC, body_crc_of(frame, body_at, body_end))
+    store_be32(log, position + _AT_QUEUE_ID, numbers[N_QUEUE_ID])
+    store_be32(log, position + _AT_FLAG, plan[row + P_FLAG])
+    store_be64(log, position + _AT_QUEUE_OFFSET, numbers[N_QUEUE_OFFSET] + message)
+    store_be64(log, position + _AT_PHYSICAL_OFFSET, numbers[N_FILE_BASE] + position)
+    store_be32(log, position + _AT_SYS_FLAG, sys_flag)
+    store_be64(log, position + _AT_BORN_TIMESTAMP, numbers[N_BORN_MS])
+    at = _copy(texts, numbers[N_BORN_HOST_AT], numbers[N_BORN_HOST_END], log, position + _AT_BORN_HOST)
+    store_be64(log, at, numbers[N_STORE_MS])
+    at = _copy(texts, numbers[N_STORE_HOST_AT], numbers[N_STORE_HOST_END], log, at + 8)
+    store_be32(log, at, 0)  # reconsume_times
+    store_be64(log, at + 4, 0)  # prepared_transaction_offset
+    store_be32(log, at + 12, body_end - body_at)
+    at = _copy(frame, body_at, body_end, log, at + 16)
+    log[at] = numbers[N_TOPIC_END] - numbers[N_TOPIC_AT]
+    at = _copy(texts, numbers[N_TOPIC_AT], numbers[N_TOPIC_END], log, at + 1)
+    store_be16(log, at, plan[row + P_PROPERTIES_BYTES])
+    _write_properties(frame, numbers, texts, plan, message, log, at + 2)
+    store_be32(log, position + 4, MAGIC_V1)
+    store_be32(log, position, size)
+
+
+@inlined
+def _write(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
+           physical_offsets: np.ndarray, first: int) -> tuple[int, int]:  # fmt: skip
+    position = numbers[N_POSITION]
+    fixed = _record_bytes_fixed(numbers)
+    for message in range(first, numbers[N_COUNT]):
+        row = message * PLAN_WIDTH
+        size = fixed + plan[row + P_PROPERTIES_BYTES] + plan[row + P_BODY_BYTES]
+        if position + size + _BLANK_ROOM > numbers[N_LIMIT]:
+            return message, position
+        _write_record(frame, numbers, texts, plan, message, log, position, size)
+        store_be64(physical_offsets, message * 8, numbers[N_FILE_BASE] + position)
+        position += size
+    return numbers[N_COUNT], position
+
+
+_ARRAYS = (bytes_array, i64_array, bytes_array, i64_array, bytes_array, bytes_array)
+
+
+@kernel(results(i64, i64, i64), *_ARRAYS)
+def produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
+            physical_offsets: np.ndarray) -> tuple[int, int, int]:  # fmt: skip
+    """Validate a frame's messages and write their records into ``log``, a CommitLog file's map.
+
+    ``plan`` has room for ``PLAN_WIDTH`` integers a message, ``physical_offsets`` for 8 bytes a message (big-endian).
+    Records go to ``[numbers[N_POSITION], numbers[N_LIMIT])``; each must leave room for a blank record behind it.
+
+    Returns ``(OK, messages written, position behind them)``: fewer than ``N_COUNT`` where the file is full and
+    ``produce_on`` must go on in the next; or ``(what is wrong, number of the message, byte of the frame or the size that
+    is too large)`` with nothing written.
+    """
+    status, message, at = _plan(frame, numbers, plan)
+    if status != OK:
+        return status, message, at
+    message, position = _write(frame, numbers, texts, plan, log, physical_offsets, 0)
+    return OK, message, position
+
+
+@kernel(results(i64, i64), *_ARRAYS, i64)
+def produce_on(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
+               physical_offsets: np.ndarray, first: int) -> tuple[int, int]:  # fmt: skip
+    """Write the messages from ``first`` on, which ``produce`` has planned, into the next file.
+
+    Returns ``(messages written in all, position behind them)``.
+    """
+    return _write(frame, numbers, texts, plan, log, physical_offsets, first)
+
+
+@kernel(i64, bytes_array, i64, i64, i64, i64)
+def property_status(array: np.ndarray, name_at: int, name_bytes: int, value_at: int, value_bytes: int) -> int:
+    """Whether a producer may set this property: OK or what is wrong, as in ``produce``."""
+    return _check_property(array, name_at, name_bytes, value_at, value_bytes)

@@ -1,0 +1,108 @@
+"""Loads and stores of whole words at any byte of an array.
+
+Compiled, each is one unaligned machine access with a byte swap; interpreted, its twin below does the same with
+``int.from_bytes``. Results are signed 64-bit integers, as everything in the kernels is. No bounds are checked: the caller
+has compared with the array's length before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .jit import INTERPRETED
+
+if sys.byteorder != "little":  # the intrinsics below swap bytes
+    raise ImportError("FlintMQ's kernels know little-endian machines only")
+
+
+def _load_twin(width: int, order: str, signed: bool) -> Callable[[Any, int], int]:
+    def load(array: Any, at: int) -> int:
+        return int.from_bytes(array[at : at + width].tobytes(), order, signed=signed)  # type: ignore[arg-type]
+
+    return load
+
+
+def _store_twin(width: int) -> Callable[[Any, int, int], None]:
+    mask = (1 << 8 * width) - 1
+
+    def store(array: Any, at: int, value: int) -> None:
+        array[at : at + width] = list((int(value) & mask).to_bytes(width, "big"))
+
+    return store
+
+
+def _copy_twin(source: Any, at: int, target: Any, target_at: int, length: int) -> None:
+    target[target_at : target_at + length] = source[at : at + length]
+
+
+if INTERPRETED:
+    copy_bytes = _copy_twin
+    load_be16 = _load_twin(2, "big", True)
+    load_be32 = _load_twin(4, "big", True)
+    load_be64 = _load_twin(8, "big", True)
+    load_le32 = _load_twin(4, "little", False)
+    load_le64 = _load_twin(8, "little", True)
+    store_be16 = _store_twin(2)
+    store_be32 = _store_twin(4)
+    store_be64 = _store_twin(8)
+else:
+    from llvmlite import ir
+    from numba import types
+    from numba.core.cgutils import raw_memcpy
+    from numba.extending import intrinsic
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def copy_bytes(typing_context: Any, source: Any, at: Any, target: Any, target_at: Any, length: Any) -> Any:
+        """memcpy: a loop over bytes is vectorised with checks that cost more than a short copy."""
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            read = context.make_array(signature.args[0])(context, builder, args[0])
+            write = context.make_array(signature.args[2])(context, builder, args[2])
+            raw_memcpy(builder, builder.gep(write.data, [args[3]]), builder.gep(read.data, [args[1]]), args[4], 1)
+            return context.get_dummy_value()
+
+        return types.void(source, types.int64, target, types.int64, types.int64), generate
+
+    def _pointer(context: Any, builder: Any, signature: Any, args: Any, bits: int) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(bits).as_pointer())
+
+    def _load(bits: int, swap: bool, signed: bool) -> Any:
+        @intrinsic  # type: ignore[untyped-decorator]
+        def load(typing_context: Any, array: Any, at: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                word = builder.load(_pointer(context, builder, signature, args, bits))
+                word.align = 1
+                value = builder.bswap(word) if swap else word
+                if bits == 64:
+                    return value
+                widen = builder.sext if signed else builder.zext
+                return widen(value, ir.IntType(64))
+
+            return types.int64(array, types.int64), generate
+
+        return load
+
+    def _store(bits: int) -> Any:
+        @intrinsic  # type: ignore[untyped-decorator]
+        def store(typing_context: Any, array: Any, at: Any, value: Any) -> Any:
+            def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                word = args[2] if bits == 64 else builder.trunc(args[2], ir.IntType(bits))
+                stored = builder.store(builder.bswap(word), _pointer(context, builder, signature, args, bits))
+                stored.align = 1
+                return context.get_dummy_value()
+
+            return types.void(array, types.int64, types.int64), generate
+
+        return store
+
+    load_be16 = _load(16, swap=True, signed=True)
+    load_be32 = _load(32, swap=True, signed=True)
+    load_be64 = _load(64, swap=True, signed=True)
+    load_le32 = _load(32, swap=False, signed=False)
+    load_le64 = _load(64, swap=False, signed=True)
+    store_be16 = _store(16)
+    store_be32 = _store(32)
+    store_be64 = _store(64)

@@ -1,0 +1,140 @@
+"""The answers of one connection: collected, kept in order where they must be, and handed to the transport."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any, cast
+
+from ...protocol.commands import COMMANDS, PRODUCE
+from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure
+from ...protocol.fields import encode_fields
+from ...protocol.frames import REQUEST, RESPONSE, Frame, encode_head
+from .handlers.context import Broker
+
+log = logging.getLogger(__name__)
+
+WRITE_EARLY_BYTES = 256 * 1024
+"""Answers of one turn that are larger than this together do not wait for its end."""
+
+
+class Answering:
+    """What a connection has to answer.
+
+    ``unflushed``: PRODUCE answers in the order of their requests, from the first one that waits for a flush on:
+    ``(end_offset, answer, request_id, frame_bytes)``; an ``end_offset`` of 0 waits only for those before it.
+    """
+
+    __slots__ = (
+        "broker", "flush_offset", "frame_bytes", "out", "out_bytes", "running", "transport",
+        "unflushed", "unflushed_bytes", "write_closed",
+    )  # fmt: skip
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.transport = cast(asyncio.Transport, None)  # set before the first byte can arrive
+        self.out: list[bytes | bytearray] = []
+        self.out_bytes = 0
+        self.frame_bytes = 0
+        """Size of the frame that is being handled."""
+        self.running = False
+        """Frames are being handled: answers are collected until that is over."""
+        self.write_closed = False
+        """Nothing can be sent any more."""
+        self.unflushed: deque[tuple[int, bytes, int, int]] = deque()
+        self.unflushed_bytes = 0
+        self.flush_offset = 0
+        """Where the last of this turn's messages that must be flushed ends; 0: there is none."""
+
+    def send(self, head: bytes, body: bytes | bytearray = b"") -> None:
+        """Send one encoded answer, at the end of the turn at the latest."""
+        self.out.append(head)
+        if body:
+            self.out.append(body)
+            self.out_bytes += len(body)
+        if not self.running or self.out_bytes > WRITE_EARLY_BYTES:
+            self.write_out()
+
+    def write_out(self) -> None:
+        """Hand all answers to the transport."""
+        out = self.out
+        self.out = []
+        self.out_bytes = 0
+        if self.write_closed or self.transport.is_closing():
+            return
+        if len(out) == 1:
+            self.transport.write(out[0])
+        else:
+            self.transport.writelines(out)
+
+    def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
+        """See ``Peer.answer``."""
+        if frame.kind != REQUEST:
+            return
+        if len(body) > self.broker.limits.frame_bytes_max - 4096:
+            limit = self.broker.limits.frame_bytes_max
+            self.fail(frame, BrokerFailure(f"an answer of {len(body)} bytes; limits.frame_bytes_max is {limit}"))
+            return
+        self.send(encode_head(RESPONSE, SUCCESS, frame.request_id, encode_fields(answer), len(body)), body)
+
+    def fail(self, frame: Frame, error: BrokerError) -> None:
+        """See ``Peer.fail``."""
+        counters = self.broker.counters
+        counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
+        if log.isEnabledFor(logging.DEBUG):
+            command = COMMANDS.get(frame.code)
+            log.debug("%s refused: %s: %s", command.name if command else frame.code, error.name, error.message[:200])
+        if frame.kind != REQUEST:
+            counters.one_way_errors += 1
+            return
+        answer = encode_error(error, frame.request_id)
+        if frame.code == PRODUCE.code:
+            self.send_in_order(answer)
+        else:
+            self.send(answer)
+
+    def send_in_order(self, answer: bytes) -> None:
+        """See ``Peer.send_in_order``."""
+        if self.unflushed:
+            self.unflushed.append((0, answer, 0, 0))
+        else:
+            self.send(answer)
+
+    def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
+        """See ``Peer.send_when_flushed``; a one-way frame only counts as in flight."""
+        frame_bytes = self.frame_bytes
+        self.unflushed.append((end_offset, answer if frame.kind == REQUEST else b"", frame.request_id, frame_bytes))
+        self.unflushed_bytes += frame_bytes
+        self.broker.in_flight_bytes += frame_bytes
+        self.flush_offset = end_offset
+
+    def wait_for_flush(self) -> None:
+        """At the end of a turn: have ``flushed`` called for all of its messages at once."""
+        if self.flush_offset:
+            end_offset, self.flush_offset = self.flush_offset, 0
+            self.broker.flush.wait_for(end_offset, self.flushed)
+
+    def flushed(self, error: BrokerError | None) -> None:
+        """The log is flushed up to what a turn waited for (or will not be): send the answers that this frees."""
+        flushed_offset = self.broker.store.flushed_offset
+        unflushed = self.unflushed
+        done_bytes = 0
+        while unflushed and (unflushed[0][0] <= flushed_offset or error is not None):
+            end_offset, answer, request_id, frame_bytes = unflushed.popleft()
+            done_bytes += frame_bytes
+            if not answer:
+                continue
+            if error is not None and end_offset > flushed_offset:
+                answer = encode_error(error, request_id)
+            self.out.append(answer)
+        self.unflushed_bytes -= done_bytes
+        self.broker.in_flight_bytes -= done_bytes
+        self.broker.dispatch_soon()
+        if self.out and not self.running:
+            self.write_out()
+
+
+def encode_error(error: BrokerError, request_id: int) -> bytes:
+    """The frame that answers a request with an error."""
+    return encode_head(RESPONSE, error.code, request_id, error.fields(), 0)

@@ -1,0 +1,462 @@
+"""One client's connection: bytes in, frames to handlers, answers out.
+
+A connection is *stopped* for one or more reasons (``STOP_…``): then none of its frames is handled and nothing is read
+from its socket, until all reasons are gone. What has arrived stays in the parser.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from ...protocol.errors import (
+    BrokerError,
+    BrokerFailure,
+    FrameIllegal,
+    HelloRequired,
+    InvalidParameter,
+    RemoteProtocolError,
+    SystemBusy,
+    UnknownCommand,
+)
+from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser
+from ...protocol.record import encode_host
+from ..services.long_polling import HeldPull
+from ..store import WouldBlock
+from .answering import Answering, encode_error
+from .dispatch import HANDLERS, HANDLERS_BEFORE_HELLO, ONE_WAY_CODES
+from .handlers.context import Broker
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+STOP_SUSPENDED = 1
+"""A PRODUCE waits for its topic: what follows must not overtake it."""
+STOP_WRITE = 2
+"""The client does not take its answers."""
+STOP_IN_FLIGHT = 4
+"""Too many bytes of this connection wait for a flush."""
+STOP_MEMORY = 8
+"""Half a frame, and too many bytes of all connections have arrived."""
+STOP_TURN = 16
+"""It had its turn; others are served before it goes on."""
+STOP_ENDING = 32
+"""Nothing more is taken from it."""
+
+TURN_S = 0.005
+"""A turn of one connection ends after this long."""
+TURN_CHECK_FRAMES = 16
+COLD_READS_MAX = 4
+"""Reads of one connection that wait for the disk at a time; each may hold an answer's memory."""
+LINGER_S = 2.0
+"""After a refusal the rest of what a client sends is thrown away this long: closing at once would reset the connection,
+and the client might never see why."""
+
+_NO_BODY = bytearray()
+_DISCARDED = memoryview(bytearray(64 * 1024))
+
+
+class Connection(Answering, asyncio.BufferedProtocol):
+    """A connection that was accepted. ``on_lost`` is called once, when it is gone."""
+
+    __slots__ = (
+        "address", "arrived", "born_host", "client", "close_by", "cold_reads", "deferred", "ending", "half_since",
+        "handlers", "held_pulls", "idle_since", "lingering", "lost", "on_lost", "parser", "reading",
+        "reads", "reads_seen", "stops", "write_level", "write_paused", "write_since",
+    )  # fmt: skip
+
+    def __init__(self, broker: Broker, address: tuple[str, int], on_lost: Callable[[Connection], None]) -> None:
+        super().__init__(broker)
+        self.address = address
+        self.born_host = encode_host(unmapped(address[0]), address[1])
+        self.on_lost = on_lost
+        self.parser = FrameParser(broker.limits.frame_bytes_max)
+        self.handlers = HANDLERS_BEFORE_HELLO
+        self.client = ""
+        self.stops = 0
+        self.reading = True
+        self.write_paused = False
+        self.ending = False
+        self.lingering = False
+        self.lost = False
+        self.held_pulls: set[HeldPull] = set()
+        self.deferred: deque[Callable[[], None]] = deque()
+        self.cold_reads = 0
+        self.arrived = 0
+        self.reads = 0
+        self.reads_seen = 0
+        self.half_since = 0.0
+        self.idle_since = broker.loop.time()
+        self.write_since = 0.0
+        self.write_level = 0
+        self.close_by = 0.0
+
+    # ---- what the transport calls ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is connected."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go; never empty."""
+        return _DISCARDED if self.lingering else self.parser.writable()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """``nbytes`` arrived."""
+        if self.lingering:
+            return
+        self.reads += 1
+        self.parser.received(nbytes)
+        if not self.stops:
+            self._run()
+
+    def eof_received(self) -> bool:
+        """The client sends no more: what it waits for is still answered, then the connection closes."""
+        if self.lingering:
+            return False
+        self._end()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone: nothing waits for it any more."""
+        self.lost = self.write_closed = True
+        self.stops |= STOP_ENDING
+        for pull in self.held_pulls:
+            pull.cancel()
+        self.held_pulls.clear()
+        self.deferred.clear()
+        self.broker.in_flight_bytes -= self.arrived + self.unflushed_bytes
+        self.arrived = self.unflushed_bytes = 0
+        self.unflushed.clear()
+        self.out.clear()
+        if exc is not None:
+            log.debug("connection from %s:%d broke: %s", *self.address, exc)
+        self.on_lost(self)
+
+    def pause_writing(self) -> None:
+        """The client does not take its answers fast enough: handle nothing more of it."""
+        self.write_paused = True
+        self.write_since = self.broker.loop.time()
+        self.write_level = self.transport.get_write_buffer_size()
+        self.stop(STOP_WRITE)
+
+    def resume_writing(self) -> None:
+        """The client has taken its answers."""
+        self.write_paused = False
+        self.unstop(STOP_WRITE)
+        self._run_deferred()
+
+    # ---- handling frames ----
+
+    def _run(self) -> None:
+        """Handle whole frames until there is none, or the connection is stopped."""
+        parser = self.parser
+        frames = 0
+        turn_end = 0.0
+        incomplete = False
+        self.running = True
+        try:
+            while not self.stops:
+                begin = parser.start
+                frame = parser.next_frame()
+                if frame is None:
+                    incomplete = parser.start != parser.end
+                    break
+                frames += 1
+                self.frame_bytes = parser.start - begin
+                self.handle(frame)
+                if not frames % TURN_CHECK_FRAMES:
+                    now = time.monotonic()
+                    if turn_end and now > turn_end:
+                        self.stop(STOP_TURN)
+                        self.broker.loop.call_soon(self.unstop, STOP_TURN)
+                    turn_end = turn_end or now + TURN_S
+        except RemoteProtocolError as error:
+            self._refuse(FrameIllegal(str(error)), 0)
+        self.running = False
+        self._after_run(frames, incomplete)
+
+    def _after_run(self, frames: int, incomplete: bool) -> None:
+        self.wait_for_flush()
+        if self.out:
+            self.write_out()
+        broker = self.broker
+        arrived = self.parser.pending_bytes
+        if arrived != self.arrived:
+            broker.in_flight_bytes += arrived - self.arrived
+            self.arrived = arrived
+        if not incomplete:
+            self.half_since = 0.0
+            return
+        if frames or not self.half_since:
+            self.half_since = broker.loop.time()
+        if broker.in_flight_bytes > broker.limits.in_flight_bytes_max:
+            self.stop(STOP_MEMORY)
+
+    def handle(self, frame: Frame) -> None:
+        """See ``Peer.handle``."""
+        try:
+            handler = self.handlers.get(frame.code)
+            if handler is None or frame.kind != REQUEST:
+                if self.handlers is HANDLERS_BEFORE_HELLO:
+                    self._refuse(HelloRequired("the first request of a connection must be HELLO"), frame.request_id)
+                    return
+                if frame.kind == RESPONSE:
+                    log.debug("an answer to request %d, which was not asked", frame.request_id)
+                    return
+                if handler is None:
+                    raise UnknownCommand(f"command {frame.code} is not known to this broker")
+                if frame.code not in ONE_WAY_CODES:
+                    raise InvalidParameter(f"command {frame.code} cannot be sent one-way: its answer is what it is for")
+            handler(self, frame)
+        except BrokerError as error:
+            self.fail(frame, error)
+        except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
+            self._unexpected(frame, error)
+
+    def _unexpected(self, frame: Frame, error: Exception) -> None:
+        log.error("command %d from %s:%d failed", frame.code, *self.address, exc_info=error)
+        self.fail(frame, BrokerFailure(f"the broker failed: {type(error).__name__}; its log says more"))
+
+    def greet(self, client: str) -> None:
+        """See ``Peer.greet``."""
+        self.client = client
+        self.handlers = HANDLERS
+
+    def suspend(self) -> None:
+        """See ``Peer.suspend``."""
+        self.stop(STOP_SUSPENDED)
+
+    def resume(self, frame: Frame, error: BrokerError | None) -> None:
+        """See ``Peer.resume``."""
+        self.stops &= ~STOP_SUSPENDED
+        if self.lost:
+            return
+        self.running = True
+        if error is not None:
+            self.fail(frame, error)
+        else:
+            self.handle(frame)
+        self.running = False
+        self._after_run(1, incomplete=False)
+        if self.ending:
+            self._end_if_idle()
+        elif not self.stops:
+            self.broker.loop.call_soon(self._continue)
+
+    def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
+        """See ``Peer.send_when_flushed``."""
+        super().send_when_flushed(frame, answer, end_offset)
+        if self.unflushed_bytes > self.broker.limits.connection_in_flight_bytes_max:
+            self.stop(STOP_IN_FLIGHT)
+
+    def flushed(self, error: BrokerError | None) -> None:
+        """Some of this connection's messages are flushed."""
+        if self.lost:
+            return
+        super().flushed(error)
+        low = self.broker.limits.connection_in_flight_bytes_max // 2
+        if self.stops & STOP_IN_FLIGHT and self.unflushed_bytes <= low:
+            self.unstop(STOP_IN_FLIGHT)
+        if self.ending:
+            self._end_if_idle()
+
+    # ---- stopping and going on ----
+
+    def stop(self, reason: int) -> None:
+        """Handle and read nothing more until ``reason`` is gone."""
+        self.stops |= reason
+        if self.reading:
+            self.reading = False
+            if not self.transport.is_closing():
+                self.transport.pause_reading()
+
+    def unstop(self, reason: int) -> None:
+        """``reason`` is gone; go on in the next turn of the loop if it was the last one."""
+        self.stops &= ~reason
+        if not self.stops:
+            self.broker.loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        if self.stops or self.lost:
+            return
+        self._run()
+        if not self.stops and not self.reading:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        self.reading = True
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    # ---- reads that may wait for the disk, pulls that wait for messages ----
+
+    def read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+        """See ``Peer.read``."""
+        try:
+            try:
+                result = read(True)
+            except WouldBlock:
+                self._read_cold(frame, read, done)
+            else:
+                done(result)
+        except BrokerError as error:
+            self.fail(frame, error)
+        except Exception as error:  # noqa: BLE001 - as in handle
+            self._unexpected(frame, error)
+
+    def _read_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+        frame.buffer = _NO_BODY  # a frame that waits must not keep the receive buffer alive
+        if self.cold_reads >= COLD_READS_MAX or self.write_paused:
+            self.check_may_wait()
+            self.deferred.append(lambda: self._start_cold(frame, read, done))
+        else:
+            self._start_cold(frame, read, done)
+
+    def _start_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+        self.cold_reads += 1
+        future = self.broker.loop.run_in_executor(self.broker.readers, read, False)
+        future.add_done_callback(lambda future: self._cold_done(frame, future, done))
+
+    def _cold_done(self, frame: Frame, future: asyncio.Future[T], done: Callable[[T], None]) -> None:
+        self.cold_reads -= 1
+        failure = future.exception()
+        if self.lost:
+            return
+        try:
+            if failure is not None:
+                raise failure
+            done(future.result())
+        except BrokerError as error:
+            self.fail(frame, error)
+        except Exception as error:  # noqa: BLE001 - as in handle
+            self._unexpected(frame, error)
+        self._run_deferred()
+        if self.ending:
+            self._end_if_idle()
+
+    def when_writable(self, call: Callable[[], None]) -> None:
+        """See ``Peer.when_writable``."""
+        self.deferred.append(call)
+
+    def _run_deferred(self) -> None:
+        while self.deferred and not self.write_paused and self.cold_reads < COLD_READS_MAX:
+            self.deferred.popleft()()
+
+    def held(self, pull: HeldPull) -> None:
+        """See ``Peer.held``."""
+        self.held_pulls.add(pull)
+
+    def unheld(self, pull: HeldPull) -> None:
+        """See ``Peer.unheld``."""
+        self.held_pulls.discard(pull)
+
+    def check_may_wait(self) -> None:
+        """See ``Peer.check_may_wait``."""
+        limits = self.broker.limits
+        if len(self.held_pulls) + len(self.deferred) >= limits.held_pulls_per_connection_max:
+            raise self._busy("limits.held_pulls_per_connection_max", limits.held_pulls_per_connection_max)
+        if len(self.broker.holds) >= limits.held_pulls_max:
+            raise self._busy("limits.held_pulls_max", limits.held_pulls_max)
+
+    def _busy(self, limit: str, value: int) -> SystemBusy:
+        return SystemBusy(
+            f"too many pulls wait: {limit} is {value}; try again later, or without wait_ms",
+            retry_after_ms=self.broker.limits.busy_retry_after_ms,
+        )
+
+    # ---- the end ----
+
+    def _refuse(self, error: BrokerError, request_id: int) -> None:
+        """What comes from this client cannot be served: say why, then close."""
+        if self.ending:
+            return
+        counters = self.broker.counters
+        counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
+        log.info("connection from %s:%d refused: %s", *self.address, error.message)
+        self.send_in_order(encode_error(error, request_id))
+        self.lingering = True
+        self._end()
+
+    def _end(self) -> None:
+        """Take nothing more; close when all that was taken is answered."""
+        if self.ending:
+            return
+        self.ending = True
+        self.stop(STOP_ENDING)
+        for pull in self.held_pulls:
+            pull.cancel()
+        self.held_pulls.clear()
+        self._end_if_idle()
+
+    def finish(self) -> None:
+        """The broker stops: answer what was taken, then close."""
+        self._end()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.write_closed = True
+        self.transport.abort()
+
+    def _end_if_idle(self) -> None:
+        if self.unflushed or self.cold_reads or self.deferred or self.stops & STOP_SUSPENDED or self.write_closed:
+            return
+        if self.out:
+            self.write_out()
+        self.write_closed = True
+        self.close_by = self.broker.loop.time() + LINGER_S
+        if self.lingering and not self.transport.is_closing():
+            self.transport.write_eof()
+            self._read_on()
+        else:
+            self.lingering = False
+            self.close_by += self.broker.limits.slow_reader_timeout_ms / 1000
+            self.transport.close()
+
+    def sweep(self, now: float) -> None:
+        """Called every now and then: close what took too long. ``now``: seconds of the loop's clock."""
+        limits = self.broker.limits
+        if self.close_by:
+            if now > self.close_by:
+                self.abort()
+        elif self.write_paused:
+            self._sweep_slow_reader(now)
+        elif self.half_since and now - self.half_since > limits.half_frame_timeout_ms / 1000:
+            self._refuse(
+                FrameIllegal(
+                    f"half a frame for longer than limits.half_frame_timeout_ms, {limits.half_frame_timeout_ms} ms: "
+                    f"{self.parser.pending_bytes} bytes of it came"
+                ),
+                0,
+            )
+        elif self.stops & STOP_MEMORY:
+            if self.broker.in_flight_bytes <= limits.in_flight_bytes_max:
+                self.unstop(STOP_MEMORY)
+        elif self.reads != self.reads_seen or self.stops or self.unflushed or self.held_pulls or self.cold_reads:
+            self.reads_seen = self.reads
+            self.idle_since = now
+        elif now - self.idle_since > limits.idle_timeout_ms / 1000:
+            log.debug("connection from %s:%d closed: idle", *self.address)
+            self._end()
+
+    def _sweep_slow_reader(self, now: float) -> None:
+        level = self.transport.get_write_buffer_size()
+        if level < self.write_level:
+            self.write_level = level
+            self.write_since = now
+        elif now - self.write_since > self.broker.limits.slow_reader_timeout_ms / 1000:
+            log.warning("connection from %s:%d closed: it did not take %d bytes of answers", *self.address, level)
+            self.abort()
+
+
+def unmapped(host: str) -> str:
+    """The IPv4 address inside an IPv6 one (``::ffff:…``), else ``host`` itself; without a zone."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

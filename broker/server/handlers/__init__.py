@@ -1,0 +1,1 @@
+"""What the broker does for each command, by subject. A handler takes the connection it came from and its frame."""

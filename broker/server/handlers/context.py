@@ -1,0 +1,163 @@
+"""What handlers work with: the broker's parts, and the connection that a request came from."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from ....protocol.errors import BrokerError
+from ....protocol.frames import Frame
+from ...config import Settings
+from ...services.flush import FlushService
+from ...services.long_polling import HeldPull, PullRequestHoldService
+from ...services.reput import ReputMessageService
+from ...store import MessageStore
+from .topic_changes import TopicChanges
+
+T = TypeVar("T")
+
+
+class Counters:
+    """What happened since the start; ``errors`` by result code."""
+
+    __slots__ = (
+        "connections_accepted", "connections_refused", "errors", "one_way_errors",
+        "produced_bytes", "produced_messages", "produces", "pulled_bytes", "pulled_messages", "pulls",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.connections_accepted = 0
+        self.connections_refused = 0
+        self.produces = 0
+        self.produced_messages = 0
+        self.produced_bytes = 0
+        self.pulls = 0
+        self.pulled_messages = 0
+        self.pulled_bytes = 0
+        self.one_way_errors = 0
+        self.errors: dict[int, int] = {}
+
+
+class Broker:
+    """The parts that requests are answered with. Belongs to the event loop.
+
+    ``fatal`` ends the process when something fails that nothing can go on without; it takes what, and the exception.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: MessageStore,
+        flush: FlushService,
+        reput: ReputMessageService,
+        holds: PullRequestHoldService,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        readers: ThreadPoolExecutor,
+        recovery_seconds: float,
+        fatal: Callable[[str, BaseException], None],
+    ) -> None:
+        self.settings = settings
+        self.limits = settings.limits
+        self.store = store
+        self.flush = flush
+        self.reput = reput
+        self.holds = holds
+        self.loop = loop
+        self.readers = readers
+        self.recovery_seconds = recovery_seconds
+        self.topic_changes = TopicChanges(store, loop)
+        self.counters = Counters()
+        self.started_at = time.monotonic()
+        self.sync = settings.flush.policy == "sync"
+        self.auto_create = settings.auto_create_topics()
+        self.in_flight_bytes = 0
+        self.connections = 0
+        self.next_queue: dict[str, int] = {}
+        self.fatal = fatal
+        self._dispatch_due = False
+        self._flush_due = False
+
+    def appended(self) -> None:
+        """Messages were appended: once this turn of the loop is over, wake the flush and dispatch them.
+
+        One wake and one dispatch serve every connection that was read in the turn, and answers leave before them.
+        """
+        self._flush_due = True
+        self.dispatch_soon()
+
+    def dispatch_soon(self) -> None:
+        """More of the log may be dispatched: do so once this turn of the loop is over."""
+        if not self._dispatch_due:
+            self._dispatch_due = True
+            self.loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._dispatch_due = False
+        try:
+            if self._flush_due:
+                self._flush_due = False
+                self.flush.wake()
+            self.reput.step()
+        except Exception as error:  # noqa: BLE001 - whatever it is: undispatched messages would never be seen
+            self.fatal("dispatch", error)
+
+
+class Peer(Protocol):
+    """A connection, as a handler sees it. All methods are for the event loop, and do nothing once it is closed."""
+
+    broker: Broker
+    born_host: bytes
+    """Address and port of the other side, as a record holds them."""
+    frame_bytes: int
+    """Size of the frame that is being handled, with its length field."""
+    write_paused: bool
+    """The other side has not taken what was sent: do not add to it; see ``when_writable``."""
+
+    def greet(self, client: str) -> None:
+        """HELLO was answered: from now on every command is."""
+
+    def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
+        """Answer ``frame`` with SUCCESS; nothing for a one-way frame."""
+
+    def send(self, head: bytes, body: bytes | bytearray) -> None:
+        """Send one encoded answer."""
+
+    def send_in_order(self, answer: bytes) -> None:
+        """Send an encoded PRODUCE answer behind those that still wait for a flush."""
+
+    def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
+        """Send an encoded PRODUCE answer (one-way: none) in its order when the log is flushed up to ``end_offset``."""
+
+    def fail(self, frame: Frame, error: BrokerError) -> None:
+        """Answer ``frame`` with an error; of a PRODUCE in the order of its answers."""
+
+    def handle(self, frame: Frame) -> None:
+        """Handle a frame (again): call its command's handler, and answer with the error that it raises."""
+
+    def suspend(self) -> None:
+        """Handle nothing more of this connection until ``resume``; the frame that is being handled stays valid."""
+
+    def resume(self, frame: Frame, error: BrokerError | None) -> None:
+        """Go on: handle ``frame`` again, or answer it with ``error``."""
+
+    def read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+        """Call ``read(True)``; where that would block, ``read(False)`` in a reader thread. ``done`` gets the result.
+
+        What follows on the connection is handled meanwhile. Errors of either answer ``frame``.
+        """
+
+    def held(self, pull: HeldPull) -> None:
+        """``pull`` waits for this connection: cancel it if the connection goes."""
+
+    def unheld(self, pull: HeldPull) -> None:
+        """``pull`` does not wait any more."""
+
+    def check_may_wait(self) -> None:
+        """Raise ``SystemBusy`` where this connection, or all together, have too many pulls waiting."""
+
+    def when_writable(self, call: Callable[[], None]) -> None:
+        """Call when the other side has taken what was sent."""

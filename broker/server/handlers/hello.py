@@ -1,0 +1,37 @@
+"""HELLO: who the broker is, and what it accepts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from ....protocol.commands import PROTOCOL_VERSION, HelloAnswer, HelloRequest
+from ....protocol.errors import VersionNotSupported
+from ....protocol.fields import decode_fields
+from ....protocol.frames import Frame
+from .context import Peer
+
+VERSION = importlib.metadata.version("flintmq")
+
+
+def hello(peer: Peer, frame: Frame) -> None:
+    """Answer HELLO; after it the connection's other requests are served. A second one is answered again."""
+    request = decode_fields(HelloRequest, frame.fields)
+    if request.protocol != PROTOCOL_VERSION:
+        raise VersionNotSupported(
+            f"protocol version {request.protocol} is not spoken by this broker; use {PROTOCOL_VERSION}",
+            protocol=PROTOCOL_VERSION,
+        )
+    settings = peer.broker.settings
+    peer.greet(request.client)
+    peer.answer(
+        frame,
+        HelloAnswer(
+            protocol=PROTOCOL_VERSION,
+            broker=settings.server.name,
+            version=VERSION,
+            flush=settings.flush.policy,
+            frame_bytes_max=settings.limits.frame_bytes_max,
+            produce_frame_bytes_max=settings.limits.produce_frame_bytes_max,
+            message_bytes_max=settings.store.message_bytes_max,
+        ),
+    )

@@ -1,0 +1,75 @@
+"""QUERY_BY_KEY and VIEW_MESSAGE_BY_ID: messages through the index."""
+
+from __future__ import annotations
+
+from ....protocol.commands import QueryByKeyAnswer, QueryByKeyRequest, ViewMessageAnswer, ViewMessageByIdRequest
+from ....protocol.errors import BrokerFailure, InvalidParameter
+from ....protocol.fields import decode_fields
+from ....protocol.frames import HEADER_BYTES_MAX, Frame
+from ...store import Found
+from .context import Peer
+from .pull import check_readable
+
+
+def query_by_key(peer: Peer, frame: Frame) -> None:
+    """Records that have a key, newest first, a page at a time."""
+    request = decode_fields(QueryByKeyRequest, frame.fields)
+    if request.begin_ms > request.end_ms:
+        raise InvalidParameter(f"begin_ms {request.begin_ms} is after end_ms {request.end_ms}")
+    check_readable(peer.broker, request.topic)
+    _Query(peer, frame, request).read()
+
+
+class _Query:
+    """One page; read again with fewer records where they are too large for one answer."""
+
+    __slots__ = ("frame", "max_count", "peer", "request")
+
+    def __init__(self, peer: Peer, frame: Frame, request: QueryByKeyRequest) -> None:
+        self.peer = peer
+        self.frame = frame
+        self.request = request
+        self.max_count = request.max_count
+
+    def read(self) -> None:
+        self.peer.read(self.frame, self._read, self._found)
+
+    def _read(self, hot: bool) -> Found:
+        request = self.request
+        return self.peer.broker.store.query(
+            request.topic, request.key, request.begin_ms, request.end_ms, self.max_count, request.cursor, hot
+        )
+
+    def _found(self, found: Found) -> None:
+        if _too_large(self.peer, found) and found.count > 1:
+            self.max_count = found.count // 2
+            self.read()
+            return
+        _check_size(self.peer, found)
+        answer = QueryByKeyAnswer(count=found.count, cursor=found.cursor, index_behind_bytes=found.index_behind_bytes)
+        self.peer.answer(self.frame, answer, found.body)
+
+
+def view_message_by_id(peer: Peer, frame: Frame) -> None:
+    """The record that has an offset id or a unique key."""
+    request = decode_fields(ViewMessageByIdRequest, frame.fields)
+    if request.topic:
+        check_readable(peer.broker, request.topic)
+
+    def found(found: Found) -> None:
+        _check_size(peer, found)
+        peer.answer(frame, ViewMessageAnswer(count=found.count), found.body)
+
+    peer.read(frame, lambda hot: peer.broker.store.view(request.id, request.topic, hot), found)
+
+
+def _too_large(peer: Peer, found: Found) -> bool:
+    return len(found.body) + HEADER_BYTES_MAX > peer.broker.limits.frame_bytes_max
+
+
+def _check_size(peer: Peer, found: Found) -> None:
+    if _too_large(peer, found):
+        raise BrokerFailure(
+            f"the record is too large for an answer: {len(found.body)} bytes; raise limits.frame_bytes_max, "
+            f"which is {peer.broker.limits.frame_bytes_max}"
+        )

@@ -1,0 +1,70 @@
+"""GET_BROKER_RUNTIME_INFO: how the broker is."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+import msgpack
+
+from ....protocol.commands import EmptyRequest, RuntimeInfoAnswer
+from ....protocol.errors import ERRORS_BY_CODE, RESULT_NAMES
+from ....protocol.fields import decode_fields
+from ....protocol.frames import Frame
+from .context import Broker, Peer
+from .hello import VERSION
+
+_STATM = Path("/proc/self/statm")
+_PAGE_BYTES = resource.getpagesize()
+
+
+def get_broker_runtime_info(peer: Peer, frame: Frame) -> None:
+    """One map of figures; ``protocol/README.md`` says what each means."""
+    decode_fields(EmptyRequest, frame.fields)
+    peer.answer(frame, RuntimeInfoAnswer(), msgpack.packb(runtime_info(peer.broker)))
+
+
+def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
+    """The figures: offsets and sizes in bytes, counters since the start."""
+    store, counters = broker.store, broker.counters
+    info: dict[str, int | float | str | bool] = {
+        "name": broker.settings.server.name,
+        "version": VERSION,
+        "pid": os.getpid(),
+        "uptime_seconds": time.monotonic() - broker.started_at,
+        "recovery_seconds": broker.recovery_seconds,
+        "rss_bytes": _rss_bytes(),
+        "store_path": str(Path(broker.settings.store.path).expanduser().absolute()),
+        "flush": broker.settings.flush.policy,
+        "min_physical_offset": store.min_physical_offset,
+        "write_offset": store.write_offset,
+        "flushed_offset": store.flushed_offset,
+        "reput_offset": store.reput_offset,
+        "topics": len(store.topics),
+        "connections": broker.connections,
+        "connections_accepted": counters.connections_accepted,
+        "connections_refused": counters.connections_refused,
+        "held_pulls": len(broker.holds),
+        "in_flight_bytes": broker.in_flight_bytes,
+        "produces": counters.produces,
+        "produced_messages": counters.produced_messages,
+        "produced_bytes": counters.produced_bytes,
+        "pulls": counters.pulls,
+        "pulled_messages": counters.pulled_messages,
+        "pulled_bytes": counters.pulled_bytes,
+        "one_way_errors": counters.one_way_errors,
+    }
+    for code, count in sorted(counters.errors.items()):
+        known = ERRORS_BY_CODE.get(code)
+        info[f"errors_{known.name if known else RESULT_NAMES.get(code, code)}"] = count
+    return info
+
+
+def _rss_bytes() -> int:
+    """Memory of this process, now where the system says it, else its peak."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

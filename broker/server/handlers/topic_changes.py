@@ -1,0 +1,114 @@
+"""Changes of the topic table: made on the event loop, put on disk by one thread, confirmed when they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ....protocol.errors import BrokerError, FlintError, ServiceNotAvailable
+from ...store import MessageStore, TopicConfig
+
+log = logging.getLogger(__name__)
+
+Done = Callable[[BrokerError | None], None]
+
+
+@dataclass(slots=True)
+class _Change:
+    """A topic whose change is not on disk yet: what it was before, whether it goes, and who waits to hear."""
+
+    topic: str
+    previous: TopicConfig | None
+    delete: bool
+    waiting: list[Done] = field(default_factory=list)
+
+
+class TopicChanges:
+    """Creates, changes and deletes topics.
+
+    All changes that are asked for while one write of the table runs share the next (as in a group commit). A topic is
+    pending from the moment of its change until that is on disk; nothing may be acknowledged for it in between.
+    """
+
+    def __init__(self, store: MessageStore, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._loop = loop
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="topics")
+        self._pending: dict[str, _Change] = {}
+        self._queue: deque[_Change] = deque()
+        self._running = False
+
+    def __bool__(self) -> bool:
+        return bool(self._pending)
+
+    def is_pending(self, topic: str) -> bool:
+        """Whether a change of the topic is not on disk yet."""
+        return topic in self._pending
+
+    def when_done(self, topic: str, done: Done) -> None:
+        """Call ``done`` on the loop, with what went wrong, when the pending change of ``topic`` is over."""
+        self._pending[topic].waiting.append(done)
+
+    def put(self, config: TopicConfig, done: Done) -> None:
+        """Create or replace a topic that has no pending change; ``done`` when it is on disk."""
+        self._start(_Change(config.name, self._store.topics.get(config.name), delete=False), done)
+        self._store.topics.put(config)
+
+    def delete(self, topic: str, done: Done) -> None:
+        """Delete a topic that has no pending change; ``done`` when it is gone from the disk."""
+        self._start(_Change(topic, self._store.topics.get(topic), delete=True), done)
+        self._store.topics.remove(topic)
+
+    def close(self) -> None:
+        """Wait for the change that is being written. Blocking."""
+        self._thread.shutdown()
+
+    def _start(self, change: _Change, done: Done) -> None:
+        assert change.topic not in self._pending, "wait for the pending change first"
+        change.waiting.append(done)
+        self._pending[change.topic] = change
+        self._queue.append(change)
+        if not self._running:
+            # In the next turn of the loop: `put` still has to put, and others of this turn may come along.
+            self._running = True
+            self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        if not self._queue:
+            self._running = False
+            return
+        batch = [self._queue.popleft()]
+        if not batch[0].delete:
+            while self._queue and not self._queue[0].delete:
+                batch.append(self._queue.popleft())
+        work = self._loop.run_in_executor(self._thread, self._write, batch)
+        work.add_done_callback(lambda work: self._written(batch, work.exception()))
+
+    def _write(self, batch: list[_Change]) -> None:
+        if batch[0].delete:
+            self._store.delete_topic(batch[0].topic)
+        else:
+            self._store.topics.persist()
+
+    def _written(self, batch: list[_Change], failure: BaseException | None) -> None:
+        for change in batch:
+            del self._pending[change.topic]
+            error = self._undo(change, failure) if failure is not None else None
+            for done in change.waiting:
+                done(error)
+        self._next()
+
+    def _undo(self, change: _Change, failure: BaseException) -> BrokerError:
+        """Take back what could not be written, and say so."""
+        log.error("the topic table could not be written for topic %s", change.topic, exc_info=failure)
+        if change.previous is None:
+            self._store.topics.remove(change.topic)
+        else:
+            self._store.topics.put(change.previous)
+        reason = str(failure) if isinstance(failure, FlintError | OSError) else type(failure).__name__
+        verb = "deleted" if change.delete else "created or changed"
+        return ServiceNotAvailable(f"topic {change.topic} could not be {verb}: {reason}; the broker's log says more")

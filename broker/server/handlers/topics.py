@@ -1,0 +1,116 @@
+"""Topics: create, change, delete, list, and what is in their queues."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgpack
+
+from ....protocol.commands import (
+    QUEUE_STATS_STRUCT,
+    EmptyAnswer,
+    TopicRequest,
+    TopicsAnswer,
+    TopicStatsAnswer,
+    UpdateAndCreateTopicRequest,
+)
+from ....protocol.errors import BrokerError, NoPermission, TopicExistsAlready, TopicNotExist
+from ....protocol.fields import decode_fields
+from ....protocol.frames import Frame
+from ....protocol.names import check_name, is_system_topic
+from ...store import TopicConfig
+from .context import Peer
+
+
+def update_and_create_topic(peer: Peer, frame: Frame) -> None:
+    """Create a topic, or change one; answered when the table is on disk."""
+    request = decode_fields(UpdateAndCreateTopicRequest, frame.fields)
+    _check_own(check_name("topic", request.topic))
+    broker = peer.broker
+    if broker.topic_changes.is_pending(request.topic):
+        broker.topic_changes.when_done(request.topic, lambda _: peer.handle(frame))
+        return
+    old = broker.store.topics.get(request.topic)
+    if old is None:
+        new = TopicConfig(
+            name=request.topic,
+            read_queues=request.read_queues,
+            write_queues=request.write_queues,
+            perm=request.perm,
+            order=request.order,
+        )
+    else:
+        if request.read_queues < old.read_queues or request.write_queues < old.write_queues:
+            raise TopicExistsAlready(
+                f"topic {old.name} has {old.read_queues} queues to read and {old.write_queues} to write; "
+                "queues can be added, not taken away",
+                read_queues=old.read_queues,
+                write_queues=old.write_queues,
+            )
+        new = dataclasses.replace(
+            old,
+            read_queues=request.read_queues,
+            write_queues=request.write_queues,
+            perm=request.perm,
+            order=request.order,
+        )
+    if new == old:
+        peer.answer(frame, EmptyAnswer())
+    else:
+        broker.topic_changes.put(new, lambda error: _changed(peer, frame, request.topic, error))
+
+
+def delete_topic_in_broker(peer: Peer, frame: Frame) -> None:
+    """Delete a topic and its queues; the ends of the queues are kept, so that a topic made anew goes on from there."""
+    request = decode_fields(TopicRequest, frame.fields)
+    _check_own(request.topic)
+    broker = peer.broker
+    if broker.topic_changes.is_pending(request.topic):
+        broker.topic_changes.when_done(request.topic, lambda _: peer.handle(frame))
+        return
+    if broker.store.topics.get(request.topic) is None:
+        raise TopicNotExist(f"topic {request.topic} does not exist")
+    broker.topic_changes.delete(request.topic, lambda error: _changed(peer, frame, request.topic, error))
+
+
+def _check_own(topic: str) -> None:
+    if is_system_topic(topic):
+        raise NoPermission(f"topic {topic} is the broker's own; it cannot be created, changed or deleted")
+
+
+def _changed(peer: Peer, frame: Frame, topic: str, error: BrokerError | None) -> None:
+    if error is not None:
+        peer.fail(frame, error)
+        return
+    peer.answer(frame, EmptyAnswer())
+    peer.broker.holds.wake_topic(topic)
+
+
+def get_all_topic_config(peer: Peer, frame: Frame) -> None:
+    """Every topic, the broker's own too."""
+    topics = [
+        {
+            "topic": config.name,
+            "read_queues": config.read_queues,
+            "write_queues": config.write_queues,
+            "perm": config.perm,
+            "order": config.order,
+            "system": is_system_topic(config.name),
+        }
+        for config in peer.broker.store.topics
+    ]
+    peer.answer(frame, TopicsAnswer(count=len(topics)), msgpack.packb(topics))
+
+
+def get_topic_stats_info(peer: Peer, frame: Frame) -> None:
+    """Both ends of each queue of a topic, and when its last message was stored."""
+    request = decode_fields(TopicRequest, frame.fields)
+    store = peer.broker.store
+    if store.topics.get(request.topic) is None:
+        raise TopicNotExist(f"topic {request.topic} does not exist")
+
+    def done(stats: list[tuple[int, int, int, int]]) -> None:
+        body = b"".join([QUEUE_STATS_STRUCT.pack(*entry) for entry in stats])
+        peer.answer(frame, TopicStatsAnswer(count=len(stats)), body)
+
+    peer.read(frame, lambda hot: store.topic_stats(request.topic, hot), done)

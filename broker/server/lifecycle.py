@@ -1,0 +1,153 @@
+"""Starting and stopping a broker: bind the port, open the store, start the services, open the port; and back."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ...protocol.record import encode_host
+from ..config import Settings
+from ..services.allocation import AllocateMappedFileService
+from ..services.checkpoint import CheckpointService
+from ..services.flush import flush_service
+from ..services.long_polling import PullRequestHoldService
+from ..services.reput import ReputMessageService
+from ..services.service import Service
+from ..setting_rules import parse_address
+from ..store import MessageStore, RecoveryReport
+from .connection import unmapped
+from .handlers.context import Broker
+from .server import Server, bind
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""What is being done, and how much of it: done, total."""
+
+
+class Lifecycle:
+    """One broker from start to stop, on a running loop.
+
+    ``fatal`` is called on the loop, with what failed and the exception, when nothing can go on; it ends the process.
+    """
+
+    def __init__(self, settings: Settings, fatal: Callable[[str, BaseException], None]) -> None:
+        self._settings = settings
+        self._fatal = fatal
+        self._loop = asyncio.get_running_loop()
+        self._store: MessageStore | None = None
+        self._services: list[Service] = []
+        self._broker: Broker | None = None
+        self._server: Server | None = None
+        self._readers = ThreadPoolExecutor(settings.server.reader_threads, thread_name_prefix="reader")
+        self.address = ("", 0)
+        """What the port is bound to."""
+
+    async def start(self, progress: Progress) -> RecoveryReport:
+        """Bring the broker up; when this returns, the port is open.
+
+        ``progress`` is called now and then from another thread; what it raises ends the start. Raises ``FlintError``
+        where the port or the store cannot be had.
+        """
+        settings = self._settings
+        path = Path(settings.store.path).expanduser()  # noqa: ASYNC240 - nothing else runs on the loop yet
+        sockets = bind(settings.server.listen)
+        try:
+            host, port = sockets[0].getsockname()[:2]
+            self.address = (host, port)
+            store = MessageStore(
+                path,
+                settings.store_settings(),
+                store_host=encode_host(*advertised(settings.server.advertise, host, port)),
+            )
+            report = await self._loop.run_in_executor(None, store.open, progress)
+            self._store = store
+            self._start_services(store, report)
+            assert self._broker is not None
+            self._server = Server(self._broker, sockets)
+            self._server.start()
+        except BaseException:
+            for sock in sockets:
+                sock.close()
+            raise
+        return report
+
+    def _start_services(self, store: MessageStore, report: RecoveryReport) -> None:
+        loop, fatal = self._loop, self._fatal
+        holds = PullRequestHoldService(loop.time, loop.call_at)
+
+        def dispatched(touched: list[tuple[str, int, int]]) -> None:
+            for topic, queue, max_offset in touched:
+                holds.wake(topic, queue, max_offset)
+
+        post = loop.call_soon_threadsafe
+        allocation = AllocateMappedFileService(store, post, fatal)
+        flush = flush_service(store, post, fatal)
+        reput = ReputMessageService(store, post, dispatched, fatal)
+        checkpoint = CheckpointService(store, post, fatal)
+        self._services = [allocation, flush, reput, checkpoint]
+        for service in self._services:
+            service.start()
+        self._broker = Broker(
+            self._settings,
+            store,
+            flush,
+            reput,
+            holds,
+            loop=loop,
+            readers=self._readers,
+            recovery_seconds=report.seconds,
+            fatal=fatal,
+        )
+
+    async def stop(self) -> None:
+        """Orderly: connections, then services, then the store, after which `abort` is gone. Whatever was started."""
+        if self._server is not None:
+            await self._server.stop(self._settings.server.stop_timeout_ms / 1000)
+        await self._loop.run_in_executor(None, self._close)
+
+    def _close(self) -> None:
+        if self._broker is not None:
+            self._broker.topic_changes.close()
+        self._readers.shutdown()
+        for service in reversed(self._services):
+            service.stop()
+        if self._store is not None:
+            self._store.close()
+
+    def hurry(self) -> None:
+        """Do not wait for connections any longer."""
+        if self._server is not None:
+            self._server.cut()
+
+
+def advertised(advertise: str, host: str, port: int) -> tuple[str, int]:
+    """Address and port that the broker's records name: the setting, else where it listens.
+
+    Where it listens on every interface, the address of the one that leads out of this machine.
+    """
+    if advertise:
+        host, port = parse_address(advertise, default_port=port)
+    try:
+        address = ipaddress.ip_address(unmapped(host))
+    except ValueError:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return str(found[0][4][0]), port
+    if not address.is_unspecified:
+        return str(address), port
+    return _outgoing_address(address.version), port
+
+
+def _outgoing_address(version: int) -> str:
+    family, somewhere = (socket.AF_INET6, "2001:db8::1") if version == 6 else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((somewhere, 9))  # a datagram socket: nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "::1" if version == 6 else "127.0.0.1"

@@ -1,0 +1,218 @@
+"""The listening sockets and the connections that came through them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import socket
+
+from ...protocol.errors import ConfigurationError, SystemBusy
+from ..setting_rules import parse_address
+from .answering import encode_error
+from .connection import Connection, unmapped
+from .handlers.context import Broker
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+ACCEPTS_A_TURN = 64
+"""New connections that are taken before others are served again."""
+ACCEPT_PAUSE_S = 0.5
+"""How long nothing is accepted after accepting failed: mostly, the process or the machine ran out of descriptors."""
+SWEEP_S = (0.05, 1.0)
+"""Least and most time between two looks at all connections for what takes too long."""
+
+_BROKEN_LISTENER = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
+"""Errors of accept() after which trying again is pointless."""
+
+
+def bind(listen: str) -> list[socket.socket]:
+    """Sockets bound to every address that ``HOST:PORT`` stands for; nobody can connect before ``Server.start``.
+
+    With port 0 all get the same free one. Raises ``ConfigurationError`` where the address cannot be had.
+    """
+    host, port = parse_address(listen)
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            port = port or sockets[0].getsockname()[1]
+            sock.bind((address[0], port, *address[2:]))
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise _cannot_listen(listen, error) from None
+    return sockets
+
+
+def _cannot_listen(listen: str, error: OSError) -> ConfigurationError:
+    helps = "another process listens there" if error.errno == errno.EADDRINUSE else "choose another with --listen"
+    return ConfigurationError(f"server.listen = {listen!r}: cannot listen there: {error.strerror or error}; {helps}")
+
+
+class Server:
+    """Accepts connections and looks after them until ``stop``."""
+
+    def __init__(self, broker: Broker, sockets: list[socket.socket]) -> None:
+        self._broker = broker
+        self._sockets = sockets
+        self._connections: set[Connection] = set()
+        self._by_address: dict[str, int] = {}
+        self._starting: set[asyncio.Task[None]] = set()
+        self._accepting = False
+        self._stopping = False
+        self._all_gone = asyncio.Event()
+        limits = broker.limits
+        shortest_ms = min(limits.half_frame_timeout_ms, limits.idle_timeout_ms, limits.slow_reader_timeout_ms)
+        self._sweep_s = min(max(shortest_ms / 4000, SWEEP_S[0]), SWEEP_S[1])
+        self._sweep_timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Open the port. Raises ``ConfigurationError`` where another process listens there by now."""
+        for sock in self._sockets:
+            try:
+                sock.listen(BACKLOG)
+            except OSError as error:
+                raise _cannot_listen(self._broker.settings.server.listen, error) from None
+        self._accept_on()
+        self._sweep_timer = self._broker.loop.call_later(self._sweep_s, self._sweep)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Accept nothing more, answer held pulls, let connections finish what they have begun; cut them at the timeout.
+
+        ``cut`` ends the wait.
+        """
+        self._stopping = True
+        self._accept_off()
+        for sock in self._sockets:
+            sock.close()
+        self._broker.holds.answer_all()
+        for connection in list(self._connections):
+            connection.finish()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wait_until_gone(), timeout_s)
+        if self._connections:
+            log.warning("%d connections did not finish in %.1f s and are cut", len(self._connections), timeout_s)
+            self.cut()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wait_until_gone(), 1.0)
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+
+    def cut(self) -> None:
+        """Close every connection at once."""
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def _wait_until_gone(self) -> None:
+        while self._starting:
+            await asyncio.wait(self._starting)
+        while self._connections:
+            self._all_gone.clear()
+            await self._all_gone.wait()
+
+    # ---- accepting ----
+
+    def _accept_on(self) -> None:
+        if not self._stopping and not self._accepting:
+            self._accepting = True
+            for sock in self._sockets:
+                self._broker.loop.add_reader(sock.fileno(), self._accept, sock)
+
+    def _accept_off(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            for sock in self._sockets:
+                self._broker.loop.remove_reader(sock.fileno())
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                sock, address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in _BROKEN_LISTENER:
+                    self._broker.fatal("accepting connections", error)
+                log.error(
+                    "no connection can be accepted: %s (%d are open); trying again in %.1f s",
+                    error.strerror, len(self._connections), ACCEPT_PAUSE_S,
+                )  # fmt: skip
+                self._accept_off()
+                self._broker.loop.call_later(ACCEPT_PAUSE_S, self._accept_on)
+                return
+            self._admit(sock, address)
+
+    def _admit(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        limits, counters = self._broker.limits, self._broker.counters
+        counters.connections_accepted += 1
+        host = unmapped(address[0])
+        refusal = ""
+        if self._broker.connections >= limits.connections_max:
+            refusal = f"{limits.connections_max} connections are open, which is limits.connections_max"
+        elif self._by_address.get(host, 0) >= limits.connections_per_address_max:
+            refusal = (
+                f"{limits.connections_per_address_max} connections from {host} are open, which is "
+                "limits.connections_per_address_max"
+            )
+        if refusal:
+            counters.connections_refused += 1
+            log.warning("connection from %s refused: %s", host, refusal)
+            busy = SystemBusy(f"{refusal}; try again later", retry_after_ms=1000)
+            with sock, contextlib.suppress(OSError):
+                sock.setblocking(False)
+                sock.send(encode_error(busy, 0))
+            return
+        self._broker.connections += 1
+        if not ipaddress.ip_address(host).is_loopback:
+            self._by_address[host] = self._by_address.get(host, 0) + 1
+        task = self._broker.loop.create_task(self._connect(sock, host, address[1]))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _connect(self, sock: socket.socket, host: str, port: int) -> None:
+        connection = Connection(self._broker, (host, port), self._lost)
+        try:
+            await self._broker.loop.connect_accepted_socket(lambda: connection, sock)
+        except OSError as error:
+            log.debug("connection from %s:%d went while it was accepted: %s", host, port, error)
+            sock.close()
+            self._release(host)
+            return
+        if connection.lost:
+            return
+        self._connections.add(connection)
+        if self._stopping:
+            connection.finish()
+
+    def _lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._release(connection.address[0])
+        if not self._connections:
+            self._all_gone.set()
+
+    def _release(self, host: str) -> None:
+        self._broker.connections -= 1
+        count = self._by_address.get(host, 0)
+        if count > 1:
+            self._by_address[host] = count - 1
+        else:
+            self._by_address.pop(host, None)
+
+    # ---- looking after connections ----
+
+    def _sweep(self) -> None:
+        loop = self._broker.loop
+        self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
+        now = loop.time()
+        for connection in list(self._connections):
+            connection.sweep(now)

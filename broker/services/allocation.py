@@ -1,0 +1,37 @@
+"""AllocateMappedFileService: the CommitLog's next extents and its next file, ahead of the write offset."""
+
+from __future__ import annotations
+
+import errno
+
+from ..store import MessageStore
+from .service import OnFatal, Post, Service, log
+
+
+class AllocateMappedFileService(Service):
+    """Works ahead so that an append never waits for the file system. A full disk is no failure here: the append that
+    needs the room is refused with its own error."""
+
+    name = "allocation"
+    interval_seconds = 0.5
+
+    def __init__(self, store: MessageStore, post: Post, on_fatal: OnFatal) -> None:
+        super().__init__(post, on_fatal)
+        self._store = store
+        self._full = False
+
+    def do_once(self) -> bool:
+        """One step of extents, or the next file."""
+        try:
+            did = self._store.commitlog.prepare_ahead()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if not self._full:
+                log.warning("the disk of %s is full; new messages are refused until there is room", self._store.path)
+            self._full = True
+            return False
+        if did and self._full:
+            log.warning("the disk of %s has room again", self._store.path)
+            self._full = False
+        return did

@@ -1,0 +1,32 @@
+"""CheckpointService: puts queues, index, checkpoint and the consumer offsets on disk now and then."""
+
+from __future__ import annotations
+
+from ..store import MessageStore
+from .service import OnFatal, Post, Service
+
+
+class CheckpointService(Service):
+    """Bounds what a crash leaves to dispatch again."""
+
+    name = "checkpoint"
+
+    def __init__(self, store: MessageStore, post: Post, on_fatal: OnFatal) -> None:
+        super().__init__(post, on_fatal)
+        self._store = store
+        self.interval_seconds = store.settings.checkpoint_interval_ms / 1000
+        self._synced = -1
+
+    def do_once(self) -> bool:
+        """One round, where there is something new."""
+        store = self._store
+        if store.failed is None and store.reput_offset != self._synced:
+            self._synced = store.reput_offset
+            store.sync_derived()
+        if store.consumer_offsets.dirty:
+            store.consumer_offsets.persist()
+        return False
+
+    def behind(self) -> int:
+        """Bytes of the log whose units and entries a crash would lose."""
+        return max(self._store.reput_offset - max(self._synced, 0), 0)

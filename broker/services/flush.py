@@ -1,0 +1,145 @@
+"""Flushing the CommitLog: GroupCommitService for sync, FlushRealTimeService for async.
+
+Both own one thread, the only one that calls ``fdatasync``. A producer that must wait for the disk leaves a callback with
+the offset it waits for; one fdatasync serves all that wait. A failed fdatasync is the end of the process: the kernel marks
+the pages clean whatever happened to them, so trying again would report a success that never was.
+"""
+
+from __future__ import annotations
+
+import _thread
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ...protocol.errors import BrokerError, ServiceNotAvailable
+from ..store import MessageStore, StoreFailed
+from .service import OnFatal, Post, Service
+
+PAGE_BYTES = 4096
+
+Flushed = Callable[[BrokerError | None], None]
+"""Called on the loop once the bytes are on disk (None), or with the error that says they may not be."""
+
+
+class FlushService(Service):
+    """What both services share: those that wait, the flush, and what happens when it fails."""
+
+    name = "flush"
+
+    def __init__(self, store: MessageStore, post: Post, on_fatal: OnFatal) -> None:
+        super().__init__(post, on_fatal)
+        self._store = store
+        self._waiting: deque[tuple[int, Flushed]] = deque()
+        self._failure: BrokerError | None = None
+        # A lock as a binary semaphore: waking costs one release, a fraction of an Event's.
+        self._signal = _thread.allocate_lock()
+        self._signal.acquire()
+        self.on_flushed: Callable[[], None] = lambda: None
+        """Called on the loop after each flush, behind those that waited for it."""
+
+    def wait_for(self, end_offset: int, callback: Flushed) -> None:
+        """Call back on the loop when the log is on disk below ``end_offset``. The loop only; offsets never go back."""
+        if self._failure is not None:
+            callback(self._failure)
+        elif self._store.flushed_offset >= end_offset and not self._waiting:
+            callback(None)
+        else:
+            self._waiting.append((end_offset, callback))
+
+    def wake(self) -> None:
+        """New bytes were written. Any thread; cheap."""
+        if self._signal.locked():
+            try:
+                self._signal.release()
+            except RuntimeError:
+                pass  # another thread woke it between the two lines
+
+    def stop(self) -> None:
+        """Flush what is there, answer those that wait, end the thread."""
+        self._stopping = True
+        self.wake()
+        super().stop()
+
+    def behind(self) -> int:
+        """Bytes that are written and not on disk."""
+        return self._store.write_offset - self._store.flushed_offset
+
+    def _flush(self) -> None:
+        store = self._store
+        if store.write_offset <= store.flushed_offset:
+            return
+        try:
+            flushed = store.flush()
+        except OSError as error:
+            store.failed = StoreFailed(
+                f"fdatasync of the CommitLog in {store.path} failed: {error}. What was written last may not be on disk, and "
+                "trying again cannot tell: the broker ends. Check the disk, then start it again"
+            )
+            self._post(self._fail)
+            raise store.failed from error
+        self._post(self._complete, flushed)
+
+    def _complete(self, flushed: int) -> None:
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= flushed:
+            waiting.popleft()[1](None)
+        self.on_flushed()
+
+    def _fail(self) -> None:
+        self._failure = ServiceNotAvailable("the disk failed while the message was flushed; it may or may not be stored")
+        while self._waiting:
+            self._waiting.popleft()[1](self._failure)
+
+    def last_work(self) -> None:
+        """The last flush."""
+        self._flush()
+
+
+class GroupCommitService(FlushService):
+    """Sync: flush whenever something was written; what arrives during one fdatasync shares the next."""
+
+    name = "group-commit"
+
+    def do_once(self) -> bool:
+        """Wait for a wake, then flush."""
+        self._signal.acquire()
+        self._flush()
+        return True
+
+
+class FlushRealTimeService(FlushService):
+    """Async: flush every interval if enough pages are dirty, everything after the thorough interval, and at once where a
+    produce asked for sync."""
+
+    name = "flush-real-time"
+
+    def __init__(self, store: MessageStore, post: Post, on_fatal: OnFatal) -> None:
+        super().__init__(store, post, on_fatal)
+        settings = store.settings
+        self._interval_seconds = settings.flush_interval_ms / 1000
+        self._least_bytes = settings.flush_least_pages * PAGE_BYTES
+        self._thorough_seconds = settings.flush_thorough_interval_ms / 1000
+        self._last_thorough = time.monotonic()
+
+    def wake(self) -> None:
+        """Only a produce that asked for sync wakes it; the interval does the rest."""
+        if self._waiting or self._stopping:
+            super().wake()
+
+    def do_once(self) -> bool:
+        """Wait for the interval or for someone who waits, then flush if it is due."""
+        self._signal.acquire(timeout=self._interval_seconds)
+        now = time.monotonic()
+        thorough = now - self._last_thorough >= self._thorough_seconds
+        if self._waiting or thorough or self.behind() >= self._least_bytes:
+            self._flush()
+        if thorough:
+            self._last_thorough = now
+        return True
+
+
+def flush_service(store: MessageStore, post: Post, on_fatal: OnFatal) -> FlushService:
+    """The service of the store's flush policy."""
+    kind = GroupCommitService if store.settings.flush_policy == "sync" else FlushRealTimeService
+    return kind(store, post, on_fatal)

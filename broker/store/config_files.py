@@ -1,0 +1,239 @@
+"""The JSON tables in ``config/``: topics and consumer offsets, in RocketMQ's shape.
+
+RocketMQ writes them with fastjson, whose integer keys are not quoted; both forms are read, standard JSON is written. A
+table that is missing or broken is read from its ``.bak``. What a table holds beside what FlintMQ knows is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .errors import CorruptFile
+from .files import Files, replace_file
+
+_BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([{,]\s*)(-?\d+)(?=\s*:)')
+
+PERM_READ = 4
+PERM_WRITE = 2
+TOPIC_GROUP_SEPARATOR = "@"
+
+
+def parse_table(text: str) -> dict[str, Any]:
+    """A table's content, with or without quotes around integer keys. Raises ``ValueError`` where it is no JSON object."""
+
+    def quote(match: re.Match[str]) -> str:
+        return f'{match[1]}"{match[2]}"' if match[2] else match[0]
+
+    value = json.loads(_BARE_KEY.sub(quote, text))
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+class ConfigFile:
+    """One JSON table on disk."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self.path = path
+
+    def load(self) -> dict[str, Any]:
+        """The table, from the file or else its ``.bak``; empty where there is neither. Raises ``CorruptFile`` where what
+        is there cannot be read."""
+        problems = []
+        for path in (self.path, self.path.with_name(self.path.name + ".bak")):
+            try:
+                text = path.read_text(encoding="utf-8")
+            except FileNotFoundError:
+                continue
+            except UnicodeDecodeError as error:
+                problems.append(f"{path}: {error}")
+                continue
+            if not text.strip():
+                continue
+            try:
+                return parse_table(text)
+            except ValueError as error:
+                problems.append(f"{path}: {error}")
+        if problems:
+            raise CorruptFile(
+                f"{'; '.join(problems)}. Restore one of the two from a backup, or move both away to begin with an "
+                "empty table"
+            )
+        return {}
+
+    def save(self, table: dict[str, Any]) -> None:
+        """Replace the table; the one before becomes the ``.bak``. Durable when it returns."""
+        self._files.make_folder(self.path.parent)
+        try:
+            before = self.path.read_bytes()
+        except FileNotFoundError:
+            before = b""
+        if before.strip():
+            replace_file(self._files, self.path.with_name(self.path.name + ".bak"), before)
+        replace_file(self._files, self.path, json.dumps(table, indent=1, ensure_ascii=False).encode())
+
+
+def next_data_version(before: Any) -> dict[str, int]:
+    """The ``dataVersion`` of a table that is written again."""
+    counter = before.get("counter", 0) if isinstance(before, dict) else 0
+    return {"counter": int(counter) + 1, "stateVersion": 0, "timestamp": int(time.time() * 1000)}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """One topic. ``perm``: 4 read + 2 write; ``extra``: what RocketMQ keeps beside."""
+
+    name: str
+    read_queues: int = 4
+    write_queues: int = 4
+    perm: int = PERM_READ | PERM_WRITE
+    order: bool = False
+    extra: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def readable(self) -> bool:
+        """Whether consumers may read it."""
+        return bool(self.perm & PERM_READ)
+
+    @property
+    def writable(self) -> bool:
+        """Whether producers may write it."""
+        return bool(self.perm & PERM_WRITE)
+
+    @property
+    def queues(self) -> int:
+        """How many queues it has, whether read or written."""
+        return max(self.read_queues, self.write_queues)
+
+    @classmethod
+    def from_json(cls, name: str, row: dict[str, Any]) -> TopicConfig:
+        """From RocketMQ's row."""
+        known = {"topicName", "readQueueNums", "writeQueueNums", "perm", "order"}
+        return cls(
+            name=name,
+            read_queues=int(row.get("readQueueNums", 4)),
+            write_queues=int(row.get("writeQueueNums", 4)),
+            perm=int(row.get("perm", 6)),
+            order=bool(row.get("order", False)),
+            extra={key: value for key, value in row.items() if key not in known},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """RocketMQ's row."""
+        row: dict[str, Any] = {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "attributes": {}}
+        row.update(self.extra)
+        row.update(
+            topicName=self.name,
+            readQueueNums=self.read_queues,
+            writeQueueNums=self.write_queues,
+            perm=self.perm,
+            order=self.order,
+        )
+        return row
+
+
+class TopicTable:
+    """``config/topics.json``. Changed on one thread; ``persist`` may run on another."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._file = ConfigFile(files, path)
+        self._lock = threading.Lock()
+        self._topics: dict[str, TopicConfig] = {}
+        self._rest: dict[str, Any] = {}
+
+    def load(self) -> None:
+        """Read the table. Raises ``CorruptFile``."""
+        table = self._file.load()
+        rows = table.pop("topicConfigTable", {})
+        self._rest = table
+        try:
+            self._topics = {name: TopicConfig.from_json(name, row) for name, row in rows.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CorruptFile(f"{self._file.path}: a topic's row has an unknown shape: {error}") from error
+
+    def get(self, name: str) -> TopicConfig | None:
+        """The topic's configuration, or None."""
+        return self._topics.get(name)
+
+    def put(self, config: TopicConfig) -> None:
+        """Add or replace a topic, in memory."""
+        before = self._topics.get(config.name)
+        if before is not None and not config.extra:
+            config = replace(config, extra=before.extra)
+        self._topics[config.name] = config
+
+    def remove(self, name: str) -> None:
+        """Forget a topic, in memory."""
+        self._topics.pop(name, None)
+
+    def __iter__(self) -> Iterator[TopicConfig]:
+        return iter(list(self._topics.values()))
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def persist(self) -> None:
+        """Write the table; durable when it returns. Blocks."""
+        with self._lock:
+            rows = {config.name: config.to_json() for config in self}
+            self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
+            self._file.save({**self._rest, "topicConfigTable": rows})
+
+
+class ConsumerOffsetTable:
+    """``config/consumerOffset.json``: what each group has committed per queue."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._file = ConfigFile(files, path)
+        self._lock = threading.Lock()
+        self._offsets: dict[str, dict[int, int]] = {}
+        self._rest: dict[str, Any] = {}
+        self.dirty = False
+        """Whether something was committed since the last ``persist``."""
+
+    def load(self) -> None:
+        """Read the table. Raises ``CorruptFile``."""
+        table = self._file.load()
+        rows = table.pop("offsetTable", {})
+        self._rest = table
+        try:
+            self._offsets = {
+                key: {int(queue): int(next_offset) for queue, next_offset in row.items()} for key, row in rows.items()
+            }
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CorruptFile(f"{self._file.path}: a group's row has an unknown shape: {error}") from error
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        """Next offset per queue of those queues that the group has committed."""
+        return dict(self._offsets.get(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {}))
+
+    def commit(self, group: str, topic: str, queue: int, next_offset: int) -> None:
+        """Note a group's progress, in memory; ``persist`` makes it durable."""
+        self._offsets.setdefault(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {})[queue] = next_offset
+        self.dirty = True
+
+    def clamp(self, topic: str, queue: int, max_offset: int) -> None:
+        """After a cut of the log: no group's progress in the queue lies beyond its end."""
+        for key, row in self._offsets.items():
+            if key.partition(TOPIC_GROUP_SEPARATOR)[0] == topic and row.get(queue, 0) > max_offset:
+                row[queue] = max_offset
+                self.dirty = True
+
+    def persist(self) -> None:
+        """Write the table; durable when it returns. Blocks."""
+        with self._lock:
+            self.dirty = False
+            rows = {
+                key: {str(queue): next_offset for queue, next_offset in sorted(list(row.items()))}
+                for key, row in list(self._offsets.items())
+            }
+            self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
+            self._file.save({**self._rest, "offsetTable": rows})

@@ -1,0 +1,189 @@
+"""ConsumeQueue: per queue of a topic, a row of 20-byte units that point into the CommitLog."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
+from .errors import WouldBlock
+from .files import Files, zero
+from .mapped_file import file_name
+
+_NAME = re.compile(r"\d{20}\Z")
+_PRE_BLANK = UNIT_STRUCT.pack(0, PRE_BLANK_SIZE, 0)
+
+
+class DamagedQueue(Exception):
+    """The queue's files cannot be used; they are moved aside and rebuilt."""
+
+
+class ConsumeQueue:
+    """One queue's units, in files of ``file_bytes``.
+
+    ``max_offset`` is published after the units below it are written, so any thread may read below it. Only the owner of
+    reput writes.
+    """
+
+    __slots__ = (
+        "_dirty", "_fds", "file_bytes", "files", "folder", "folder_dirty", "max_offset", "min_hint",
+        "queue_id", "row", "start_offset", "topic",
+    )  # fmt: skip
+
+    def __init__(self, files: Files, folder: Path, topic: str, queue_id: int, file_bytes: int, row: int) -> None:
+        self.files = files
+        self.folder = folder
+        self.topic = topic
+        self.queue_id = queue_id
+        self.file_bytes = file_bytes
+        self.row = row
+        self._fds: dict[int, int] = {}
+        self.start_offset = 0
+        """First queue offset that is no filling; the log may begin behind it."""
+        self.max_offset = 0
+        self.min_hint = 0
+        """Units below this are known to point in front of the log's start."""
+        self._dirty: set[int] = set()
+        self.folder_dirty = False
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was written since the last ``sync``."""
+        return bool(self._dirty) or self.folder_dirty
+
+    def load(self) -> None:
+        """Open the files that are there. Raises ``DamagedQueue`` where they are no row of whole files."""
+        if not self.folder.is_dir():
+            return
+        starts = sorted(int(path.name) for path in self.folder.iterdir() if _NAME.match(path.name))
+        for number, start in enumerate(starts):
+            path = self.folder / file_name(start)
+            fd = self.files.open(path)
+            size = self.files.size(fd)
+            if size == 0 and number == len(starts) - 1:
+                self.files.close(fd)
+                self.files.unlink(path)
+                continue
+            self._fds[start] = fd
+            if size != self.file_bytes:
+                raise DamagedQueue(f"{path} has {size:,} bytes instead of {self.file_bytes:,}")
+            if start % self.file_bytes or (number and start != starts[number - 1] + self.file_bytes):
+                raise DamagedQueue(f"{path} does not follow the file before it")
+
+    @property
+    def first_byte(self) -> int:
+        """Where the first file begins, in bytes of units."""
+        return min(self._fds, default=0)
+
+    @property
+    def end_byte(self) -> int:
+        """Where the last file ends, in bytes of units."""
+        return max(self._fds) + self.file_bytes if self._fds else 0
+
+    def read_units(self, queue_offset: int, count: int, *, hot: bool) -> bytearray:
+        """``count`` units from ``queue_offset`` on, fewer where the files end. With ``hot`` may raise ``WouldBlock``."""
+        buffer = bytearray(count * UNIT_BYTES)
+        view = memoryview(buffer)
+        at = queue_offset * UNIT_BYTES
+        done = 0
+        while done < len(buffer):
+            start = at - at % self.file_bytes
+            fd = self._fds.get(start)
+            if fd is None:
+                break
+            size = min(len(buffer) - done, start + self.file_bytes - at)
+            got = self.files.read(fd, view[done : done + size], at - start, wait=not hot)
+            if got < size:
+                if hot:
+                    raise WouldBlock
+                break
+            done += size
+            at += size
+        return buffer if done == len(buffer) else buffer[: done - done % UNIT_BYTES]
+
+    def unit(self, queue_offset: int, *, hot: bool) -> tuple[int, int, int]:
+        """(physical offset, size, tags code) of one unit; size 0 where there is none."""
+        blob = self.read_units(queue_offset, 1, hot=hot)
+        if len(blob) < UNIT_BYTES:
+            return 0, 0, 0
+        physical_offset, size, tags_code = UNIT_STRUCT.unpack(blob)
+        return physical_offset, size, tags_code
+
+    def append(self, units: memoryview) -> None:
+        """Write units at ``max_offset`` and publish them. Raises OSError ENOSPC; then nothing is published."""
+        self.write_at(self.max_offset, units)
+        self.max_offset += len(units) // UNIT_BYTES
+
+    def write_at(self, queue_offset: int, units: memoryview) -> None:
+        """Write units without publishing them."""
+        at = queue_offset * UNIT_BYTES
+        while len(units):
+            start = at - at % self.file_bytes
+            fd = self._fds.get(start)
+            if fd is None:
+                fd = self._create(start)
+            size = min(len(units), start + self.file_bytes - at)
+            self.files.write(fd, units[:size], at - start)
+            self._dirty.add(start)
+            units = units[size:]
+            at += size
+
+    def _create(self, start: int) -> int:
+        self.files.make_folder(self.folder)
+        fd = self.files.open(self.folder / file_name(start), create=True)
+        try:
+            self.files.resize(fd, self.file_bytes)
+        except OSError:
+            self.files.close(fd)
+            raise
+        self._fds[start] = fd
+        self.folder_dirty = True
+        return fd
+
+    def begin_at(self, queue_offset: int) -> None:
+        """Make an empty queue begin at ``queue_offset``; what its first file holds before is filled, as RocketMQ does."""
+        first = queue_offset * UNIT_BYTES
+        filling = (first % self.file_bytes) // UNIT_BYTES
+        if filling:
+            self.write_at(queue_offset - filling, memoryview(_PRE_BLANK * filling))
+        self.start_offset = self.max_offset = self.min_hint = queue_offset
+
+    def skip_to(self, queue_offset: int) -> None:
+        """Fill a gap in the middle: units that every reader passes over."""
+        self.append(memoryview(_PRE_BLANK * (queue_offset - self.max_offset)))
+
+    def truncate(self, queue_offset: int) -> None:
+        """End the queue at ``queue_offset``: what lies behind becomes zeros, whole files behind go. For recovery only."""
+        end = queue_offset * UNIT_BYTES
+        for start in sorted(self._fds, reverse=True):
+            if start >= end and start != self.first_byte:
+                self.files.close(self._fds.pop(start))
+                self.files.unlink(self.folder / file_name(start))
+                self.folder_dirty = True
+            elif start + self.file_bytes > end and zero(
+                self.files, self._fds[start], max(end - start, 0), self.file_bytes
+            ):
+                self._dirty.add(start)
+        self.max_offset = queue_offset
+
+    def sync(self) -> None:
+        """Put what was written on disk. May run beside the owner: what it writes meanwhile is synced the next time."""
+        if self.folder_dirty:
+            self.folder_dirty = False
+            self.files.sync_folder(self.folder)
+        for start in list(self._dirty):
+            self._dirty.discard(start)  # first: what is written from here on is dirty again
+            fd = self._fds.get(start)
+            if fd is None:
+                continue
+            try:
+                self.files.sync_data(fd)
+            except OSError:
+                self._dirty.add(start)
+                raise
+
+    def close(self) -> None:
+        """Close the files."""
+        for fd in self._fds.values():
+            self.files.close(fd)
+        self._fds.clear()

@@ -1,0 +1,184 @@
+"""Dispatch: CommitLog records become ConsumeQueue units and index entries.
+
+One ``step`` is one kernel call over a chunk of the log and the writes of what it found. It belongs to whoever owns reput.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+import numpy as np
+
+from ...protocol.layout import UNIT_BYTES
+from ..kernels import dispatch as kernel
+from .commitlog import CommitLog
+from .consume_queue import ConsumeQueue
+from .errors import CorruptLog
+from .index_file import IndexService
+from .queue_table import ConsumeQueueTable
+
+UNITS_MAX = 16_384
+KEYS_MAX = 65_536
+"""More than one record can have: 32,767 bytes of properties hold at most 16,384 keys."""
+
+GAP_MAX = 10_000_000
+"""A larger jump of a queue's offsets is damage, not lost messages."""
+
+log = logging.getLogger(__name__)
+
+
+class IncompleteQueue(Exception):
+    """A queue ends before the queue offset that the next record of the log has."""
+
+    def __init__(self, queue: ConsumeQueue) -> None:
+        super().__init__(f"{queue.topic}/{queue.queue_id}")
+        self.queue = queue
+
+
+class Dispatcher:
+    """Where reput stands: ``reput_offset`` is published after the units and entries below it are written."""
+
+    def __init__(self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService) -> None:
+        self._commitlog = commitlog
+        self._queues = queues
+        self._index = index
+        self.reput_offset = 0
+        self.last_store_ms = 0
+        """Store time of the last dispatched record."""
+        self.dispatched_records = 0
+        """Records that the last step went through."""
+        self.deleted_topics: deque[str] = deque()
+        """Topics deleted since the last step."""
+        self._units = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
+        self._unit_rows = np.zeros(UNITS_MAX, np.int64)
+        self._grouped = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
+        self._grouped_view = memoryview(self._grouped.data)
+        self._touched = np.zeros(3 * UNITS_MAX, np.int64)
+        self._keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
+        self._scratch = np.zeros(kernel.PARTS + 8, np.int64)
+        self._state = np.zeros(kernel.STATE, np.int64)
+        self._unfinished: _Unfinished | None = None
+
+    def step(
+        self, end_offset: int, chunk_bytes: int, *, complete: set[int] | None = None
+    ) -> list[tuple[str, int, int]]:
+        """Dispatch up to ``chunk_bytes`` of the log below ``end_offset``, a record's boundary.
+
+        Returns (topic, queue id, new max offset) of the queues that got units. Raises ``CorruptLog`` where a record
+        below ``end_offset`` is not sound, and OSError ENOSPC where the disk is full: then the next call goes on with
+        what was not written.
+
+        ``complete``: for recovery, rows of the queues whose gaps are the log's own; a gap in the middle of another
+        raises ``IncompleteQueue``.
+        """
+        self.dispatched_records = 0
+        while self.deleted_topics:
+            self._queues.topic_deleted(self.deleted_topics.popleft())
+        if self._unfinished is not None:
+            return self._finish(self._unfinished)
+        at = self.reput_offset
+        if at >= end_offset:
+            return []
+        file = self._commitlog.queue.find(at)
+        if file is None:
+            raise CorruptLog(f"{self._commitlog.queue.folder} has no file that holds offset {at:,}, which is not dispatched")
+        queues = self._queues
+        position = at - file.start_offset
+        end = min(end_offset - file.start_offset, file.size, position + chunk_bytes)
+        state = self._state
+        state[kernel.S_INDEX_FROM] = self._index.end_physical_offset
+        status, position = kernel.dispatch(
+            file.array(), position, end, file.start_offset, queues.slots, queues.kernel_rows, queues.topics,
+            self._units, self._unit_rows, self._grouped, self._touched, self._keys, self._scratch, state,
+        )  # fmt: skip
+        stopped_at = file.start_offset + position
+        touched = self._touched[: 3 * int(state[kernel.S_TOUCHED])].tolist()
+        keys = int(state[kernel.S_KEYS])
+        next_offset = file.end_offset if status == kernel.BLANK else stopped_at
+        self.dispatched_records = int(state[kernel.S_RECORDS])
+        if self.dispatched_records:
+            self.last_store_ms = int(state[kernel.S_LAST_STORE_MS])
+        result = self._finish(_Unfinished(touched, keys, next_offset))
+        if status == kernel.NEW_QUEUE:
+            self._add_queue(file.array(), position)
+        elif status == kernel.GAP:
+            self._close_gap(file.array(), position, complete)
+        elif status not in (kernel.DONE, kernel.BLANK, kernel.FULL):
+            raise CorruptLog(
+                f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {stopped_at:,}), "
+                f"below the log's end at {end_offset:,}. Restore the file from a backup; nothing was changed"
+            )
+        return result
+
+    def _finish(self, work: _Unfinished) -> list[tuple[str, int, int]]:
+        """Write the units and entries of a kernel call; on a full disk keep what is left for the next step."""
+        self._unfinished = work
+        rows = self._queues.rows
+        while work.touched_at < len(work.touched):
+            row, first, count = work.touched[work.touched_at : work.touched_at + 3]
+            queue = rows[row]
+            queue.append(self._grouped_view[first * UNIT_BYTES : (first + count) * UNIT_BYTES])
+            work.result.append((queue.topic, queue.queue_id, queue.max_offset))
+            work.touched_at += 3
+        for done in self._index.put(self._keys, work.keys, work.keys_done):
+            work.keys_done = done
+        self._unfinished = None
+        self.reput_offset = work.next_offset
+        return work.result
+
+    def _record_queue(self, log_array: np.ndarray, position: int) -> tuple[str, int, int]:
+        parts = self._scratch
+        topic = log_array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes().decode("utf-8", "replace")
+        head = log_array[position : position + 28].tobytes()
+        return topic, int.from_bytes(head[12:16], "big", signed=True), int.from_bytes(head[20:28], "big", signed=True)
+
+    def _add_queue(self, log_array: np.ndarray, position: int) -> None:
+        topic, queue_id, queue_offset = self._record_queue(log_array, position)
+        if not _safe_folder_name(topic) or not 0 <= queue_id < 2**31:
+            raise CorruptLog(
+                f"a record at physical offset {self.reput_offset:,} names topic {topic!r}, queue {queue_id}, which "
+                "cannot be a queue's folder. Restore the log from a backup; nothing was changed"
+            )
+        self._queues.add(topic, queue_id)
+
+    def _close_gap(self, log_array: np.ndarray, position: int, complete: set[int] | None) -> None:
+        """A record's queue offset is beyond the queue's next. An empty queue begins there (retention took what was
+        before, or the topic was deleted); in the middle the gap is filled, so that later offsets stay right."""
+        queue = self._queues.rows[int(self._state[kernel.S_GAP_QUEUE])]
+        _, _, queue_offset = self._record_queue(log_array, position)
+        if queue.max_offset == queue.start_offset:
+            queue.begin_at(queue_offset)
+        elif queue_offset - queue.max_offset > GAP_MAX:
+            raise CorruptLog(
+                f"the record at physical offset {self.reput_offset:,} says queue offset {queue_offset:,}, but queue "
+                f"{queue.queue_id} of {queue.topic} ends at {queue.max_offset:,}. Restore the log from a backup; "
+                "nothing was changed"
+            )
+        else:
+            if complete is not None and queue.row not in complete:
+                raise IncompleteQueue(queue)
+            log.warning(
+                "topic %s queue %d: messages %d to %d are not in the log", queue.topic, queue.queue_id, queue.max_offset,
+                queue_offset - 1,
+            )  # fmt: skip
+            queue.skip_to(queue_offset)
+        self._queues.sync_row(queue)
+
+
+class _Unfinished:
+    """What a kernel call found and how much of it is written."""
+
+    __slots__ = ("keys", "keys_done", "next_offset", "result", "touched", "touched_at")
+
+    def __init__(self, touched: list[int], keys: int, next_offset: int) -> None:
+        self.touched = touched
+        self.touched_at = 0
+        self.keys = keys
+        self.keys_done = 0
+        self.next_offset = next_offset
+        self.result: list[tuple[str, int, int]] = []
+
+
+def _safe_folder_name(topic: str) -> bool:
+    return bool(topic) and "/" not in topic and "\0" not in topic and topic not in (".", "..") and len(topic.encode()) <= 255

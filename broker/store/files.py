@@ -1,0 +1,174 @@
+"""The seam between the store and the file system: every access goes through one ``Files`` object.
+
+A test gives the store another one, which fails at the n-th call or forgets what was not synced. Maps are written by the
+kernels directly, so the rule that makes them safe stands here too: a mapped range is allocated (``allocate``) before it is
+touched, because a hole that cannot be filled is a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+READ_WRITE = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
+_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+ZERO_CHUNK = bytes(1 << 20)
+
+
+class Files:
+    """The operating system's files."""
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        """A descriptor for reading and writing; ``create`` makes the file if it is not there."""
+        return os.open(path, READ_WRITE | (os.O_CREAT if create else 0), 0o644)
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        """The file's logical size in bytes."""
+        return os.fstat(fd).st_size
+
+    def resize(self, fd: int, size: int) -> None:
+        """Set the logical size. Never on a file that is mapped beyond it."""
+        os.ftruncate(fd, size)
+
+    def allocate(self, fd: int, at: int, size: int) -> None:
+        """Make sure that ``[at, at + size)`` has blocks on disk; raises OSError ENOSPC where it cannot."""
+        os.posix_fallocate(fd, at, size)
+
+    def read(self, fd: int, buffer: memoryview, at: int, *, wait: bool) -> int:
+        """Fill ``buffer`` from ``at``; returns the bytes read, fewer at the file's end.
+
+        With ``wait`` False returns only what is in the page cache, possibly 0 or fewer than asked for; where the file
+        system cannot tell, it reads.
+        """
+        done = 0
+        flags = 0 if wait else _NOWAIT
+        while done < len(buffer):
+            try:
+                count = os.preadv(fd, [buffer[done:]], at + done, flags)
+            except BlockingIOError:
+                return done
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP or not flags:
+                    raise
+                flags = 0
+                continue
+            if count == 0:
+                return done
+            done += count
+            if flags and done < len(buffer):
+                return done
+        return done
+
+    def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
+        """Write all of ``data`` at ``at``; raises OSError ENOSPC where there is no room (part may be written)."""
+        view = memoryview(data)
+        while len(view):
+            count = os.pwrite(fd, view, at)
+            view = view[count:]
+            at += count
+
+    def sync_data(self, fd: int) -> None:
+        """fdatasync: also of pages that were written through a map, and without holding the GIL."""
+        os.fdatasync(fd)
+
+    def sync_folder(self, path: Path) -> None:
+        """Make the folder's entries durable."""
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        """The file's first ``size`` bytes, shared and writable."""
+        return mmap.mmap(fd, size)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename, replacing ``target``."""
+        os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        os.unlink(path)
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder and those above it."""
+        path.mkdir(parents=True, exist_ok=True)
+
+    def data_ranges(self, fd: int, at: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of ``[at, end)`` that may hold anything but zeros."""
+        while at < end:
+            try:
+                begin = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # no data up to the end of the file
+                    return
+                raise
+            if begin >= end:
+                return
+            stop = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+            yield begin, stop
+            at = stop
+
+    def free_bytes(self, path: Path) -> int:
+        """What an ordinary user may still write on the file system of ``path``."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+
+def zero(files: Files, fd: int, at: int, end: int) -> int:
+    """Write zeros over whatever ``[at, end)`` holds; returns how many bytes were not zero's page already."""
+    zeroed = 0
+    for begin, stop in list(files.data_ranges(fd, at, end)):
+        for chunk in range(begin, stop, len(ZERO_CHUNK)):
+            size = min(len(ZERO_CHUNK), stop - chunk)
+            held = bytearray(size)
+            files.read(fd, memoryview(held), chunk, wait=True)
+            if any(held):
+                files.write(fd, memoryview(ZERO_CHUNK)[:size], chunk)
+                zeroed += size
+    return zeroed
+
+
+def create_whole(files: Files, path: Path, size: int, scratch_folder: Path, *, allocate: int = 0) -> int:
+    """Make a file of ``size`` zeros that is there whole or not at all; returns its descriptor.
+
+    It is made under another name in ``scratch_folder`` (same file system), its first ``allocate`` bytes get blocks, then
+    it is synced and renamed: a crash never leaves a file of the wrong length, which RocketMQ would refuse to start on.
+    """
+    files.make_folder(scratch_folder)
+    scratch = scratch_folder / f"new-{path.parent.name}-{path.name}"
+    fd = files.open(scratch, create=True)
+    try:
+        files.resize(fd, 0)
+        files.resize(fd, size)
+        if allocate:
+            files.allocate(fd, 0, min(allocate, size))
+        files.sync_data(fd)
+        files.rename(scratch, path)
+        files.sync_folder(path.parent)
+    except OSError:
+        files.close(fd)
+        raise
+    return fd
+
+
+def replace_file(files: Files, path: Path, content: bytes) -> None:
+    """Replace a small file so that a crash leaves the old or the new one: temp file, fsync, rename, fsync of the folder."""
+    scratch = path.with_name(path.name + ".tmp")
+    fd = files.open(scratch, create=True)
+    try:
+        files.resize(fd, 0)
+        files.write(fd, content, 0)
+        files.sync_data(fd)
+    finally:
+        files.close(fd)
+    files.rename(scratch, path)
+    files.sync_folder(path.parent)

@@ -1,0 +1,170 @@
+"""MappedFile and MappedFileQueue: the CommitLog as a row of equal files, each named by the offset it begins at."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+
+import numpy as np
+
+from .errors import CorruptLog, SettingMismatch, WouldBlock
+from .files import Files, create_whole
+
+NAME_DIGITS = 20
+_NAME = re.compile(r"\d{20}\Z")
+
+
+def file_name(start_offset: int) -> str:
+    """The name of the file that begins at ``start_offset``: 20 digits."""
+    return f"{start_offset:0{NAME_DIGITS}d}"
+
+
+class MappedFile:
+    """One file of fixed size. It is read through its descriptor; only what kernels work on is mapped.
+
+    No view of the map leaves the store: whoever needs the bytes elsewhere copies them.
+    """
+
+    def __init__(self, files: Files, path: Path, fd: int, size: int, *, allocated: int = 0) -> None:
+        self.files = files
+        self.path = path
+        self.fd = fd
+        self.size = size
+        self.start_offset = int(path.name)
+        self.allocated = allocated
+        """Extents exist below this; a map may be written only there."""
+        self._array: np.ndarray | None = None
+
+    @property
+    def end_offset(self) -> int:
+        """The offset of the next file."""
+        return self.start_offset + self.size
+
+    def array(self) -> np.ndarray:
+        """The file's bytes, mapped shared and writable."""
+        array = self._array
+        if array is None:
+            array = self._array = np.frombuffer(self.files.map(self.fd, self.size), np.uint8)
+        return array
+
+    def release(self) -> None:
+        """Let the map go; it ends when the last array on it does."""
+        self._array = None
+
+    def allocate(self, end: int, step: int) -> None:
+        """Give ``[0, end)`` blocks, in steps; raises OSError ENOSPC where the disk is full."""
+        while self.allocated < min(end, self.size):
+            size = min(step, self.size - self.allocated)
+            self.files.allocate(self.fd, self.allocated, size)
+            self.allocated += size
+
+    def close(self) -> None:
+        """Close the descriptor and let the map go."""
+        self._array = None
+        if self.fd >= 0:
+            self.files.close(self.fd)
+            self.fd = -1
+
+
+class MappedFileQueue:
+    """The files of a folder in order, without a gap.
+
+    ``setting``: the name of the setting that gives the files' size, for the error when one has another.
+    """
+
+    def __init__(self, files: Files, folder: Path, file_bytes: int, scratch_folder: Path, setting: str) -> None:
+        self.os = files
+        self.folder = folder
+        self.file_bytes = file_bytes
+        self.scratch_folder = scratch_folder
+        self.setting = setting
+        self.files: list[MappedFile] = []
+
+    def load(self) -> None:
+        """Open what is there. Raises ``SettingMismatch`` or ``CorruptLog``, naming the file."""
+        self.os.make_folder(self.folder)
+        names = sorted(path.name for path in self.folder.iterdir() if _NAME.match(path.name))
+        for number, name in enumerate(names):
+            path = self.folder / name
+            fd = self.os.open(path)
+            size = self.os.size(fd)
+            if size == 0 and number == len(names) - 1:
+                self.os.close(fd)  # a RocketMQ that stopped while it made its next file
+                self.os.unlink(path)
+                continue
+            self.files.append(MappedFile(self.os, path, fd, size))
+            self._check(self.files[-1], number)
+
+    def _check(self, file: MappedFile, number: int) -> None:
+        if file.size != self.file_bytes:
+            raise SettingMismatch(
+                f"{file.path} has {file.size:,} bytes, the setting {self.setting} says {self.file_bytes:,}. Start with "
+                f"the size that the store was made with (--set {self.setting}={file.size}), or, if this file was cut "
+                "short, restore it from a backup"
+            )
+        if file.start_offset % self.file_bytes:
+            raise CorruptLog(
+                f"{file.path}: its name says it begins at {file.start_offset:,}, which is no multiple of "
+                f"{self.setting} = {self.file_bytes:,}. It does not belong to this store; move it away"
+            )
+        if number and file.start_offset != self.files[number - 1].end_offset:
+            raise CorruptLog(
+                f"between {self.files[number - 1].path} and {file.path.name} at least one file is missing. "
+                "Restore it from a backup; nothing was changed"
+            )
+
+    @property
+    def start_offset(self) -> int:
+        """Where the first file begins; 0 without files."""
+        return self.files[0].start_offset if self.files else 0
+
+    @property
+    def end_offset(self) -> int:
+        """Where the last file ends; 0 without files."""
+        return self.files[-1].end_offset if self.files else 0
+
+    def create(self, start_offset: int, allocate: int) -> MappedFile:
+        """Make the file at ``start_offset``, durably, with blocks for its first ``allocate`` bytes. Not yet in the row."""
+        path = self.folder / file_name(start_offset)
+        fd = create_whole(self.os, path, self.file_bytes, self.scratch_folder, allocate=allocate)
+        return MappedFile(self.os, path, fd, self.file_bytes, allocated=min(allocate, self.file_bytes))
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds ``offset``."""
+        files = self.files
+        if not files:
+            return None
+        number = (offset - files[0].start_offset) // self.file_bytes
+        return files[number] if 0 <= number < len(files) else None
+
+    def read(self, offset: int, buffer: memoryview, *, hot: bool) -> None:
+        """Fill ``buffer`` from ``offset``; it does not cross a file.
+
+        With ``hot``, raises ``WouldBlock`` where a byte is not in the page cache. Raises ``CorruptLog`` where there is
+        no such file or it ends before.
+        """
+        file = self.find(offset)
+        if file is None:
+            raise CorruptLog(f"{self.folder} has no file that holds offset {offset:,}")
+        try:
+            count = self.os.read(file.fd, buffer, offset - file.start_offset, wait=not hot)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            raise CorruptLog(f"{file.path} was removed while offset {offset:,} was read") from error
+        if count < len(buffer):
+            if hot:
+                raise WouldBlock
+            raise CorruptLog(f"{file.path} ends in the middle of the {len(buffer)} bytes at offset {offset:,}")
+
+    def remove_from(self, number: int) -> list[MappedFile]:
+        """Take the files from index ``number`` on out of the row, for the caller to delete."""
+        removed = self.files[number:]
+        del self.files[number:]
+        return removed
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self.files:
+            file.close()

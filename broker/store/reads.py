@@ -1,0 +1,418 @@
+"""Reading the store: pull by offset, query by key, view by id, offsets by time.
+
+Every function is synchronous and takes ``hot``. With ``hot`` it answers from the page cache alone and raises
+``WouldBlock`` where it cannot; the caller repeats it with ``hot=False`` in a reader thread, so that a consumer at the far
+end of the log never holds up a producer. No view of a map leaves: records are read into a fresh buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...protocol.errors import (
+    PULL_NOT_FOUND,
+    PULL_RETRY_IMMEDIATELY,
+    SUCCESS,
+    InvalidParameter,
+    MessageNotFound,
+    OffsetOutOfRange,
+    QueueNotExist,
+    TopicNotExist,
+)
+from ...protocol.fields import I32_MAX
+from ...protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from ...protocol.ids import parse_offset_id
+from ...protocol.javahash import index_key_hash
+from ...protocol.layout import RECORD_BYTES_MIN, RECORD_STRUCT, UNIT_BYTES
+from ...protocol.names import is_system_topic
+from ...protocol.record import (
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
+    CorruptRecord,
+    Record,
+    decode_record,
+    split_keys,
+)
+from ..kernels import gather as kernel
+from .commitlog import CommitLog
+from .config_files import TopicTable
+from .consume_queue import ConsumeQueue
+from .errors import CorruptLog, WouldBlock
+from .index_file import IndexFile, IndexService
+from .queue_table import ConsumeQueueTable
+from .store_state import StoreState
+
+UNITS_A_STEP = 4096
+FILTERED_UNITS_MAX = 65_536
+"""A filtered pull looks at no more units than this before it answers."""
+ANSWER_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX - 8
+QUERY_PAGE_MAX = 64
+HOT_ENTRIES_MAX = 256
+"""A query that looks at more index entries than this goes on in a reader thread."""
+GAP_BYTES_MAX = 4096
+SPARSE_MAX = 8
+SPAN_BYTES_MAX = 4 * 1024 * 1024
+
+_NO_TAGS = np.zeros(1, np.int64)
+
+
+@dataclass(slots=True)
+class Pulled:
+    """The answer to a pull. ``body``: count × u32 sizes, then the records, in a buffer of its own."""
+
+    code: int
+    count: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    body: bytearray
+
+
+@dataclass(slots=True)
+class Found:
+    """The answer to a query: records as in ``Pulled``, newest first; ``cursor``: where the next page begins, empty at
+    the end; ``index_behind_bytes``: CommitLog bytes that the index does not cover yet."""
+
+    count: int
+    cursor: str
+    index_behind_bytes: int
+    body: bytearray
+
+
+class Reads:
+    """The read side of a store; any thread."""
+
+    def __init__(
+        self,
+        commitlog: CommitLog,
+        queues: ConsumeQueueTable,
+        index: IndexService,
+        topics: TopicTable,
+        state: StoreState,
+    ) -> None:
+        self._commitlog = commitlog
+        self._queues = queues
+        self._index = index
+        self._topics = topics
+        self._state = state
+
+    # Queues.
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue; None where it has had no message yet. Raises ``TopicNotExist`` or ``QueueNotExist``."""
+        config = self._topics.get(topic)
+        if config is None:
+            raise TopicNotExist(f"topic {topic!r} does not exist; create it or produce to it first")
+        if not 0 <= queue_id < config.queues:
+            raise QueueNotExist(f"topic {topic!r} has queues 0 to {config.queues - 1}, not {queue_id}")
+        return self._queues.get(topic, queue_id)
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the queue's next dispatched message has."""
+        queue = self.queue(topic, queue_id)
+        return queue.max_offset if queue is not None else self._state.next_offset(topic, queue_id)
+
+    def min_offset(self, topic: str, queue_id: int, *, hot: bool) -> int:
+        """The first offset that can be read."""
+        queue = self.queue(topic, queue_id)
+        return self._min_offset(queue, hot) if queue is not None else self._state.next_offset(topic, queue_id)
+
+    def _min_offset(self, queue: ConsumeQueue, hot: bool) -> int:
+        log_start = max(self._commitlog.start_offset, self._state.deleted_below(queue.topic))
+        low, high = queue.min_hint, queue.max_offset
+        if log_start == 0 or low >= high or queue.unit(low, hot=hot)[0] >= log_start:
+            return low
+        while low < high:
+            middle = (low + high) // 2
+            if queue.unit(middle, hot=hot)[0] < log_start:
+                low = middle + 1
+            else:
+                high = middle
+        queue.min_hint = low
+        return low
+
+    def _store_ms(self, queue: ConsumeQueue, queue_offset: int, hot: bool) -> int | None:
+        physical_offset, size, _ = queue.unit(queue_offset, hot=hot)
+        record = self._record(physical_offset, size, hot) if size > 0 else None
+        return record.store_timestamp if record is not None else None
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, hot: bool) -> int:
+        """The first offset whose store time is not before ``timestamp_ms``; the max offset where all are before."""
+        queue = self.queue(topic, queue_id)
+        if queue is None:
+            return self._state.next_offset(topic, queue_id)
+        low, high = self._min_offset(queue, hot), queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            store_ms = self._store_ms(queue, middle, hot)
+            if store_ms is None or store_ms < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def earliest_store_time(self, topic: str, queue_id: int, *, hot: bool) -> int:
+        """Store time of the queue's first message in ms, -1 where it is empty."""
+        queue = self.queue(topic, queue_id)
+        if queue is None:
+            return -1
+        first = self._min_offset(queue, hot)
+        store_ms = self._store_ms(queue, first, hot) if first < queue.max_offset else None
+        return -1 if store_ms is None else store_ms
+
+    def topic_stats(self, topic: str, *, hot: bool) -> list[tuple[int, int, int, int]]:
+        """(queue, min offset, max offset, store time of the last message or -1) of every queue of the topic."""
+        self.queue(topic, 0)
+        config = self._topics.get(topic)
+        rows = []
+        for queue_id in range(config.queues if config is not None else 0):
+            queue = self._queues.get(topic, queue_id)
+            if queue is None:
+                next_offset = self._state.next_offset(topic, queue_id)
+                rows.append((queue_id, next_offset, next_offset, -1))
+                continue
+            low, high = self._min_offset(queue, hot), queue.max_offset
+            store_ms = self._store_ms(queue, high - 1, hot) if high > low else None
+            rows.append((queue_id, low, high, -1 if store_ms is None else store_ms))
+        return rows
+
+    # Pull.
+
+    def pull(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
+        *, hot: bool,
+    ) -> Pulled:  # fmt: skip
+        """Records of a queue from ``offset`` on, at least one where there is one.
+
+        ``tags``: tag codes, any of which a record must have; None: all. Raises ``OffsetOutOfRange``, ``TopicNotExist``,
+        ``QueueNotExist``, ``CorruptLog`` where a unit's record is damaged, and with ``hot`` ``WouldBlock``.
+        """
+        queue = self.queue(topic, queue_id)
+        max_offset = queue.max_offset if queue is not None else self._state.next_offset(topic, queue_id)
+        min_offset = self._min_offset(queue, hot) if queue is not None else max_offset
+        if not min_offset <= offset <= max_offset:
+            raise OffsetOutOfRange(
+                f"offset {offset} of queue {queue_id} of {topic!r} is outside of [{min_offset}, {max_offset}]; pull from "
+                "one of these on",
+                min_offset=min_offset, max_offset=max_offset,
+            )  # fmt: skip
+        if queue is None or offset == max_offset:
+            return Pulled(PULL_NOT_FOUND, 0, offset, min_offset, max_offset, bytearray())
+        max_bytes = min(max_bytes, ANSWER_BYTES_MAX - 4 * min(max_count, max_bytes // RECORD_BYTES_MIN + 1))
+        chosen, count, size, next_offset = self._choose(queue, offset, max_offset, max_count, max_bytes, tags, hot)
+        if count == 0:
+            code = PULL_RETRY_IMMEDIATELY if next_offset < max_offset else PULL_NOT_FOUND
+            return Pulled(code, 0, next_offset, min_offset, max_offset, bytearray())
+        body = self._read_chosen(chosen, count, size, queue_id, hot)
+        return Pulled(SUCCESS, count, next_offset, min_offset, max_offset, body)
+
+    def _choose(
+        self, queue: ConsumeQueue, offset: int, max_offset: int, max_count: int, max_bytes: int,
+        tags: frozenset[int] | None, hot: bool,
+    ) -> tuple[np.ndarray, int, int, int]:  # fmt: skip
+        """(chosen records, how many, their bytes, queue offset to go on from)."""
+        commitlog = self._commitlog
+        codes = np.array(sorted(tags), np.int64) if tags else _NO_TAGS
+        looked_max = FILTERED_UNITS_MAX if tags else min(max_count, max_bytes // RECORD_BYTES_MIN + 1)
+        looked = 0
+        while True:
+            step = min(UNITS_A_STEP if tags else looked_max, max_offset - offset, looked_max - looked, UNITS_A_STEP * 16)
+            units = queue.read_units(offset, step, hot=hot)
+            unit_count = len(units) // UNIT_BYTES
+            if unit_count == 0:
+                raise CorruptLog(f"{queue.folder} has no unit {offset:,} although it should reach to {max_offset:,}")
+            chosen = np.empty(min(unit_count, max_count) * kernel.CHOSEN_ROW, np.int64)
+            seen, count, size = kernel.choose(
+                np.frombuffer(units, np.uint8), unit_count, offset, codes, len(tags) if tags else 0,
+                commitlog.start_offset, commitlog.write_offset, max_count, max_bytes, chosen,
+            )  # fmt: skip
+            offset += seen
+            looked += seen
+            if count or offset >= max_offset or looked >= looked_max:
+                return chosen, count, size, offset
+
+    def _read_chosen(self, chosen: np.ndarray, count: int, size: int, queue_id: int, hot: bool) -> bytearray:
+        records_at = 4 * count
+        body = bytearray(records_at + size)
+        out = np.frombuffer(body, np.uint8)
+        view = memoryview(body)
+        log_files = self._commitlog.queue
+        reads = np.empty(count * kernel.READ_ROW, np.int64)
+        read_count = kernel.plan_reads(
+            chosen, count, log_files.file_bytes, GAP_BYTES_MAX, SPARSE_MAX, SPAN_BYTES_MAX, reads
+        )
+        at = records_at
+        for begin, length, first, records in reads[: read_count * kernel.READ_ROW].reshape(-1, kernel.READ_ROW).tolist():
+            wanted = int(chosen[first * 3 + 1 : (first + records) * 3 : 3].sum()) if records > 1 else length
+            if wanted == length:
+                log_files.read(begin, view[at : at + length], hot=hot)
+                at += length
+                continue
+            span = bytearray(length)
+            log_files.read(begin, memoryview(span), hot=hot)
+            at = kernel.gather(np.frombuffer(span, np.uint8), begin, chosen, first, records, out, at)
+        bad = kernel.finish(out, records_at, chosen, count, queue_id)
+        if bad != kernel.SOUND:
+            physical_offset = int(chosen[bad * kernel.CHOSEN_ROW])
+            raise CorruptLog(f"there is no sound record at physical offset {physical_offset:,}, where a queue points")
+        return body
+
+    # By key and by id.
+
+    def _record(self, physical_offset: int, size: int, hot: bool) -> Record | None:
+        """The record there, checked; None where there is none."""
+        blob = self._raw(physical_offset, size, hot)
+        if blob is None:
+            return None
+        try:
+            record = decode_record(blob)
+        except CorruptRecord:
+            return None
+        return record if record.physical_offset == physical_offset else None
+
+    def _raw(self, physical_offset: int, size: int, hot: bool) -> bytearray | None:
+        commitlog = self._commitlog
+        file = commitlog.queue.find(physical_offset)
+        end = min(file.end_offset, commitlog.write_offset) if file is not None else 0
+        if physical_offset < 0 or physical_offset + max(size, RECORD_BYTES_MIN) > end:
+            return None
+        if size <= 0:
+            head = bytearray(RECORD_BYTES_MIN)
+            commitlog.queue.read(physical_offset, memoryview(head), hot=hot)
+            size = RECORD_STRUCT.unpack_from(head)[0]
+            if size < RECORD_BYTES_MIN or physical_offset + size > end:
+                return None
+        blob = bytearray(size)
+        commitlog.queue.read(physical_offset, memoryview(blob), hot=hot)
+        return blob
+
+    def query(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, *, hot: bool,
+        behind_bytes: int = 0, visible_below: int | None = None,
+    ) -> Found:  # fmt: skip
+        """Messages of the topic with that key (one of KEYS, or the unique key), stored in ``[begin_ms, end_ms]``, newest
+        first.
+
+        ``visible_below``: records at or behind this physical offset are not shown (not yet flushed). Raises
+        ``TopicNotExist``, ``InvalidParameter`` for a cursor that is none, and with ``hot`` ``WouldBlock``.
+        """
+        if self._topics.get(topic) is None:
+            raise TopicNotExist(f"topic {topic!r} does not exist; create it or produce to it first")
+        after = _parse_cursor(cursor)
+        records: list[bytearray] = []
+        size = 0
+        max_count = min(max_count, QUERY_PAGE_MAX)
+        next_cursor = ""
+        seen_offset = after[2] if after else None
+        entries = 0
+        for file, physical_offset, number in self._entries(topic, key, begin_ms, end_ms, after, hot):
+            entries += 1
+            if hot and entries > HOT_ENTRIES_MAX:
+                raise WouldBlock
+            if seen_offset is not None and physical_offset >= seen_offset:
+                continue  # a page ends inside of a chain, and an offset can stand in it twice
+            seen_offset = physical_offset
+            if visible_below is not None and physical_offset >= visible_below:
+                continue
+            blob = self._match(topic, key, begin_ms, end_ms, physical_offset, hot)
+            if blob is None:
+                continue
+            if len(records) == max_count or (records and size + len(blob) > ANSWER_BYTES_MAX):
+                break
+            records.append(blob)
+            size += len(blob)
+            last = (file, number, physical_offset)
+        else:
+            return Found(len(records), "", behind_bytes, _join(records))
+        next_cursor = f"{last[0].path.name}:{last[1]}:{last[2]}"
+        return Found(len(records), next_cursor, behind_bytes, _join(records))
+
+    def _entries(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, after: tuple[str, int, int] | None, hot: bool
+    ) -> Iterator[tuple[IndexFile, int, int]]:
+        key_hash = index_key_hash(topic, key)
+        for file in reversed(list(self._index.files)):
+            entry = 0
+            if after is not None and file.path.name > after[0]:
+                continue
+            if after is not None and file.path.name == after[0]:
+                entry = after[1]
+            if not file.overlaps(begin_ms, end_ms):
+                continue
+            for physical_offset, number in file.chain(key_hash, begin_ms, end_ms, entry, hot=hot):
+                yield file, physical_offset, number
+
+    def _match(self, topic: str, key: str, begin_ms: int, end_ms: int, physical_offset: int, hot: bool) -> bytearray | None:
+        """The record there if it really is of that topic, key and time: hashes collide, and entries keep seconds."""
+        blob = self._raw(physical_offset, 0, hot) if physical_offset >= self._state.deleted_below(topic) else None
+        if blob is None:
+            return None
+        try:
+            record = decode_record(blob, check_crc=False)
+        except CorruptRecord:
+            return None
+        if record.topic != topic.encode() or record.physical_offset != physical_offset:
+            return None
+        if not begin_ms <= record.store_timestamp <= end_ms:
+            return None
+        properties = record.property_map()
+        if properties.get(PROPERTY_UNIQ_KEY) != key and key not in split_keys(properties.get(PROPERTY_KEYS)):
+            return None
+        return blob
+
+    def _may_show(self, record: Record, topic: str) -> bool:
+        """Whether an id may lead to the record: of that topic, if one was named, and of one that is there."""
+        name = record.topic.decode("utf-8", "replace")
+        return (
+            topic in ("", name)
+            and self._topics.get(name) is not None
+            and not is_system_topic(name)
+            and record.physical_offset >= self._state.deleted_below(name)
+        )
+
+    def view(self, message_id: str, topic: str, *, hot: bool, visible_below: int) -> Found:
+        """One message by id: first as an offset id, then as a unique key, in ``topic`` or in every user topic.
+
+        Raises ``MessageNotFound``, and with ``hot`` ``WouldBlock``.
+        """
+        parsed = parse_offset_id(message_id)
+        if parsed is not None and parsed[1] < visible_below:
+            record = self._record(parsed[1], 0, hot)
+            if record is not None and self._may_show(record, topic):
+                return Found(1, "", 0, _join([bytearray(record.encode())]))
+        names = [topic] if topic else [config.name for config in self._topics if not is_system_topic(config.name)]
+        for name in names:
+            found = self.query(name, message_id, 0, I32_MAX << 31, 1, "", hot=hot, visible_below=visible_below)
+            if found.count:
+                return Found(1, "", 0, found.body)
+        where = f"topic {topic!r}" if topic else "any topic"
+        raise MessageNotFound(f"no message with id {message_id!r} was found in {where}; it may be expired or not indexed yet")
+
+
+def _join(records: list[bytearray]) -> bytearray:
+    """count × u32 sizes, then the records."""
+    body = bytearray()
+    for record in records:
+        body += len(record).to_bytes(4, "big")
+    for record in records:
+        body += record
+    return body
+
+
+def _parse_cursor(cursor: str) -> tuple[str, int, int] | None:
+    """(index file, entry number, physical offset) of the last record of the page before; None for the first page."""
+    if not cursor:
+        return None
+    name, _, rest = cursor.partition(":")
+    number, _, physical_offset = rest.partition(":")
+    if not (len(name) == 17 and name.isascii() and name.isdigit() and _digits(number) and _digits(physical_offset)):
+        raise InvalidParameter(f"{cursor[:80]!r} is no cursor; pass the one of the answer before, or none")
+    return name, int(number), int(physical_offset)
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 19
+

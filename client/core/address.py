@@ -1,0 +1,52 @@
+"""Broker addresses: ``host:port``, several separated by commas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...protocol.commands import DEFAULT_PORT
+from ..errors import InvalidArgument
+
+_PORT_MAX = 65535
+
+
+class Address(NamedTuple):
+    """Where a broker listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_addresses(addresses: str | Iterable[str]) -> tuple[Address, ...]:
+    """The addresses in ``"a:1,b:2"`` or in several strings; without a port it is 10911. IPv6 stands in brackets.
+
+    Raises ``InvalidArgument`` for none at all or one that cannot be an address.
+    """
+    texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
+    parsed = tuple(dict.fromkeys(_parse(text.strip()) for text in texts if text.strip()))
+    if not parsed:
+        raise InvalidArgument(f"no broker address in {addresses!r}; give one as 'host:port'")
+    return parsed
+
+
+def _parse(text: str) -> Address:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        port_text = rest.removeprefix(":")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise InvalidArgument(f"broker address {text!r} has a '[' that is not closed; write it as '[::1]:{DEFAULT_PORT}'")
+    elif text.count(":") > 1:
+        raise InvalidArgument(f"broker address {text!r} looks like IPv6; put the host in brackets: '[{text}]:{DEFAULT_PORT}'")
+    else:
+        host, _, port_text = text.partition(":")
+    if not host:
+        raise InvalidArgument(f"broker address {text!r} has no host; write it as 'host:port'")
+    if not port_text:
+        return Address(host, DEFAULT_PORT)
+    if not (port_text.isascii() and port_text.isdigit()) or not 0 < int(port_text) <= _PORT_MAX:
+        raise InvalidArgument(f"broker address {text!r} has the port {port_text!r}; it must be 1 to {_PORT_MAX}")
+    return Address(host, int(port_text))

@@ -1,0 +1,202 @@
+"""What a pull and a query return: stored records, decoded where they are looked at."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, repeat
+from typing import Any, overload
+
+from ...protocol.commands import RECORD_SIZE_STRUCT
+from ...protocol.errors import RemoteProtocolError
+from ...protocol.layout import RECORD_BYTES_MIN
+from .stored import BODY_AT, CRC_MASK, PLAIN_MASK, StoredMessage
+from .tags import EVERYTHING, TagFilter
+
+_COPIED_RECORD_BYTES = 4096
+"""Records shorter than this on average are decoded from bytes: slicing them is cheaper than slicing a view."""
+_STRUCTS_MAX = 4096
+
+
+class _BodyStructs(dict[int, Callable[[Any, int], tuple[int, int, int, bytes]]]):
+    """By body length: the function that takes body_crc, sys_flag, body_length and the body out of a record, in one step."""
+
+    def __missing__(self, length: int) -> Callable[[Any, int], tuple[int, int, int, bytes]]:
+        if len(self) >= _STRUCTS_MAX:
+            self.clear()
+        unpack: Callable[[Any, int], Any]
+        unpack = self[length] = struct.Struct(f">8xI24xI44xi{length}s").unpack_from
+        return unpack
+
+
+_body_structs = _BodyStructs()
+
+
+class Records:
+    """Records of an answer: ``count`` sizes, then the records as they lie in the CommitLog.
+
+    Raises ``RemoteProtocolError`` where the sizes do not fit what is there.
+    """
+
+    __slots__ = ("raw", "sizes")
+
+    def __init__(self, body: bytes | memoryview, count: int) -> None:
+        records_at = RECORD_SIZE_STRUCT.size * count
+        if records_at > len(body):
+            raise RemoteProtocolError(f"{count} records announced in a body of {len(body)} bytes")
+        self.sizes: tuple[int, ...] = struct.unpack_from(f">{count}I", body)
+        if sum(self.sizes) != len(body) - records_at or (count and min(self.sizes) < RECORD_BYTES_MIN):
+            raise RemoteProtocolError(f"the sizes of {count} records do not fit a body of {len(body)} bytes")
+        self.raw = memoryview(body)[records_at:]
+
+    def messages(self, topic: str) -> list[StoredMessage]:
+        """A message for each record, not decoded yet."""
+        sizes = self.sizes
+        starts = accumulate(sizes, initial=0)
+        records: bytes | memoryview = self.raw
+        if len(records) < _COPIED_RECORD_BYTES * len(sizes):
+            records = bytes(records)
+        # sizes ends first, so that the last start (the end of all) makes no message.
+        return list(map(StoredMessage, sizes, starts, repeat(records), repeat(topic)))
+
+    def bodies(self, topic: str) -> list[bytes]:
+        """All bodies, decompressed and checked, in one pass."""
+        raw, sizes, crc32, structs = self.raw, self.sizes, zlib.crc32, _body_structs
+        bodies: list[bytes] = []
+        append = bodies.append
+        at = 0
+        beside = sizes[0] - BODY_AT if sizes else 0  # bytes of a record that are not its body: guessed from the one before
+        for size in sizes:
+            length = size - beside
+            if length >= 0:
+                crc, sys_flag, real_length, body = structs[length](raw, at)
+                if (
+                    real_length == length
+                    and crc32(body) & CRC_MASK == crc
+                    and not sys_flag & PLAIN_MASK
+                ):
+                    append(body)
+                    at += size
+                    continue
+            append(StoredMessage(size, at, raw, topic).body)
+            beside = size - _body_length(raw, at, size)
+            at += size
+        return bodies
+
+
+class Batch:
+    """The messages of one pull.
+
+    ``next_offset``: where the next pull goes on; ``min_offset``, ``max_offset``: what the queue held at the time.
+    ``messages`` are decoded lazily; ``bodies()`` is the fast way to all bodies.
+    """
+
+    __slots__ = (
+        "_messages", "_records", "_tags", "go_on", "max_offset", "min_offset", "next_offset", "queue", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        topic: str,
+        queue: int,
+        body: bytes | memoryview,
+        count: int,
+        *,
+        next_offset: int,
+        min_offset: int,
+        max_offset: int,
+        go_on: bool = False,
+        tags: TagFilter = EVERYTHING,
+    ) -> None:
+        self.topic = topic
+        self.queue = queue
+        self.next_offset = next_offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+        self.go_on = go_on
+        self._records = Records(body, count)
+        self._tags = tags
+        self._messages: list[StoredMessage] | None = None
+
+    @property
+    def messages(self) -> Sequence[StoredMessage]:
+        """The messages, in the order of the queue."""
+        messages = self._messages
+        if messages is None:
+            messages = self._records.messages(self.topic)
+            if self._tags.wanted:
+                # The broker compared hashes; two tags can have the same.
+                messages = [message for message in messages if self._tags.accepts(message.tags)]
+            self._messages = messages
+        return messages
+
+    def bodies(self) -> list[bytes]:
+        """The bodies of all messages, decompressed, each with its checksum verified.
+
+        Raises ``CorruptMessage`` for the first that is damaged; ``messages`` gives access to the others.
+        """
+        if self._tags.wanted:
+            return [message.body for message in self.messages]
+        return self._records.bodies(self.topic)
+
+    @property
+    def raw(self) -> memoryview:
+        """The stored records as they lie in the CommitLog, one behind the other; before any tag is compared."""
+        return self._records.raw
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The size of each record in ``raw``."""
+        return self._records.sizes
+
+    def __len__(self) -> int:
+        return len(self.messages) if self._tags.wanted else len(self._records.sizes)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        return iter(self.messages)
+
+    def __repr__(self) -> str:
+        return f"<Batch of {len(self)} messages, topic {self.topic!r} queue {self.queue}, next offset {self.next_offset}>"
+
+
+class Found(Sequence[StoredMessage]):
+    """The messages that a query found, newest first.
+
+    ``cursor``: to be given to the next query for the following page, None at the end; ``index_behind_bytes``: how much
+    of the CommitLog the index did not cover yet when it was asked.
+    """
+
+    __slots__ = ("_messages", "cursor", "index_behind_bytes")
+
+    def __init__(
+        self, topic: str, body: bytes | memoryview, count: int, cursor: str | None, index_behind_bytes: int
+    ) -> None:
+        self.cursor = cursor
+        self.index_behind_bytes = index_behind_bytes
+        self._messages = Records(body, count).messages(topic)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> StoredMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[StoredMessage]: ...
+    def __getitem__(self, index: int | slice) -> StoredMessage | Sequence[StoredMessage]:
+        return self._messages[index]
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        return iter(self._messages)
+
+    def __repr__(self) -> str:
+        return f"<Found {len(self)} messages{', more to come' if self.cursor else ''}>"
+
+
+def _body_length(raw: memoryview, at: int, size: int) -> int:
+    """The body's length that a record claims, kept within the record."""
+    length: int = struct.unpack_from(">i", raw, at + BODY_AT - 4)[0]
+    return min(max(length, 0), size - BODY_AT)

@@ -1,0 +1,134 @@
+"""Compressing and decompressing bodies, as RocketMQ marks it in ``sys_flag``: LZ4 frames, Zstandard or zlib.
+
+lz4 and zstandard are imported when a body first needs them; zlib is always there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.layout import SysFlag
+from ..errors import CompressionUnavailable, InvalidArgument
+
+COMPRESS_OVER_BYTES = 4096
+"""Bodies longer than this are compressed by default."""
+BODY_BYTES_MAX = 64 * 1024 * 1024
+"""The longest body that is decompressed: a damaged or hostile one must not fill the memory."""
+
+_ZLIB_LEVEL = 5  # RocketMQ's
+_ZSTD_LEVEL = 3
+_BY_PREFERENCE = ("lz4", "zstd")
+_MODULES = {"lz4": "lz4.frame", "zstd": "zstandard"}
+_FLAGS = {
+    "lz4": SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4,
+    "zstd": SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZSTD,
+    "zlib": SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB,
+}
+ALGORITHMS = tuple(_FLAGS)
+
+
+class Compressor:
+    """Compresses the bodies that are longer than ``over_bytes`` (None: none) and shrink by it.
+
+    ``algorithm``: ``lz4``, ``zstd``, ``zlib``, or None for lz4 or zstd where it is installed, else zlib.
+    """
+
+    __slots__ = ("_compress", "_flag", "algorithm", "over_bytes")
+
+    def __init__(self, over_bytes: int | None = COMPRESS_OVER_BYTES, algorithm: str | None = None) -> None:
+        if over_bytes is not None and (type(over_bytes) is not int or over_bytes < 0):
+            raise InvalidArgument(f"compress_over is {over_bytes!r}; it must be a number of bytes, or None for never")
+        if algorithm is not None and algorithm not in _FLAGS:
+            raise InvalidArgument(f"compression is {algorithm!r}; it must be one of {', '.join(ALGORITHMS)}, or None")
+        self.over_bytes = over_bytes
+        self.algorithm = algorithm or _installed()
+        self._flag = _FLAGS[self.algorithm]
+        self._compress: Callable[[bytes], bytes] | None = None
+
+    def compress(self, body: bytes) -> tuple[bytes, int]:
+        """``(body as to be stored, its sys_flag bits)``: as it is, with 0, where compressing does not help."""
+        if self.over_bytes is None or len(body) <= self.over_bytes:
+            return body, 0
+        if self._compress is None:
+            self._compress = _compress_with(self.algorithm)
+        compressed = self._compress(body)
+        return (compressed, self._flag) if len(compressed) < len(body) else (body, 0)
+
+
+def _installed() -> str:
+    for algorithm in _BY_PREFERENCE:
+        if importlib.util.find_spec(_MODULES[algorithm].partition(".")[0]) is not None:
+            return algorithm
+    return "zlib"
+
+
+def _library(algorithm: str) -> Any:
+    try:
+        return importlib.import_module(_MODULES[algorithm])
+    except ImportError as error:
+        raise CompressionUnavailable(
+            f"{algorithm} compression needs the package {_MODULES[algorithm].partition('.')[0]}: "
+            "pip install 'flintmq[compression]'"
+        ) from error
+
+
+def _compress_with(algorithm: str) -> Callable[[bytes], bytes]:
+    if algorithm == "lz4":
+        compress: Callable[[bytes], bytes] = _library("lz4").compress
+        return compress
+    if algorithm == "zstd":
+        # One compressor per call: a ZstdCompressor must not be used by two threads at once.
+        zstandard = _library("zstd")
+        return lambda body: bytes(zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body))
+    return lambda body: zlib.compress(body, _ZLIB_LEVEL)
+
+
+class DecompressionFailed(Exception):
+    """A body is not what its flags say; the caller knows which message it belongs to."""
+
+
+def decompress(body: bytes, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> bytes:
+    """The body that ``body`` was made from; ``sys_flag`` says how (no type means zlib, as in old RocketMQ).
+
+    Raises ``DecompressionFailed`` where the bytes do not decompress or would be longer than ``bytes_max``, and
+    ``CompressionUnavailable`` where the library is not installed.
+    """
+    kind = sys_flag & SysFlag.COMPRESSION_MASK
+    try:
+        if kind == SysFlag.COMPRESSION_LZ4:
+            plain, complete = _unlz4(body, bytes_max)
+        elif kind == SysFlag.COMPRESSION_ZSTD:
+            plain, complete = _unzstd(body, bytes_max)
+        elif kind in (0, SysFlag.COMPRESSION_ZLIB):
+            inflater = zlib.decompressobj()
+            plain = inflater.decompress(body, bytes_max + 1)
+            complete = inflater.eof
+        else:
+            raise DecompressionFailed(f"its sys_flag {sys_flag:#x} names a compression that is not known")
+    except (zlib.error, RuntimeError, ValueError, EOFError) as error:
+        raise DecompressionFailed(f"its body does not decompress: {error}") from error
+    if len(plain) > bytes_max:
+        raise DecompressionFailed(f"its body is longer than {bytes_max} bytes decompressed, the most that is accepted")
+    if not complete:
+        raise DecompressionFailed("its compressed body ends too early")
+    return plain
+
+
+def _unlz4(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
+    decompressor = _library("lz4").LZ4FrameDecompressor()
+    plain: bytes = decompressor.decompress(body, max_length=bytes_max + 1)
+    return plain, bool(decompressor.eof)
+
+
+def _unzstd(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
+    zstandard = _library("zstd")
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
+            plain: bytes = reader.read(bytes_max + 1)
+        announced = zstandard.frame_content_size(body)
+    except zstandard.ZstdError as error:
+        raise DecompressionFailed(f"its body does not decompress: {error}") from error
+    return plain, announced in (-1, len(plain)) and bool(plain or announced == 0)

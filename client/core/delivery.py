@@ -1,0 +1,432 @@
+"""Delivery of produced messages, without sockets, threads or a clock.
+
+Callers ``add_single`` and ``add_bulk``; a driver sends what ``next_frame`` returns, reports what happened (``answered``,
+``connection_lost``, ``expire``), and looks at the ``done`` of what was added. All times are monotonic seconds that the
+driver passes in. Nothing here is safe for two threads at once: the driver sees to that.
+
+What is retriable is sent again, after a pause, until its deadline; frames keep their order within a lane. A frame that
+the broker refuses as illegal is halved until the message that is to blame stands alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+
+from ...protocol.commands import PHYSICAL_OFFSET_STRUCT, HelloAnswer
+from ...protocol.errors import (
+    SUCCESS,
+    ConnectionFailed,
+    FlintError,
+    MessageIllegal,
+    QueueNotExist,
+    RemoteProtocolError,
+    RequestTimeout,
+    error_from_answer,
+)
+from ...protocol.ids import UNIQUE_COUNTER_MAX
+from .lanes import (
+    BULK_WINDOW,
+    NEVER,
+    PINNED_WINDOW,
+    SINGLES_WINDOW,
+    Bulk,
+    Group,
+    Lane,
+    ProduceFrame,
+    Single,
+    rows_of,
+)
+from .packing import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, ROW_OVERHEAD_BYTES, Row, new_packer
+from .receipts import Acknowledged
+from .retry import backoff_seconds, is_retriable
+from .routing import ANY_QUEUE
+from .session import Answer
+from .times import now_millis
+
+IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
+_LANES_KEPT = 1024
+
+
+class Delivery:
+    """Everything a producer has accepted and not yet settled.
+
+    ``delivery_seconds``: how long a message is tried; ``in_flight_bytes_max``: how many bytes are accepted at most
+    before the first of them are acknowledged; ``unique_prefix``, ``unique_first``: what its unique keys are made of.
+    """
+
+    def __init__(
+        self, delivery_seconds: float, in_flight_bytes_max: int, unique_prefix: str, unique_first: int
+    ) -> None:
+        self.delivery_seconds = delivery_seconds
+        self.in_flight_bytes_max = in_flight_bytes_max
+        self.unique_prefix = unique_prefix
+        self.pending_bytes = 0
+        self.settled: list[Single] = []
+        """Singles with a future that are done; the driver takes them out."""
+        self.refused_queue = False
+        """Set where the broker refused a queue: what is known of the topics' queues is wrong."""
+        self._counter = unique_first
+        self._packer = new_packer()
+        self._body_bytes_max = 0
+        self._lanes: dict[tuple[str, int, bool], Lane] = {}
+        self._offered: deque[Lane] = deque()
+        self._in_flight: dict[int, ProduceFrame] = {}
+        self._failures = 0
+        self._trouble: FlintError | None = None
+        self._hold_until = 0.0
+        self._progressed_at = 0.0
+        self._wake_at = NEVER
+
+    # ---- what callers add
+
+    def add_single(
+        self, topic: str, queue: int, row: Row, flush: str, deadline: float, future: object = None
+    ) -> Single:
+        """Accept one message for a queue of a topic, or any (-1). ``row``: see ``Rows``; ``flush``: see PRODUCE."""
+        single = Single(row, len(row[0]) + ROW_OVERHEAD_BYTES, flush, deadline, future)
+        self.pending_bytes += single.size
+        lane = self._lane(topic, queue, bulk=False)
+        lane.waiting.append(single)
+        if not lane.offered:
+            self._offer(lane)
+        if deadline < self._wake_at:
+            self._wake_at = deadline
+        return single
+
+    def add_bulk(self, bulk: Bulk, topic: str, queue: int, group: Group) -> None:
+        """Accept the messages of a group of a bulk."""
+        lane = self._lane(topic, queue, bulk=True)
+        lane.waiting.append(group)
+        self._offer(lane)
+        self._wake_at = min(self._wake_at, self._given_up_at(bulk))
+
+    def has_room(self, body_bytes: int) -> bool:
+        """Whether a message of this size may be added now; a driver makes its caller wait otherwise."""
+        return not self.pending_bytes or self.pending_bytes + body_bytes <= self.in_flight_bytes_max
+
+    def abandon(self, waited_for: Single | Bulk, error: FlintError) -> None:
+        """Nobody waits for it any more: what was not sent yet never will be."""
+        if waited_for.done:
+            return
+        if isinstance(waited_for, Single):
+            self._fail_single(waited_for, error)
+            return
+        for lane in self._lanes.values():
+            for source in lane.waiting:
+                if isinstance(source, Group) and source.bulk is waited_for:
+                    source.give_up(error)
+
+    # ---- what a driver does
+
+    def connected(self, limits: HelloAnswer) -> None:
+        """A connection stands; ``limits`` is the broker's answer to HELLO."""
+        self._body_bytes_max = limits.produce_frame_bytes_max - HEAD_BYTES_RESERVED
+        self._hold_until = 0.0
+
+    def next_frame(self, now: float) -> ProduceFrame | None:
+        """The next frame to be sent, its body packed, or None while everything waits. ``sent`` must follow."""
+        if now < self._hold_until:
+            return None
+        offered = self._offered
+        while offered:
+            lane = offered.popleft()
+            lane.offered = False
+            frame = self._frame_of(lane, now)
+            if frame is not None:
+                lane.in_flight += 1
+                if lane.in_flight < lane.window:
+                    self._offer(lane)
+                return frame
+            if lane.waiting or lane.retries:  # no room for its next frame
+                self._offer(lane)
+                return None
+        return None
+
+    def sent(self, frame: ProduceFrame, request_id: int) -> None:
+        """The frame went out under this request id."""
+        self._in_flight[request_id] = frame
+
+    def answered(self, answer: Answer, now: float) -> None:
+        """The broker answered. Raises ``RemoteProtocolError`` for an answer that cannot be right."""
+        frame = self._in_flight.pop(answer.request_id, None)
+        if frame is None:
+            return  # it was given up before its answer came
+        lane = frame.lane
+        if answer.code == SUCCESS:
+            try:
+                self._acknowledge(frame, answer)
+            except RemoteProtocolError:
+                self._in_flight[answer.request_id] = frame
+                raise
+            lane.in_flight -= 1
+            self._progressed_at = now
+            self._failures = 0
+            self._trouble = None
+        else:
+            lane.in_flight -= 1
+            self._refused(frame, error_from_answer(answer.code, answer.fields), now)
+        if not lane.offered:
+            self._offer(lane)
+
+    def connection_lost(self, error: FlintError, now: float) -> None:
+        """The connection went, or could not be made: what was in flight is sent again on the next one."""
+        for frame in reversed(self._in_flight.values()):
+            frame.error = error
+            frame.lane.in_flight -= 1
+            frame.lane.retries.appendleft(frame)
+            self._offer(frame.lane)
+        self._in_flight.clear()
+        self._hold(error, now)
+
+    def expire(self, now: float) -> None:
+        """Fail everything whose deadline is past."""
+        for lane in self._lanes.values():
+            if lane.retries:
+                lane.retries = deque(frame for frame in lane.retries if not self._expire_frame(frame, now))
+            if lane.waiting:
+                lane.waiting = deque(source for source in lane.waiting if not self._expire_source(source, now))
+        for request_id, frame in list(self._in_flight.items()):
+            if self._expire_frame(frame, now):
+                del self._in_flight[request_id]
+                frame.lane.in_flight -= 1
+                self._offer(frame.lane)
+        self._wake_at = self._earliest_deadline()
+
+    def hold_seconds(self, now: float) -> float:
+        """How long to wait before the next connection or frame is tried."""
+        return max(0.0, self._hold_until - now)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is in flight: what waits behind a full window has frames in flight."""
+        return not self._in_flight and not self._offered
+
+    @property
+    def frames_in_flight(self) -> int:
+        """Frames that were sent and not answered."""
+        return len(self._in_flight)
+
+    def expire_due(self, now: float) -> bool:
+        """Whether ``expire`` may have something to do."""
+        return now >= self._wake_at
+
+    def seconds_to_wait(self, now: float) -> float:
+        """How long there is nothing to do unless an answer comes; infinite where only an answer matters."""
+        wake_at = self._wake_at
+        if now < self._hold_until < wake_at and (self._offered or not self._in_flight):
+            wake_at = self._hold_until
+        return max(0.0, wake_at - now)
+
+    # ---- frames
+
+    def _lane(self, topic: str, queue: int, *, bulk: bool) -> Lane:
+        key = (topic, queue, bulk and queue == ANY_QUEUE)
+        lane = self._lanes.get(key)
+        if lane is None:
+            if len(self._lanes) >= _LANES_KEPT:
+                self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.idle}
+            window = PINNED_WINDOW if queue != ANY_QUEUE else BULK_WINDOW if bulk else SINGLES_WINDOW
+            lane = self._lanes[key] = Lane(topic, queue, window)
+        return lane
+
+    def _offer(self, lane: Lane) -> None:
+        if not lane.offered and lane.in_flight < lane.window and (lane.retries or lane.waiting):
+            lane.offered = True
+            self._offered.append(lane)
+
+    def _frame_of(self, lane: Lane, now: float) -> ProduceFrame | None:
+        """The lane's next frame, packed; None where it has none, or no room for one."""
+        while True:
+            frame = lane.retries.popleft() if lane.retries else self._new_frame(lane, now)
+            if frame is None:
+                return None
+            if frame.body is None:
+                frame.body = frame.content.pack(self._packer)
+                if frame.group is not None:
+                    self.pending_bytes += len(frame.body)
+            if len(frame.body) <= self._body_bytes_max - len(frame.group.common if frame.group else ""):
+                return frame
+            self._too_long(frame)
+
+    def _new_frame(self, lane: Lane, now: float) -> ProduceFrame | None:
+        waiting = lane.waiting
+        bytes_target = min(FRAME_BYTES_TARGET, self._body_bytes_max)
+        while waiting:
+            source = waiting[0]
+            if type(source) is Single:
+                waiting.popleft()
+                if source.done:
+                    continue
+                singles = lane.take_singles(source, bytes_target, FRAME_COUNT_MAX)
+                deadline = source.deadline if len(singles) == 1 else min(single.deadline for single in singles)
+                return self._number(ProduceFrame(lane, rows_of(singles), 0, 0, deadline, singles))
+            assert isinstance(source, Group)
+            if source.exhausted:
+                waiting.popleft()
+                continue
+            if self._in_flight and self.pending_bytes + self._body_bytes_max > self.in_flight_bytes_max:
+                return None
+            content, indexes = source.take(bytes_target)
+            if source.exhausted:
+                waiting.popleft()
+            elif lane.queue == ANY_QUEUE:
+                waiting.rotate(-1)  # bulks take turns; to a pinned queue their order stays
+            deadline = min(now + self.delivery_seconds, source.bulk.deadline)
+            self._wake_at = min(self._wake_at, deadline)
+            return self._number(ProduceFrame(lane, content, 0, 0, deadline, (), source, indexes))
+        return None
+
+    def _number(self, frame: ProduceFrame) -> ProduceFrame:
+        frame.first = self._counter
+        frame.born_ms = now_millis()
+        self._counter = (self._counter + len(frame.content)) % UNIQUE_COUNTER_MAX
+        return frame
+
+    def _too_long(self, frame: ProduceFrame) -> None:
+        """A packed frame is longer than the broker takes: halve it, or refuse its only message."""
+        assert frame.body is not None
+        if len(frame.content) > 1:
+            self._halve(frame)
+            return
+        self._fail_frame(
+            frame,
+            MessageIllegal(
+                f"a message to topic {frame.lane.topic!r} takes {len(frame.body)} bytes; the broker takes frames of at "
+                f"most {self._body_bytes_max + HEAD_BYTES_RESERVED}: split it, or keep the content elsewhere and send "
+                "where it is"
+            ),
+        )
+
+    def _halve(self, frame: ProduceFrame) -> None:
+        self._forget_bytes(frame)
+        frame.lane.retries.extendleft(reversed(frame.halves()))
+
+    # ---- outcomes
+
+    def _acknowledge(self, frame: ProduceFrame, answer: Answer) -> None:
+        fields, physical_offsets = answer.fields, answer.body
+        queue, queue_offset, stored_ms = fields.get("queue"), fields.get("queue_offset"), fields.get("store_ms")
+        count = len(frame.content)
+        if (
+            type(queue) is not int
+            or type(queue_offset) is not int
+            or type(stored_ms) is not int
+            or len(physical_offsets) != PHYSICAL_OFFSET_STRUCT.size * count
+        ):
+            raise RemoteProtocolError(f"an answer to PRODUCE that does not fit its {count} messages: {fields!r:.200}")
+        acknowledged = Acknowledged(
+            frame.lane.topic,
+            queue,
+            queue_offset,
+            stored_ms,
+            self.unique_prefix,
+            frame.first,
+            bytes(physical_offsets),
+        )
+        group = frame.group
+        if group is None:
+            for position, single in enumerate(frame.singles):
+                if not single.done:
+                    self.pending_bytes -= single.size
+                    single.acknowledge(acknowledged, position)
+                    if single.future is not None:
+                        self.settled.append(single)
+        else:
+            self._forget_bytes(frame)
+            group.bulk.settle(frame.indexes, acknowledged)
+
+    def _refused(self, frame: ProduceFrame, error: FlintError, now: float) -> None:
+        frame.error = error
+        if is_retriable(error) and now < frame.deadline:
+            frame.lane.retries.append(frame)
+            self._hold(error, now)
+        elif isinstance(error, MessageIllegal) and len(frame.content) > 1:
+            self._halve(frame)
+        else:
+            self.refused_queue = self.refused_queue or isinstance(error, QueueNotExist)
+            self._fail_frame(frame, error)
+
+    def _hold(self, error: FlintError, now: float) -> None:
+        """Send nothing for a while; a connection that was lost is made again at once the first time."""
+        if now >= self._hold_until:  # not once per frame of those that were in flight together
+            self._failures += 1
+        self._trouble = error
+        at_once = isinstance(error, ConnectionFailed) and self._failures == 1
+        self._hold_until = now if at_once else now + backoff_seconds(self._failures, error)
+
+    def _fail_frame(self, frame: ProduceFrame, error: FlintError) -> None:
+        group = frame.group
+        if group is None:
+            several = len(frame.singles) > 1
+            for single in frame.singles:
+                if not single.done:
+                    self._fail_single(single, copy.copy(error) if several else error)
+            return
+        self._forget_bytes(frame)
+        group.bulk.settle(frame.indexes, error)
+        if not isinstance(error, MessageIllegal):
+            group.give_up(error)
+
+    def _fail_single(self, single: Single, error: FlintError) -> None:
+        self.pending_bytes -= single.size
+        single.fail(error)
+        if single.future is not None:
+            self.settled.append(single)
+
+    def _forget_bytes(self, frame: ProduceFrame) -> None:
+        if frame.group is not None and frame.body is not None:
+            self.pending_bytes -= len(frame.body)
+        frame.body = None
+
+    # ---- deadlines
+
+    def _expire_source(self, source: Single | Group, now: float) -> bool:
+        """Whether nothing is left of it."""
+        if isinstance(source, Single):
+            if not source.done and source.deadline <= now:
+                self._fail_single(source, self._timeout(None))
+            return source.done
+        if self._given_up_at(source.bulk) <= now:
+            source.give_up(self._timeout(None))
+        return source.exhausted
+
+    def _expire_frame(self, frame: ProduceFrame, now: float) -> bool:
+        """Whether nobody waits for it any more."""
+        if frame.deadline > now:
+            return False
+        group = frame.group
+        if group is not None:
+            self._fail_frame(frame, self._timeout(frame.error))
+            return True
+        for single in frame.singles:
+            if not single.done and single.deadline <= now:
+                self._fail_single(single, self._timeout(frame.error))
+        frame.deadline = min((single.deadline for single in frame.singles if not single.done), default=NEVER)
+        return frame.deadline == NEVER
+
+    def _timeout(self, error: FlintError | None) -> FlintError:
+        """What a message fails with when its time is over: what kept it from being stored."""
+        error = error or self._trouble
+        if error is not None:
+            return copy.copy(error)
+        return RequestTimeout(
+            "the broker did not acknowledge in time; the message may be stored all the same. Is the broker overloaded, "
+            "or its disk slow? Give a longer timeout= or delivery_timeout="
+        )
+
+    def _earliest_deadline(self) -> float:
+        earliest = min((frame.deadline for frame in self._in_flight.values()), default=NEVER)
+        for lane in self._lanes.values():
+            for frame in lane.retries:
+                earliest = min(earliest, frame.deadline)
+            for source in lane.waiting:
+                if isinstance(source, Single):
+                    earliest = min(earliest, source.deadline)
+                else:
+                    earliest = min(earliest, self._given_up_at(source.bulk))
+        return earliest
+
+    def _given_up_at(self, bulk: Bulk) -> float:
+        """When a bulk fails unless something is acknowledged before: waiting behind others is no failure."""
+        return min(bulk.deadline, max(bulk.added_at, self._progressed_at) + self.delivery_seconds)

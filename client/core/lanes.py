@@ -1,0 +1,239 @@
+"""What waits to be delivered: single messages, bulks, the frames made of them, and the lanes they queue in."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+from typing import Any, TypeAlias
+
+from ...protocol.commands import LAYOUT_COLUMNS
+from ...protocol.errors import FlintError
+from .packing import ColumnSource, Content, Row, Rows, RowSource
+from .receipts import Acknowledged, Part, Receipt
+from .routing import ANY_QUEUE
+
+NEVER = inf
+
+PINNED_WINDOW = 1
+"""Frames in flight to a pinned queue: with one, a retry cannot reorder."""
+SINGLES_WINDOW = 1
+"""Frames of single messages in flight: what is sent meanwhile gathers and goes as one frame."""
+BULK_WINDOW = 16
+"""Frames of bulks in flight: keeps the broker busy while the next ones are packed."""
+
+
+class Single:
+    """One message of a ``send`` or ``send_async``. ``deadline``: monotonic seconds.
+
+    Once ``done``, either ``error`` is set or ``receipt()`` can be called. ``future`` is the driver's own: where it is
+    set, the driver is told when the message is settled.
+    """
+
+    __slots__ = ("_acknowledged", "_position", "deadline", "done", "error", "flush", "future", "row", "size")
+
+    def __init__(self, row: Row, size: int, flush: str, deadline: float, future: Any = None) -> None:
+        self.row = row
+        self.size = size
+        self.flush = flush
+        self.deadline = deadline
+        self.future = future
+        self.done = False
+        self.error: FlintError | None = None
+        self._acknowledged: Acknowledged | None = None
+        self._position = 0
+
+    def acknowledge(self, acknowledged: Acknowledged, position: int) -> None:
+        """It is stored, as message ``position`` of a frame."""
+        self._acknowledged = acknowledged
+        self._position = position
+        self.done = True
+
+    def fail(self, error: FlintError) -> None:
+        """It will not be tried again."""
+        self.error = error
+        self.done = True
+
+    def receipt(self) -> Receipt:
+        """Its receipt, once it is acknowledged; raises what it failed with."""
+        if self.error is not None:
+            raise self.error
+        assert self._acknowledged is not None, "neither acknowledged nor failed"
+        return self._acknowledged.receipt(self._position)
+
+
+class Bulk:
+    """The messages of one ``send_many`` or ``send_bulk``.
+
+    ``added_at``: when it was called, ``deadline``: when it must be over, both in monotonic seconds. Once ``done``,
+    ``parts`` say what became of every message.
+    """
+
+    __slots__ = ("added_at", "deadline", "done", "left", "parts")
+
+    def __init__(self, count: int, added_at: float, deadline: float = NEVER) -> None:
+        self.left = count
+        self.done = count == 0
+        self.added_at = added_at
+        self.deadline = deadline
+        self.parts: list[Part] = []
+
+    def settle(self, indexes: Sequence[int], outcome: Acknowledged | FlintError) -> None:
+        """What became of the messages at these places of the call."""
+        self.parts.append(Part(indexes, outcome))
+        self.left -= len(indexes)
+        if not self.left:
+            self.done = True
+
+
+class Group:
+    """Those messages of a bulk that go the same way. ``indexes``: their places in the call, ascending."""
+
+    __slots__ = ("_taken", "bulk", "common", "flush", "indexes", "source")
+
+    def __init__(
+        self, bulk: Bulk, source: RowSource | ColumnSource, indexes: Sequence[int], common: str, flush: str
+    ) -> None:
+        self.bulk = bulk
+        self.source = source
+        self.indexes = indexes
+        self.common = common
+        self.flush = flush
+        self._taken = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all of its messages went into frames or were given up."""
+        return self._taken == len(self.indexes)
+
+    def take(self, bytes_target: int) -> tuple[Content, Sequence[int]]:
+        """The next frame's messages, and their places in the call."""
+        content = self.source.take(bytes_target)
+        indexes = self.indexes[self._taken : self._taken + len(content)]
+        self._taken += len(content)
+        return content, indexes
+
+    def give_up(self, error: FlintError) -> None:
+        """Fail all messages that are in no frame yet."""
+        rest = self.indexes[self._taken :]
+        self._taken = len(self.indexes)
+        if rest:
+            self.bulk.settle(rest, error)
+
+
+class ProduceFrame:
+    """One PRODUCE request and who waits for it: either ``singles`` or ``group`` with the places ``indexes``.
+
+    ``first`` is the unique counter of its first message: a frame that is sent again keeps it, so that a duplicate can
+    be told. ``body`` is packed when it is first sent.
+    """
+
+    __slots__ = ("body", "born_ms", "content", "deadline", "error", "first", "group", "indexes", "lane", "singles")
+
+    def __init__(
+        self,
+        lane: Lane,
+        content: Content,
+        first: int,
+        born_ms: int,
+        deadline: float,
+        singles: Sequence[Single] = (),
+        group: Group | None = None,
+        indexes: Sequence[int] = (),
+    ) -> None:
+        self.lane = lane
+        self.content = content
+        self.first = first
+        self.born_ms = born_ms
+        self.deadline = deadline
+        self.singles = singles
+        self.group = group
+        self.indexes = indexes
+        self.body: bytes | memoryview | None = None
+        self.error: FlintError | None = None
+
+    def fields(self, unique_prefix: str) -> dict[str, Any]:
+        """The fields of the request (``ProduceRequest``)."""
+        lane, group = self.lane, self.group
+        fields: dict[str, Any] = {
+            "topic": lane.topic,
+            "count": len(self.content),
+            "unique_prefix": unique_prefix,
+            "unique_first": self.first,
+            "born_ms": self.born_ms,
+        }
+        if lane.queue != ANY_QUEUE:
+            fields["queue"] = lane.queue
+        if self.content.layout == LAYOUT_COLUMNS:
+            fields["layout"] = LAYOUT_COLUMNS
+        flush = group.flush if group is not None else self.singles[0].flush
+        if flush:
+            fields["flush"] = flush
+        if group is not None and group.common:
+            fields["common"] = group.common
+        return fields
+
+    def halves(self) -> tuple[ProduceFrame, ProduceFrame]:
+        """Two frames of this one's first and second half; each message keeps its unique key."""
+        first, second = self.content.halves()
+        cut = len(first)
+        return self._part(first, 0, cut), self._part(second, cut, cut + len(second))
+
+    def _part(self, content: Content, start: int, end: int) -> ProduceFrame:
+        return ProduceFrame(
+            self.lane,
+            content,
+            self.first + start,
+            self.born_ms,
+            self.deadline,
+            self.singles[start:end],
+            self.group,
+            self.indexes[start:end],
+        )
+
+
+Source: TypeAlias = Single | Group
+
+
+class Lane:
+    """Messages to one queue of one topic (or to any queue), in their order.
+
+    At most ``window`` of its frames are in flight. ``retries`` are frames to be sent again, before anything that
+    ``waiting`` holds.
+    """
+
+    __slots__ = ("in_flight", "offered", "queue", "retries", "topic", "waiting", "window")
+
+    def __init__(self, topic: str, queue: int, window: int) -> None:
+        self.topic = topic
+        self.queue = queue
+        self.window = window
+        self.in_flight = 0
+        self.offered = False
+        self.waiting: deque[Source] = deque()
+        self.retries: deque[ProduceFrame] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing is in flight."""
+        return not (self.waiting or self.retries or self.in_flight)
+
+    def take_singles(self, first: Single, bytes_target: int, count_max: int) -> list[Single]:
+        """``first``, already taken, and the single messages right behind it that go into the same frame."""
+        waiting = self.waiting
+        singles = [first]
+        size = first.size
+        while waiting and len(singles) < count_max:
+            following = waiting[0]
+            if type(following) is not Single or following.flush != first.flush or size + following.size > bytes_target:
+                break
+            waiting.popleft()
+            if not following.done:
+                singles.append(following)
+                size += following.size
+        return singles
+
+
+def rows_of(singles: Sequence[Single]) -> Rows:
+    """The content of a frame of single messages."""
+    return Rows([single.row for single in singles])

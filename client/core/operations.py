@@ -1,0 +1,274 @@
+"""What a client can ask a broker, as values: a driver sends an ``Operation`` and hands its answer to ``decode``.
+
+Several steps that depend on each other are a *plan*: a generator that yields lists of operations, gets back the list of
+their results, and returns its own. The same plans run on every driver.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgpack
+
+from ...protocol import commands
+from ...protocol.commands import CONSUMER_OFFSET_STRUCT, QUEUE_STATS_STRUCT, Command
+from ...protocol.errors import (
+    PULL_NOT_FOUND,
+    PULL_RETRY_IMMEDIATELY,
+    SUCCESS,
+    InvalidParameter,
+    RemoteProtocolError,
+    error_from_answer,
+)
+from ...protocol.fields import decode_fields, encode_fields
+from ..errors import InvalidArgument
+from .batch import Batch, Found
+from .session import Answer
+from .stored import StoredMessage
+from .tags import EVERYTHING, TagFilter
+from .topics import QueueStats, TopicInfo
+
+T = TypeVar("T")
+Plan: TypeAlias = Generator[list["Operation[Any]"], list[Any], T]
+
+ALL_QUEUES = -1
+
+
+@dataclass(slots=True)
+class Operation(Generic[T]):
+    """One request. ``decode`` makes the result of an answer that is no error; ``hold_seconds`` is how long the broker
+    may hold the answer by request."""
+
+    command: Command
+    fields: dict[str, Any]
+    decode: Callable[[Answer], T]
+    body: bytes = b""
+    hold_seconds: float = 0.0
+
+    def result(self, answer: Answer) -> T:
+        """What the answer says; raises the error that it carries."""
+        code = answer.code
+        if code not in (SUCCESS, PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY):
+            raise error_from_answer(code, answer.fields)
+        try:
+            return self.decode(answer)
+        except (InvalidParameter, struct.error, TypeError, KeyError) as error:
+            raise RemoteProtocolError(f"an answer to {self.command.name} that cannot be read: {error}") from error
+
+
+def _operation(
+    command: Command, decode: Callable[[Answer], T], body: bytes = b"", hold_seconds: float = 0.0, **arguments: Any
+) -> Operation[T]:
+    """An operation whose arguments were checked against the command's rules."""
+    try:
+        fields = encode_fields(decode_fields(command.request, arguments))
+    except InvalidParameter as error:
+        raise InvalidArgument(str(error).removeprefix(f"{command.request.__name__}.")) from None
+    return Operation(command, fields, decode, body, hold_seconds)
+
+
+def _nothing(answer: Answer) -> None:
+    return None
+
+
+# ---- messages
+
+
+def pull(
+    topic: str,
+    queue: int,
+    offset: int,
+    max_count: int,
+    max_bytes: int,
+    wait_ms: int,
+    tags: TagFilter = EVERYTHING,
+) -> Operation[Batch]:
+    """Read stored messages of one queue."""
+
+    def decode(answer: Answer) -> Batch:
+        head = decode_fields(commands.RecordsAnswer, answer.fields)
+        return Batch(
+            topic,
+            queue,
+            answer.body,
+            head.count,
+            next_offset=head.next_offset,
+            min_offset=head.min_offset,
+            max_offset=head.max_offset,
+            go_on=answer.code == PULL_RETRY_IMMEDIATELY,
+            tags=tags,
+        )
+
+    return _operation(
+        commands.PULL,
+        decode,
+        hold_seconds=wait_ms / 1000 if type(wait_ms) is int else 0.0,
+        topic=topic,
+        queue=queue,
+        offset=offset,
+        max_count=max_count,
+        max_bytes=max_bytes,
+        wait_ms=wait_ms,
+        tags=tags.expression,
+    )
+
+
+def query(topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str | None) -> Operation[Found]:
+    """Find messages by a key."""
+
+    def decode(answer: Answer) -> Found:
+        head = decode_fields(commands.QueryByKeyAnswer, answer.fields)
+        return Found(topic, answer.body, head.count, head.cursor or None, head.index_behind_bytes)
+
+    return _operation(
+        commands.QUERY_BY_KEY,
+        decode,
+        topic=topic,
+        key=key,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        max_count=max_count,
+        cursor=cursor or "",
+    )
+
+
+def view_message(message_id: str, topic: str | None) -> Operation[StoredMessage]:
+    """Find one message by either form of id."""
+
+    def decode(answer: Answer) -> StoredMessage:
+        head = decode_fields(commands.ViewMessageAnswer, answer.fields)
+        found = Found(topic or "", answer.body, head.count, None, 0)
+        if len(found) != 1:
+            raise RemoteProtocolError(f"{len(found)} messages for one id")
+        return found[0]
+
+    return _operation(commands.VIEW_MESSAGE_BY_ID, decode, id=message_id, topic=topic or "")
+
+
+# ---- offsets
+
+
+def _offset(answer: Answer) -> int:
+    offset: int = decode_fields(commands.OffsetAnswer, answer.fields).offset
+    return offset
+
+
+def min_offset(topic: str, queue: int) -> Operation[int]:
+    """The first readable offset of a queue."""
+    return _operation(commands.GET_MIN_OFFSET, _offset, topic=topic, queue=queue)
+
+
+def max_offset(topic: str, queue: int) -> Operation[int]:
+    """The offset that the queue's next message will have."""
+    return _operation(commands.GET_MAX_OFFSET, _offset, topic=topic, queue=queue)
+
+
+def offset_at(topic: str, queue: int, timestamp_ms: int) -> Operation[int]:
+    """The first offset whose store time is not before a moment; the queue's max offset where there is none."""
+    return _operation(
+        commands.SEARCH_OFFSET_BY_TIMESTAMP, _offset, topic=topic, queue=queue, timestamp_ms=timestamp_ms
+    )
+
+
+def committed(group: str, topic: str, queue: int = ALL_QUEUES) -> Operation[dict[int, int]]:
+    """What a group has committed, by queue; queues without anything are left out."""
+
+    def decode(answer: Answer) -> dict[int, int]:
+        head = decode_fields(commands.ConsumerOffsetsAnswer, answer.fields)
+        _check_body(answer, head.count * CONSUMER_OFFSET_STRUCT.size)
+        return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.body))
+
+    return _operation(commands.QUERY_CONSUMER_OFFSET, decode, group=group, topic=topic, queue=queue)
+
+
+def commit(group: str, topic: str, offsets: Mapping[int, int]) -> Operation[None]:
+    """Keep a group's next offsets."""
+    if not isinstance(offsets, Mapping) or not offsets:
+        raise InvalidArgument(f"offsets is {offsets!r:.60}; it must map at least one queue to its next offset")
+    try:
+        body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
+    except struct.error as error:
+        raise InvalidArgument(f"offsets must map queues to offsets, both integers: {error}") from None
+    return _operation(
+        commands.UPDATE_CONSUMER_OFFSET, _nothing, body=body, group=group, topic=topic, count=len(offsets)
+    )
+
+
+# ---- topics and the broker
+
+
+def topic_stats(topic: str) -> Operation[list[QueueStats]]:
+    """What each queue of a topic holds, in the order of the queues."""
+
+    def decode(answer: Answer) -> list[QueueStats]:
+        head = decode_fields(commands.TopicStatsAnswer, answer.fields)
+        _check_body(answer, head.count * QUEUE_STATS_STRUCT.size)
+        return sorted((QueueStats(*row) for row in QUEUE_STATS_STRUCT.iter_unpack(answer.body)), key=_queue)
+
+    return _operation(commands.GET_TOPIC_STATS_INFO, decode, topic=topic)
+
+
+def _queue(stats: QueueStats) -> int:
+    return stats.queue
+
+
+def topics() -> Operation[list[TopicInfo]]:
+    """All topics of the broker, its own included, by name."""
+
+    def decode(answer: Answer) -> list[TopicInfo]:
+        rows = _unpack(answer)
+        if not isinstance(rows, list):
+            raise RemoteProtocolError(f"topics as {type(rows).__name__}")
+        known = TopicInfo.__dataclass_fields__
+        return sorted((TopicInfo(**{name: row[name] for name in known if name in row}) for row in rows), key=_name)
+
+    return _operation(commands.GET_ALL_TOPIC_CONFIG, decode)
+
+
+def _name(topic: TopicInfo) -> str:
+    return topic.topic
+
+
+def create_topic(topic: str, read_queues: int, write_queues: int, perm: int, order: bool) -> Operation[None]:
+    """Create a topic, or change one that exists."""
+    return _operation(
+        commands.UPDATE_AND_CREATE_TOPIC,
+        _nothing,
+        topic=topic,
+        read_queues=read_queues,
+        write_queues=write_queues,
+        perm=perm,
+        order=order,
+    )
+
+
+def delete_topic(topic: str) -> Operation[None]:
+    """Delete a topic and all of its messages."""
+    return _operation(commands.DELETE_TOPIC_IN_BROKER, _nothing, topic=topic)
+
+
+def runtime_info() -> Operation[dict[str, Any]]:
+    """How the broker is doing."""
+
+    def decode(answer: Answer) -> dict[str, Any]:
+        info = _unpack(answer)
+        if not isinstance(info, dict):
+            raise RemoteProtocolError(f"runtime info as {type(info).__name__}")
+        return info
+
+    return _operation(commands.GET_BROKER_RUNTIME_INFO, decode)
+
+
+def _unpack(answer: Answer) -> Any:
+    try:
+        return msgpack.unpackb(answer.body, strict_map_key=True)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise RemoteProtocolError(f"a body that is not msgpack: {error}") from error
+
+
+def _check_body(answer: Answer, body_bytes: int) -> None:
+    if len(answer.body) != body_bytes:
+        raise RemoteProtocolError(f"a body of {len(answer.body)} bytes where {body_bytes} were announced")

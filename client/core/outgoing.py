@@ -1,0 +1,135 @@
+"""From a caller's messages to what ``Delivery`` takes: checked, grouped by topic and queue, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from ...protocol.commands import QUEUES_MAX
+from ...protocol.record import KEY_SEPARATOR, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, encode_properties
+from ..errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
+from ..message import Message, check_properties, check_tag, check_text, copy_body, join_keys
+from .packing import Row
+from .routing import ANY_QUEUE
+
+FLUSH_MODES = ("", "sync", "async")
+
+_row_of = attrgetter("_row")
+_topic_of = attrgetter("_topic")
+_sharding_key_of = attrgetter("_sharding_key")
+
+
+class Way(NamedTuple):
+    """Messages of one call that go to the same queue of the same topic; ``indexes``: their places in the call."""
+
+    topic: str
+    queue: int
+    rows: list[Row]
+    indexes: Sequence[int]
+
+
+def check_queue(queue: Any) -> int:
+    """``queue=`` as a number: -1 for None, which leaves the choice to others."""
+    if queue is None:
+        return ANY_QUEUE
+    if type(queue) is not int:
+        raise InvalidArgumentType(f"queue must be an int, not {type(queue).__name__}")
+    if not 0 <= queue < QUEUES_MAX:
+        raise InvalidArgument(f"queue is {queue}; it must be 0 to {QUEUES_MAX - 1}")
+    return queue
+
+
+def check_flush(flush: Any) -> str:
+    """``flush=`` as PRODUCE has it: empty for None, the broker's own."""
+    mode = "" if flush is None else flush
+    if mode not in FLUSH_MODES:
+        raise InvalidArgument(f"flush is {flush!r}; it must be 'sync', 'async' or None for the broker's")
+    return str(mode)
+
+
+def check_messages(messages: Iterable[Message]) -> list[Message]:
+    """The messages of a ``send_many`` as a list, each of them a ``Message``."""
+    if isinstance(messages, Message):
+        raise InvalidMessageType("send_many takes several messages; send takes one")
+    checked = list(messages)
+    for kind in set(map(type, checked)):
+        if not issubclass(kind, Message):
+            index = next(place for place, message in enumerate(checked) if type(message) is kind)
+            raise InvalidMessageType(f"messages[{index}] must be a flintmq.client.Message, not {kind.__name__}")
+    return checked
+
+
+def sharded_topics(messages: Sequence[Message]) -> set[str]:
+    """Topics whose number of queues must be known before the messages can be grouped."""
+    if not any(map(_sharding_key_of, messages)):
+        return set()
+    return {message.topic for message in messages if message.sharding_key}
+
+
+def group_messages(messages: list[Message], queue: int, queue_of: Callable[[Message], int]) -> list[Way]:
+    """The ways that the messages go. ``queue``: where all of them go, or -1; ``queue_of`` decides for a message with a
+    sharding key."""
+    topics = set(map(_topic_of, messages))
+    if len(topics) == 1 and (queue != ANY_QUEUE or not any(map(_sharding_key_of, messages))):
+        return [Way(topics.pop(), queue, list(map(_row_of, messages)), range(len(messages)))]
+    ways: dict[tuple[str, int], tuple[list[Row], list[int]]] = {}
+    for index, message in enumerate(messages):
+        to = queue if queue != ANY_QUEUE or not message.sharding_key else queue_of(message)
+        way = ways.get((message.topic, to))
+        if way is None:
+            way = ways[message.topic, to] = ([], [])
+        way[0].append(_row_of(message))
+        way[1].append(index)
+    return [Way(topic, to, rows, indexes) for (topic, to), (rows, indexes) in ways.items()]
+
+
+def check_bodies(bodies: Iterable[Any]) -> list[bytes]:
+    """The bodies of a ``send_bulk``: bytes, or copies of bytearrays and memoryviews."""
+    if isinstance(bodies, bytes | bytearray | memoryview | str):
+        raise InvalidMessageType(f"bodies must be several bodies, not one {type(bodies).__name__}: give a list")
+    checked = bodies if type(bodies) is list else list(bodies)
+    if set(map(type, checked)) <= {bytes}:
+        return checked
+    for index, body in enumerate(checked):
+        if not isinstance(body, bytes | bytearray | memoryview):
+            hint = "; encode it first" if isinstance(body, str) else ""
+            raise InvalidMessageType(f"bodies[{index}] must be bytes, not {type(body).__name__}{hint}")
+    return list(map(copy_body, checked))
+
+
+def check_bulk_keys(keys: Iterable[Any] | None, count: int) -> list[str | None] | None:
+    """The keys of a ``send_bulk``, one entry for each body: a key, several, or None; as KEYS values."""
+    if keys is None:
+        return None
+    if isinstance(keys, str):
+        raise InvalidMessageType("keys must have an entry for each body, not be one str: give a list")
+    entries: list[Any] = keys if type(keys) is list else list(keys)
+    if len(entries) != count:
+        raise InvalidArgument(f"{len(entries)} keys for {count} bodies; give one entry (or None) for each body")
+    if set(map(type, entries)) == {str}:
+        joined = "".join(entries)
+        if joined.isprintable() and KEY_SEPARATOR not in joined and all(entries):
+            return entries
+    checked: list[str | None] = []
+    for index, entry in enumerate(entries):
+        several = (entry,) if isinstance(entry, str) else tuple(entry) if isinstance(entry, list | tuple) else entry
+        try:
+            checked.append(join_keys(several) if several else None)
+        except InvalidMessage as error:
+            raise type(error)(f"keys[{index}]: {error}") from None
+        except TypeError:
+            raise InvalidMessageType(
+                f"keys[{index}] must be a str, several, or None, not {type(entry).__name__}"
+            ) from None
+    return checked
+
+
+def common_properties(tags: str | None, properties: Mapping[str, str] | None, sharding_key: str | None) -> str:
+    """The properties that all messages of a ``send_bulk`` have, as PRODUCE takes them."""
+    common = check_properties(properties) if properties else {}
+    if tags is not None:
+        common[PROPERTY_TAGS] = check_tag(tags)
+    if sharding_key is not None:
+        common[PROPERTY_SHARDING_KEY] = check_text("the sharding key", sharding_key)
+    return encode_properties(common).decode()

@@ -1,0 +1,105 @@
+"""One connection's conversation, without its socket: HELLO, request ids, answers.
+
+A driver writes what ``hello`` and ``request`` return, reads into ``parser.writable()``, and takes ``answers``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...protocol.commands import HELLO, PROTOCOL_VERSION, Command, HelloAnswer, HelloRequest
+from ...protocol.errors import (
+    SUCCESS,
+    InvalidParameter,
+    RemoteProtocolError,
+    VersionNotSupported,
+    error_from_answer,
+)
+from ...protocol.fields import decode_fields, encode_fields
+from ...protocol.frames import (
+    INITIAL_BUFFER_BYTES,
+    REQUEST,
+    REQUEST_ID_MAX,
+    RESPONSE,
+    Frame,
+    FrameParser,
+    encode_head,
+)
+
+_ZERO_COPY_BYTES_MIN = 256 * 1024
+"""A body at least this long keeps the receive buffer instead of being copied out of it."""
+
+
+class Answer:
+    """One answer. ``body`` is the caller's to keep: bytes, or a view of a buffer that nothing else writes to."""
+
+    __slots__ = ("body", "code", "fields", "request_id")
+
+    def __init__(self, request_id: int, code: int, fields: dict[str, Any], body: bytes | memoryview) -> None:
+        self.request_id = request_id
+        self.code = code
+        self.fields = fields
+        self.body = body
+
+
+class Session:
+    """The client's side of one connection. ``limits`` is what the broker said of itself, once ``hello_answered``."""
+
+    __slots__ = ("_next_id", "limits", "parser")
+
+    def __init__(self) -> None:
+        self.parser = FrameParser()
+        self.limits: HelloAnswer | None = None
+        self._next_id = 1
+
+    def hello(self, client_name: str) -> bytes:
+        """The first request of the connection."""
+        fields = encode_fields(HelloRequest(protocol=PROTOCOL_VERSION, client=client_name))
+        return self.request(HELLO, fields, 0)[1]
+
+    def hello_answered(self, answer: Answer) -> HelloAnswer:
+        """Check the answer to HELLO and keep it; raises the broker's error, or that we cannot speak with it."""
+        if answer.code != SUCCESS:
+            raise error_from_answer(answer.code, answer.fields)
+        try:
+            limits = decode_fields(HelloAnswer, answer.fields)
+        except InvalidParameter as error:
+            raise RemoteProtocolError(f"an answer to HELLO that is none: {error}") from error
+        if limits.protocol != PROTOCOL_VERSION:
+            raise VersionNotSupported(
+                f"broker {limits.broker!r} speaks protocol version {limits.protocol}, this client {PROTOCOL_VERSION}; "
+                "use a client of the broker's release"
+            )
+        if limits.auth_required:
+            raise VersionNotSupported(
+                f"broker {limits.broker!r} demands authentication, which this client does not know; use a newer client"
+            )
+        self.parser.frame_bytes_max = max(self.parser.frame_bytes_max, limits.frame_bytes_max)
+        self.limits = limits
+        return limits
+
+    def request(self, command: Command, fields: dict[str, Any], body_bytes: int) -> tuple[int, bytes]:
+        """``(request_id, head)`` of a request whose body of ``body_bytes`` bytes the driver writes behind the head."""
+        request_id = self._next_id
+        self._next_id = request_id + 1 if request_id < REQUEST_ID_MAX else 1
+        return request_id, encode_head(REQUEST, command.code, request_id, fields, body_bytes)
+
+    def answers(self) -> list[Answer]:
+        """All whole answers that have arrived. What a broker may ask of a client is not known yet and left alone.
+
+        Raises ``RemoteProtocolError`` where the bytes are not the protocol; the connection is of no use then.
+        """
+        parser = self.parser
+        answers: list[Answer] = []
+        while (frame := parser.next_frame()) is not None:
+            if frame.kind == RESPONSE:
+                answers.append(Answer(frame.request_id, frame.code, frame.fields, self._keep_body(frame)))
+        return answers
+
+    def _keep_body(self, frame: Frame) -> bytes | memoryview:
+        parser = self.parser
+        if frame.body_end - frame.body_at >= _ZERO_COPY_BYTES_MIN and parser.start == parser.end:
+            parser.buffer = bytearray(INITIAL_BUFFER_BYTES)
+            parser.start = parser.end = 0
+            return frame.body.toreadonly()
+        return bytes(frame.body)

@@ -1,0 +1,255 @@
+"""A message as the broker stores it, decoded where it is looked at."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+from ...protocol.ids import offset_id
+from ...protocol.layout import MAGIC_V1, RECORD, RECORD_HEAD_BYTES, SysFlag
+from ...protocol.record import (
+    PROPERTY_KEYS,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    CorruptRecord,
+    Record,
+    decode_host,
+    decode_properties,
+    decode_record,
+    split_keys,
+)
+from ..errors import CorruptMessage
+from .compression import DecompressionFailed, decompress
+from .times import from_millis
+
+_OWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
+
+# What most messages are asked for, in one step: body_crc, queue_offset, sys_flag, body_length. Only where both hosts are
+# IPv4; PLAIN_MASK tells whether more than a slice is needed.
+_AT = RECORD.at
+BODY_HEAD = struct.Struct(f">{_AT['body_crc']}xI{_AT['sys_flag'] - _AT['body_crc'] - 4}xI"
+                          f"{_AT['body_length'] - _AT['sys_flag'] - 4}xi")  # fmt: skip
+BODY_AT = RECORD_HEAD_BYTES
+PLAIN_MASK = SysFlag.COMPRESSED | SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+CRC_MASK = 0x7FFFFFFF
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+_I64 = struct.Struct(">q")
+_MAGIC_AT = _AT["magic"]
+_QUEUE_ID_AT = _AT["queue_id"]
+_FLAG_AT = _AT["flag"]
+_QUEUE_OFFSET_AT = _AT["queue_offset"]
+_PHYSICAL_OFFSET_AT = _AT["physical_offset"]
+_SYS_FLAG_AT = _AT["sys_flag"]
+_BORN_TIMESTAMP_AT = _AT["born_timestamp"]
+_BORN_HOST_AT = _AT["born_host"]
+_STORE_TIMESTAMP_AT = _AT["store_timestamp"]
+assert BODY_HEAD.size == BODY_AT
+
+
+class StoredMessage:
+    """One stored message. Its parts are decoded, and checked, when they are asked for.
+
+    Every attribute may raise ``CorruptMessage`` where the record is damaged: ``body`` where its checksum does not hold.
+    """
+
+    __slots__ = ("_at", "_body", "_properties", "_records", "_size", "_topic")
+
+    def __init__(self, size: int, at: int, records: bytes | memoryview, topic: str) -> None:
+        self._records = records
+        self._at = at
+        self._size = size
+        self._topic = topic
+        self._body: bytes | None = None
+        self._properties: dict[str, str] | None = None
+
+    @property
+    def body(self) -> bytes:
+        """The body, decompressed where it was compressed; its checksum holds."""
+        body = self._body
+        if body is None:
+            body = self._body = self._read_body()
+        return body
+
+    def _read_body(self) -> bytes:
+        records, at = self._records, self._at
+        crc, sys_flag, length = BODY_HEAD.unpack_from(records, at)
+        if not sys_flag & PLAIN_MASK and 0 <= length <= self._size - BODY_AT:
+            start = at + BODY_AT
+            body = records[start : start + length]
+            if zlib.crc32(body) & CRC_MASK == crc or not length:
+                return body if type(body) is bytes else bytes(body)
+            raise self._corrupt(f"its body's checksum is {zlib.crc32(body) & CRC_MASK:#010x}, it says {crc:#010x}")
+        record = self._decode()
+        if not sys_flag & SysFlag.COMPRESSED:
+            return record.body
+        try:
+            return decompress(record.body, sys_flag)
+        except DecompressionFailed as error:
+            raise self._corrupt(str(error)) from error
+
+    @property
+    def topic(self) -> str:
+        """The topic it was sent to."""
+        if not self._topic:
+            self._topic = self._decode(check_crc=False).topic.decode("utf-8", "replace")
+        return self._topic
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """All properties as stored, by RocketMQ's names: the keys as ``KEYS``, the tag as ``TAGS``, ``UNIQ_KEY``, …"""
+        return MappingProxyType(self._property_map())
+
+    @property
+    def user_properties(self) -> Mapping[str, str]:
+        """The properties as ``Message`` took them: without keys, tag, unique key and sharding key."""
+        pairs = self._property_map().items()
+        return MappingProxyType({name: value for name, value in pairs if name not in _OWN_PROPERTIES})
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys it can be found by, beside its id."""
+        return split_keys(self._property_map().get(PROPERTY_KEYS))
+
+    @property
+    def tags(self) -> str | None:
+        """The tag, or None."""
+        return self._property_map().get(PROPERTY_TAGS)
+
+    @property
+    def sharding_key(self) -> str | None:
+        """What decided its queue, or None."""
+        return self._property_map().get(PROPERTY_SHARDING_KEY)
+
+    @property
+    def message_id(self) -> str:
+        """Its unique key, or its offset id where it has none."""
+        return self._property_map().get(PROPERTY_UNIQ_KEY) or self.offset_id
+
+    @property
+    def offset_id(self) -> str:
+        """Where it lies: the broker's advertised address and the physical offset, in hex."""
+        return offset_id(self._store_host(), self.physical_offset)
+
+    @property
+    def queue(self) -> int:
+        """The queue it lies in."""
+        return self._integer(_I32, _QUEUE_ID_AT)
+
+    @property
+    def queue_offset(self) -> int:
+        """Its place in the queue."""
+        return self._integer(_I64, _QUEUE_OFFSET_AT)
+
+    @property
+    def physical_offset(self) -> int:
+        """Its place in the CommitLog, in bytes."""
+        return self._integer(_I64, _PHYSICAL_OFFSET_AT)
+
+    @property
+    def flag(self) -> int:
+        """The application's own flag."""
+        return self._integer(_I32, _FLAG_AT)
+
+    @property
+    def sys_flag(self) -> int:
+        """Compression, transaction state and address family: see ``flintmq.protocol.layout.SysFlag``."""
+        return self._integer(_I32, _SYS_FLAG_AT)
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often a consumer gave it back."""
+        return self._integer(_I32, self._host_end(2))
+
+    @property
+    def born_at(self) -> datetime:
+        """When its producer made it."""
+        return from_millis(self._integer(_I64, _BORN_TIMESTAMP_AT))
+
+    @property
+    def stored_at(self) -> datetime:
+        """When the broker stored it."""
+        return from_millis(self.stored_ms)
+
+    @property
+    def stored_ms(self) -> int:
+        """When the broker stored it, ms since 1970 UTC."""
+        return self._integer(_I64, self._host_end(1))
+
+    @property
+    def born_host(self) -> tuple[str, int]:
+        """Its producer's address and port."""
+        return decode_host(self._bytes(_BORN_HOST_AT, self._host_end(1)))
+
+    @property
+    def stored_host(self) -> tuple[str, int]:
+        """The address and port that its broker advertised."""
+        return decode_host(self._store_host())
+
+    @property
+    def record(self) -> memoryview:
+        """Its bytes as they lie in the CommitLog."""
+        return memoryview(self._records)[self._at : self._at + self._size]
+
+    def __repr__(self) -> str:
+        return f"<StoredMessage {self.topic!r} queue {self.queue} offset {self.queue_offset}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredMessage, (self._size, 0, bytes(self.record), self._topic)
+
+    # ---- parts
+
+    def _integer(self, kind: struct.Struct, at: int) -> int:
+        value: int = kind.unpack_from(self._records, self._at + at)[0]
+        return value
+
+    def _bytes(self, start: int, end: int) -> bytes:
+        return bytes(self._records[self._at + start : self._at + end])
+
+    def _host_end(self, hosts: int) -> int:
+        """Where the field behind the born host (1) or behind the store host (2) begins, within the record."""
+        sys_flag = self._integer(_I32, _SYS_FLAG_AT)
+        end = _BORN_HOST_AT + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
+        if hosts == 2:
+            end += 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8)
+        return end
+
+    def _store_host(self) -> bytes:
+        return self._bytes(self._host_end(1) + 8, self._host_end(2))
+
+    def _property_map(self) -> dict[str, str]:
+        properties = self._properties
+        if properties is None:
+            properties = self._properties = decode_properties(self._property_bytes())
+        return properties
+
+    def _property_bytes(self) -> bytes | memoryview:
+        records, at, end = self._records, self._at, self._at + self._size
+        _, sys_flag, length = BODY_HEAD.unpack_from(records, at)
+        if not sys_flag & PLAIN_MASK and self._integer(_I32, _MAGIC_AT) == MAGIC_V1:
+            topic_at = at + BODY_AT + length
+            if length >= 0 and topic_at < end:
+                properties_at = topic_at + records[topic_at] + 3
+                if properties_at <= end and properties_at + _I16.unpack_from(records, properties_at - 2)[0] == end:
+                    return records[properties_at:end]
+        return self._decode(check_crc=False).properties
+
+    def _decode(self, *, check_crc: bool = True) -> Record:
+        try:
+            return decode_record(self.record, check_crc=check_crc)
+        except CorruptRecord as error:
+            raise self._corrupt(str(error)) from None
+
+    def _corrupt(self, reason: str) -> CorruptMessage:
+        return CorruptMessage(
+            reason,
+            topic=self._topic,
+            queue=self._integer(_I32, _QUEUE_ID_AT),
+            queue_offset=self._integer(_I64, _QUEUE_OFFSET_AT),
+            physical_offset=self._integer(_I64, _PHYSICAL_OFFSET_AT),
+        )

@@ -1,0 +1,50 @@
+"""Tag filters: the broker compares hashes, the client the tags themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..errors import InvalidArgument, InvalidArgumentType
+
+TAG_SEPARATOR = "||"
+EXPRESSION_CHARS_MAX = 4096
+
+
+class TagFilter:
+    """Which tags a reader wants. ``expression`` is what goes to the broker, ``wanted`` what must match exactly."""
+
+    __slots__ = ("expression", "wanted")
+
+    def __init__(self, expression: str, wanted: frozenset[str]) -> None:
+        self.expression = expression
+        self.wanted = wanted
+
+    def accepts(self, tags: str | None) -> bool:
+        """Whether a message with this tag is wanted."""
+        return not self.wanted or tags in self.wanted
+
+
+EVERYTHING = TagFilter("", frozenset())
+
+
+def parse_tags(tags: str | Iterable[str] | None) -> TagFilter:
+    """The filter of ``"a || b"``, of several tags, or of None or ``"*"`` (all messages)."""
+    if tags is None:
+        return EVERYTHING
+    parts = tags.split(TAG_SEPARATOR) if isinstance(tags, str) else list(tags)
+    for part in parts:
+        if not isinstance(part, str):
+            raise InvalidArgumentType(f"tags must be a str or several, not {type(part).__name__}")
+    wanted = frozenset(part.strip() for part in parts if part.strip())
+    if "*" in wanted:
+        return EVERYTHING
+    if not wanted:
+        if isinstance(tags, str) and not tags.strip():
+            return EVERYTHING
+        raise InvalidArgument(f"tags={tags!r} names no tag; give one, 'a || b', or None for all messages")
+    if not isinstance(tags, str) and any(TAG_SEPARATOR in tag for tag in wanted):
+        raise InvalidArgument(f"tags={tags!r}: a tag cannot contain {TAG_SEPARATOR!r}")
+    expression = f" {TAG_SEPARATOR} ".join(sorted(wanted))
+    if len(expression) > EXPRESSION_CHARS_MAX:
+        raise InvalidArgument(f"tags of {len(expression)} characters in total; at most {EXPRESSION_CHARS_MAX}")
+    return TagFilter(expression, wanted)

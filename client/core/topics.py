@@ -1,0 +1,53 @@
+"""What the broker says of a topic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from .times import from_millis
+
+EMPTY_QUEUE_MS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic's configuration. ``system``: it belongs to the broker itself; ``perm``: 4 readable + 2 writable."""
+
+    topic: str
+    read_queues: int
+    write_queues: int
+    perm: int = 6
+    order: bool = False
+    system: bool = False
+
+    @property
+    def name(self) -> str:
+        """The same as ``topic``."""
+        return self.topic
+
+    @property
+    def queues(self) -> int:
+        """Queues that can be read."""
+        return self.read_queues
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """What one queue holds: offsets in ``[min_offset, max_offset)``."""
+
+    queue: int
+    min_offset: int
+    max_offset: int
+    last_stored_ms: int
+    """Store time of its last message in ms since 1970 UTC, -1 where it is empty."""
+
+    @property
+    def count(self) -> int:
+        """How many messages it holds."""
+        return self.max_offset - self.min_offset
+
+    @property
+    def last_stored_at(self) -> datetime | None:
+        """Store time of its last message, None where it is empty."""
+        return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None

@@ -1,0 +1,197 @@
+"""A message to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from ..protocol.errors import InvalidParameter
+from ..protocol.names import check_name
+from ..protocol.record import (
+    FORBIDDEN_PROPERTIES,
+    FORBIDDEN_PROPERTY_PREFIX,
+    KEY_SEPARATOR,
+    PROPERTY_KEYS,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+)
+from .errors import InvalidMessage, InvalidMessageType
+
+Body: TypeAlias = bytes | bytearray | memoryview
+
+_OWN_PROPERTIES = {
+    PROPERTY_KEYS: "give keys with keys=[…]",
+    PROPERTY_TAGS: "give the tag with tags=…",
+    PROPERTY_SHARDING_KEY: "give it with sharding_key=…",
+    PROPERTY_UNIQ_KEY: "the producer makes it",
+}
+_FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
+_TAG_OR = "||"
+_KNOWN_TOPICS_MAX = 10_000
+_known_topics: set[str] = set()
+"""Topic names that were checked before."""
+
+
+class Message:
+    """A message to be sent to ``topic``. It cannot be changed afterwards.
+
+    ``body``: bytes, or a bytearray or memoryview, of which a copy is taken. ``keys``: what the message can be found by;
+    one ``str`` or several, none empty or with a space in it. ``tags``: one tag, by which consumers filter.
+    ``properties``: names and values, all ``str`` and none empty; RocketMQ's own names are refused. ``sharding_key``:
+    messages with the same one go to the same queue, in order.
+
+    Raises ``InvalidMessage`` (a ``ValueError``), or ``InvalidMessageType`` (a ``TypeError`` too) where a type is wrong.
+    """
+
+    __slots__ = ("_body", "_keys", "_row", "_sharding_key", "_tags", "_topic")
+
+    topic: str = property(attrgetter("_topic"), doc="The topic it goes to.")  # type: ignore[assignment]
+    body: bytes = property(attrgetter("_body"), doc="The body.")  # type: ignore[assignment]
+    keys: tuple[str, ...] = property(attrgetter("_keys"), doc="The keys.")  # type: ignore[assignment]
+    tags: str | None = property(attrgetter("_tags"), doc="The tag, or None.")  # type: ignore[assignment]
+    sharding_key: str | None = property(  # type: ignore[assignment]
+        attrgetter("_sharding_key"), doc="What decides its queue, or None."
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        keys: Iterable[str] | str = (),
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+    ) -> None:
+        if topic not in _known_topics:
+            check_topic(topic)
+        self._topic = topic
+        self._body: bytes = body if type(body) is bytes else copy_body(body)
+        wire = check_properties(properties) if properties else {}
+        if keys:
+            self._keys = (keys,) if type(keys) is str else tuple(keys)
+            wire[PROPERTY_KEYS] = join_keys(self._keys)
+        else:
+            self._keys = ()
+        if tags is not None:
+            wire[PROPERTY_TAGS] = check_tag(tags)
+        self._tags = tags
+        if sharding_key is not None:
+            wire[PROPERTY_SHARDING_KEY] = check_text("the sharding key", sharding_key)
+        self._sharding_key = sharding_key
+        self._row = (self._body, wire)
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The properties as they were given: without keys, tag and sharding key."""
+        wire = self._row[1]
+        return MappingProxyType({name: value for name, value in wire.items() if name not in _OWN_PROPERTIES})
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Message:
+            return NotImplemented
+        return self._topic == other._topic and self._row == other._row
+
+    def __hash__(self) -> int:
+        return hash((self._topic, self._body, self._keys))
+
+    def __repr__(self) -> str:
+        body = self._body if len(self._body) <= 40 else self._body[:37] + b"..."
+        parts = [repr(self._topic), repr(body)]
+        if self._keys:
+            parts.append(f"keys={list(self._keys)!r}")
+        if self._tags is not None:
+            parts.append(f"tags={self._tags!r}")
+        if self.properties:
+            parts.append(f"properties={dict(self.properties)!r}")
+        if self._sharding_key is not None:
+            parts.append(f"sharding_key={self._sharding_key!r}")
+        return f"Message({', '.join(parts)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._topic, self._body, self._keys, self._tags, dict(self.properties), self._sharding_key)
+
+
+def _rebuild(
+    topic: str, body: bytes, keys: tuple[str, ...], tags: str | None, properties: dict[str, str], sharding_key: str | None
+) -> Message:
+    return Message(topic, body, keys=keys, tags=tags, properties=properties, sharding_key=sharding_key)
+
+
+def check_topic(topic: Any) -> None:
+    """Raise where ``topic`` cannot be a topic's name."""
+    if type(topic) is not str:
+        raise InvalidMessageType(f"the topic must be a str, not {type(topic).__name__}")
+    try:
+        check_name("topic", topic)
+    except InvalidParameter as error:
+        raise InvalidMessage(str(error)) from None
+    if len(_known_topics) >= _KNOWN_TOPICS_MAX:
+        _known_topics.clear()
+    _known_topics.add(topic)
+
+
+def copy_body(body: Any) -> bytes:
+    """``body`` as bytes; a ``str`` is refused, because only its sender knows the encoding."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    hint = "; encode it first: body.encode()" if isinstance(body, str) else ""
+    raise InvalidMessageType(f"the body must be bytes, bytearray or memoryview, not {type(body).__name__}{hint}")
+
+
+def join_keys(keys: tuple[str, ...]) -> str:
+    """The KEYS property of some keys; each is checked."""
+    for key in keys:
+        if type(key) is not str or not key.isprintable() or not key or KEY_SEPARATOR in key:
+            check_text("a key", key)
+            if KEY_SEPARATOR in key:
+                raise InvalidMessage(
+                    f"the key {key!r} has a space, which separates keys in the store; replace it, or give several keys"
+                )
+    return keys[0] if len(keys) == 1 else KEY_SEPARATOR.join(keys)
+
+
+def check_tag(tag: Any) -> str:
+    """``tag`` if a message can have it and a consumer can ask for it."""
+    if type(tag) is not str or not tag or not tag.isprintable() or tag[0] == " " or tag[-1] == " " or _TAG_OR in tag:
+        check_text("the tag", tag)
+        if _TAG_OR in tag or tag.strip() != tag:
+            raise InvalidMessage(
+                f"the tag {tag!r} could never be asked for: a message has one tag, without '||' and without spaces "
+                "around it"
+            )
+    return str(tag)
+
+
+def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """A copy of ``properties`` as a dict; names that have a meaning of their own are refused."""
+    if not isinstance(properties, Mapping):
+        raise InvalidMessageType(f"properties must map str to str, not be {type(properties).__name__}")
+    for name, value in properties.items():
+        if type(name) is not str or not name or not name.isprintable():
+            check_text("a property's name", name)
+        if name in _OWN_PROPERTIES:
+            raise InvalidMessage(f"the property {name} is not to be set directly: {_OWN_PROPERTIES[name]}")
+        if name in _FORBIDDEN or name.startswith(FORBIDDEN_PROPERTY_PREFIX):
+            raise InvalidMessage(f"the property {name} belongs to the broker; choose another name")
+        if type(value) is not str or not value or not value.isprintable():
+            check_text(f"the property {name!r}", value)
+    return dict(properties)
+
+
+def check_text(what: str, text: Any) -> str:
+    """``text`` if it is a ``str`` that a property can hold; else ``InvalidMessage``, beginning with ``what``."""
+    if not isinstance(text, str):
+        raise InvalidMessageType(f"{what} must be a str, not {type(text).__name__} ({text!r:.60})")
+    if not text:
+        raise InvalidMessage(f"{what} is empty; the store cannot keep an empty one: leave it out")
+    if "\x01" in text or "\x02" in text:
+        raise InvalidMessage(f"{what} {text!r:.60} has \\x01 or \\x02, which separate properties in the store")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"{what} {text!r:.60} is not valid Unicode: {error.reason}") from None
+    return text

@@ -1,0 +1,244 @@
+"""One TCP connection, used by one thread at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.commands import Command, HelloAnswer
+from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError, RequestTimeout
+from ..core.address import Address
+from ..core.session import Answer, Session
+
+_JOIN_BYTES_MAX = 16 * 1024
+"""A head and a body that are shorter together go out as one piece."""
+_PROBE_AFTER_SECONDS = 1.0
+"""A connection that was idle for longer is looked at before it is used: the broker may have closed it."""
+
+Readiness = Callable[[bool, float | None], None]
+
+
+def client_name() -> str:
+    """How this process introduces itself to a broker."""
+    program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"  # noqa: PTH119
+    return f"{program[:100]} pid {os.getpid()} on {socket.gethostname()[:100]}"
+
+
+class Connection:
+    """A connection on which HELLO was answered. Not safe for two threads, except ``interrupt``.
+
+    ``push`` sends without waiting, ``receive`` waits for what comes (and sends what could not go out before);
+    ``exchange`` does one request and its answer. Everything but ``RequestTimeout`` leaves the connection useless.
+    """
+
+    def __init__(self, sock: socket.socket, address: Address) -> None:
+        self.address = address
+        self._sock = sock
+        self._session = Session()
+        self._unsent: deque[memoryview] = deque()
+        self._wait = _readiness(sock)
+        self._used_at = time.monotonic()
+
+    @classmethod
+    def open(cls, address: Address, timeout: float) -> Connection:
+        """Connect and say HELLO, within ``timeout`` seconds. Raises ``ConnectionFailed``, or what the broker says."""
+        deadline = time.monotonic() + timeout
+        try:
+            sock = socket.create_connection(address, timeout=timeout)
+        except OSError as error:
+            raise ConnectionFailed(
+                f"cannot reach a broker at {address}: {_reason(error)}; is it running there? "
+                "(flintmq-broker serve starts one)"
+            ) from error
+        connection = cls(sock, address)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection._greet(deadline)
+        except RequestTimeout as error:
+            connection.close()
+            raise ConnectionFailed(f"the broker at {address} did not answer HELLO within {timeout:.1f} s") from error
+        except RemoteProtocolError as error:
+            connection.close()
+            raise ConnectionFailed(f"what listens at {address} is no FlintMQ broker: {error}") from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _greet(self, deadline: float) -> None:
+        self.push(self._session.hello(client_name()))
+        while True:
+            answers = self.receive(deadline - time.monotonic())
+            if answers:
+                self._session.hello_answered(answers[0])
+                return
+            if time.monotonic() >= deadline:
+                raise RequestTimeout(f"no answer from {self.address}")
+
+    @property
+    def limits(self) -> HelloAnswer:
+        """What the broker said of itself."""
+        limits = self._session.limits
+        assert limits is not None, "HELLO was not answered"
+        return limits
+
+    @property
+    def local_address(self) -> bytes:
+        """This end's address, 4 or 16 bytes."""
+        name = self._sock.getsockname()[0]
+        family = socket.AF_INET6 if ":" in name else socket.AF_INET
+        return socket.inet_pton(family, name.partition("%")[0])
+
+    @property
+    def congested(self) -> bool:
+        """Whether some of what was pushed has not gone out yet."""
+        return bool(self._unsent)
+
+    def request(self, command: Command, fields: dict[str, Any], body: bytes | memoryview = b"") -> int:
+        """Push a request; returns its id."""
+        request_id, head = self._session.request(command, fields, len(body))
+        self.push(head, body)
+        return request_id
+
+    def push(self, head: bytes, body: bytes | memoryview = b"") -> None:
+        """Send as much as goes out without waiting; ``receive`` sends the rest."""
+        if self._unsent:
+            self._unsent.extend((memoryview(head), memoryview(body)))
+            return
+        size = len(head) + len(body)
+        try:
+            if size <= _JOIN_BYTES_MAX:
+                head = b"".join((head, body)) if body else head
+                body = b""
+                sent = self._sock.send(head)
+            else:
+                sent = self._send_parts(head, body)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            raise self._lost(error) from error
+        if sent < size:
+            self._keep_unsent(sent, head, body)
+
+    def _send_parts(self, head: bytes, body: bytes | memoryview) -> int:
+        if hasattr(self._sock, "sendmsg"):
+            return self._sock.sendmsg((head, body))
+        return self._sock.send(head + bytes(body))  # Windows has no sendmsg
+
+    def _keep_unsent(self, sent: int, *parts: bytes | memoryview) -> None:
+        for part in parts:
+            if sent < len(part):
+                self._unsent.append(memoryview(part)[sent:])
+            sent = max(0, sent - len(part))
+
+    def receive(self, timeout: float | None) -> list[Answer]:
+        """Wait up to ``timeout`` seconds (None: for ever) for bytes, and return the answers that are whole by then.
+
+        May return none although time is left. Raises ``ConnectionFailed`` where the connection went.
+        """
+        if timeout is None or timeout > 0:
+            self._wait(bool(self._unsent), timeout)
+        if self._unsent:
+            self._send_unsent()
+        parser = self._session.parser
+        try:
+            count = self._sock.recv_into(parser.writable())
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise self._lost(error) from error
+        if not count:
+            raise ConnectionFailed(f"the broker at {self.address} closed the connection")
+        parser.received(count)
+        return self._session.answers()
+
+    def _send_unsent(self) -> None:
+        unsent = self._unsent
+        try:
+            while unsent:
+                sent = self._sock.send(unsent[0])
+                if sent < len(unsent[0]):
+                    unsent[0] = unsent[0][sent:]
+                    return
+                unsent.popleft()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._lost(error) from error
+
+    def exchange(self, command: Command, fields: dict[str, Any], body: bytes, timeout: float) -> Answer:
+        """One request and its answer. Raises ``RequestTimeout`` where none comes in time."""
+        deadline = time.monotonic() + timeout
+        request_id = self.request(command, fields, body)
+        remaining = timeout
+        while True:
+            for answer in self.receive(remaining):
+                if answer.request_id == request_id:
+                    self._used_at = time.monotonic()
+                    return answer
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise RequestTimeout(
+                    f"the broker at {self.address} did not answer {command.name} within {timeout:g} s"
+                )
+
+    def used(self) -> None:
+        """It was in use until now."""
+        self._used_at = time.monotonic()
+
+    def is_alive(self) -> bool:
+        """Whether it can be used after a pause: not where the broker closed it meanwhile."""
+        if time.monotonic() - self._used_at < _PROBE_AFTER_SECONDS:
+            return True
+        try:
+            return not self.receive(0)  # nothing was asked, so an answer would be out of step
+        except FlintError:
+            return False
+
+    def interrupt(self) -> None:
+        """From any thread: whoever waits here gets ``ConnectionFailed``."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket; idempotent."""
+        self._unsent.clear()
+        self._sock.close()
+
+    def _lost(self, error: OSError) -> ConnectionFailed:
+        return ConnectionFailed(f"the connection to the broker at {self.address} broke: {_reason(error)}")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _readiness(sock: socket.socket) -> Readiness:
+    """A function ``(write, timeout)`` that waits until ``sock`` can be read (or, with ``write``, written)."""
+    if not hasattr(select, "poll"):  # Windows
+
+        def wait_select(write: bool, timeout: float | None) -> None:
+            select.select([sock], [sock] if write else [], [], timeout)
+
+        return wait_select
+
+    reads = select.poll()
+    reads.register(sock, select.POLLIN)
+    both = select.poll()
+    both.register(sock, select.POLLIN | select.POLLOUT)
+
+    def wait_poll(write: bool, timeout: float | None) -> None:
+        # A millisecond is the unit of poll: round up, or a wait for less would spin.
+        milliseconds = None if timeout is None else min(int(timeout * 1000) + 1, 86_400_000)
+        (both if write else reads).poll(milliseconds)
+
+    return wait_poll

