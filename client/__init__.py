@@ -1,0 +1,105 @@
+"""The client: send messages with ``Producer``, read and find them with ``Consumer``, manage topics with ``Admin``.
+
+    with Producer("127.0.0.1:10911") as producer:
+        receipt = producer.send(Message("orders", b"…", keys=["o-1"], tags="eu"))
+    with Consumer("127.0.0.1:10911") as consumer:
+        for message in consumer.iter("orders", from_="earliest", until="latest"):
+            print(message.keys, message.body)
+
+Needs nothing but msgpack; lz4 and zstandard are used where they are installed. See ``client/README.md``.
+"""
+
+from ..protocol.errors import (
+    BrokerError,
+    BrokerFailure,
+    ConfigurationError,
+    ConnectionFailed,
+    FlintError,
+    FlushDiskTimeout,
+    FrameIllegal,
+    HelloRequired,
+    InvalidParameter,
+    LocalProtocolError,
+    MessageIllegal,
+    MessageNotFound,
+    NoPermission,
+    OffsetOutOfRange,
+    ProtocolError,
+    QueueNotExist,
+    RemoteProtocolError,
+    RequestTimeout,
+    ServiceNotAvailable,
+    SystemBusy,
+    TopicExistsAlready,
+    TopicNotExist,
+    UnknownCommand,
+    VersionNotSupported,
+)
+from ..protocol.record import CorruptRecord
+from .core.batch import Batch, Found
+from .core.receipts import Receipt
+from .core.stored import StoredMessage
+from .core.topics import QueueStats, TopicInfo
+from .errors import (
+    ClientClosed,
+    CompressionUnavailable,
+    CorruptMessage,
+    DeliveryFailed,
+    ForkedClient,
+    InvalidArgument,
+    InvalidArgumentType,
+    InvalidMessage,
+    InvalidMessageType,
+)
+from .message import Message
+from .sync.admin import Admin
+from .sync.consumer import Consumer
+from .sync.producer import Producer, SendFuture
+
+__all__ = [
+    "Admin",
+    "Batch",
+    "BrokerError",
+    "BrokerFailure",
+    "ClientClosed",
+    "CompressionUnavailable",
+    "ConfigurationError",
+    "ConnectionFailed",
+    "Consumer",
+    "CorruptMessage",
+    "CorruptRecord",
+    "DeliveryFailed",
+    "FlintError",
+    "FlushDiskTimeout",
+    "ForkedClient",
+    "Found",
+    "FrameIllegal",
+    "HelloRequired",
+    "InvalidArgument",
+    "InvalidArgumentType",
+    "InvalidMessage",
+    "InvalidMessageType",
+    "InvalidParameter",
+    "LocalProtocolError",
+    "Message",
+    "MessageIllegal",
+    "MessageNotFound",
+    "NoPermission",
+    "OffsetOutOfRange",
+    "Producer",
+    "ProtocolError",
+    "QueueNotExist",
+    "QueueStats",
+    "Receipt",
+    "RemoteProtocolError",
+    "RequestTimeout",
+    "SendFuture",
+    "ServiceNotAvailable",
+    "StoredMessage",
+    "SystemBusy",
+    "TopicExistsAlready",
+    "TopicInfo",
+    "TopicNotExist",
+    "UnknownCommand",
+    "VersionNotSupported",
+]

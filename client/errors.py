@@ -1,4 +1,4 @@
-"""Errors that only a client raises. The broker's answers are in ``flintmq.protocol.errors``; ``flintmq.client`` has both."""
+"""Errors that only a client raises. Those of brokers are in ``flintmq.protocol.errors``; the client exports both."""
 
 from __future__ import annotations
 
@@ -64,15 +64,13 @@ class CorruptMessage(CorruptRecord):
 
 
 def _corrupt_message(reason: str, topic: str, queue: int, queue_offset: int, physical_offset: int) -> CorruptMessage:
-    return CorruptMessage(
-        reason, topic=topic, queue=queue, queue_offset=queue_offset, physical_offset=physical_offset
-    )
+    return CorruptMessage(reason, topic=topic, queue=queue, queue_offset=queue_offset, physical_offset=physical_offset)
 
 
 class DeliveryFailed(FlintError):
     """Some messages of a ``send_many``, ``send_bulk`` or ``flush`` were not acknowledged.
 
-    ``errors``: why, by the message's index in the call (for ``flush``: in the order of their ``send_async``).
+    ``errors``: why, by the message's index in the call (for ``flush``: numbered in the order in which they failed).
     ``receipts``: as the call would have returned them, with None for a message that was not acknowledged. A message
     that failed with a timeout or a lost connection may have been stored all the same: only its answer is missing.
     """

@@ -116,7 +116,12 @@ class Message:
 
 
 def _rebuild(
-    topic: str, body: bytes, keys: tuple[str, ...], tags: str | None, properties: dict[str, str], sharding_key: str | None
+    topic: str,
+    body: bytes,
+    keys: tuple[str, ...],
+    tags: str | None,
+    properties: dict[str, str],
+    sharding_key: str | None,
 ) -> Message:
     return Message(topic, body, keys=keys, tags=tags, properties=properties, sharding_key=sharding_key)
 

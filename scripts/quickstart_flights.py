@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from flintmq.client import Admin, Consumer, FlintError, Message, Producer, PulledMessage
+from flintmq.client import Admin, Consumer, FlintError, Message, Producer, StoredMessage
 from lib.local_broker import BrokerFailed, LocalBroker  # scripts/lib: a script's folder is on its path
 
 TOPIC = "flights"
@@ -159,7 +159,7 @@ def wait_until_dispatched(consumer: Consumer, expected: Tally) -> list[int]:
         time.sleep(0.05)
 
 
-def pulled(consumer: Consumer, ends: Sequence[int], tags: str | None = None) -> Iterator[PulledMessage]:
+def pulled(consumer: Consumer, ends: Sequence[int], tags: str | None = None) -> Iterator[StoredMessage]:
     for queue, end in enumerate(ends):
         offset = 0
         while offset < end:

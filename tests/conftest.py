@@ -197,12 +197,15 @@ class RawConnection:
             self.parser.received(count)
         return _answer(frame)
 
-    def call(self, command: Command | int, fields: dict[str, Any] | None = None, body: bytes = b"") -> Answer:
-        """Send one frame and receive its answer, whatever it is."""
-        request_id = self.send(command, fields, body)
+    def receive_for(self, request_id: int) -> Answer:
+        """The next answer, which must be that of ``request_id``."""
         answer = self.receive()
         assert answer.request_id == request_id
         return answer
+
+    def call(self, command: Command | int, fields: dict[str, Any] | None = None, body: bytes = b"") -> Answer:
+        """Send one frame and receive its answer, whatever it is."""
+        return self.receive_for(self.send(command, fields, body))
 
     def produce(self, topic: str, *messages: bytes, **fields: Any) -> Answer:
         """Produce bodies in the rows layout."""

@@ -13,8 +13,8 @@ import numpy as np
 from ...protocol.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, UNIT, UNIT_BYTES, SysFlag
 from .crc32 import body_crc_of
 from .jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
-from .text import index_hash, java_hash_on, signed32
-from .words import load_be16, load_be32, load_be64, store_be32, store_be64
+from .text import find_byte, index_hash, java_hash_on, signed32
+from .words import copy_bytes, load_be16, load_be32, load_be64, store_be32, store_be64
 
 # Why a kernel stopped.
 DONE = 0
@@ -270,14 +270,12 @@ def _find_properties(log: np.ndarray, at: int, end: int, found: np.ndarray) -> N
     for k in range(8):
         found[k] = 0
     while at < end:
-        separator = -1
-        stop = at
-        while stop < end and log[stop] != 2:
-            if separator < 0 and log[stop] == 1:
-                separator = stop
-            stop += 1
+        stop = find_byte(log, at, end, 2)
+        separator = at
+        while separator < stop and log[separator] != 1:
+            separator += 1
         name_bytes = separator - at
-        if name_bytes > 0 and stop > separator + 1:
+        if name_bytes > 0 and separator + 1 < stop:
             slot = -1
             if name_bytes == 4:
                 if _same_bytes(log, at, _KEYS, 0, 4):
@@ -357,9 +355,7 @@ def _group(units: np.ndarray, unit_rows: np.ndarray, count: int, queues: np.ndar
         first += pending
     for k in range(count):
         row = unit_rows[k]
-        at = queues[row, Q_PENDING] * UNIT_BYTES
-        for step in range(UNIT_BYTES):
-            grouped[at + step] = units[k * UNIT_BYTES + step]
+        copy_bytes(units, k * UNIT_BYTES, grouped, queues[row, Q_PENDING] * UNIT_BYTES, UNIT_BYTES)
         queues[row, Q_PENDING] += 1
     for k in range(touched_count):
         queues[touched[3 * k], Q_PENDING] = 0

@@ -130,7 +130,6 @@ class Answering:
             self.out.append(answer)
         self.unflushed_bytes -= done_bytes
         self.broker.in_flight_bytes -= done_bytes
-        self.broker.dispatch_soon()
         if self.out and not self.running:
             self.write_out()
 

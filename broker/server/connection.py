@@ -10,30 +10,25 @@ import asyncio
 import ipaddress
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import cast
 
 from ...protocol.errors import (
     BrokerError,
-    BrokerFailure,
     FrameIllegal,
     HelloRequired,
     InvalidParameter,
     RemoteProtocolError,
-    SystemBusy,
     UnknownCommand,
 )
 from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser
 from ...protocol.record import encode_host
-from ..services.long_polling import HeldPull
-from ..store import WouldBlock
-from .answering import Answering, encode_error
+from .answering import encode_error
 from .dispatch import HANDLERS, HANDLERS_BEFORE_HELLO, ONE_WAY_CODES
 from .handlers.context import Broker
+from .waiting import Waiting
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 STOP_SUSPENDED = 1
 """A PRODUCE waits for its topic: what follows must not overtake it."""
@@ -51,28 +46,23 @@ STOP_ENDING = 32
 TURN_S = 0.005
 """A turn of one connection ends after this long."""
 TURN_CHECK_FRAMES = 16
-COLD_READS_MAX = 4
-"""Reads of one connection that wait for the disk at a time; each may hold an answer's memory."""
 LINGER_S = 2.0
 """After a refusal the rest of what a client sends is thrown away this long: closing at once would reset the connection,
 and the client might never see why."""
 
-_NO_BODY = bytearray()
 _DISCARDED = memoryview(bytearray(64 * 1024))
 
 
-class Connection(Answering, asyncio.BufferedProtocol):
+class Connection(Waiting, asyncio.BufferedProtocol):
     """A connection that was accepted. ``on_lost`` is called once, when it is gone."""
 
     __slots__ = (
-        "address", "arrived", "born_host", "client", "close_by", "cold_reads", "deferred", "ending", "half_since",
-        "handlers", "held_pulls", "idle_since", "lingering", "lost", "on_lost", "parser", "reading",
-        "reads", "reads_seen", "stops", "write_level", "write_paused", "write_since",
+        "arrived", "born_host", "client", "close_by", "ending", "half_since", "handlers", "idle_since", "lingering",
+        "on_lost", "parser", "reading", "reads", "reads_seen", "stops", "write_level", "write_since",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, address: tuple[str, int], on_lost: Callable[[Connection], None]) -> None:
-        super().__init__(broker)
-        self.address = address
+        super().__init__(broker, address)
         self.born_host = encode_host(unmapped(address[0]), address[1])
         self.on_lost = on_lost
         self.parser = FrameParser(broker.limits.frame_bytes_max)
@@ -80,13 +70,8 @@ class Connection(Answering, asyncio.BufferedProtocol):
         self.client = ""
         self.stops = 0
         self.reading = True
-        self.write_paused = False
         self.ending = False
         self.lingering = False
-        self.lost = False
-        self.held_pulls: set[HeldPull] = set()
-        self.deferred: deque[Callable[[], None]] = deque()
-        self.cold_reads = 0
         self.arrived = 0
         self.reads = 0
         self.reads_seen = 0
@@ -150,7 +135,7 @@ class Connection(Answering, asyncio.BufferedProtocol):
         """The client has taken its answers."""
         self.write_paused = False
         self.unstop(STOP_WRITE)
-        self._run_deferred()
+        self.run_deferred()
 
     # ---- handling frames ----
 
@@ -218,11 +203,7 @@ class Connection(Answering, asyncio.BufferedProtocol):
         except BrokerError as error:
             self.fail(frame, error)
         except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
-            self._unexpected(frame, error)
-
-    def _unexpected(self, frame: Frame, error: Exception) -> None:
-        log.error("command %d from %s:%d failed", frame.code, *self.address, exc_info=error)
-        self.fail(frame, BrokerFailure(f"the broker failed: {type(error).__name__}; its log says more"))
+            self.unexpected(frame, error)
 
     def greet(self, client: str) -> None:
         """See ``Peer.greet``."""
@@ -245,9 +226,8 @@ class Connection(Answering, asyncio.BufferedProtocol):
             self.handle(frame)
         self.running = False
         self._after_run(1, incomplete=False)
-        if self.ending:
-            self._end_if_idle()
-        elif not self.stops:
+        self.check_end()
+        if not self.stops:
             self.broker.loop.call_soon(self._continue)
 
     def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
@@ -264,8 +244,7 @@ class Connection(Answering, asyncio.BufferedProtocol):
         low = self.broker.limits.connection_in_flight_bytes_max // 2
         if self.stops & STOP_IN_FLIGHT and self.unflushed_bytes <= low:
             self.unstop(STOP_IN_FLIGHT)
-        if self.ending:
-            self._end_if_idle()
+        self.check_end()
 
     # ---- stopping and going on ----
 
@@ -295,82 +274,6 @@ class Connection(Answering, asyncio.BufferedProtocol):
         if not self.transport.is_closing():
             self.transport.resume_reading()
 
-    # ---- reads that may wait for the disk, pulls that wait for messages ----
-
-    def read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
-        """See ``Peer.read``."""
-        try:
-            try:
-                result = read(True)
-            except WouldBlock:
-                self._read_cold(frame, read, done)
-            else:
-                done(result)
-        except BrokerError as error:
-            self.fail(frame, error)
-        except Exception as error:  # noqa: BLE001 - as in handle
-            self._unexpected(frame, error)
-
-    def _read_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
-        frame.buffer = _NO_BODY  # a frame that waits must not keep the receive buffer alive
-        if self.cold_reads >= COLD_READS_MAX or self.write_paused:
-            self.check_may_wait()
-            self.deferred.append(lambda: self._start_cold(frame, read, done))
-        else:
-            self._start_cold(frame, read, done)
-
-    def _start_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
-        self.cold_reads += 1
-        future = self.broker.loop.run_in_executor(self.broker.readers, read, False)
-        future.add_done_callback(lambda future: self._cold_done(frame, future, done))
-
-    def _cold_done(self, frame: Frame, future: asyncio.Future[T], done: Callable[[T], None]) -> None:
-        self.cold_reads -= 1
-        failure = future.exception()
-        if self.lost:
-            return
-        try:
-            if failure is not None:
-                raise failure
-            done(future.result())
-        except BrokerError as error:
-            self.fail(frame, error)
-        except Exception as error:  # noqa: BLE001 - as in handle
-            self._unexpected(frame, error)
-        self._run_deferred()
-        if self.ending:
-            self._end_if_idle()
-
-    def when_writable(self, call: Callable[[], None]) -> None:
-        """See ``Peer.when_writable``."""
-        self.deferred.append(call)
-
-    def _run_deferred(self) -> None:
-        while self.deferred and not self.write_paused and self.cold_reads < COLD_READS_MAX:
-            self.deferred.popleft()()
-
-    def held(self, pull: HeldPull) -> None:
-        """See ``Peer.held``."""
-        self.held_pulls.add(pull)
-
-    def unheld(self, pull: HeldPull) -> None:
-        """See ``Peer.unheld``."""
-        self.held_pulls.discard(pull)
-
-    def check_may_wait(self) -> None:
-        """See ``Peer.check_may_wait``."""
-        limits = self.broker.limits
-        if len(self.held_pulls) + len(self.deferred) >= limits.held_pulls_per_connection_max:
-            raise self._busy("limits.held_pulls_per_connection_max", limits.held_pulls_per_connection_max)
-        if len(self.broker.holds) >= limits.held_pulls_max:
-            raise self._busy("limits.held_pulls_max", limits.held_pulls_max)
-
-    def _busy(self, limit: str, value: int) -> SystemBusy:
-        return SystemBusy(
-            f"too many pulls wait: {limit} is {value}; try again later, or without wait_ms",
-            retry_after_ms=self.broker.limits.busy_retry_after_ms,
-        )
-
     # ---- the end ----
 
     def _refuse(self, error: BrokerError, request_id: int) -> None:
@@ -393,7 +296,7 @@ class Connection(Answering, asyncio.BufferedProtocol):
         for pull in self.held_pulls:
             pull.cancel()
         self.held_pulls.clear()
-        self._end_if_idle()
+        self.check_end()
 
     def finish(self) -> None:
         """The broker stops: answer what was taken, then close."""
@@ -404,8 +307,9 @@ class Connection(Answering, asyncio.BufferedProtocol):
         self.write_closed = True
         self.transport.abort()
 
-    def _end_if_idle(self) -> None:
-        if self.unflushed or self.cold_reads or self.deferred or self.stops & STOP_SUSPENDED or self.write_closed:
+    def check_end(self) -> None:
+        """Close a connection that ends once all that it waited for is answered."""
+        if not self.ending or self.write_closed or self.stops & STOP_SUSPENDED or not self.is_idle():
             return
         if self.out:
             self.write_out()
@@ -438,7 +342,7 @@ class Connection(Answering, asyncio.BufferedProtocol):
         elif self.stops & STOP_MEMORY:
             if self.broker.in_flight_bytes <= limits.in_flight_bytes_max:
                 self.unstop(STOP_MEMORY)
-        elif self.reads != self.reads_seen or self.stops or self.unflushed or self.held_pulls or self.cold_reads:
+        elif self.reads != self.reads_seen or self.stops or self.held_pulls or not self.is_idle():
             self.reads_seen = self.reads
             self.idle_since = now
         elif now - self.idle_since > limits.idle_timeout_ms / 1000:

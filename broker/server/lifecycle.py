@@ -84,6 +84,8 @@ class Lifecycle:
         def dispatched(touched: list[tuple[str, int, int]]) -> None:
             for topic, queue, max_offset in touched:
                 holds.wake(topic, queue, max_offset)
+            if self._broker is not None:
+                self._broker.dispatched()
 
         post = loop.call_soon_threadsafe
         allocation = AllocateMappedFileService(store, post, fatal)
@@ -104,6 +106,7 @@ class Lifecycle:
             recovery_seconds=report.seconds,
             fatal=fatal,
         )
+        flush.on_flushed = self._broker.dispatch_soon  # what is on disk may be seen now
 
     async def stop(self) -> None:
         """Orderly: connections, then services, then the store, after which `abort` is gone. Whatever was started."""

@@ -36,6 +36,8 @@ class ReputMessageService(Service):
         self._on_dispatched = on_dispatched
         self._threaded = False
         """Whether the thread owns reput; written on the loop only."""
+        self._giving_back = False
+        """Whether the thread has caught up and waits for the loop to take reput back."""
         self._inline_bytes = min(store.settings.reput_chunk_bytes, 256 * 1024)
 
     def behind(self) -> int:
@@ -71,17 +73,18 @@ class ReputMessageService(Service):
 
     def _take_back(self) -> None:
         """On the loop: the thread has caught up and does nothing more."""
+        self._giving_back = False
         self._threaded = False
         self.step()
 
     def do_once(self) -> bool:
         """One chunk, while the thread owns reput."""
-        if not self._threaded:
+        if not self._threaded or self._giving_back:
             return False
         store = self._store
         end = store.dispatchable_offset
         if end - store.reput_offset <= GIVE_BACK_BYTES:
-            self._woken.clear()
+            self._giving_back = True
             self._post(self._take_back)
             return False
         try:

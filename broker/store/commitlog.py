@@ -103,7 +103,7 @@ def common_properties(text: str) -> bytes:
 
 
 def _hexadecimal(prefix: bytes) -> bool:
-    return all(digit in b"0123456789ABCDEFabcdef" for digit in prefix)
+    return not prefix.translate(None, b"0123456789ABCDEFabcdef")
 
 
 class CommitLog:

@@ -58,6 +58,8 @@ class Dispatcher:
         self._keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
         self._scratch = np.zeros(kernel.PARTS + 8, np.int64)
         self._state = np.zeros(kernel.STATE, np.int64)
+        self._counts = memoryview(self._state.data)
+        """The same integers, without the price of a NumPy scalar each."""
         self._unfinished: _Unfinished | None = None
 
     def step(
@@ -86,24 +88,25 @@ class Dispatcher:
         queues = self._queues
         position = at - file.start_offset
         end = min(end_offset - file.start_offset, file.size, position + chunk_bytes)
-        state = self._state
-        state[kernel.S_INDEX_FROM] = self._index.end_physical_offset
+        counts = self._counts
+        counts[kernel.S_INDEX_FROM] = self._index.end_physical_offset
+        array = file.array()
         status, position = kernel.dispatch(
-            file.array(), position, end, file.start_offset, queues.slots, queues.kernel_rows, queues.topics,
-            self._units, self._unit_rows, self._grouped, self._touched, self._keys, self._scratch, state,
+            array, position, end, file.start_offset, queues.slots, queues.kernel_rows, queues.topics,
+            self._units, self._unit_rows, self._grouped, self._touched, self._keys, self._scratch, self._state,
         )  # fmt: skip
         stopped_at = file.start_offset + position
-        touched = self._touched[: 3 * int(state[kernel.S_TOUCHED])].tolist()
-        keys = int(state[kernel.S_KEYS])
+        touched = self._touched[: 3 * counts[kernel.S_TOUCHED]].tolist()
+        keys = counts[kernel.S_KEYS]
         next_offset = file.end_offset if status == kernel.BLANK else stopped_at
-        self.dispatched_records = int(state[kernel.S_RECORDS])
+        self.dispatched_records = counts[kernel.S_RECORDS]
         if self.dispatched_records:
-            self.last_store_ms = int(state[kernel.S_LAST_STORE_MS])
+            self.last_store_ms = counts[kernel.S_LAST_STORE_MS]
         result = self._finish(_Unfinished(touched, keys, next_offset))
         if status == kernel.NEW_QUEUE:
-            self._add_queue(file.array(), position)
+            self._add_queue(array, position)
         elif status == kernel.GAP:
-            self._close_gap(file.array(), position, complete)
+            self._close_gap(array, position, complete)
         elif status not in (kernel.DONE, kernel.BLANK, kernel.FULL):
             raise CorruptLog(
                 f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {stopped_at:,}), "
@@ -145,7 +148,7 @@ class Dispatcher:
     def _close_gap(self, log_array: np.ndarray, position: int, complete: set[int] | None) -> None:
         """A record's queue offset is beyond the queue's next. An empty queue begins there (retention took what was
         before, or the topic was deleted); in the middle the gap is filled, so that later offsets stay right."""
-        queue = self._queues.rows[int(self._state[kernel.S_GAP_QUEUE])]
+        queue = self._queues.rows[self._counts[kernel.S_GAP_QUEUE]]
         _, _, queue_offset = self._record_queue(log_array, position)
         if queue.max_offset == queue.start_offset:
             queue.begin_at(queue_offset)

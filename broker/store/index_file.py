@@ -20,6 +20,7 @@ from ...protocol.layout import (
     INDEX_SLOT_BYTES,
 )
 from ..kernels import index as kernel
+from ..kernels.dispatch import K_PHYSICAL_OFFSET, KEY_ROW
 from .errors import WouldBlock
 from .files import Files, create_whole
 
@@ -58,18 +59,26 @@ class IndexFile:
         self.allocated = 0
         self.dirty = False
         self._array: np.ndarray | None = None
-        self.header = self.read_header()
+        self._header: IndexHeader | None = None
+        self.index_count = self.header.index_count
+        """Entries in use + 1, as the header's."""
+        self.end_physical_offset = self.header.end_physical_offset
+        """CommitLog offset of the last message, as the header's."""
 
-    def read_header(self) -> IndexHeader:
-        """The header as the file holds it now."""
-        blob = bytearray(INDEX_HEADER_BYTES)
-        self.files.read(self.fd, memoryview(blob), 0, wait=True)
-        return IndexHeader(*INDEX_HEADER_STRUCT.unpack(blob))
+    @property
+    def header(self) -> IndexHeader:
+        """The header; read from the file after it changed."""
+        header = self._header
+        if header is None:
+            blob = bytearray(INDEX_HEADER_BYTES)
+            self.files.read(self.fd, memoryview(blob), 0, wait=True)
+            header = self._header = IndexHeader(*INDEX_HEADER_STRUCT.unpack(blob))
+        return header
 
     @property
     def full(self) -> bool:
         """Whether no entry fits any more."""
-        return self.header.index_count >= self.entries
+        return self.index_count >= self.entries
 
     def array(self) -> np.ndarray:
         """The file's bytes, mapped."""
@@ -86,22 +95,26 @@ class IndexFile:
 
         Raises OSError ENOSPC, before anything is written, where the disk is full.
         """
-        number = max(self.header.index_count, 1)
+        number = max(self.index_count, 1)
         end = min(self.entries_at + (number + count - first) * INDEX_ENTRY_BYTES, self.size)
         while self.allocated < end:
             size = min(max(ALLOCATE_STEP_BYTES, self.entries_at - self.allocated), self.size - self.allocated)
             self.files.allocate(self.fd, self.allocated, size)
             self.allocated += size
-        array = self.array()
-        done = kernel.put(array, self.slots, self.entries, keys, first, count)
-        self.header = IndexHeader(*INDEX_HEADER_STRUCT.unpack(array[:INDEX_HEADER_BYTES].tobytes()))
+        done = kernel.put(self.array(), self.slots, self.entries, keys, first, count)
+        self.index_count = number + done - first
+        if done > first:
+            self.end_physical_offset = int(keys[(done - 1) * KEY_ROW + K_PHYSICAL_OFFSET])
+        self._header = None
         self.dirty = True
         return done
 
     def check(self) -> int:
         """Whether its chains are whole: ``kernels.index.SOUND``, ``REPAIRED`` or ``DAMAGED``. Reads the whole file."""
         result = kernel.check(self.array(), self.slots, self.entries, np.zeros(self.slots, np.int32))
-        self.header = self.read_header()
+        self._header = None
+        self.index_count = self.header.index_count
+        self.end_physical_offset = self.header.end_physical_offset
         if result == kernel.REPAIRED:
             self.dirty = True
         return result
@@ -196,8 +209,8 @@ class IndexService:
     def end_physical_offset(self) -> int:
         """Records below this are in the index; 0 without files (``IndexService.buildIndex`` compares the same)."""
         for file in reversed(self.files):
-            if file.header.index_count > 1:
-                return file.header.end_physical_offset
+            if file.index_count > 1:
+                return file.end_physical_offset
         return 0
 
     def put(self, keys: np.ndarray, count: int, first: int = 0) -> Iterator[int]:

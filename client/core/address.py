@@ -38,9 +38,13 @@ def _parse(text: str) -> Address:
         host, bracket, rest = text[1:].partition("]")
         port_text = rest.removeprefix(":")
         if not bracket or (rest and not rest.startswith(":")):
-            raise InvalidArgument(f"broker address {text!r} has a '[' that is not closed; write it as '[::1]:{DEFAULT_PORT}'")
+            raise InvalidArgument(
+                f"broker address {text!r} has a '[' that is not closed; write it as '[::1]:{DEFAULT_PORT}'"
+            )
     elif text.count(":") > 1:
-        raise InvalidArgument(f"broker address {text!r} looks like IPv6; put the host in brackets: '[{text}]:{DEFAULT_PORT}'")
+        raise InvalidArgument(
+            f"broker address {text!r} looks like IPv6; put the host in brackets: '[{text}]:{DEFAULT_PORT}'"
+        )
     else:
         host, _, port_text = text.partition(":")
     if not host:

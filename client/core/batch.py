@@ -20,7 +20,7 @@ _STRUCTS_MAX = 4096
 
 
 class _BodyStructs(dict[int, Callable[[Any, int], tuple[int, int, int, bytes]]]):
-    """By body length: the function that takes body_crc, sys_flag, body_length and the body out of a record, in one step."""
+    """By body length: the function that takes body_crc, sys_flag, body_length and the body out of a record at once."""
 
     def __missing__(self, length: int) -> Callable[[Any, int], tuple[int, int, int, bytes]]:
         if len(self) >= _STRUCTS_MAX:
@@ -66,16 +66,13 @@ class Records:
         bodies: list[bytes] = []
         append = bodies.append
         at = 0
-        beside = sizes[0] - BODY_AT if sizes else 0  # bytes of a record that are not its body: guessed from the one before
+        # What of a record is not its body: guessed from the one before it, because it seldom changes.
+        beside = sizes[0] - _body_length(raw, 0, sizes[0]) if sizes else 0
         for size in sizes:
             length = size - beside
             if length >= 0:
                 crc, sys_flag, real_length, body = structs[length](raw, at)
-                if (
-                    real_length == length
-                    and crc32(body) & CRC_MASK == crc
-                    and not sys_flag & PLAIN_MASK
-                ):
+                if real_length == length and crc32(body) & CRC_MASK == crc and not sys_flag & PLAIN_MASK:
                     append(body)
                     at += size
                     continue
@@ -160,7 +157,9 @@ class Batch:
         return iter(self.messages)
 
     def __repr__(self) -> str:
-        return f"<Batch of {len(self)} messages, topic {self.topic!r} queue {self.queue}, next offset {self.next_offset}>"
+        return (
+            f"<Batch of {len(self)} messages, topic {self.topic!r} queue {self.queue}, next offset {self.next_offset}>"
+        )
 
 
 class Found(Sequence[StoredMessage]):

@@ -1,8 +1,8 @@
 """Delivery of produced messages, without sockets, threads or a clock.
 
-Callers ``add_single`` and ``add_bulk``; a driver sends what ``next_frame`` returns, reports what happened (``answered``,
-``connection_lost``, ``expire``), and looks at the ``done`` of what was added. All times are monotonic seconds that the
-driver passes in. Nothing here is safe for two threads at once: the driver sees to that.
+Callers ``add_single`` and ``add_bulk``; a driver sends what ``next_frame`` returns, reports what happened
+(``answered``, ``connection_lost``, ``expire``), and looks at the ``done`` of what was added. All times are monotonic
+seconds that the driver passes in. Nothing here is safe for two threads at once: the driver sees to that.
 
 What is retriable is sent again, after a pause, until its deadline; frames keep their order within a lane. A frame that
 the broker refuses as illegal is halved until the message that is to blame stands alone.
@@ -19,7 +19,6 @@ from ...protocol.errors import (
     ConnectionFailed,
     FlintError,
     MessageIllegal,
-    QueueNotExist,
     RemoteProtocolError,
     RequestTimeout,
     error_from_answer,
@@ -64,8 +63,6 @@ class Delivery:
         self.pending_bytes = 0
         self.settled: list[Single] = []
         """Singles with a future that are done; the driver takes them out."""
-        self.refused_queue = False
-        """Set where the broker refused a queue: what is known of the topics' queues is wrong."""
         self._counter = unique_first
         self._packer = new_packer()
         self._body_bytes_max = 0
@@ -178,6 +175,25 @@ class Delivery:
             self._offer(frame.lane)
         self._in_flight.clear()
         self._hold(error, now)
+
+    def fail_all(self, error: FlintError) -> None:
+        """Nothing that was added can be delivered."""
+        for lane in self._lanes.values():
+            for frame in lane.retries:
+                self._fail_frame(frame, error)
+            for source in lane.waiting:
+                if isinstance(source, Group):
+                    source.give_up(error)
+                elif not source.done:
+                    self._fail_single(source, copy.copy(error))
+            lane.retries.clear()
+            lane.waiting.clear()
+            lane.in_flight = 0
+            lane.offered = False
+        for frame in self._in_flight.values():
+            self._fail_frame(frame, error)
+        self._in_flight.clear()
+        self._offered.clear()
 
     def expire(self, now: float) -> None:
         """Fail everything whose deadline is past."""
@@ -344,7 +360,6 @@ class Delivery:
         elif isinstance(error, MessageIllegal) and len(frame.content) > 1:
             self._halve(frame)
         else:
-            self.refused_queue = self.refused_queue or isinstance(error, QueueNotExist)
             self._fail_frame(frame, error)
 
     def _hold(self, error: FlintError, now: float) -> None:

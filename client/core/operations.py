@@ -168,9 +168,7 @@ def max_offset(topic: str, queue: int) -> Operation[int]:
 
 def offset_at(topic: str, queue: int, timestamp_ms: int) -> Operation[int]:
     """The first offset whose store time is not before a moment; the queue's max offset where there is none."""
-    return _operation(
-        commands.SEARCH_OFFSET_BY_TIMESTAMP, _offset, topic=topic, queue=queue, timestamp_ms=timestamp_ms
-    )
+    return _operation(commands.SEARCH_OFFSET_BY_TIMESTAMP, _offset, topic=topic, queue=queue, timestamp_ms=timestamp_ms)
 
 
 def committed(group: str, topic: str, queue: int = ALL_QUEUES) -> Operation[dict[int, int]]:

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ...protocol.commands import QUEUES_MAX
+from ...protocol.layout import PROPERTIES_BYTES_MAX
 from ...protocol.record import KEY_SEPARATOR, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, encode_properties
 from ..errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
 from ..message import Message, check_properties, check_tag, check_text, copy_body, join_keys
@@ -132,4 +133,7 @@ def common_properties(tags: str | None, properties: Mapping[str, str] | None, sh
         common[PROPERTY_TAGS] = check_tag(tags)
     if sharding_key is not None:
         common[PROPERTY_SHARDING_KEY] = check_text("the sharding key", sharding_key)
-    return encode_properties(common).decode()
+    encoded = encode_properties(common)
+    if len(encoded) > PROPERTIES_BYTES_MAX:
+        raise InvalidMessage(f"properties of {len(encoded)} bytes; a record holds at most {PROPERTIES_BYTES_MAX}")
+    return encoded.decode()

@@ -162,7 +162,8 @@ class ColumnSource:
         keys = self._keys[at : at + FRAME_COUNT_MAX] if self._keys is not None else None
         if _longest(bodies, self._compressor.over_bytes):
             rows: list[Row] = [
-                (body, {PROPERTY_KEYS: key} if key else {}) for body, key in zip(bodies, keys or [None] * len(bodies))
+                (body, {PROPERTY_KEYS: key} if key else {})
+                for body, key in zip(bodies, keys or [None] * len(bodies), strict=True)
             ]
             rows = compress_rows(rows, bytes_target, self._compressor)
             self._at += len(rows)

@@ -165,9 +165,7 @@ def _place(index: int, count: int) -> int:
     return place
 
 
-def settle(
-    parts: list[Part], fail: Callable[[dict[int, FlintError], PartialReceipts], FlintError]
-) -> Receipts:
+def settle(parts: list[Part], fail: Callable[[dict[int, FlintError], PartialReceipts], FlintError]) -> Receipts:
     """The receipts of a call whose every frame has an outcome; raises what ``fail`` makes where one failed."""
     outcomes = _Outcomes(parts)
     errors: dict[int, FlintError] = {}

@@ -1,13 +1,13 @@
 """Which queue a message goes to.
 
-A message with a sharding key goes to queue CRC-32(UTF-8 of the key) mod the topic's write queues: stable while the number
-of queues is, and the same in every language. Everything else goes to whichever queue the broker chooses, in turn.
+A message with a sharding key goes to queue CRC-32(UTF-8 of the key) mod the topic's write queues: stable while the
+number of queues is, and the same in every language. For everything else the broker chooses, the queues in turn.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from .topics import TopicInfo
 
@@ -40,7 +40,11 @@ class QueueCounts:
         """The topic's write queues, or None where the broker must be asked. ``now``: monotonic seconds."""
         return self._counts.get(topic) if now < self._fresh_until else None
 
-    def learned(self, topics: Iterable[TopicInfo], now: float) -> None:
+    def last_known(self, topic: str) -> int | None:
+        """The topic's write queues as they were last known, or None."""
+        return self._counts.get(topic)
+
+    def learned(self, topics: Sequence[TopicInfo], now: float) -> None:
         """What the broker answered."""
         self._counts = {topic.topic: topic.write_queues for topic in topics}
         self._fresh_until = now + TOPICS_FRESH_SECONDS

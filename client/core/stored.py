@@ -29,11 +29,11 @@ from .times import from_millis
 
 _OWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
 
-# What most messages are asked for, in one step: body_crc, queue_offset, sys_flag, body_length. Only where both hosts are
-# IPv4; PLAIN_MASK tells whether more than a slice is needed.
+# What most messages are asked for, in one step: body_crc, sys_flag, body_length. Only where both hosts are IPv4;
+# PLAIN_MASK tells whether more than a slice is needed.
 _AT = RECORD.at
-BODY_HEAD = struct.Struct(f">{_AT['body_crc']}xI{_AT['sys_flag'] - _AT['body_crc'] - 4}xI"
-                          f"{_AT['body_length'] - _AT['sys_flag'] - 4}xi")  # fmt: skip
+assert (_AT["body_crc"], _AT["sys_flag"], _AT["body_length"]) == (8, 36, 84)
+BODY_HEAD = struct.Struct(">8xI24xI44xi")
 BODY_AT = RECORD_HEAD_BYTES
 PLAIN_MASK = SysFlag.COMPRESSED | SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 CRC_MASK = 0x7FFFFFFF

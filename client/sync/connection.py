@@ -103,6 +103,10 @@ class Connection:
         """Whether some of what was pushed has not gone out yet."""
         return bool(self._unsent)
 
+    def encode(self, command: Command, fields: dict[str, Any], body_bytes: int) -> tuple[int, bytes]:
+        """``(request_id, head)`` of a request, to be pushed with its body of ``body_bytes`` bytes."""
+        return self._session.request(command, fields, body_bytes)
+
     def request(self, command: Command, fields: dict[str, Any], body: bytes | memoryview = b"") -> int:
         """Push a request; returns its id."""
         request_id, head = self._session.request(command, fields, len(body))
@@ -187,9 +191,7 @@ class Connection:
                     return answer
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise RequestTimeout(
-                    f"the broker at {self.address} did not answer {command.name} within {timeout:g} s"
-                )
+                raise RequestTimeout(f"the broker at {self.address} did not answer {command.name} within {timeout:g} s")
 
     def used(self) -> None:
         """It was in use until now."""

@@ -29,17 +29,21 @@ def settings_free_environment() -> dict[str, str]:
 
 
 class LocalBroker:
-    """Context manager: ``address`` is where the broker listens, once everything is recovered."""
+    """Context manager: ``address`` is where the broker listens, once everything is recovered.
 
-    def __init__(self, store: Path) -> None:
+    ``options`` are further arguments of ``flintmq-broker serve``.
+    """
+
+    def __init__(self, store: Path, *options: str) -> None:
         self.store = store
+        self._options = options
         self.address = ""
         self._output: deque[str] = deque(maxlen=OUTPUT_LINES_MAX)
         self._listening: Future[str | None] = Future()
 
     def __enter__(self) -> LocalBroker:
         self._process = subprocess.Popen(
-            [str(EXECUTABLE), "serve", "--store", str(self.store), "--listen", "127.0.0.1:0"],
+            [str(EXECUTABLE), "serve", "--store", str(self.store), "--listen", "127.0.0.1:0", *self._options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -18,6 +19,9 @@ from ...store import MessageStore
 from .topic_changes import TopicChanges
 
 T = TypeVar("T")
+
+DISPATCH_WAIT_S = 1.0
+"""A request that asks for what was just acknowledged waits at most this long for it to be dispatched."""
 
 
 class Counters:
@@ -80,6 +84,8 @@ class Broker:
         self.fatal = fatal
         self._dispatch_due = False
         self._flush_due = False
+        self._undispatched: deque[tuple[int, float, Callable[[], None]]] = deque()
+        """Who waits for the dispatch: up to which offset, how long at most, and what to call. Both only grow."""
 
     def appended(self) -> None:
         """Messages were appended: once this turn of the loop is over, wake the flush and dispatch them.
@@ -96,6 +102,8 @@ class Broker:
             self.loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
+        if not self._dispatch_due:
+            return  # a read that could not wait for its turn has done it
         self._dispatch_due = False
         try:
             if self._flush_due:
@@ -104,6 +112,27 @@ class Broker:
             self.reput.step()
         except Exception as error:  # noqa: BLE001 - whatever it is: undispatched messages would never be seen
             self.fatal("dispatch", error)
+        if self._undispatched:
+            self.dispatched()
+
+    def is_dispatched(self) -> bool:
+        """Whether queues and index know everything that was acknowledged, after dispatching what is due."""
+        if self._dispatch_due:
+            self._dispatch()
+        return self.store.reput_offset >= self.store.dispatchable_offset
+
+    def when_dispatched(self, call: Callable[[], None]) -> None:
+        """Call when queues and index know everything that is acknowledged by now, or after ``DISPATCH_WAIT_S``."""
+        deadline = self.loop.time() + DISPATCH_WAIT_S
+        self._undispatched.append((self.store.dispatchable_offset, deadline, call))
+        self.loop.call_at(deadline, self.dispatched)
+
+    def dispatched(self) -> None:
+        """More of the log is dispatched: call those who waited for it, or who have waited long enough."""
+        reput_offset, now = self.store.reput_offset, self.loop.time()
+        waiting = self._undispatched
+        while waiting and (waiting[0][0] <= reput_offset or waiting[0][1] <= now):
+            waiting.popleft()[2]()
 
 
 class Peer(Protocol):
@@ -137,6 +166,12 @@ class Peer(Protocol):
 
     def handle(self, frame: Frame) -> None:
         """Handle a frame (again): call its command's handler, and answer with the error that it raises."""
+
+    def after_dispatch(self, frame: Frame, call: Callable[[], None]) -> None:
+        """Call when what is acknowledged by now can be seen; what it raises answers ``frame``.
+
+        A message that was acknowledged is there for whoever asks, although dispatch runs behind acknowledgements.
+        """
 
     def suspend(self) -> None:
         """Handle nothing more of this connection until ``resume``; the frame that is being handled stays valid."""

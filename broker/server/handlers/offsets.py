@@ -26,10 +26,13 @@ def search_offset_by_timestamp(peer: Peer, frame: Frame) -> None:
     request = decode_fields(SearchOffsetByTimestampRequest, frame.fields)
     check_readable(peer.broker, request.topic)
     store = peer.broker.store
-    peer.read(
+    peer.after_dispatch(
         frame,
-        lambda hot: store.offset_by_time(request.topic, request.queue, request.timestamp_ms, hot),
-        lambda offset: peer.answer(frame, OffsetAnswer(offset=offset)),
+        lambda: peer.read(
+            frame,
+            lambda hot: store.offset_by_time(request.topic, request.queue, request.timestamp_ms, hot),
+            lambda offset: peer.answer(frame, OffsetAnswer(offset=offset)),
+        ),
     )
 
 
@@ -37,7 +40,11 @@ def get_max_offset(peer: Peer, frame: Frame) -> None:
     """The offset that the queue's next message will have."""
     request = decode_fields(QueueRequest, frame.fields)
     check_readable(peer.broker, request.topic)
-    peer.answer(frame, OffsetAnswer(offset=peer.broker.store.max_offset(request.topic, request.queue)))
+
+    def answer() -> None:
+        peer.answer(frame, OffsetAnswer(offset=peer.broker.store.max_offset(request.topic, request.queue)))
+
+    peer.after_dispatch(frame, answer)
 
 
 def get_min_offset(peer: Peer, frame: Frame) -> None:
@@ -57,10 +64,13 @@ def get_earliest_msg_storetime(peer: Peer, frame: Frame) -> None:
     request = decode_fields(QueueRequest, frame.fields)
     check_readable(peer.broker, request.topic)
     store = peer.broker.store
-    peer.read(
+    peer.after_dispatch(
         frame,
-        lambda hot: store.earliest_store_time(request.topic, request.queue, hot),
-        lambda timestamp_ms: peer.answer(frame, StoreTimeAnswer(timestamp_ms=timestamp_ms)),
+        lambda: peer.read(
+            frame,
+            lambda hot: store.earliest_store_time(request.topic, request.queue, hot),
+            lambda timestamp_ms: peer.answer(frame, StoreTimeAnswer(timestamp_ms=timestamp_ms)),
+        ),
     )
 
 

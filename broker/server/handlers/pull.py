@@ -36,6 +36,14 @@ def pull(peer: Peer, frame: Frame) -> None:
     # Every record costs its size in front, too; the shortest records are the worst case.
     request.max_bytes = min(request.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
     request.max_count = min(request.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
+    ahead = request.offset - peer.broker.store.max_offset(request.topic, request.queue)
+    if ahead > 0 or (ahead == 0 and not request.wait_ms):
+        peer.after_dispatch(frame, lambda: _pull(peer, frame, request, tags))
+    else:
+        _pull(peer, frame, request, tags)
+
+
+def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None) -> None:
     try:
         pulled = peer.broker.store.pull(
             request.topic, request.queue, request.offset, request.max_count, request.max_bytes, tags, True

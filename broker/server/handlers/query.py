@@ -17,7 +17,7 @@ def query_by_key(peer: Peer, frame: Frame) -> None:
     if request.begin_ms > request.end_ms:
         raise InvalidParameter(f"begin_ms {request.begin_ms} is after end_ms {request.end_ms}")
     check_readable(peer.broker, request.topic)
-    _Query(peer, frame, request).read()
+    peer.after_dispatch(frame, _Query(peer, frame, request).read)
 
 
 class _Query:
@@ -60,7 +60,8 @@ def view_message_by_id(peer: Peer, frame: Frame) -> None:
         _check_size(peer, found)
         peer.answer(frame, ViewMessageAnswer(count=found.count), found.body)
 
-    peer.read(frame, lambda hot: peer.broker.store.view(request.id, request.topic, hot), found)
+    store = peer.broker.store
+    peer.after_dispatch(frame, lambda: peer.read(frame, lambda hot: store.view(request.id, request.topic, hot), found))
 
 
 def _too_large(peer: Peer, found: Found) -> bool:

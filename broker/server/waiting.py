@@ -1,0 +1,144 @@
+"""What requests of one connection wait for: the dispatch, the disk, messages, or the client to take its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from ...protocol.errors import BrokerError, BrokerFailure, SystemBusy
+from ...protocol.frames import Frame
+from ..services.long_polling import HeldPull
+from ..store import WouldBlock
+from .answering import Answering
+from .handlers.context import Broker
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+COLD_READS_MAX = 4
+"""Reads of one connection that wait for the disk at a time; each may hold an answer's memory."""
+
+_NO_BODY = bytearray()
+
+
+class Waiting(Answering):
+    """What a connection waits for. Nothing here holds up the frames that follow."""
+
+    __slots__ = ("address", "cold_reads", "deferred", "held_pulls", "lost", "undispatched", "write_paused")
+
+    def __init__(self, broker: Broker, address: tuple[str, int]) -> None:
+        super().__init__(broker)
+        self.address = address
+        self.lost = False
+        """The connection is gone: whatever comes back is for nobody."""
+        self.write_paused = False
+        self.held_pulls: set[HeldPull] = set()
+        self.deferred: deque[Callable[[], None]] = deque()
+        self.cold_reads = 0
+        self.undispatched = 0
+        """Requests that wait for the dispatch."""
+
+    def is_idle(self) -> bool:
+        """Whether all that was taken is answered, but for the pulls that are held."""
+        return not (self.unflushed or self.cold_reads or self.undispatched or self.deferred)
+
+    def check_end(self) -> None:
+        """Something was answered: a connection that ends may have waited for it."""
+        raise NotImplementedError
+
+    def attempt(self, frame: Frame, call: Callable[[], None]) -> None:
+        """Call; what it raises answers ``frame``."""
+        try:
+            call()
+        except BrokerError as error:
+            self.fail(frame, error)
+        except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
+            self.unexpected(frame, error)
+        self.check_end()
+
+    def unexpected(self, frame: Frame, error: Exception) -> None:
+        """Something that nobody thought of went wrong with a request: the log has it all, the client what it needs."""
+        log.error("command %d from %s:%d failed", frame.code, *self.address, exc_info=error)
+        self.fail(frame, BrokerFailure(f"the broker failed: {type(error).__name__}; its log says more"))
+
+    def after_dispatch(self, frame: Frame, call: Callable[[], None]) -> None:
+        """See ``Peer.after_dispatch``."""
+        if self.broker.is_dispatched():
+            call()
+            return
+        self.check_may_wait()
+        frame.buffer = _NO_BODY  # a frame that waits must not keep the receive buffer alive
+        self.undispatched += 1
+        self.broker.when_dispatched(lambda: self._dispatched(frame, call))
+
+    def _dispatched(self, frame: Frame, call: Callable[[], None]) -> None:
+        self.undispatched -= 1
+        if not self.lost:
+            self.attempt(frame, call)
+
+    def read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+        """See ``Peer.read``."""
+
+        def read_hot() -> None:
+            try:
+                result = read(True)
+            except WouldBlock:
+                self._read_cold(frame, read, done)
+            else:
+                done(result)
+
+        self.attempt(frame, read_hot)
+
+    def _read_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+        frame.buffer = _NO_BODY
+        if self.cold_reads >= COLD_READS_MAX or self.write_paused:
+            self.check_may_wait()
+            self.deferred.append(lambda: self._start_cold(frame, read, done))
+        else:
+            self._start_cold(frame, read, done)
+
+    def _start_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+        self.cold_reads += 1
+        future = self.broker.loop.run_in_executor(self.broker.readers, read, False)
+        future.add_done_callback(lambda future: self._cold_done(frame, future, done))
+
+    def _cold_done(self, frame: Frame, future: asyncio.Future[T], done: Callable[[T], None]) -> None:
+        self.cold_reads -= 1
+        future.exception()  # seen, also where nobody waits any more
+        if not self.lost:
+            self.attempt(frame, lambda: done(future.result()))
+            self.run_deferred()
+
+    def when_writable(self, call: Callable[[], None]) -> None:
+        """See ``Peer.when_writable``."""
+        self.deferred.append(call)
+
+    def run_deferred(self) -> None:
+        """Go on with what waited for the client to take its answers, or for fewer reads at a time."""
+        while self.deferred and not self.write_paused and self.cold_reads < COLD_READS_MAX:
+            self.deferred.popleft()()
+
+    def held(self, pull: HeldPull) -> None:
+        """See ``Peer.held``."""
+        self.held_pulls.add(pull)
+
+    def unheld(self, pull: HeldPull) -> None:
+        """See ``Peer.unheld``."""
+        self.held_pulls.discard(pull)
+
+    def check_may_wait(self) -> None:
+        """See ``Peer.check_may_wait``."""
+        limits = self.broker.limits
+        if len(self.held_pulls) + len(self.deferred) + self.undispatched >= limits.held_pulls_per_connection_max:
+            raise self._busy("limits.held_pulls_per_connection_max", limits.held_pulls_per_connection_max)
+        if len(self.broker.holds) >= limits.held_pulls_max:
+            raise self._busy("limits.held_pulls_max", limits.held_pulls_max)
+
+    def _busy(self, limit: str, value: int) -> SystemBusy:
+        return SystemBusy(
+            f"too many reads wait: {limit} is {value}; try again later, or without wait_ms",
+            retry_after_ms=self.broker.limits.busy_retry_after_ms,
+        )

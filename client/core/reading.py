@@ -1,0 +1,162 @@
+"""Reading all queues of a topic, without sockets: which pulls to send, and which message comes next.
+
+Each queue has at most one pull outstanding and two batches waiting. The queues take turns of a few messages, so a long
+one keeps nobody waiting. At the end of a queue the pull is held by the broker (long polling), so that a new message in
+any queue arrives at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from ...protocol.errors import FlintError, OffsetOutOfRange
+from .batch import Batch
+from .operations import Operation, pull
+from .positions import Span
+from .stored import StoredMessage
+from .tags import TagFilter
+from .topics import QueueStats
+
+TURN = 32
+"""Messages of one queue before another one has its turn."""
+HOLD_MS = 20_000
+"""How long the broker may hold a pull at the end of a queue."""
+PULL_COUNT = 8192
+_PULL_BYTES_TOTAL = 16 << 20
+_PULL_BYTES_MAX = 1 << 20
+_PULL_BYTES_MIN = 64 << 10
+
+
+class QueueReading:
+    """How far one queue is read.
+
+    ``position``: the offset of the next pull; ``end``: where reading stops, if it does; ``caught_up``: whether the last
+    answer came to the end of what the queue held; ``may_move``: whether a start that is gone is no error.
+    """
+
+    __slots__ = ("asked", "caught_up", "end", "may_move", "messages", "position", "queue")
+
+    def __init__(self, queue: int, position: int, end: int | None, *, may_move: bool) -> None:
+        self.queue = queue
+        self.position = position
+        self.end = end
+        self.may_move = may_move
+        self.asked = False
+        self.caught_up = False
+        self.messages: list[Iterator[StoredMessage]] = []
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether a pull should be sent."""
+        return not self.asked and len(self.messages) < 2 and (self.end is None or self.position < self.end)
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything was taken."""
+        return not self.asked and not self.messages and self.end is not None and self.position >= self.end
+
+
+class TopicReading:
+    """Reads ``span`` of ``topic``; a driver sends ``pulls`` and reports ``answered``, ``failed`` and ``lost``."""
+
+    def __init__(self, topic: str, span: Span, tags: TagFilter) -> None:
+        self.topic = topic
+        self.follows = span.ends is None
+        """Whether new queues and new messages are to be read too."""
+        self._tags = tags
+        self._queues: dict[int, QueueReading] = {}
+        self._turns: list[QueueReading] = []
+        ends = span.ends or {}
+        for queue, start in span.starts.items():
+            end = ends.get(queue, start) if span.ends is not None else None
+            self._add(QueueReading(queue, start, end, may_move=not span.explicit))
+
+    def _add(self, queue: QueueReading) -> None:
+        self._queues[queue.queue] = queue
+        self._turns.append(queue)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every message up to the ends was taken."""
+        return not self.follows and all(queue.finished for queue in self._turns)
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether ``turn`` has something."""
+        return any(queue.messages for queue in self._turns)
+
+    @property
+    def someone_waits(self) -> bool:
+        """Whether a queue has a pull outstanding and no messages: its answer is worth looking for."""
+        return any(queue.asked and not queue.messages for queue in self._turns)
+
+    def pulls(self) -> list[tuple[int, Operation[Batch]]]:
+        """The pulls that should be outstanding and are not: ``(queue, operation)``; the driver must send them."""
+        pulls = []
+        for queue in self._turns:
+            if queue.wants_more:
+                queue.asked = True
+                pulls.append((queue.queue, self._pull(queue)))
+        return pulls
+
+    def _pull(self, queue: QueueReading) -> Operation[Batch]:
+        bytes_max = min(_PULL_BYTES_MAX, max(_PULL_BYTES_MIN, _PULL_BYTES_TOTAL // len(self._turns)))
+        count = PULL_COUNT if queue.end is None else min(PULL_COUNT, queue.end - queue.position)
+        # Up to an end that is there already nothing must be held: the tags may let none of the rest through.
+        hold_ms = HOLD_MS if queue.end is None or queue.caught_up else 0
+        return pull(self.topic, queue.queue, queue.position, count, bytes_max, hold_ms, self._tags)
+
+    def answered(self, number: int, batch: Batch) -> None:
+        """The answer to a queue's pull."""
+        queue = self._queues[number]
+        queue.asked = False
+        queue.may_move = False
+        queue.position = max(queue.position, batch.next_offset)
+        queue.caught_up = queue.position >= batch.max_offset
+        messages = batch.messages
+        if queue.end is not None and batch.next_offset > queue.end:
+            messages = [message for message in messages if message.queue_offset < queue.end]
+        if messages:
+            queue.messages.append(iter(messages))
+
+    def failed(self, number: int, error: FlintError) -> bool:
+        """A queue's pull was refused. Whether reading can go on: where the start was not given and is gone by now."""
+        queue = self._queues[number]
+        queue.asked = False
+        if isinstance(error, OffsetOutOfRange) and queue.may_move and queue.position < error.min_offset:
+            queue.position = error.min_offset
+            return True
+        return False
+
+    def lost(self) -> None:
+        """The connection went: no pull is outstanding any more."""
+        for queue in self._turns:
+            queue.asked = False
+
+    def turn(self) -> list[StoredMessage]:
+        """The next messages: those of the queue whose turn it is. Empty where none has any."""
+        turns = self._turns
+        for place, queue in enumerate(turns):
+            if queue.messages:
+                taken = list(islice(queue.messages[0], TURN))
+                if len(taken) < TURN:
+                    queue.messages.pop(0)
+                if not taken:
+                    return self.turn()
+                # Who was passed over had nothing; who had a turn goes to the end.
+                turns.append(turns.pop(place))
+                return taken
+        return []
+
+    def end_at(self, ends: dict[int, int]) -> None:
+        """Stop following: everything below ``ends`` is still read."""
+        self.follows = False
+        for queue in self._turns:
+            queue.end = ends.get(queue.queue, queue.position)
+
+    def found_queues(self, stats: list[QueueStats]) -> None:
+        """The topic's queues by now: new ones are read from their beginning."""
+        for queue in stats:
+            if queue.queue not in self._queues:
+                self._add(QueueReading(queue.queue, queue.min_offset, None, may_move=True))

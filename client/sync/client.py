@@ -1,0 +1,35 @@
+"""What consumers and admins share: addresses, connections, closing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from ..core.address import parse_addresses
+from .guard import Guard
+from .pool import TIMEOUT_SECONDS, Caller, Dialer, check_timeout
+
+
+class Client:
+    """A client whose every call has a connection for itself. Connects when it is first used."""
+
+    def __init__(self, addresses: str | Iterable[str] = "127.0.0.1:10911", *, timeout: float = TIMEOUT_SECONDS) -> None:
+        self._guard = Guard(type(self).__name__)
+        dialer = Dialer(parse_addresses(addresses))
+        self._caller = Caller(dialer, self._guard, check_timeout("timeout", timeout))
+
+    def close(self) -> None:
+        """Disconnect; calls in progress fail with ``ClientClosed``. Idempotent."""
+        if not self._guard.closed:
+            self._guard.closed = True
+            self._caller.pool.close()
+
+    def __enter__(self) -> Self:
+        self._guard.check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

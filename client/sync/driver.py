@@ -1,0 +1,325 @@
+"""Drives a ``Delivery`` over one connection from the threads that wait for it.
+
+At most one thread at a time does the I/O: the first that has to wait. It sends what all have added and settles what
+the broker answers, for everybody, until its own messages are settled; then it hands over to another one that still
+waits. For ``send_async``, whose callers do not wait, a thread is started that takes over when nobody else does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Protocol
+
+from ...protocol.commands import PRODUCE
+from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
+from ..core.delivery import Delivery
+from ..core.lanes import Single
+from ..core.retry import is_retriable
+from ..errors import ClientClosed
+from .connection import Connection
+from .pool import CONNECT_SECONDS_MAX, Dialer
+
+_PUSHED_BYTES_MAX = 1 << 20
+"""After this many bytes in one go the answers are looked at."""
+
+
+class Waited(Protocol):
+    """Something a thread waits for."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over."""
+
+
+class Until:
+    """A ``Waited`` that is done when a function says so."""
+
+    __slots__ = ("_is_done",)
+
+    def __init__(self, is_done: Callable[[], bool]) -> None:
+        self._is_done = is_done
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._is_done()
+
+
+class _Follower:
+    """A thread that waits while another one drives; ``woken`` is locked until its wait is over or it has to drive."""
+
+    __slots__ = ("waited", "woken")
+
+    def __init__(self, waited: Waited) -> None:
+        self.waited = waited
+        self.woken = threading.Lock()
+        self.woken.acquire()
+
+
+class DeliveryDriver:
+    """Sends and settles what is in ``delivery``. ``mutex`` guards it: hold it to add to it or to look at it.
+
+    ``connected``: called with each new connection, under the mutex. ``settle``: called without the mutex for each
+    settled message that has a future.
+    """
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        dialer: Dialer,
+        connected: Callable[[Connection], None],
+        settle: Callable[[Single], None],
+    ) -> None:
+        self.mutex = threading.Lock()
+        self._delivery = delivery
+        self._dialer = dialer
+        self._connected = connected
+        self._settle = settle
+        self._connection: Connection | None = None
+        self._driver: int | None = None
+        """The thread that drives."""
+        self._followers: dict[_Follower, None] = {}
+        self._stopping = False
+        self._interrupted = threading.Event()
+        self._background: threading.Thread | None = None
+        self._work = threading.Condition(self.mutex)
+
+    # ---- for callers
+
+    def wait(self, waited: Waited, deadline: float = inf) -> None:
+        """Return when ``waited`` is done, or its time is over (monotonic): drive, or wait for who does."""
+        me = threading.get_ident()
+        while not waited.done:
+            follower = None
+            with self.mutex:
+                driver = self._driver
+                if driver is None:
+                    self._driver = me
+                elif driver != me:
+                    follower = _Follower(waited)
+                    self._followers[follower] = None
+            if follower is not None:
+                self._follow(follower, deadline)
+            elif driver is None:
+                self._drive(waited, deadline)
+            else:
+                self._drive_on(waited, deadline)  # from a future's callback, which runs between two steps
+            if deadline != inf and time.monotonic() >= deadline:
+                self._expire()
+                return
+
+    def nudge(self) -> None:
+        """Something was added that nobody waits for: send what can be sent now, and see that somebody goes on."""
+        with self.mutex:
+            if self._background is None:
+                self._background = threading.Thread(target=self._run_background, name="flintmq-producer", daemon=True)
+                self._background.start()
+            if self._driver is not None:
+                return
+            if self._connection is None or self._delivery.frames_in_flight:
+                self._work.notify()
+                return
+            self._driver = threading.get_ident()
+        try:
+            self._guarded(self._send_some)
+        finally:
+            self._hand_over()
+
+    def stop(self) -> None:
+        """Close the connection and end the thread; what is not settled yet fails with ``ClientClosed``."""
+        with self.mutex:
+            self._stopping = True
+            self._delivery.fail_all(ClientClosed("the producer was closed before the broker acknowledged"))
+            connection, background = self._connection, self._background
+            self._work.notify_all()
+        self._interrupted.set()
+        if connection is not None:
+            connection.interrupt()
+        self._announce()
+        if background is not None and background is not threading.current_thread():
+            background.join()
+        with self.mutex:
+            if self._driver is None:
+                self._close_connection()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the descriptors and of nothing else; other threads' locks may be held."""
+        if self._connection is not None:
+            self._connection.close()
+
+    # ---- driving
+
+    def _drive(self, waited: Waited, deadline: float) -> None:
+        try:
+            self._drive_on(waited, deadline)
+        finally:
+            self._hand_over()
+
+    def _drive_on(self, waited: Waited, deadline: float) -> None:
+        while not waited.done and not self._stopping:
+            if deadline != inf and time.monotonic() >= deadline:
+                return
+            self._guarded(self._connect if self._connection is None else self._step, deadline)
+
+    def _guarded(self, step: Callable[..., object], *arguments: float) -> None:
+        """Do one step; a connection that fails in it is closed, and what was in flight on it will be sent again."""
+        try:
+            step(*arguments)
+        except FlintError as error:
+            self._failed(error)
+        except BaseException:
+            # Interrupted in the middle of a frame, perhaps: nothing that follows on this connection would make sense.
+            self._failed(ConnectionFailed("the thread that used the connection was interrupted"))
+            raise
+        if self._followers or self._delivery.settled:
+            self._announce()
+
+    def _step(self, deadline: float) -> None:
+        """Send what may be sent, wait for something to happen, and take what has come."""
+        connection, delivery = self._connection, self._delivery
+        assert connection is not None
+        wait = 0.0 if self._send_some() else self._seconds_to_wait(deadline)
+        if delivery.frames_in_flight or connection.congested:
+            answers = connection.receive(None if wait == inf else wait)
+        else:
+            self._interrupted.wait(None if wait == inf else wait)  # the broker asked for a pause
+            answers = []
+        with self.mutex:
+            now = time.monotonic()
+            for answer in answers:
+                delivery.answered(answer, now)
+            if delivery.expire_due(now):
+                delivery.expire(now)
+
+    def _send_some(self) -> bool:
+        """Send the frames that may go out; whether there may be more of them right away."""
+        connection, delivery = self._connection, self._delivery
+        assert connection is not None
+        pushed = 0
+        while not connection.congested:
+            with self.mutex:
+                frame = delivery.next_frame(time.monotonic())
+                if frame is None:
+                    return False
+                body = frame.body
+                assert body is not None
+                request_id, head = connection.encode(PRODUCE, frame.fields(delivery.unique_prefix), len(body))
+                delivery.sent(frame, request_id)
+            connection.push(head, body)
+            pushed += len(body)
+            if pushed >= _PUSHED_BYTES_MAX:
+                return True
+        return False
+
+    def _seconds_to_wait(self, deadline: float) -> float:
+        now = time.monotonic()
+        with self.mutex:
+            return max(0.0, min(self._delivery.seconds_to_wait(now), deadline - now))
+
+    def _connect(self, deadline: float) -> None:
+        """Make the connection, or wait until it may be tried again."""
+        pause = self._delivery.hold_seconds(time.monotonic())
+        seconds = self._seconds_to_wait(deadline)
+        if pause > 0:
+            self._interrupted.wait(min(pause, seconds))
+            self._expire()
+            return
+        connection = self._dialer.dial(min(CONNECT_SECONDS_MAX, max(seconds, 0.001)))
+        with self.mutex:
+            if not self._stopping:
+                self._connection = connection
+                self._connected(connection)
+                self._delivery.connected(connection.limits)
+                return
+        connection.close()
+
+    def _failed(self, error: FlintError) -> None:
+        with self.mutex:
+            self._close_connection()
+            if is_retriable(error) or isinstance(error, RemoteProtocolError):
+                now = time.monotonic()
+                self._delivery.connection_lost(error, now)
+                self._delivery.expire(now)
+            else:
+                self._delivery.fail_all(error)
+
+    def _expire(self) -> None:
+        with self.mutex:
+            now = time.monotonic()
+            if self._delivery.expire_due(now):
+                self._delivery.expire(now)
+
+    def _close_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # ---- following and handing over
+
+    def _follow(self, follower: _Follower, deadline: float) -> None:
+        seconds = -1 if deadline == inf else max(0.0, deadline - time.monotonic())
+        woken = False
+        try:
+            woken = follower.woken.acquire(timeout=seconds)
+        finally:
+            if not woken:
+                self._leave(follower)
+
+    def _leave(self, follower: _Follower) -> None:
+        """Wait no longer. Where it was to drive next, somebody else has to."""
+        with self.mutex:
+            if follower in self._followers:
+                del self._followers[follower]
+            elif self._driver is None:
+                self._wake(next_driver=True)
+        self._expire()
+
+    def _hand_over(self) -> None:
+        with self.mutex:
+            self._driver = None
+            if self._stopping:
+                self._close_connection()
+            if self._followers or self._background is not None:
+                self._wake(next_driver=True)
+        if self._delivery.settled:
+            self._announce()
+
+    def _announce(self) -> None:
+        """Wake who waits for something that is done by now, and complete futures."""
+        with self.mutex:
+            self._wake(next_driver=False)
+            settled, self._delivery.settled = self._delivery.settled, []
+        for single in settled:
+            self._settle(single)
+
+    def _wake(self, *, next_driver: bool) -> None:
+        """Wake the followers whose wait is over and, with ``next_driver``, one more that takes over."""
+        for follower in list(self._followers):
+            done = follower.waited.done
+            if done or next_driver:
+                next_driver = next_driver and done
+                del self._followers[follower]
+                follower.woken.release()
+        if next_driver and self._background is not None and not self._delivery.idle:
+            self._work.notify()
+
+    def _run_background(self) -> None:
+        idle = Until(lambda: self._delivery.idle)
+        try:
+            while True:
+                with self.mutex:
+                    while not self._stopping and (self._driver is not None or self._delivery.idle):
+                        self._work.wait()
+                    if self._stopping:
+                        return
+                    self._driver = threading.get_ident()
+                self._drive(idle, inf)
+        except BaseException as error:
+            with self.mutex:
+                self._background = None
+                self._delivery.fail_all(FlintError(f"the producer's thread failed: {error!r}"))
+            self._announce()
+            raise

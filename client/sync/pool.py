@@ -1,0 +1,204 @@
+"""Connections of a client, each used by one thread at a time, and requests over them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ...protocol.errors import BrokerError, ConnectionFailed, FlintError, RequestTimeout
+from ..core.address import Address
+from ..core.operations import Operation, Plan
+from ..core.retry import backoff_seconds, is_retriable
+from ..errors import InvalidArgument, InvalidArgumentType
+from .connection import Connection
+from .guard import Guard
+
+TIMEOUT_SECONDS = 10.0
+CONNECT_SECONDS_MAX = 5.0
+"""How long one address may take before the next one is tried."""
+IDLE_CONNECTIONS_MAX = 64
+
+T = TypeVar("T")
+
+
+def check_timeout(what: str, timeout: Any) -> float:
+    """``timeout`` in seconds; raises where it is none."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise InvalidArgumentType(f"{what} must be a number of seconds, not {type(timeout).__name__}")
+    if not timeout > 0:
+        raise InvalidArgument(f"{what} is {timeout}; it must be more than 0 seconds")
+    return float(timeout)
+
+
+class Dialer:
+    """Connects to the first of several addresses that answers, beginning with the one that did last."""
+
+    def __init__(self, addresses: tuple[Address, ...]) -> None:
+        self._addresses = addresses
+        self._first = 0
+
+    def dial(self, timeout: float) -> Connection:
+        """A new connection, within ``timeout`` seconds.
+
+        Raises ``ConnectionFailed`` naming every address and why, or the broker's refusal.
+        """
+        deadline = time.monotonic() + timeout
+        failures: list[FlintError] = []
+        count = len(self._addresses)
+        for place in range(self._first, self._first + count):
+            left = deadline - time.monotonic()
+            if left <= 0 and failures:
+                break
+            try:
+                connection = Connection.open(self._addresses[place % count], max(0.001, min(left, CONNECT_SECONDS_MAX)))
+            except (ConnectionFailed, BrokerError) as error:
+                failures.append(error)
+            else:
+                self._first = place % count
+                return connection
+        if len(failures) == 1:
+            raise failures[0]
+        retriable = [error for error in failures if is_retriable(error)]
+        if not retriable:
+            raise failures[0]
+        raise ConnectionFailed("; ".join(str(error) for error in failures)) from failures[0]
+
+
+class ConnectionPool:
+    """Connections for requests that each need one for themselves. Safe from threads."""
+
+    def __init__(self, dialer: Dialer, guard: Guard) -> None:
+        self._dialer = dialer
+        self._guard = guard
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+
+    def acquire(self, timeout: float) -> Connection:
+        """A connection for the caller alone; it must be released or discarded."""
+        while True:
+            self._guard.check()
+            with self._lock:
+                if not self._idle:
+                    break
+                connection = self._idle.pop()
+                self._busy.add(connection)
+            if connection.is_alive():
+                return connection
+            self.discard(connection)
+        connection = self._dialer.dial(timeout)
+        with self._lock:
+            if not self._guard.closed:
+                self._busy.add(connection)
+                return connection
+        connection.close()
+        self._guard.check()
+        raise AssertionError("closed, yet usable")
+
+    def release(self, connection: Connection) -> None:
+        """Give back a connection on which nothing is outstanding."""
+        with self._lock:
+            self._busy.discard(connection)
+            if not self._guard.closed and len(self._idle) < IDLE_CONNECTIONS_MAX:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def discard(self, connection: Connection) -> None:
+        """Close a connection that is of no more use."""
+        with self._lock:
+            self._busy.discard(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Close what is idle and interrupt what is in use; the guard is closed already."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            busy = list(self._busy)
+        for connection in idle:
+            connection.close()
+        for connection in busy:
+            if self._guard.forked:
+                connection.close()  # a shutdown would reach the parent's connection
+            else:
+                connection.interrupt()
+
+
+class Caller:
+    """Requests to a broker, tried again while that can help and time is left. Safe from threads."""
+
+    def __init__(self, dialer: Dialer, guard: Guard, timeout: float) -> None:
+        self.timeout = timeout
+        self._guard = guard
+        self.pool = ConnectionPool(dialer, guard)
+
+    def deadline(self, timeout: float | None) -> float:
+        """When a call that begins now is over (monotonic); ``timeout``: the caller's, None for the client's."""
+        return time.monotonic() + (self.timeout if timeout is None else check_timeout("timeout", timeout))
+
+    def call(self, operation: Operation[T], deadline: float) -> T:
+        """The operation's result. A lost connection and a busy broker are tried again until ``deadline``, and so is
+        an operation that the broker may hold, which has that time on top."""
+        deadline += operation.hold_seconds
+        return self.retry(lambda: self._attempt(operation, deadline), deadline)
+
+    def check(self) -> None:
+        """Raise where the client cannot be used any more."""
+        self._guard.check()
+
+    def created_queues(self, deadline: float) -> int:
+        """How many queues the broker gives to a topic that is made by its first message."""
+
+        def attempt() -> int:
+            connection = self.pool.acquire(max(0.001, deadline - time.monotonic()))
+            self.pool.release(connection)
+            return connection.limits.auto_create_queues
+
+        return self.retry(attempt, deadline)
+
+    def retry(self, attempt: Callable[[], T], deadline: float) -> T:
+        """The result of ``attempt``, tried again after retriable errors until ``deadline``, then raised."""
+        failures = 0
+        while True:
+            self._guard.check()
+            try:
+                return attempt()
+            except FlintError as error:
+                self._guard.check()  # closed meanwhile: that is why the connection broke
+                if not is_retriable(error) or isinstance(error, RequestTimeout):
+                    raise
+                failures += 1
+                pause = backoff_seconds(failures, error)
+                if time.monotonic() + pause >= deadline:
+                    raise
+            time.sleep(pause)
+
+    def _attempt(self, operation: Operation[T], deadline: float) -> T:
+        left = max(0.001, deadline - time.monotonic())
+        connection = self.pool.acquire(left)
+        answered = False
+        try:
+            left = max(0.001, deadline - time.monotonic())
+            answer = connection.exchange(operation.command, operation.fields, operation.body, left)
+            answered = True
+        finally:
+            if answered:
+                self.pool.release(connection)
+            else:
+                self.pool.discard(connection)
+        return operation.result(answer)
+
+    def run(self, plan: Plan[T], deadline: float) -> T:
+        """The plan's result."""
+        results: list[Any] | None = None
+        with contextlib.closing(plan):
+            while True:
+                try:
+                    operations = plan.send(results)  # type: ignore[arg-type]
+                except StopIteration as stop:
+                    result: T = stop.value
+                    return result
+                results = [self.call(operation, deadline) for operation in operations]

@@ -1,0 +1,374 @@
+"""The producer: sends messages to topics."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from ...protocol import ids
+from ...protocol.errors import FlintError, QueueNotExist, RequestTimeout, TopicNotExist
+from ..core import operations
+from ..core.address import parse_addresses
+from ..core.compression import COMPRESS_OVER_BYTES, Compressor
+from ..core.delivery import IN_FLIGHT_BYTES_MAX, Delivery
+from ..core.lanes import NEVER, Bulk, Group, Single
+from ..core.outgoing import (
+    check_bodies,
+    check_bulk_keys,
+    check_flush,
+    check_messages,
+    check_queue,
+    common_properties,
+    group_messages,
+    sharded_topics,
+)
+from ..core.packing import ColumnSource, RowSource
+from ..core.receipts import Receipt, settle
+from ..core.routing import ANY_QUEUE, QueueCounts, queue_of
+from ..errors import DeliveryFailed, InvalidArgument, InvalidMessageType
+from ..message import Body, Message, check_topic
+from .connection import Connection
+from .driver import DeliveryDriver, Until
+from .guard import Guard
+from .pool import Caller, Dialer, check_timeout
+
+DELIVERY_SECONDS = 10.0
+_FAILURES_KEPT = 10_000
+
+
+class SendFuture(Future[Receipt]):
+    """What ``send_async`` returns: its result is the receipt, or the error that the message failed with."""
+
+    looked_at = False
+    """Whether somebody asked for the outcome: if not, ``flush`` and ``close`` raise an error that nobody saw."""
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """The receipt; raises what the message failed with."""
+        self.looked_at = True
+        try:
+            return super().result(timeout)
+        except TimeoutError:
+            self.looked_at = self.done()
+            raise
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the message failed with, or None."""
+        self.looked_at = True
+        try:
+            return super().exception(timeout)
+        except TimeoutError:
+            self.looked_at = self.done()
+            raise
+
+
+class Producer:
+    """Sends messages to a broker, or to the first of several addresses that answers. Safe from threads.
+
+    ``delivery_timeout``: seconds for which a message is tried; ``compress_over``: bodies longer than this many bytes
+    are compressed (None: none), with ``compression`` ("lz4", "zstd", "zlib", or None for the best installed);
+    ``in_flight_bytes_max``: bytes that may be unacknowledged before calls block; ``flush``: "sync" or "async", where
+    the broker's own setting is the floor.
+
+    Connects when it is first used, and again whenever the connection went. Delivery is at least once: a message whose
+    acknowledgement got lost is sent again, with the same ``message_id``.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        *,
+        delivery_timeout: float = DELIVERY_SECONDS,
+        compress_over: int | None = COMPRESS_OVER_BYTES,
+        compression: str | None = None,
+        in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
+        flush: str | None = None,
+    ) -> None:
+        if type(in_flight_bytes_max) is not int or in_flight_bytes_max <= 0:
+            raise InvalidArgument(
+                f"in_flight_bytes_max is {in_flight_bytes_max!r}; it must be a number of bytes above 0"
+            )
+        self._delivery_seconds = check_timeout("delivery_timeout", delivery_timeout)
+        self._flush = check_flush(flush)
+        self._compressor = Compressor(compress_over, compression)
+        self._compress_over = NEVER if compress_over is None else compress_over
+        self._guard = Guard("Producer")
+        dialer = Dialer(parse_addresses(addresses))
+        self._caller = Caller(dialer, self._guard, self._delivery_seconds)
+        self._queue_counts = QueueCounts()
+        counter = ids.unique_counter_start(time.time())
+        self._delivery = Delivery(self._delivery_seconds, in_flight_bytes_max, "", counter)
+        self._driver = DeliveryDriver(self._delivery, dialer, self._connected, _settle_future)
+        self._mutex = self._driver.mutex
+        self._unsettled: dict[Single, None] = {}
+        self._failed: deque[SendFuture] = deque(maxlen=_FAILURES_KEPT)
+
+    def _connected(self, connection: Connection) -> None:
+        if not self._delivery.unique_prefix:
+            seed = f"{id(self)} {time.time_ns()} {os.urandom(8).hex()}".encode()
+            self._delivery.unique_prefix = ids.unique_prefix(connection.local_address, os.getpid(), seed)
+
+    # ---- one message
+
+    def send(
+        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+    ) -> Receipt:
+        """Send one message and return its receipt once it is acknowledged.
+
+        ``queue``: where it goes, if it matters; ``flush``: this message's, where it is to be stricter; ``timeout``:
+        seconds, instead of ``delivery_timeout``. Raises what the broker refused it with, or ``ConnectionFailed`` or
+        ``RequestTimeout`` when the time is over.
+        """
+        single = self._add(message, queue, flush, timeout, None)
+        try:
+            self._driver.wait(single, single.deadline)
+        finally:
+            if not single.done:
+                self._abandon(single)
+        if single.error is not None:
+            self._learn(single.error)
+            raise single.error
+        return single.receipt()
+
+    def send_async(
+        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+    ) -> SendFuture:
+        """Hand over one message and return at once; blocks only while too many bytes are unacknowledged.
+
+        The future is completed without further calls, perhaps by another thread.
+        """
+        future = SendFuture()
+        future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
+        self._add(message, queue, flush, timeout, future)
+        self._driver.nudge()
+        return future
+
+    def _add(
+        self, message: Message, queue: int | None, flush: str | None, timeout: float | None, future: SendFuture | None
+    ) -> Single:
+        self._guard.check()
+        if type(message) is not Message and not isinstance(message, Message):
+            raise InvalidMessageType(f"a flintmq.client.Message is to be sent, not {type(message).__name__}")
+        seconds = self._delivery_seconds if timeout is None else check_timeout("timeout", timeout)
+        deadline = time.monotonic() + seconds
+        to = ANY_QUEUE if queue is None else check_queue(queue)
+        if to == ANY_QUEUE and message.sharding_key is not None:
+            to = self._sharded_queue(message, deadline)
+        row: tuple[Any, ...] = message._row
+        if len(row[0]) > self._compress_over:
+            body, sys_flag = self._compressor.compress(row[0])
+            row = (body, row[1], sys_flag) if sys_flag else row
+        mode = self._flush if flush is None else check_flush(flush)
+        while True:
+            with self._mutex:
+                if self._guard.closed:
+                    self._guard.check()
+                if self._delivery.has_room(len(row[0])):
+                    single = self._delivery.add_single(message.topic, to, row, mode, deadline, future)
+                    if future is not None:
+                        self._unsettled[single] = None
+                        future.add_done_callback(partial(self._settled, single))
+                    return single
+            self._wait_for_room(len(row[0]), deadline)
+
+    def _wait_for_room(self, body_bytes: int, deadline: float) -> None:
+        self._driver.wait(Until(lambda: self._delivery.has_room(body_bytes)), deadline)
+
+    def _settled(self, single: Single, future: Future[Receipt]) -> None:
+        del self._unsettled[single]
+        if single.error is not None:
+            self._learn(single.error)
+            self._failed.append(future)  # type: ignore[arg-type]
+
+    # ---- several messages
+
+    def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: int | None = None,
+        flush: str | None = None,
+        timeout: float | None = None,
+    ) -> Sequence[Receipt]:
+        """Send any number of messages and return their receipts, in their order, once all are acknowledged.
+
+        The messages go in as few frames as possible, several of them in flight; those of a pinned queue in order, one
+        frame after the other. ``timeout``: seconds for the whole call; without it each frame has ``delivery_timeout``.
+        Raises ``DeliveryFailed``, which says which messages failed and why, and has the receipts of the others.
+        """
+        self._guard.check()
+        several = check_messages(messages)
+        to = check_queue(queue)
+        mode = self._flush if flush is None else check_flush(flush)
+        bulk = self._new_bulk(len(several), timeout)
+        if to == ANY_QUEUE:
+            for topic in sharded_topics(several):
+                self._write_queues(topic, min(bulk.deadline, bulk.added_at + self._delivery_seconds))
+        ways = group_messages(several, to, self._known_queue)
+        groups = [
+            (way.topic, way.queue, Group(bulk, RowSource(way.rows, self._compressor), way.indexes, "", mode))
+            for way in ways
+        ]
+        return self._deliver(bulk, groups)
+
+    def send_bulk(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        *,
+        keys: Iterable[str | Sequence[str] | None] | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue: int | None = None,
+        sharding_key: str | None = None,
+        flush: str | None = None,
+        timeout: float | None = None,
+    ) -> Sequence[Receipt]:
+        """Send many bodies to one topic, the fastest way. ``keys``: one entry for each body (a key, several, or None);
+        ``tags``, ``properties`` and ``sharding_key`` are the same for all. Otherwise as ``send_many``."""
+        self._guard.check()
+        check_topic(topic)
+        several = check_bodies(bodies)
+        entries = check_bulk_keys(keys, len(several))
+        common = common_properties(tags, properties, sharding_key)
+        to = check_queue(queue)
+        mode = self._flush if flush is None else check_flush(flush)
+        bulk = self._new_bulk(len(several), timeout)
+        if to == ANY_QUEUE and sharding_key is not None:
+            count = self._write_queues(topic, min(bulk.deadline, bulk.added_at + self._delivery_seconds))
+            to = queue_of(sharding_key, count)
+        source = ColumnSource(several, entries, self._compressor)
+        return self._deliver(bulk, [(topic, to, Group(bulk, source, range(len(several)), common, mode))])
+
+    def _new_bulk(self, count: int, timeout: float | None) -> Bulk:
+        now = time.monotonic()
+        return Bulk(count, now, NEVER if timeout is None else now + check_timeout("timeout", timeout))
+
+    def _deliver(self, bulk: Bulk, groups: list[tuple[str, int, Group]]) -> Sequence[Receipt]:
+        if not bulk.done:
+            with self._mutex:
+                if self._guard.closed:
+                    self._guard.check()
+                for topic, queue, group in groups:
+                    self._delivery.add_bulk(bulk, topic, queue, group)
+            try:
+                self._driver.wait(bulk, bulk.deadline)
+            finally:
+                if not bulk.done:
+                    self._abandon(bulk)
+        return settle(bulk.parts, self._delivery_failed)
+
+    def _delivery_failed(self, errors: Mapping[int, FlintError], receipts: Sequence[Receipt | None]) -> DeliveryFailed:
+        for error in set(errors.values()):
+            self._learn(error)
+        return DeliveryFailed(errors, receipts)
+
+    def _abandon(self, waited_for: Single | Bulk) -> None:
+        with self._mutex:
+            self._delivery.abandon(waited_for, FlintError("its caller was interrupted"))
+
+    # ---- queues
+
+    def _sharded_queue(self, message: Message, deadline: float) -> int:
+        sharding_key = message.sharding_key
+        assert sharding_key is not None
+        return queue_of(sharding_key, self._write_queues(message.topic, deadline))
+
+    def _known_queue(self, message: Message) -> int:
+        sharding_key = message.sharding_key
+        count = self._queue_counts.last_known(message.topic)
+        assert sharding_key is not None and count is not None, "asked for before"  # noqa: PT018
+        return queue_of(sharding_key, count)
+
+    def _write_queues(self, topic: str, deadline: float) -> int:
+        """How many queues the topic has, or will have once its first message made it."""
+        count = self._queue_counts.of(topic, time.monotonic())
+        if count is None:
+            topics = self._caller.call(operations.topics(), deadline)
+            self._queue_counts.learned(topics, time.monotonic())
+            count = self._queue_counts.last_known(topic)
+        if count is None:
+            count = self._queue_counts.will_be_created(topic, self._caller.created_queues(deadline))
+        return count
+
+    def _learn(self, error: FlintError) -> None:
+        if isinstance(error, QueueNotExist | TopicNotExist):
+            self._queue_counts.forget()
+
+    # ---- end
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when everything handed to ``send_async`` so far is acknowledged.
+
+        Raises ``DeliveryFailed`` where some of it failed and nobody has looked at its future, and ``RequestTimeout``
+        where ``timeout`` seconds did not suffice (without one, each message has its own).
+        """
+        self._guard.check()
+        deadline = NEVER if timeout is None else time.monotonic() + check_timeout("timeout", timeout)
+        outstanding = list(self._unsettled)
+        for single in outstanding:
+            self._driver.wait(single, min(deadline, single.deadline))
+            if not single.done and time.monotonic() >= deadline:
+                left = sum(not other.done for other in outstanding)
+                raise RequestTimeout(
+                    f"{left} of {len(outstanding)} messages are not acknowledged yet; they are still tried"
+                )
+        self._raise_failures()
+
+    def _raise_failures(self) -> None:
+        errors: dict[int, FlintError] = {}
+        while self._failed:
+            future = self._failed.popleft()
+            if not future.looked_at:
+                error = Future.exception(future)
+                assert isinstance(error, FlintError)
+                errors[len(errors)] = error
+        if errors:
+            raise DeliveryFailed(errors, [None] * len(errors))
+
+    def close(self) -> None:
+        """Take nothing more, wait for what was handed over, then disconnect. Idempotent.
+
+        Raises ``DeliveryFailed`` where some of that failed and nobody has looked at its future; never because the
+        broker went while nothing was unacknowledged.
+        """
+        self._close(None)
+
+    def _close(self, raised: BaseException | None) -> None:
+        if self._guard.closed:
+            return
+        self._guard.closed = True
+        if self._guard.forked:
+            self._caller.pool.close()
+            self._driver.abandon()
+            return
+        try:
+            if raised is None or isinstance(raised, Exception):  # Ctrl-C does not wait
+                self._driver.wait(Until(lambda: self._delivery.idle))
+        finally:
+            self._driver.stop()
+            self._caller.pool.close()
+        if raised is None:
+            self._raise_failures()
+
+    def __enter__(self) -> Self:
+        self._guard.check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close(raised)
+
+
+def _settle_future(single: Single) -> None:
+    future: SendFuture = single.future
+    if single.error is not None:
+        future.set_exception(single.error)
+    else:
+        future.set_result(single.receipt())

@@ -1,0 +1,1 @@
+"""What FlintMQ reaches, measured against a real broker process: ``scripts/bench/run``."""

@@ -1,0 +1,110 @@
+"""The command line: ``scripts/bench/run``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from .bench import Bench
+from .cases import ALL
+from .machine import describe, touch_memory
+from .report import as_json, as_markdown
+from .runner import run_cases, say
+
+RUNS = 5
+TOUCHED_GIB = 4.0
+CASE_SECONDS_MAX = 900.0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="./scripts/bench/run",
+        description="Measures FlintMQ: one real broker process with RocketMQ's file sizes, and clients that share the "
+        "machine's cores with it. The table goes to standard output, progress to standard error.",
+        epilog="cases: " + ", ".join(case.name for case in ALL),
+    )
+    names = [case.name for case in ALL]
+    parser.add_argument(
+        "--case", action="append", choices=names, metavar="NAME", help="only this case; may be given several times"
+    )
+    parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help=f"runs of each case (default: {RUNS})")
+    parser.add_argument(
+        "--quick", action="store_true", help="few messages: shows that all works, the figures mean nothing"
+    )
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="where temporary stores go (default: the temporary folder)"
+    )
+    parser.add_argument(
+        "--touch-gib",
+        type=float,
+        metavar="N",
+        help="GiB of memory that are touched once before, so that a virtual machine's host need not find them during a "
+        f"case (default: {TOUCHED_GIB:g}, with --quick 0)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure of every run there")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there as well")
+    parser.add_argument(
+        "--seconds-max", type=float, default=CASE_SECONDS_MAX, metavar="S", help="give up a case that takes longer"
+    )
+    parsed = parser.parse_args()
+    if parsed.runs < 1:
+        parser.error("--runs must be 1 or more")
+    return parsed
+
+
+def touch(gib: float) -> float:
+    """Touch memory and say so."""
+    if gib <= 0:
+        return 0.0
+    began = time.monotonic()
+    touched = touch_memory(gib)
+    say(f"memory touched beforehand: {touched:.1f} GiB in {time.monotonic() - began:.0f} s")
+    return touched
+
+
+def facts(options: argparse.Namespace, folder: Path, touched_gib: float) -> dict[str, Any]:
+    """What the figures depend on."""
+    way = f"one broker process, RocketMQ's file sizes; memory touched beforehand: {touched_gib:.1f} GiB"
+    if options.quick:
+        way += "; QUICK: these figures mean nothing"
+    return {
+        "machine": describe(folder),
+        "way": way,
+        "runs": options.runs,
+        "quick": options.quick,
+        "touched_gib": touched_gib,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def main() -> int:
+    options = arguments()
+    # Ended from outside, brokers are stopped and stores removed all the same.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    folder: Path = options.dir or Path(tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    touched_gib = touch(options.touch_gib if options.touch_gib is not None else 0.0 if options.quick else TOUCHED_GIB)
+    known = facts(options, folder, touched_gib)
+    say(known["machine"])
+    cases = [case for case in ALL if not options.case or case.name in options.case]
+    try:
+        results = run_cases(cases, Bench(options.runs, folder, options.quick), options.seconds_max)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    table = as_markdown(results, known)
+    print(table)
+    if options.markdown:
+        options.markdown.write_text(table + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(as_json(results, known), indent=2, ensure_ascii=False) + "\n")
+    return 1 if any(result.failure for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""What a case is given: how much to do, and brokers to do it with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .broker import Broker, temporary_store
+from .load import QUEUES, TOPIC
+from .raw import RawClient
+
+_QUICK_SHARE = 1 / 500
+_QUICK_COUNT_MIN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """``runs`` of each case, stores under ``folder``; ``quick``: only see that everything works."""
+
+    runs: int
+    folder: Path
+    quick: bool = False
+
+    def count(self, count: int) -> int:
+        """How many messages to send where ``count`` are wanted."""
+        return max(_QUICK_COUNT_MIN, int(count * _QUICK_SHARE)) if self.quick else count
+
+    @contextmanager
+    def store(self) -> Iterator[Path]:
+        """A folder for a store, gone afterwards."""
+        with temporary_store(self.folder) as store:
+            yield store
+
+    @contextmanager
+    def broker(self, flush: str = "async") -> Iterator[Broker]:
+        """A broker on an empty store that has the topic; gone afterwards, with everything it stored."""
+        with self.store() as store, Broker(store, flush) as broker:
+            with RawClient(broker.address) as client:
+                client.create_topic(TOPIC, QUEUES)
+            yield broker

@@ -1,0 +1,30 @@
+"""The cases, in the order of the table."""
+
+from __future__ import annotations
+
+from ..measure import Case
+from . import (
+    broker_alone,
+    bulks_sync,
+    connections,
+    end_to_end,
+    idle,
+    produce,
+    pull,
+    query,
+    single,
+    start,
+)
+
+ALL: tuple[Case, ...] = (
+    produce.CASE,
+    broker_alone.CASE,
+    connections.CASE,
+    single.CASE,
+    bulks_sync.CASE,
+    pull.CASE,
+    query.CASE,
+    end_to_end.CASE,
+    start.CASE,
+    idle.CASE,
+)

@@ -1,0 +1,60 @@
+"""What the broker can take: frames packed beforehand over one connection, queues and index caught up at the end."""
+
+from __future__ import annotations
+
+from ..bench import Bench
+from ..broker import Broker
+from ..load import BODY_BYTES, TOPIC, FramePacker, columns, messages_a_frame
+from ..machine import Stopwatch
+from ..measure import Case, Measure, Sample, Samples
+from ..raw import RawClient
+
+MESSAGES = 2_000_000
+WARM_UP_MESSAGES = 50_000
+
+
+def samples(bench: Bench) -> Samples:
+    """One a run."""
+    for _ in range(bench.runs):
+        sample: Sample = {}
+        for layout in ("columns", "rows"):
+            frames = pack(bench.count(MESSAGES), layout)
+            warm_up = pack(bench.count(WARM_UP_MESSAGES), layout)
+            with bench.broker() as broker:
+                seconds, cpu = measure(broker, frames, warm_up)
+                broker.check_stored(TOPIC, bench.count(MESSAGES) + bench.count(WARM_UP_MESSAGES))
+            millions = bench.count(MESSAGES) / 1e6
+            sample[layout] = millions * 1e6 / seconds
+            sample[f"{layout}_cpu"] = cpu / millions
+        yield sample
+
+
+def pack(count: int, layout: str) -> list[bytes]:
+    """Frames with ``count`` messages, as large as the SDK makes them."""
+    packer = FramePacker(f"{layout} {count}")
+    pack_frame = packer.columns if layout == "columns" else packer.rows
+    return [pack_frame(chunk) for chunk in columns(count).chunks(messages_a_frame(BODY_BYTES))]
+
+
+def measure(broker: Broker, frames: list[bytes], warm_up: list[bytes]) -> tuple[float, float]:
+    """Seconds until all of ``frames`` are acknowledged and dispatched, and the broker's processor seconds."""
+    with RawClient(broker.address) as client:
+        client.stream(warm_up)
+        broker.wait_until_caught_up()
+        watch = Stopwatch(broker.pid)
+        client.stream(frames)
+        broker.wait_until_caught_up()
+        return watch.seconds(), watch.broker_cpu_seconds()
+
+
+CASE = Case(
+    "broker-alone",
+    "broker alone: frames packed beforehand, unique keys, index keeping up",
+    (
+        Measure("columns", "columns", "msg/s", 1_500_000),
+        Measure("columns_cpu", "columns: broker CPU per million", "s", 0.8),
+        Measure("rows", "rows", "msg/s"),
+        Measure("rows_cpu", "rows: broker CPU per million", "s"),
+    ),
+    samples,
+)

@@ -1,0 +1,59 @@
+"""The start of a broker that was killed, and one that has to rebuild its queues and its index."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from ..bench import Bench
+from ..broker import Broker
+from ..load import QUEUES, TOPIC, fill
+from ..measure import Case, Measure, Samples
+from ..raw import RawClient
+
+MESSAGES = 2_000_000
+BODY_BYTES = 500
+DERIVED = ("consumequeue", "index")
+
+
+def samples(bench: Bench) -> Samples:
+    """One a run."""
+    count = bench.count(MESSAGES)
+    for _ in range(bench.runs):
+        with bench.store() as store:
+            fill_and_kill(store, count)
+            after_kill, recovery = start_and_kill(store, count)
+            for folder in DERIVED:
+                shutil.rmtree(store / folder)
+            _, rebuild = start_and_kill(store, count)
+            yield {"start": after_kill, "recovery": recovery, "rebuild": count / rebuild}
+
+
+def fill_and_kill(store: Path, count: int) -> None:
+    """A store whose broker was killed with ``count`` messages acknowledged and dispatched."""
+    with Broker(store, "async") as broker:
+        with RawClient(broker.address) as client:
+            client.create_topic(TOPIC, QUEUES)
+        fill(broker.address, count, BODY_BYTES)
+        broker.wait_until_caught_up()
+        broker.kill()
+
+
+def start_and_kill(store: Path, count: int) -> tuple[float, float]:
+    """Seconds until the port was open, and those of them that opening the store took."""
+    with Broker(store, "async") as broker:
+        broker.check_stored(TOPIC, count)
+        broker.kill()
+        return broker.start_seconds, max(broker.recovery_seconds, 0.01)
+
+
+CASE = Case(
+    "start",
+    "start on 2 M × 500 B",
+    (
+        Measure("start", "after kill −9, until the port is open", "s", 2.0),
+        Measure("recovery", "after kill −9, in the store", "s"),
+        Measure("rebuild", "rebuild of all queues and index", "msg/s", 1_000_000),
+    ),
+    samples,
+)

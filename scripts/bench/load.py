@@ -1,0 +1,101 @@
+"""Messages to be measured with: a random body, one key and a unique key each."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgpack
+
+from flintmq.protocol.commands import LAYOUT_COLUMNS, LAYOUT_ROWS, PRODUCE
+from flintmq.protocol.frames import REQUEST, encode_frame
+from flintmq.protocol.ids import unique_counter_start, unique_key, unique_prefix
+from flintmq.protocol.record import PROPERTY_KEYS
+
+from .raw import RawClient
+
+TOPIC = "bench"
+QUEUES = 4
+BODY_BYTES = 100
+FRAME_BODY_BYTES = 192 * 1024
+"""Where a frame is cut, as the SDK does."""
+
+_FILLED_AT_ONCE = 100_000
+_LOOPBACK = bytes((127, 0, 0, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Bodies and the key of each."""
+
+    bodies: list[bytes]
+    keys: list[str]
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def chunks(self, count: int) -> Iterator[Columns]:
+        """The same messages, ``count`` at a time."""
+        for start in range(0, len(self.bodies), count):
+            yield Columns(self.bodies[start : start + count], self.keys[start : start + count])
+
+
+def columns(count: int, body_bytes: int = BODY_BYTES, first: int = 0) -> Columns:
+    """``count`` messages, each with a body and a key that no other has, numbered from ``first`` on."""
+    content = random.Random(first).randbytes(count * body_bytes)  # noqa: S311 - no secret
+    bodies = [content[start : start + body_bytes] for start in range(0, len(content), body_bytes)]
+    return Columns(bodies, [f"order-{number:08}" for number in range(first, first + count)])
+
+
+class FramePacker:
+    """Packs PRODUCE frames as a producer of its own would: a prefix and a counter make the unique keys."""
+
+    def __init__(self, seed: str) -> None:
+        self._prefix = unique_prefix(_LOOPBACK, 1, seed.encode())
+        self._first = self._counter = unique_counter_start(time.time())
+        self._number = 0
+
+    def unique_key(self, number: int) -> str:
+        """The unique key of the message that was packed as the ``number``-th, from 0 on."""
+        return unique_key(self._prefix, self._first + number)
+
+    def columns(self, load: Columns) -> bytes:
+        """One frame with all of ``load``, as ``send_bulk`` packs it; queues take turns."""
+        body = msgpack.packb(load.bodies) + msgpack.packb(load.keys)
+        return self._frame(LAYOUT_COLUMNS, len(load), body)
+
+    def rows(self, load: Columns) -> bytes:
+        """One frame with all of ``load``, as ``send_many`` packs it; queues take turns."""
+        rows = [(body, {PROPERTY_KEYS: key}) for body, key in zip(load.bodies, load.keys, strict=True)]
+        return self._frame(LAYOUT_ROWS, len(load), b"".join(map(msgpack.packb, rows)))
+
+    def _frame(self, layout: int, count: int, body: bytes) -> bytes:
+        self._number += 1
+        fields = {
+            "topic": TOPIC,
+            "queue": self._number % QUEUES,
+            "count": count,
+            "layout": layout,
+            "unique_prefix": self._prefix,
+            "unique_first": self._counter,
+            "born_ms": time.time_ns() // 1_000_000,
+        }
+        self._counter += count
+        return encode_frame(REQUEST, PRODUCE.code, self._number, fields, body)
+
+
+def messages_a_frame(body_bytes: int) -> int:
+    """How many messages of that size the SDK puts into one frame, roughly."""
+    return FRAME_BODY_BYTES // (body_bytes + 48)
+
+
+def fill(address: str, count: int, body_bytes: int = BODY_BYTES) -> FramePacker:
+    """Send ``columns(count, body_bytes)``, acknowledged; the packer knows the unique keys."""
+    packer = FramePacker(f"fill {count}")
+    with RawClient(address) as client:
+        for first in range(0, count, _FILLED_AT_ONCE):
+            load = columns(min(_FILLED_AT_ONCE, count - first), body_bytes, first)
+            client.stream([packer.columns(chunk) for chunk in load.chunks(messages_a_frame(body_bytes))])
+    return packer

@@ -1,0 +1,89 @@
+"""The machine: what it is, what a process used of it, and memory that was touched before."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import re
+import time
+from pathlib import Path
+
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+_TOUCHED_AT_ONCE_BYTES = 64 << 20
+_GIB = 1 << 30
+
+
+def describe(folder: Path) -> str:
+    """Processor, cores, memory, kernel, Python and the file system of ``folder``, in one line."""
+    parts = [
+        f"{os.cpu_count()} × {_processor()}",
+        f"{_meminfo('MemTotal') / _GIB:.0f} GiB",
+        f"{platform.system()} {platform.release()}",
+        f"Python {platform.python_version()}",
+        f"stores on {file_system(folder)}",
+    ]
+    return ", ".join(parts)
+
+
+def _processor() -> str:
+    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return match[1] if match else platform.machine()
+
+
+def _meminfo(name: str) -> int:
+    match = re.search(rf"^{name}:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
+
+
+def file_system(folder: Path) -> str:
+    """The type of the file system that holds ``folder``."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    holding = [(point, kind) for point, kind in mounts if folder.resolve().is_relative_to(point)]
+    return max(holding, key=lambda mount: len(mount[0]), default=("", "unknown"))[1]
+
+
+def touch_memory(gib: float) -> float:
+    """Write to ``gib`` GiB of memory once and give it back; the GiB it was, at most half of what is available.
+
+    The first touch of memory that a virtual machine never used costs its host much more than any later one. A machine
+    that has been up for a while has that behind it; a fresh one would be measured instead of the broker.
+    """
+    size = min(int(gib * _GIB), _meminfo("MemAvailable") // 2)
+    if size < mmap.PAGESIZE:
+        return 0.0
+    content = bytes(_TOUCHED_AT_ONCE_BYTES)
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        for start in range(0, size, len(content)):
+            piece = content[: size - start]
+            memory[start : start + len(piece)] = piece
+    return size / _GIB
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and all of its threads so far."""
+    # The name in parentheses may contain anything; utime and stime are the 12th and 13th field behind it.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that is in use (VmRSS)."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+class Stopwatch:
+    """Time since it was made, and the processor time of a broker meanwhile."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._cpu = cpu_seconds(pid)
+        self._began = time.perf_counter()
+
+    def seconds(self) -> float:
+        """Passed so far."""
+        return time.perf_counter() - self._began
+
+    def broker_cpu_seconds(self) -> float:
+        """Used by the broker so far."""
+        return cpu_seconds(self._pid) - self._cpu

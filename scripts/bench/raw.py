@@ -1,0 +1,116 @@
+"""A connection that does nothing for its user: the protocol's frames over a plain socket."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import msgpack
+
+from flintmq.protocol.commands import (
+    GET_BROKER_RUNTIME_INFO,
+    GET_TOPIC_STATS_INFO,
+    HELLO,
+    QUEUE_STATS_STRUCT,
+    UPDATE_AND_CREATE_TOPIC,
+    Command,
+)
+from flintmq.protocol.errors import SUCCESS, error_from_answer
+from flintmq.protocol.frames import REQUEST, FrameParser, encode_frame
+
+from .measure import BenchFailed
+
+TIMEOUT_SECONDS = 60.0
+
+
+def open_socket(address: str) -> socket.socket:
+    """A connected socket that has not said HELLO; every wait on it is bounded."""
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((host, int(port)), timeout=TIMEOUT_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+class RawClient:
+    """A connection that is greeted; context manager. ``sock`` and ``parser`` are there to be used directly."""
+
+    def __init__(self, address: str) -> None:
+        self.sock = open_socket(address)
+        self.parser = FrameParser()
+        self.call(HELLO, {"protocol": 1, "client": "bench"})
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.sock.close()
+
+    def call(self, command: Command, fields: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """The fields and the body of the answer; raises the broker's error."""
+        self.sock.sendall(encode_frame(REQUEST, command.code, 1, fields, body))
+        while (frame := self.parser.next_frame()) is None:
+            self._receive()
+        if frame.code != SUCCESS:
+            raise error_from_answer(frame.code, frame.fields)
+        return frame.fields, bytes(frame.body)
+
+    def runtime_info(self) -> dict[str, Any]:
+        """How the broker is."""
+        info: dict[str, Any] = msgpack.unpackb(self.call(GET_BROKER_RUNTIME_INFO, {})[1])
+        return info
+
+    def create_topic(self, topic: str, queues: int) -> None:
+        """Make a topic that can be written and read."""
+        self.call(UPDATE_AND_CREATE_TOPIC, {"topic": topic, "read_queues": queues, "write_queues": queues})
+
+    def queue_lengths(self, topic: str) -> dict[int, int]:
+        """How many messages each queue of a topic holds."""
+        body = self.call(GET_TOPIC_STATS_INFO, {"topic": topic})[1]
+        return {queue: top - bottom for queue, bottom, top, _ in QUEUE_STATS_STRUCT.iter_unpack(body)}
+
+    def stream(self, frames: Sequence[bytes]) -> None:
+        """Send PRODUCE frames as fast as the broker takes them, and return when all are acknowledged."""
+        unsent = deque(memoryview(frame) for frame in frames)
+        unanswered = len(frames)
+        self.sock.setblocking(False)
+        poller = select.poll()
+        while unanswered:
+            poller.register(self.sock, select.POLLIN | (select.POLLOUT if unsent else 0))
+            events = poller.poll(TIMEOUT_SECONDS * 1000)
+            if not events:
+                raise BenchFailed(f"no answer to a PRODUCE within {TIMEOUT_SECONDS:.0f} s")
+            if events[0][1] & ~select.POLLOUT:
+                self._receive()
+                unanswered -= self._count_answers()
+            if events[0][1] & select.POLLOUT:
+                self._send(unsent)
+        self.sock.settimeout(TIMEOUT_SECONDS)
+
+    def _send(self, unsent: deque[memoryview]) -> None:
+        piece = unsent.popleft()
+        try:
+            sent = self.sock.send(piece)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(piece):
+            unsent.appendleft(piece[sent:])
+
+    def _receive(self) -> None:
+        count = self.sock.recv_into(self.parser.writable())
+        if not count:
+            raise BenchFailed("the broker closed the connection")
+        self.parser.received(count)
+
+    def _count_answers(self) -> int:
+        count = 0
+        while (frame := self.parser.next_frame()) is not None:
+            if frame.code != SUCCESS:
+                raise error_from_answer(frame.code, frame.fields)
+            count += 1
+        return count

@@ -1,0 +1,87 @@
+"""Arrays that notice when a kernel leaves them.
+
+Compiled kernels check no bounds. So the arrays of these tests are cut out of larger buffers, whose other bytes are a
+sentinel: a write beside an array breaks it, and a read beside it finds what the twin does not know. Interpreted
+(``NUMBA_DISABLE_JIT=1``), every single access is checked as well, negative indexes included, which numpy would wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from hypothesis import settings
+
+from flintmq.broker.kernels.jit import INTERPRETED
+
+FENCE_ITEMS = 64
+SENTINELS = (0x00, 0x02, 0x20, 0x80, 0xC4, 0xFF)
+"""Bytes that would mean something if a kernel read them: an empty size, separators, UTF-8, msgpack, the last of all."""
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def examples(count: int) -> Callable[[F], F]:
+    """As many Hypothesis examples, and a tenth of them where kernels run interpreted."""
+    decorate: Callable[[F], F] = settings(max_examples=max(count // 10, 5) if INTERPRETED else count, deadline=None)
+    return decorate
+
+
+class Watched(np.ndarray):
+    """An array whose every index must lie in it; for plain Python code only."""
+
+    def __getitem__(self, index: Any) -> Any:
+        self._check(index)
+        return super().__getitem__(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._check(index)
+        super().__setitem__(index, value)
+
+    def _check(self, index: Any) -> None:
+        indexes = index if isinstance(index, tuple) else (index,)
+        for item, length in zip(indexes, self.shape, strict=False):
+            if isinstance(item, slice):
+                begin, end = item.start or 0, length if item.stop is None else item.stop
+                inside = 0 <= begin <= end <= length
+            else:
+                inside = 0 <= item < length
+            if not inside:
+                raise IndexError(f"{index} is outside of an array of {self.shape}")
+
+
+class Fenced:
+    """``array``: ``content``, inside of a larger buffer. A kernel gets ``array``; ``intact`` says if it stayed there."""
+
+    def __init__(self, content: Any, kind: Any = np.uint8, sentinel: int = 0xA5) -> None:
+        items = np.frombuffer(bytes(content), np.uint8) if kind is np.uint8 else np.asarray(content, kind)
+        self._fence = np.frombuffer(bytes([sentinel]) * FENCE_ITEMS * items.itemsize, kind)
+        self._buffer = np.concatenate((self._fence, items.reshape(-1), self._fence))
+        inner = self._buffer[FENCE_ITEMS : FENCE_ITEMS + items.size].reshape(items.shape)
+        self.array: np.ndarray = inner.view(Watched) if INTERPRETED else inner
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing was written beside the array."""
+        before, behind = self._buffer[:FENCE_ITEMS], self._buffer[len(self._buffer) - FENCE_ITEMS :]
+        return bool((before == self._fence).all() and (behind == self._fence).all())
+
+    def bytes(self) -> bytes:
+        """The array's bytes as they are now."""
+        return bytes(self.array.tobytes())
+
+    def values(self) -> list[Any]:
+        """The array's items as they are now."""
+        values: list[Any] = np.asarray(self.array).tolist()
+        return values
+
+
+def fenced(content: Any, kind: Any = np.uint8, sentinel: int = 0xA5) -> Fenced:
+    """``Fenced``, for bytes unless another kind is given."""
+    return Fenced(content, kind, sentinel)
+
+
+def room(items: int, kind: Any = np.uint8, sentinel: int = 0xA5) -> Fenced:
+    """Room for so many items, filled with ones' bits so that nothing in it looks written."""
+    return Fenced(np.full(items, -1, np.int64).astype(kind).tobytes() if kind is np.uint8 else np.full(items, -1), kind, sentinel)

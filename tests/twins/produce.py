@@ -1,0 +1,287 @@
+"""What a PRODUCE frame's messages are and which records they become, from the specification: the produce kernel's twin.
+
+msgpack is read by a table of its formats, records are made by ``protocol.record``.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+
+from flintmq.broker.kernels import produce as kernel
+from flintmq.protocol.ids import unique_key
+from flintmq.protocol.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
+from flintmq.protocol.record import (
+    FORBIDDEN_PROPERTIES,
+    FORBIDDEN_PROPERTY_PREFIX,
+    NOT_SUPPORTED_PROPERTIES,
+    Record,
+    record_size,
+)
+
+ROWS, COLUMNS = 0, 1
+BLANK_BYTES = 8
+HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
+HOST_V6 = bytes(range(16)) + bytes([0, 0, 42, 159])
+
+
+@dataclass
+class Batch:
+    """A frame's messages (``body``), and what PRODUCE's header and the broker add to them."""
+
+    body: bytes
+    count: int
+    layout: int = ROWS
+    sys_flag: int = 0
+    common: bytes = b""
+    unique_prefix: bytes = b""
+    unique_first: int = 0
+    topic: bytes = b"orders"
+    queue_id: int = 3
+    queue_offset: int = 1000
+    born_ms: int = 1_700_000_000_000
+    store_ms: int = 1_700_000_000_123
+    born_host: bytes = HOST
+    store_host: bytes = HOST
+    record_max: int = 524_288
+    records_max: int = 64 << 20
+
+
+@dataclass
+class Message:
+    """One message: its body, its properties in the order in which they are stored, its flags."""
+
+    body: bytes
+    properties: list[tuple[bytes, bytes]] = field(default_factory=list)
+    sys_flag: int = 0
+    flag: int = 0
+
+
+class Refused(Exception):
+    """The frame breaks a rule: which, and the number of the message that does."""
+
+    def __init__(self, status: int, message: int) -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+
+
+class _Wrong(Exception):
+    """A value is not what it should be; ``status`` says what is wrong."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+_LENGTHS = {
+    "bin": {0xC4: ">B", 0xC5: ">H", 0xC6: ">I"},
+    "str": {0xD9: ">B", 0xDA: ">H", 0xDB: ">I"},
+    "array": {0xDC: ">H", 0xDD: ">I"},
+    "map": {0xDE: ">H", 0xDF: ">I"},
+}
+_SHORT = {"bin": range(0), "str": range(0xA0, 0xC0), "array": range(0x90, 0xA0), "map": range(0x80, 0x90)}
+_INTEGERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
+
+
+class _Reader:
+    """Takes msgpack values off the front of ``rest``."""
+
+    def __init__(self, blob: bytes) -> None:
+        self.rest = blob
+
+    def take(self, count: int) -> bytes:
+        if count > len(self.rest):
+            raise _Wrong(kernel.TRUNCATED)
+        taken, self.rest = self.rest[:count], self.rest[count:]
+        return taken
+
+    def number(self, code: str) -> int:
+        value: int = struct.unpack(code, self.take(struct.calcsize(code)))[0]
+        return value
+
+    def length(self, kind: str, other: int) -> int:
+        """The length in a value's head; ``other``: what is wrong if it is of another kind."""
+        first = self.take(1)[0]
+        if first in _SHORT[kind]:
+            return first - _SHORT[kind].start
+        if first not in _LENGTHS[kind]:
+            raise _Wrong(other)
+        return self.number(_LENGTHS[kind][first])
+
+    def blob(self, kind: str, other: int) -> bytes:
+        return self.take(self.length(kind, other))
+
+    def integer(self) -> int:
+        """An integer of 32 signed bits."""
+        try:
+            first = self.take(1)[0]
+            if first <= 0x7F or first >= 0xE0:
+                return struct.unpack("b", bytes([first]))[0]  # type: ignore[no-any-return]
+            value = self.number(_INTEGERS[first])
+        except (KeyError, _Wrong):
+            raise _Wrong(kernel.FLAG_NOT_INTEGER) from None
+        if not -(2**31) <= value < 2**31:
+            raise _Wrong(kernel.FLAG_NOT_INTEGER)
+        return value
+
+
+def text_problem(blob: bytes) -> int:
+    """OK, or what makes the bytes no text of a property: the first thing wrong, from the left."""
+    try:
+        blob.decode()
+        sound = len(blob)
+    except UnicodeDecodeError as error:
+        sound = error.start
+    if b"\x01" in blob[:sound] or b"\x02" in blob[:sound]:
+        return kernel.HAS_SEPARATOR
+    return kernel.OK if sound == len(blob) else kernel.NOT_UTF8
+
+
+def property_problem(name: bytes, value: bytes) -> int:
+    """OK, or why a producer may not set this property."""
+    if not name or not value:
+        return kernel.EMPTY_PROPERTY
+    problem = text_problem(name) or text_problem(value)
+    if problem:
+        return problem
+    text = name.decode()
+    if text in FORBIDDEN_PROPERTIES or text.startswith(FORBIDDEN_PROPERTY_PREFIX):
+        return kernel.FORBIDDEN_PROPERTY
+    if text == "DELAY":
+        if not re.fullmatch(rb"[+-]?[0-9]{1,9}", value):
+            return kernel.DELAY_NOT_INTEGER
+        return kernel.NOT_SUPPORTED if int(value) > 0 else kernel.OK
+    return kernel.NOT_SUPPORTED if text in NOT_SUPPORTED_PROPERTIES else kernel.OK
+
+
+def _read_row(reader: _Reader) -> Message:
+    items = reader.length("array", kernel.NOT_A_MESSAGE)
+    if not 2 <= items <= 4:
+        raise _Wrong(kernel.NOT_A_MESSAGE)
+    message = Message(reader.blob("bin", kernel.BODY_NOT_BIN))
+    for _ in range(reader.length("map", kernel.PROPERTIES_NOT_MAP)):
+        name = reader.blob("str", kernel.PROPERTY_NOT_STR)
+        value = reader.blob("str", kernel.PROPERTY_NOT_STR)
+        if problem := property_problem(name, value):
+            raise _Wrong(problem)
+        message.properties.append((name, value))
+    if items > 2:
+        message.sys_flag = reader.integer()
+    if items > 3:
+        message.flag = reader.integer()
+    return message
+
+
+def _read_rows(reader: _Reader, count: int) -> list[Message]:
+    messages: list[Message] = []
+    for number in range(count):
+        try:
+            messages.append(_read_row(reader))
+        except _Wrong as wrong:
+            raise Refused(wrong.status, number) from None
+    return messages
+
+
+def _read_key(reader: _Reader) -> bytes:
+    """A key of a column; empty for nil."""
+    if reader.rest[:1] == b"\xc0":
+        reader.take(1)
+        return b""
+    key = reader.blob("str", kernel.KEYS_NOT_STR)
+    if problem := kernel.EMPTY_PROPERTY if not key else text_problem(key):
+        raise _Wrong(problem)
+    return key
+
+
+def _read_columns(reader: _Reader, batch: Batch) -> list[Message]:
+    messages: list[Message] = []
+    number = 0
+    try:
+        if reader.length("array", kernel.WRONG_COUNT) != batch.count:
+            raise _Wrong(kernel.WRONG_COUNT)
+        for number in range(batch.count):
+            messages.append(Message(reader.blob("bin", kernel.BODY_NOT_BIN), [], batch.sys_flag))
+        number = 0
+        if reader.length("array", kernel.WRONG_COUNT) != batch.count:
+            raise _Wrong(kernel.WRONG_COUNT)
+        for number in range(batch.count):
+            if key := _read_key(reader):
+                messages[number].properties.append((b"KEYS", key))
+    except _Wrong as wrong:
+        raise Refused(wrong.status, number) from None
+    return messages
+
+
+def read_messages(batch: Batch) -> list[Message]:
+    """The messages of a frame, every rule checked but the sizes. Raises ``Refused``."""
+    reader = _Reader(batch.body)
+    messages = _read_rows(reader, batch.count) if batch.layout == ROWS else _read_columns(reader, batch)
+    if reader.rest:
+        raise Refused(kernel.BYTES_LEFT, batch.count)
+    return messages
+
+
+def _properties(batch: Batch, message: Message, number: int) -> bytes:
+    pairs = list(message.properties)
+    if batch.unique_prefix and b"UNIQ_KEY" not in dict(pairs):
+        pairs.append((b"UNIQ_KEY", unique_key(batch.unique_prefix.decode(), batch.unique_first + number).encode()))
+    return batch.common + b"".join(name + b"\x01" + value + b"\x02" for name, value in pairs)
+
+
+def make_records(batch: Batch) -> list[Record]:
+    """The records of a frame; only their physical offsets are still to be set. Raises ``Refused``."""
+    records = []
+    total = 0
+    for number, message in enumerate(read_messages(batch)):
+        properties = _properties(batch, message, number)
+        if len(properties) > PRODUCED_PROPERTIES_BYTES_MAX:
+            raise Refused(kernel.PROPERTIES_TOO_LONG, number)
+        size = size_of(batch, message.body, properties)
+        if size > batch.record_max:
+            raise Refused(kernel.RECORD_TOO_LONG, number)
+        total += size
+        records.append(_record(batch, message, number, properties))
+    if total > batch.records_max:
+        raise Refused(kernel.RECORDS_TOO_LONG, 0)
+    return records
+
+
+def size_of(batch: Batch, body: bytes, properties: bytes) -> int:
+    """Bytes of the record that a message with this body becomes."""
+    v6_hosts = (len(batch.born_host) == 20) + (len(batch.store_host) == 20)
+    return record_size(len(body), len(batch.topic), len(properties), v6_hosts)
+
+
+def _record(batch: Batch, message: Message, number: int, properties: bytes) -> Record:
+    return Record(
+        topic=batch.topic,
+        body=message.body,
+        properties=properties,
+        queue_id=batch.queue_id,
+        queue_offset=batch.queue_offset + number,
+        flag=message.flag,
+        sys_flag=message.sys_flag & SysFlag.FROM_PRODUCER,
+        born_timestamp=batch.born_ms,
+        born_host=batch.born_host,
+        store_timestamp=batch.store_ms,
+        store_host=batch.store_host,
+    )
+
+
+def lay_out(records: list[Record], position: int, file_bytes: int, file_base: int) -> list[tuple[int, int]]:
+    """Where the records go: (number of the file, position in it) each, and their physical offsets are set.
+
+    A record must leave room for a blank record; where it does not, the next file begins.
+    """
+    places = []
+    file = 0
+    for record in records:
+        size = len(record.encode())
+        if position + size + BLANK_BYTES > file_bytes:
+            file, position = file + 1, 0
+        record.physical_offset = file_base + file * file_bytes + position
+        places.append((file, position))
+        position += size
+    return places

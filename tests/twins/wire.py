@@ -1,0 +1,99 @@
+"""msgpack in every form that its specification allows, not only the shortest, which is all that a packer writes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+from hypothesis import strategies as st
+
+Encoder = Callable[[int], bytes]
+
+# The marker byte and the struct code of the number behind it, from the specification's table of formats.
+BIN_FORMS = ((0xC4, "B"), (0xC5, "H"), (0xC6, "I"))
+STR_FORMS = ((0xD9, "B"), (0xDA, "H"), (0xDB, "I"))
+ARRAY_FORMS = ((0xDC, "H"), (0xDD, "I"))
+MAP_FORMS = ((0xDE, "H"), (0xDF, "I"))
+INT_FORMS = (
+    (0xCC, "B"), (0xCD, "H"), (0xCE, "I"), (0xCF, "Q"), (0xD0, "b"), (0xD1, "h"), (0xD2, "i"), (0xD3, "q"),
+)  # fmt: skip
+NIL = b"\xc0"
+
+
+def _wide(forms: Sequence[tuple[int, str]], number: int) -> list[bytes]:
+    encoded = []
+    for marker, code in forms:
+        try:
+            encoded.append(bytes([marker]) + struct.pack(f">{code}", number))
+        except struct.error:  # it does not fit this width
+            continue
+    return encoded
+
+
+def _heads(number: int, fixed: int, fixed_max: int, forms: Sequence[tuple[int, str]]) -> list[bytes]:
+    short = [bytes([fixed + number])] if number <= fixed_max else []
+    return short + _wide(forms, number)
+
+
+def bin_heads(length: int) -> list[bytes]:
+    """Every head of a bin of so many bytes."""
+    return _wide(BIN_FORMS, length)
+
+
+def str_heads(length: int) -> list[bytes]:
+    """Every head of a str of so many bytes."""
+    return _heads(length, 0xA0, 31, STR_FORMS)
+
+
+def array_heads(items: int) -> list[bytes]:
+    """Every head of an array."""
+    return _heads(items, 0x90, 15, ARRAY_FORMS)
+
+
+def map_heads(pairs: int) -> list[bytes]:
+    """Every head of a map."""
+    return _heads(pairs, 0x80, 15, MAP_FORMS)
+
+
+def int_forms(value: int) -> list[bytes]:
+    """Every form of an integer."""
+    short = [struct.pack("b", value)] if -32 <= value <= 127 else []
+    return short + _wide(INT_FORMS, value)
+
+
+def any_form(forms: list[bytes]) -> st.SearchStrategy[bytes]:
+    """One of them."""
+    return st.sampled_from(forms)
+
+
+@st.composite
+def a_bin(draw: st.DrawFn, content: bytes) -> bytes:
+    """A bin in any form."""
+    return draw(any_form(bin_heads(len(content)))) + content
+
+
+@st.composite
+def a_str(draw: st.DrawFn, content: bytes) -> bytes:
+    """A str in any form; its content may be any bytes."""
+    return draw(any_form(str_heads(len(content)))) + content
+
+
+@st.composite
+def a_map(draw: st.DrawFn, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """A map of strs in any form, in this order, duplicates too."""
+    head = draw(any_form(map_heads(len(pairs))))
+    return head + b"".join(draw(a_str(name)) + draw(a_str(value)) for name, value in pairs)
+
+
+@st.composite
+def an_array(draw: st.DrawFn, items: Sequence[bytes]) -> bytes:
+    """An array of encoded items in any form."""
+    return draw(any_form(array_heads(len(items)))) + b"".join(items)
+
+
+NOT_A_BIN = [b"\xa1x", b"\x05", NIL, b"\x90", b"\x80", b"\xc2", b"\xcb" + bytes(8), b"\xc7\x00\x01", b"\xd4\x01x", b"\xc1", b"\xd9\x01x"]
+"""Values of every other type, and 0xC1, which is none."""
+NOT_A_MAP = [b"\xa1x", b"\x05", NIL, b"\x90", b"\xc4\x00", b"\xc3", b"\xca" + bytes(4), b"\xc1", b"\xdc\x00\x00"]
+NOT_A_STR = [b"\xc4\x01x", b"\x05", NIL, b"\x90", b"\x80", b"\xc2", b"\xc8\x00\x00\x01", b"\xc1"]
+NOT_AN_INT = [b"\xa11", b"\xc4\x011", NIL, b"\x90", b"\x80", b"\xc2", b"\xc3", b"\xcb" + struct.pack(">d", 1.0), b"\xd4\x01x", b"\xc1"]
+NOT_AN_ARRAY = [b"\xa1x", b"\x05", NIL, b"\x82", b"\xc4\x02xx", b"\xc2", b"\xde\x00\x02", b"\xc1", b"\xd9\x02xx"]
