@@ -270,20 +270,23 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    store: Path | None = arguments().store
+    chosen: Path | None = arguments().store
     # Ended from outside, the broker is stopped and a temporary store removed all the same.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with contextlib.ExitStack() as stack:
-            temporary = tempfile.TemporaryDirectory(prefix="flintmq-quickstart-") if store is None else None
-            run(Path(stack.enter_context(temporary)) if temporary else store.absolute())
+            if chosen is None:
+                store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flintmq-quickstart-")))
+            else:
+                store = chosen.absolute()
+            run(store)
     except (QuickstartFailed, BrokerFailed, FlintError) as failure:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"quickstart: {failure}", style="red", markup=False)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    if store is not None:
-        console.print(f"\nThe store stays; serve it with\n  {serve_command(store.absolute())}")
+    if chosen is not None:
+        console.print(f"\nThe store stays; serve it with\n  {serve_command(store)}")
     return 0
 
 

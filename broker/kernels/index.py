@@ -6,7 +6,7 @@ import numpy as np
 
 from ...protocol.layout import INDEX_ENTRY, INDEX_ENTRY_BYTES, INDEX_HEADER, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
 from .dispatch import K_HASH, K_PHYSICAL_OFFSET, K_STORE_MS, KEY_ROW
-from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel
+from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
 from .words import load_be32, load_be64, store_be32, store_be64
 
 _AT_BEGIN_TIMESTAMP = INDEX_HEADER.at["begin_timestamp"]
@@ -75,6 +75,34 @@ def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: in
         store_be32(index, _AT_INDEX_COUNT, number)
         store_be64(index, _AT_END_PHYSICAL, keys[row + K_PHYSICAL_OFFSET])
     return key
+
+
+@kernel(results(i64, i64), bytes_array, i64, i64, i64, i64, i64, i64, i64, i64_array)
+def select(index: np.ndarray, slots: int, entries: int, begin_timestamp: int, key_hash: int, begin_ms: int, end_ms: int,
+           number: int, found: np.ndarray) -> tuple[int, int]:  # fmt: skip
+    """Follow the chain of one hash from entry ``number`` on (0: from its slot), newest first.
+
+    ``found`` gets (physical offset, entry number) of each entry that has the hash and whose second touches
+    ``[begin_ms, end_ms]``, until it is full. Returns (how many, the entry to go on from; 0: the chain has ended).
+    """
+    entries_at = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots
+    if number == 0:
+        number = load_be32(index, INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * (key_hash % slots))
+    count = 0
+    while 0 < number < entries:
+        if 2 * count == len(found):
+            return count, number
+        at = entries_at + INDEX_ENTRY_BYTES * number
+        entry_ms = begin_timestamp + 1000 * load_be32(index, at + _AT_SECONDS)
+        if load_be32(index, at) == key_hash and entry_ms <= end_ms and entry_ms + 1000 > begin_ms:
+            found[2 * count] = load_be64(index, at + _AT_PHYSICAL)
+            found[2 * count + 1] = number
+            count += 1
+        previous = load_be32(index, at + _AT_PREVIOUS)
+        if entry_ms + 1000 <= begin_ms or previous >= number:
+            break
+        number = previous
+    return count, 0
 
 
 @kernel(i64, bytes_array, i64, i64, i32_array)

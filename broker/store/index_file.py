@@ -25,6 +25,8 @@ from .errors import WouldBlock
 from .files import Files, create_whole
 
 _NAME = re.compile(r"\d{17}\Z")
+CHAIN_STEP = 1024
+"""Entries that one kernel call follows a chain for."""
 ALLOCATE_STEP_BYTES = 32 * 1024 * 1024
 
 
@@ -133,12 +135,30 @@ class IndexFile:
         ``[begin_ms, end_ms]`` are left out; both are rounded outwards, since entries keep whole seconds. With ``hot``
         may raise ``WouldBlock``.
         """
-        number = entry or self._word(INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * (key_hash % self.slots), hot)
         begin_timestamp = self.header.begin_timestamp
+        if hot:
+            yield from self._hot_chain(begin_timestamp, key_hash, begin_ms, end_ms, entry)
+            return
+        array = self.array()
+        found = np.empty(2 * CHAIN_STEP, np.int64)
+        while True:
+            count, entry = kernel.select(
+                array, self.slots, self.entries, begin_timestamp, key_hash, begin_ms, end_ms, entry, found
+            )
+            for physical_offset, number in found[: 2 * count].reshape(-1, 2).tolist():
+                yield physical_offset, number
+            if not entry:
+                return
+
+    def _hot_chain(
+        self, begin_timestamp: int, key_hash: int, begin_ms: int, end_ms: int, entry: int
+    ) -> Iterator[tuple[int, int]]:
+        """The same from the page cache alone: through the descriptor, because a page fault would hold the loop."""
+        number = entry or self._word(INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * (key_hash % self.slots))
         blob = bytearray(INDEX_ENTRY_BYTES)
         view = memoryview(blob)
         while 0 < number < self.entries:
-            self._read(view, self.entries_at + INDEX_ENTRY_BYTES * number, hot)
+            self._read(view, self.entries_at + INDEX_ENTRY_BYTES * number)
             entry_hash, physical_offset, seconds, previous = INDEX_ENTRY_STRUCT.unpack(blob)
             entry_ms = begin_timestamp + 1000 * seconds
             if entry_hash == key_hash and entry_ms <= end_ms and entry_ms + 1000 > begin_ms:
@@ -147,16 +167,14 @@ class IndexFile:
                 return
             number = previous
 
-    def _word(self, at: int, hot: bool) -> int:
+    def _word(self, at: int) -> int:
         blob = bytearray(4)
-        self._read(memoryview(blob), at, hot)
+        self._read(memoryview(blob), at)
         return int.from_bytes(blob, "big", signed=True)
 
-    def _read(self, view: memoryview, at: int, hot: bool) -> None:
-        if self.files.read(self.fd, view, at, wait=not hot) < len(view):
-            if hot:
-                raise WouldBlock
-            raise OSError(f"{self.path} ends before byte {at + len(view):,}")
+    def _read(self, view: memoryview, at: int) -> None:
+        if self.files.read(self.fd, view, at, wait=False) < len(view):
+            raise WouldBlock
 
     def sync(self) -> None:
         """Put it on disk."""

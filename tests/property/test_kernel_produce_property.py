@@ -1,0 +1,240 @@
+"""The produce kernel against its plain twin: which frames it takes, which records it writes, and that it writes nothing
+else anywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+import msgpack
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.twins import frames
+from tests.twins.arrays import SENTINELS, examples
+from tests.twins.produce import (
+    BLANK_BYTES,
+    COLUMNS,
+    ROWS,
+    Batch,
+    Refused,
+    lay_out,
+    make_records,
+    property_problem,
+    read_messages,
+    size_of,
+)
+from tests.twins.produce_call import FILE_BASE, UNTOUCHED, produce
+
+from flintmq.broker.kernels import produce as kernel
+from flintmq.protocol.record import Record, decode_record
+
+sentinels = st.sampled_from(SENTINELS)
+
+
+def check(batch: Batch, before: bytes = b"", position: int = 0, sentinel: int = 0xA5) -> bool:
+    """Hold one call against the twin, the log large enough for all; whether the frame was taken."""
+    bound = len(batch.body) + batch.count * (1024 + len(batch.common))
+    call = produce(batch, file_bytes=position + bound, position=position, before=before, sentinel=sentinel)
+    assert call.intact
+    assert call.frame.bytes() == before + batch.body
+    try:
+        records = make_records(batch)
+    except Refused as refused:
+        assert (call.status, call.message) == (refused.status, refused.message)
+        assert call.nothing_written
+        return False
+    places = lay_out(records, position, position + bound, FILE_BASE)
+    assert (call.status, call.message) == (kernel.OK, batch.count)
+    written = b"".join(record.encode() for record in records)
+    assert call.position == position + len(written)
+    log = call.log.bytes()
+    assert log[position : call.position] == written
+    assert set(log[:position] + log[call.position :]) <= {UNTOUCHED}
+    assert call.offsets(batch.count) == [FILE_BASE + place for _, place in places]
+    return True
+
+
+@given(frames.batches(), st.binary(max_size=20), st.integers(0, 50), sentinels)
+@examples(200)
+def test_a_sound_frame_becomes_the_records_that_its_twin_makes(
+    batch: Batch, before: bytes, position: int, sentinel: int
+) -> None:
+    assert check(batch, before, position, sentinel)
+
+
+@given(frames.batches(frames.any_pairs), sentinels)
+@examples(300)
+def test_properties_that_may_not_be_set_refuse_the_frame(batch: Batch, sentinel: int) -> None:
+    check(batch, sentinel=sentinel)
+
+
+@given(frames.broken(frames.batches()), sentinels)
+@examples(400)
+def test_a_frame_that_was_tampered_with_is_taken_only_where_it_still_is_one(batch: Batch, sentinel: int) -> None:
+    check(batch, sentinel=sentinel)
+
+
+@given(st.one_of(frames.ill_typed_rows(), frames.ill_typed_columns()), sentinels)
+@examples(400)
+def test_values_of_wrong_types_and_counts_that_lie_refuse_the_frame(batch: Batch, sentinel: int) -> None:
+    check(batch, sentinel=sentinel)
+
+
+@given(frames.random_frames, sentinels)
+@examples(300)
+def test_random_bytes_are_refused_and_write_nothing(batch: Batch, sentinel: int) -> None:
+    check(batch, sentinel=sentinel)
+
+
+class Pairs(list[tuple[Any, Any]]):
+    """A msgpack map, so that it is no array and keeps duplicates."""
+
+
+def _values(blob: bytes) -> list[Any]:
+    unpacker = msgpack.Unpacker(
+        io.BytesIO(blob), object_pairs_hook=Pairs, strict_map_key=False, unicode_errors="surrogateescape", raw=False
+    )
+    return list(unpacker)
+
+
+@given(st.one_of(frames.batches(), frames.broken(frames.batches())))
+@examples(300)
+def test_what_is_taken_is_what_msgpack_reads(batch: Batch) -> None:
+    call = produce(batch, file_bytes=len(batch.body) + batch.count * 2048)
+    if call.status != kernel.OK:
+        return
+    values = _values(batch.body)
+    if batch.layout == ROWS:
+        rows = [[*row, 0, 0][:4] for row in values]
+    else:
+        rows = [[body, Pairs([("KEYS", key)] if key else []), batch.sys_flag, 0] for body, key in zip(*values, strict=True)]
+    position = 0
+    for body, pairs, sys_flag, flag in rows:
+        record = decode_record(call.log.bytes(), position)
+        assert type(body) is bytes
+        assert record.body == body
+        assert record.flag == flag
+        assert record.sys_flag & 0x703 == sys_flag & 0x703
+        own = "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
+        assert record.properties[len(batch.common) :].startswith(own)
+        position += len(record.encode())
+    assert position == call.position
+
+
+@given(frames.batches())
+@examples(60)
+def test_a_frame_cut_at_any_byte_is_refused(batch: Batch) -> None:
+    step = max(len(batch.body) // 100, 1)
+    for end in range(0, len(batch.body), step):
+        assert not check(dataclasses.replace(batch, body=batch.body[:end]), sentinel=batch.body[end])
+
+
+@st.composite
+def rolling(draw: st.DrawFn) -> tuple[Batch, int, int]:
+    """A frame, a file too small for it but large enough for each of its records, and a position in it."""
+    batch = draw(frames.batches(max_count=6))
+    sizes = [len(record.encode()) for record in make_records(batch)]
+    file_bytes = max(sizes) + BLANK_BYTES + draw(st.integers(0, max(sizes)))
+    return batch, file_bytes, draw(st.integers(0, file_bytes))
+
+
+@given(rolling(), sentinels)
+@examples(200)
+def test_a_frame_goes_on_in_the_next_file_where_one_is_full(case: tuple[Batch, int, int], sentinel: int) -> None:
+    batch, file_bytes, position = case
+    records = make_records(batch)
+    places = lay_out(records, position, file_bytes, FILE_BASE)
+    call = produce(batch, file_bytes=file_bytes, position=position, sentinel=sentinel)
+    assert call.status == kernel.OK
+    logs = [call.log]
+    ends = [call.position]
+    while call.message < batch.count:
+        before = call.message
+        logs.append(call.go_on(file_bytes))
+        ends.append(call.position)
+        assert call.message > before
+    assert call.intact
+    expected = [bytearray([UNTOUCHED]) * file_bytes for _ in logs]
+    for record, (file, at) in zip(records, places, strict=True):
+        blob = record.encode()
+        expected[file][at : at + len(blob)] = blob
+    assert [log.bytes() for log in logs] == [bytes(content) for content in expected]
+    assert all(end + BLANK_BYTES <= file_bytes for end in ends[1:])
+    assert call.offsets(batch.count) == [record.physical_offset for record in records]
+
+
+@given(frames.batches(), st.data())
+@examples(150)
+def test_a_record_is_refused_from_the_first_byte_over_the_limit(batch: Batch, data: st.DataObject) -> None:
+    sizes = [len(record.encode()) for record in make_records(batch)]
+    limit = data.draw(st.integers(min(sizes) - 2, max(sizes) + 1))
+    tight = dataclasses.replace(batch, record_max=limit)
+    assert check(tight) == (max(sizes) <= limit)
+    if max(sizes) > limit:
+        call = produce(tight)
+        assert call.position == sizes[call.message]
+
+
+@given(frames.batches(), st.integers(-2, 2))
+@examples(80)
+def test_a_frame_is_refused_from_the_first_byte_over_the_limit_of_all_records(batch: Batch, spare: int) -> None:
+    total = sum(len(record.encode()) for record in make_records(batch))
+    tight = dataclasses.replace(batch, records_max=total + spare)
+    assert check(tight) == (spare >= 0)
+    if spare < 0:
+        assert produce(tight).position == total
+
+
+@given(st.sampled_from([ROWS, COLUMNS]), st.integers(-3, 3), st.booleans(), st.booleans())
+@examples(40)
+def test_properties_are_refused_from_the_first_byte_over_their_limit(
+    layout: int, over: int, unique: bool, in_common: bool
+) -> None:
+    batch = Batch(b"", 2, layout, unique_prefix=frames.PREFIX if unique else b"")
+    pair = len(b"KEYS") + 2
+    longest = kernel.PRODUCED_PROPERTIES_BYTES_MAX + over - pair - kernel.UNIQUE_PROPERTY_BYTES * unique
+    if in_common:
+        batch.common = b"A\x01" + b"c" * 1000 + b"\x02"
+        longest -= len(batch.common)
+    value = "é" * (longest // 2) + "x" * (longest % 2)
+    if layout == ROWS:
+        batch.body = msgpack.packb([b"", {}]) + msgpack.packb([b"", {"KEYS": value}])
+    else:
+        batch.body = msgpack.packb([b"", b""]) + msgpack.packb([None, value])
+    assert check(batch) == (over <= 0)
+    if over > 0:
+        call = produce(batch)
+        assert call.message == 1
+        assert call.position == kernel.PRODUCED_PROPERTIES_BYTES_MAX + over
+    else:
+        longest_record = make_records(batch)[1]
+        assert len(longest_record.properties) == kernel.PRODUCED_PROPERTIES_BYTES_MAX + over
+        assert size_of(batch, b"", longest_record.properties) == len(longest_record.encode())
+
+
+@given(frames.any_pairs, st.binary(max_size=9), sentinels)
+@examples(400)
+def test_a_common_property_is_judged_as_a_messages_own(pair: tuple[bytes, bytes], before: bytes, sentinel: int) -> None:
+    from tests.twins.arrays import fenced
+
+    name, value = pair
+    array = fenced(before + name + b"\x01" + value + b"\x02", sentinel=sentinel)
+    value_at = len(before) + len(name) + 1
+    status = kernel.property_status(array.array, len(before), len(name), value_at, len(value))
+    assert status == property_problem(name, value)
+    assert array.intact
+
+
+@given(frames.batches())
+@examples(100)
+def test_only_the_bits_that_a_producer_may_set_are_kept(batch: Batch) -> None:
+    call = produce(batch, file_bytes=len(batch.body) + batch.count * 2048)
+    position = 0
+    for message in read_messages(batch):
+        record: Record = decode_record(call.log.bytes(), position)
+        hosts = 0x10 * (len(batch.born_host) == 20) | 0x20 * (len(batch.store_host) == 20)
+        assert record.sys_flag == message.sys_flag & 0x703 | hosts
+        assert (record.born_host, record.store_host) == (batch.born_host, batch.store_host)
+        position += len(record.encode())
+    assert COLUMNS != ROWS
