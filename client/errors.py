@@ -80,6 +80,9 @@ class DeliveryFailed(FlintError):
         self.errors = errors
         self.receipts = receipts
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return DeliveryFailed, (self.errors, self.receipts)
+
     @property
     def failed(self) -> list[int]:
         """Indexes of the messages that were not acknowledged, ascending."""

@@ -21,8 +21,8 @@ from flintmq.protocol.commands import HELLO, PRODUCE, PULL, Command
 from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS, error_from_answer
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FrameParser, encode_frame
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 15.0
+START_TIMEOUT_S = 100.0
+STOP_TIMEOUT_S = 30.0
 
 SMALL_FILES = {
     "store.commitlog_file_bytes": 4 * 1024 * 1024,
@@ -142,6 +142,7 @@ def _wait_for_port(process: subprocess.Popen[str], store: Path, log_path: Path) 
     finally:
         watchdog.cancel()
     process.wait()
+    process.stdout.close()
     raise AssertionError(f"the broker did not start (exit {process.returncode}): {output}\n{log_path.read_text()}")
 
 
@@ -241,7 +242,7 @@ def connect() -> Iterator[ConnectionFactory]:
     """``connect(broker, hello=True)`` opens a connection, greeted already unless told otherwise."""
     opened: list[RawConnection] = []
 
-    def open_connection(running: RunningBroker, hello: bool = True, timeout: float = 20.0) -> RawConnection:
+    def open_connection(running: RunningBroker, hello: bool = True, timeout: float = 60.0) -> RawConnection:
         connection = RawConnection(socket.create_connection((running.host, running.port), timeout=timeout))
         opened.append(connection)
         if hello:

@@ -206,7 +206,11 @@ class Delivery:
             if self._expire_frame(frame, now):
                 del self._in_flight[request_id]
                 frame.lane.in_flight -= 1
-                self._offer(frame.lane)
+        for lane in self._lanes.values():
+            lane.offered = False
+        self._offered.clear()
+        for lane in self._lanes.values():
+            self._offer(lane)
         self._wake_at = self._earliest_deadline()
 
     def hold_seconds(self, now: float) -> float:

@@ -40,7 +40,7 @@ CRC_MASK = 0x7FFFFFFF
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
 _I64 = struct.Struct(">q")
-_MAGIC_AT = _AT["magic"]
+_SIZE_AND_MAGIC = struct.Struct(">ii")
 _QUEUE_ID_AT = _AT["queue_id"]
 _FLAG_AT = _AT["flag"]
 _QUEUE_OFFSET_AT = _AT["queue_offset"]
@@ -50,6 +50,7 @@ _BORN_TIMESTAMP_AT = _AT["born_timestamp"]
 _BORN_HOST_AT = _AT["born_host"]
 _STORE_TIMESTAMP_AT = _AT["store_timestamp"]
 assert BODY_HEAD.size == BODY_AT
+_BEHIND_HOSTS_BYTES = RECORD_HEAD_BYTES - _AT["reconsume_times"]
 
 
 class StoredMessage:
@@ -217,6 +218,8 @@ class StoredMessage:
         end = _BORN_HOST_AT + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
         if hosts == 2:
             end += 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8)
+        if end + _BEHIND_HOSTS_BYTES > self._size:
+            raise self._corrupt(f"its {self._size} bytes are too few for the addresses that its flags announce")
         return end
 
     def _store_host(self) -> bytes:
@@ -231,7 +234,7 @@ class StoredMessage:
     def _property_bytes(self) -> bytes | memoryview:
         records, at, end = self._records, self._at, self._at + self._size
         _, sys_flag, length = BODY_HEAD.unpack_from(records, at)
-        if not sys_flag & PLAIN_MASK and self._integer(_I32, _MAGIC_AT) == MAGIC_V1:
+        if not sys_flag & PLAIN_MASK and _SIZE_AND_MAGIC.unpack_from(records, at) == (self._size, MAGIC_V1):
             topic_at = at + BODY_AT + length
             if length >= 0 and topic_at < end:
                 properties_at = topic_at + records[topic_at] + 3

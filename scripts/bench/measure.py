@@ -46,7 +46,8 @@ class Measure:
         """The target with its sign; empty where there is none."""
         if self.target is None:
             return ""
-        return f"{'≥' if self.more_is_better else '≤'} {self.target:,g} {self.unit}"
+        target = f"{self.target:,f}".rstrip("0").rstrip(".")
+        return f"{'≥' if self.more_is_better else '≤'} {target} {self.unit}"
 
     def reached(self, figure: float) -> bool | None:
         """Whether ``figure`` is as good as the target; None where there is none."""

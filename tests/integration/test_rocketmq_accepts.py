@@ -7,299 +7,322 @@ cache; nothing of them lies in this repository.
 from __future__ import annotations
 
 import hashlib
-import json
 import random
-import shutil
-import subprocess
-import sys
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
+from tests.integration.rocketmq.harness import (
+    Message,
+    RocketMQ,
+    RocketMQRefused,
+    Writer,
+    class_path,
+    find_flint,
+    keys_of,
+    read_flint,
+)
+from tests.integration.rocketmq.writer import SETTINGS, TOPICS
 
-from flintmq.broker.store import MessageStore, ProduceBatch, RecoveryReport, StoreLocked, StoreSettings
-from flintmq.client.core.compression import decompress
+from flintmq.broker.store import MessageStore, StoreLocked
 from flintmq.protocol.ids import offset_id
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import decode_record, encode_host, split_keys
+from flintmq.protocol.record import encode_host
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(300)]
 
-FOLDER = Path(__file__).parent / "rocketmq"
-FETCH_TIMEOUT_S = 240.0
-COMMAND_TIMEOUT_S = 60.0
-HEAP = ("-Xms64m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-SETTINGS = StoreSettings(
-    commitlog_file_bytes=4 * 1024 * 1024,
-    consumequeue_file_bytes=2_000,
-    index_slots=500,
-    index_entries=2_000,
-    allocate_step_bytes=1024 * 1024,
-)
-"""The sizes of ``writer.py``."""
-ROCKETMQ_SETTINGS = {
-    "mappedFileSizeCommitLog": SETTINGS.commitlog_file_bytes,
-    "mappedFileSizeConsumeQueue": SETTINGS.consumequeue_file_bytes,
-    "maxHashSlotNum": SETTINGS.index_slots,
-    "maxIndexNum": SETTINGS.index_entries,
-    "maxMsgsNumBatch": 100_000,
-    "flushDiskType": "SYNC_FLUSH",
-    "haListenPort": 0,
-}
-"""RocketMQ's names for the same, and no port that could be taken."""
+ROUNDS = 160
+"""Batches of a whole store: about 3,000 messages in three CommitLog and several index files."""
 
-Message = dict[str, Any]
-"""The fields of ``writer.Written``, from whichever side."""
-
-
-# ---- RocketMQ, started by Maven's class path ----
-
-
-@dataclass
-class Java:
-    """The class path of RocketMQ and of the compiled drivers."""
-
-    class_path: str
+RocketMQFactory = Callable[..., RocketMQ]
+WriterFactory = Callable[..., Writer]
+by_position = itemgetter("physical_offset")
 
 
 @pytest.fixture(scope="module")
-def java(tmp_path_factory: pytest.TempPathFactory) -> Java:
-    for program, package in (("java", "a JDK"), ("javac", "a JDK"), ("mvn", "Maven")):
-        if shutil.which(program) is None:
-            pytest.skip(f"`{program}` is not on PATH; install {package} to see whether RocketMQ accepts the store")
-    folder = tmp_path_factory.mktemp("rocketmq-classes")
-    class_path = _fetch_jars(folder / "class-path") + ":" + str(folder)
-    sources = [str(path) for path in sorted(FOLDER.glob("*.java"))]
-    compiled = subprocess.run(
-        ["javac", "-encoding", "UTF-8", "-nowarn", "-cp", class_path, "-d", str(folder), *sources],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert compiled.returncode == 0, compiled.stderr
-    return Java(class_path)
-
-
-def _fetch_jars(output: Path) -> str:
-    """RocketMQ's jars as a class path; skips where Maven cannot get them."""
-    command = ["mvn", "-q", "-B", "-f", str(FOLDER / "pom.xml"), "dependency:build-classpath"]
-    command += [f"-Dmdep.outputFile={output}", "-Daether.connector.connectTimeout=10000"]
-    try:
-        fetched = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"Maven did not get RocketMQ's jars within {FETCH_TIMEOUT_S:.0f} s (no network?)")
-    if fetched.returncode or not output.exists():
-        said = [line for line in fetched.stdout.splitlines() if line.startswith("[ERROR]")]
-        pytest.skip(f"Maven cannot get RocketMQ's jars (no network?): {said[0] if said else fetched.stderr[-300:]}")
-    return output.read_text().strip()
-
-
-class RocketMQRefused(Exception):
-    """RocketMQ did not open the store; its own words."""
-
-
-@dataclass
-class RocketMQ:
-    """A process with RocketMQ's classes that has the store open and answers commands."""
-
-    process: subprocess.Popen[str]
-    home: Path
-    opened: dict[str, Any] = field(default_factory=dict)
-
-    def answer(self) -> dict[str, Any]:
-        """The next line it says."""
-        assert self.process.stdout is not None
-        watchdog = threading.Timer(COMMAND_TIMEOUT_S, self.process.kill)
-        watchdog.start()
-        try:
-            line = self.process.stdout.readline()
-        finally:
-            watchdog.cancel()
-        assert line, f"RocketMQ ended or hung:\n{self.log[-5000:]}"
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def call(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Do a command; its answer, which must be no error."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": command, **arguments}, default=str) + "\n")
-        self.process.stdin.flush()
-        answer = self.answer()
-        assert "error" not in answer, answer["error"]
-        return answer
-
-    def close(self) -> None:
-        """Stop in order: its store is closed as a broker's at its end."""
-        self.call("close")
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        assert self.process.wait(COMMAND_TIMEOUT_S) == 0
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.process.kill()
-        self.process.wait()
-
-    def read(self, **arguments: Any) -> tuple[dict[str, Any], list[Message]]:
-        """What it answers to ``read``, and every message that it read."""
-        to = self.home / "read.jsonl"
-        answer = self.call("read", to=to, **arguments)
-        return answer, [json.loads(line) for line in to.read_text().splitlines()]
-
-    def find(self, keys: list[tuple[str, str]]) -> dict[tuple[str, str], list[int]]:
-        """For each (topic, key) the physical offsets that its index gives."""
-        asked, to = self.home / "keys.jsonl", self.home / "found.jsonl"
-        asked.write_text("".join(json.dumps(key) + "\n" for key in keys))
-        self.call("find", keys=asked, to=to)
-        return dict(zip(keys, map(json.loads, to.read_text().splitlines()), strict=True))
-
-    @property
-    def log(self) -> str:
-        """What RocketMQ logged about its store, and what it printed."""
-        files = [*self.home.rglob("store.log"), *self.home.rglob("stderr")]
-        return "\n".join(path.read_text(errors="replace") for path in files)
-
-
-RocketMQFactory = Callable[..., RocketMQ]
+def classes() -> str:
+    return class_path()
 
 
 @pytest.fixture
-def rocketmq(java: Java, tmp_path: Path) -> Iterator[RocketMQFactory]:
+def rocketmq(classes: str, tmp_path: Path) -> Iterator[RocketMQFactory]:
     """``rocketmq(store, driver="StoreDriver", **settings)`` opens a store in RocketMQ."""
     started: list[RocketMQ] = []
 
     def start(store: Path, driver: str = "StoreDriver", **settings: Any) -> RocketMQ:
-        home = tmp_path / f"rocketmq-{len(started)}"
-        home.mkdir()
-        lines = {"storePathRootDir": store, **ROCKETMQ_SETTINGS, **settings}
-        (home / "settings").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
-        command = ["java", *HEAP, f"-Duser.home={home}", "-Dfile.encoding=UTF-8", "-cp", java.class_path]
-        with (home / "stderr").open("w") as errors:
-            process = subprocess.Popen(
-                [*command, driver, str(home / "settings")],
-                cwd=home,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-            )
-        running = RocketMQ(process, home)
-        started.append(running)
-        running.opened = running.answer()
-        if "error" in running.opened:
-            raise RocketMQRefused(running.opened["error"])
-        return running
+        started.append(RocketMQ(classes, tmp_path / f"rocketmq-{len(started)}", driver, store, settings))
+        started[-1].wait_opened()
+        return started[-1]
 
     yield start
     for running in started:
         running.kill()
-        for stream in (running.process.stdin, running.process.stdout):
-            if stream is not None:
-                stream.close()
-
-
-# ---- FlintMQ: the writing process, and what it reads back ----
-
-
-@dataclass
-class Writer:
-    """A ``writer.py`` process and what it said so far."""
-
-    process: subprocess.Popen[str]
-    acknowledged: list[Message] = field(default_factory=list)
-    opened: dict[str, Any] = field(default_factory=dict)
-    end: int = -1
-
-    def read_until(self, messages: float = float("inf")) -> None:
-        """Take what it says until so many messages are acknowledged, or it ends."""
-        assert self.process.stdout is not None
-        while len(self.acknowledged) < messages and (line := self.process.stdout.readline()).endswith("\n"):
-            said = json.loads(line)
-            self.acknowledged += said.get("acknowledged", ())
-            self.opened = said.get("opened", self.opened)
-            self.end = said.get("closed", self.end)
-
-
-WriterFactory = Callable[..., Writer]
 
 
 @pytest.fixture
-def writer() -> Iterator[WriterFactory]:
+def writer(classes: str) -> Iterator[WriterFactory]:
     """``writer(store, *options)`` starts a process that writes to a FlintMQ store; see ``writer.py``."""
     started: list[Writer] = []
 
     def start(store: Path, *options: object) -> Writer:
-        command = [sys.executable, str(FOLDER / "writer.py"), str(store), *map(str, options)]
-        started.append(Writer(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8")))
+        started.append(Writer(store, *options))
         return started[-1]
 
     yield start
     for each in started:
-        each.process.kill()
-        each.process.wait()
-        if each.process.stdout is not None:
-            each.process.stdout.close()
+        each.close()
 
 
-def write_and_close(writer: WriterFactory, store: Path, *options: object) -> Writer:
-    """Write a store and stop in order."""
-    running = writer(store, *options)
-    running.read_until()
-    assert running.process.wait() == 0
-    assert running.end > 0
-    return running
+def open_flint(path: Path) -> MessageStore:
+    store = MessageStore(path, SETTINGS)
+    store.open()
+    return store
 
 
-def read_flint(store: MessageStore) -> list[Message]:
-    """Every message that FlintMQ's store gives, queue by queue."""
+def log_digest(store: Path, end: int) -> str:
+    """A digest of the CommitLog's bytes below ``end``."""
+    digest = hashlib.sha256()
+    for path in sorted((store / "commitlog").iterdir()):
+        blob = path.read_bytes()
+        assert len(blob) == SETTINGS.commitlog_file_bytes
+        digest.update(blob[: max(end - int(path.name), 0)])
+    return digest.hexdigest()
+
+
+def assert_same(read: Iterable[Message], expected: Iterable[Message]) -> None:
+    """The same messages, each with the same content, in whatever order; says which is the first to differ."""
+    for found, wanted in zip(sorted(read, key=by_position), sorted(expected, key=by_position), strict=False):
+        assert found == wanted
+    assert len(list(read)) == len(list(expected))
+
+
+def assert_dense(queues: Iterable[dict[str, Any]], messages: Iterable[Message]) -> None:
+    """Every queue is said to go from 0 to as many as there are, and each offset was read once."""
+    offsets = defaultdict(list)
+    for message in messages:
+        offsets[message["topic"], message["queue"]].append(message["queue_offset"])
+    for queue in queues:
+        read = offsets.pop((queue["topic"], queue["queue"]), [])
+        assert (queue["min"], queue["max"], read) == (0, len(read), list(range(len(read)))), queue
+    assert not offsets
+
+
+def assert_found(found: dict[Any, set[int]], expected: dict[Any, set[int]]) -> None:
+    """Each key gives its messages; RocketMQ's index may give others of the same hash too."""
+    missing = {key: offsets - found[key] for key, offsets in expected.items() if offsets - found[key]}
+    assert not missing, f"{len(missing)} of {len(expected)} keys are not found, such as {list(missing.items())[:5]}"
+
+
+def errors_logged(running: RocketMQ) -> list[str]:
+    return [line for line in running.log.splitlines() if " ERROR " in line]
+
+
+def test_rocketmq_reads_every_message_of_a_store_that_was_closed(
+    writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    written = writer(store, "--rounds", ROUNDS)
+    written.finish()
+    messages = written.acknowledged
+    assert len(list((store / "commitlog").iterdir())) >= 3
+    assert len(list((store / "index").iterdir())) >= 2
+    before = log_digest(store, written.end)
+
+    running = rocketmq(store)
+    assert running.opened == {"min": 0, "max": written.end}
+    ends, read = running.read()
+    assert_same(read, messages)
+    assert_dense(ends["queues"], read)
+    assert_found(running.find(keys_of(messages)), keys_of(messages))
+    for topic in TOPICS:
+        tags = Counter(message["properties"].get("TAGS") for message in messages if message["topic"] == topic)
+        for tag, count in tags.items():
+            if tag is not None:
+                assert running.call("count_tag", topic=topic, tag=tag)["count"] == count
+    running.close()
+    assert errors_logged(running) == []
+
+    assert log_digest(store, written.end) == before
+    flint = MessageStore(store, SETTINGS)
+    report = flint.open()
+    assert (report.clean, report.truncated_bytes, report.rebuilt) == (True, 0, [])
+    assert flint.write_offset == written.end
+    assert_same(read_flint(flint), messages)
+    assert find_flint(flint, keys_of(messages)) == keys_of(messages)
+    flint.close()
+
+
+@pytest.mark.parametrize("aged", [False, True], ids=["all new", "half of it an hour old"])
+def test_rocketmq_has_all_that_was_acknowledged_before_a_kill(
+    writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path, aged: bool
+) -> None:
+    """RocketMQ's own recovery goes by store times: of a log whose beginning is old it reads only the end again."""
+    store = tmp_path / "store"
+    kill_at = random.randrange(1_000, 4_000)
+    killed = writer(store, "--aged-rounds", ROUNDS // 2 if aged else 0)
+    killed.read_until(kill_at)
+    killed.kill()
+    assert killed.end == -1, "it was not killed, it ended"
+    assert (store / "abort").exists()
+
+    running = rocketmq(store)
+    ends, read = running.read()
+    assert_dense(ends["queues"], read)
+    written = {message["physical_offset"] for message in killed.acknowledged}
+    assert_same([message for message in read if message["physical_offset"] in written], killed.acknowledged)
+    if not aged:
+        assert_found(running.find(keys_of(read)), keys_of(read))
+    running.close()
+    assert errors_logged(running) == []
+
+    flint = open_flint(store)
+    assert_same(read_flint(flint), read)
+    assert find_flint(flint, keys_of(read)) == keys_of(read)
+    flint.close()
+
+
+def properties_of(number: int) -> dict[str, str]:
+    return {"KEYS": f"java-{number} ключ-{number}", "TAGS": "日本", "UNIQ_KEY": f"{number:032X}", "WAIT": "true"}
+
+
+def append_with(running: RocketMQ, count: int, first: int) -> list[Message]:
+    """Append messages through RocketMQ to all queues of all topics in turn; as it reads them back."""
+    queues = [(topic, queue) for topic, count in TOPICS.items() for queue in range(count)]
     return [
-        message
-        for topic in store.topics
-        for queue, begin, _, _ in store.topic_stats(topic.name, False)
-        for message in pull_all(store, topic.name, queue, begin)
+        running.call("append", topic=topic, queue=queue, body="из Java " * (number % 90), properties=properties_of(number))
+        for number in range(first, first + count)
+        for topic, queue in [queues[number % len(queues)]]
     ]
 
 
-def pull_all(store: MessageStore, topic: str, queue: int, offset: int) -> Iterator[Message]:
-    while True:
-        pulled = store.pull(topic, queue, offset, 1000, 1 << 20, None, False)
-        yield from decode_all(pulled.body, pulled.count)
-        if not pulled.count and pulled.next_offset <= offset:
-            return
-        offset = pulled.next_offset
+def test_each_goes_on_where_the_other_stopped(
+    writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    first = writer(store, "--rounds", 60)
+    first.finish()
+    messages = list(first.acknowledged)
+
+    running = rocketmq(store)
+    messages += append_with(running, 300, 0)
+    running.close()
+
+    second = writer(store, "--rounds", 60, "--seed", 2)
+    second.finish()
+    assert second.opened["clean"]
+    assert second.opened["truncated_bytes"] == 0
+    messages += second.acknowledged
+
+    running = rocketmq(store)
+    messages += append_with(running, 300, 300)
+    ends, read = running.read()
+    assert_same(read, messages)
+    assert_dense(ends["queues"], read)
+    running.kill()
+
+    third = writer(store, "--rounds", 60, "--seed", 3)
+    third.finish()
+    assert not third.opened["clean"]
+    messages += third.acknowledged
+    flint = open_flint(store)
+    assert_same(read_flint(flint), messages)
+    assert find_flint(flint, keys_of(messages)) == keys_of(messages)
+    flint.close()
+
+    running = rocketmq(store)
+    ends, read = running.read()
+    assert_same(read, messages)
+    assert_dense(ends["queues"], read)
+    assert_found(running.find(keys_of(messages)), keys_of(messages))
+    running.close()
 
 
-def decode_all(body: bytearray, count: int) -> Iterator[Message]:
-    at = 4 * count
-    for k in range(count):
-        yield shown(bytes(body[at : (at := at + int.from_bytes(body[4 * k : 4 * k + 4], "big"))]))
+def test_while_rocketmq_has_the_store_flintmq_refuses_it_and_changes_nothing(
+    writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    written = writer(store, "--rounds", 5)
+    written.finish()
+    running = rocketmq(store)
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    with pytest.raises(StoreLocked, match="is open in another broker"):
+        MessageStore(store, SETTINGS).open()
+    after = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    assert {path.name for path in before if before[path] != after.get(path)} <= {"checkpoint"}
+    assert after.keys() == before.keys()
+    messages = written.acknowledged + append_with(running, 20, 0)
+    _, read = running.read()
+    assert_same(read, messages)
+    running.close()
 
 
-def shown(blob: bytes) -> Message:
-    """A stored record as the other side shows it."""
-    record = decode_record(blob)
-    compressed = record.sys_flag & SysFlag.COMPRESSED
-    body = decompress(record.body, record.sys_flag) if compressed else record.body
-    return {
-        "topic": record.topic,
-        "queue": record.queue_id,
-        "queue_offset": record.queue_offset,
-        "physical_offset": record.physical_offset,
-        "flag": record.flag,
-        "born_ms": record.born_timestamp,
-        "born_host": shown_host(record.born_host),
-        "store_ms": record.store_timestamp,
-        "store_host": shown_host(record.store_host),
-        "properties": dict(record.properties),
-        "body_sha1": hashlib.sha1(body).hexdigest(),
-    }
+def test_while_flintmq_has_the_store_rocketmq_refuses_it_and_nothing_is_lost(
+    writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    written = writer(store)
+    written.read_until(500)
+    with pytest.raises(RocketMQRefused, match="MQ already started"):
+        rocketmq(store)
+    written.read_until(len(written.acknowledged) + 2_000)
+    written.kill()
+    flint = open_flint(store)
+    read = read_flint(flint)
+    there = {message["physical_offset"] for message in written.acknowledged}
+    assert_same([message for message in read if message["physical_offset"] in there], written.acknowledged)
+    assert find_flint(flint, keys_of(read)) == keys_of(read)
+    flint.close()
 
 
-def shown_host(host: tuple[str, int]) -> str:
-    return f"{encode_host(*host)[:-4].hex()}:{host[1]}"
+def test_a_whole_rocketmq_serves_its_own_clients_from_the_store(
+    writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
+) -> None:
+    """Name server, broker and Java clients: topics, committed offsets, pulls, tags, keys and both forms of ids."""
+    store = tmp_path / "store"
+    written = writer(store, "--rounds", 60)
+    written.finish()
+    messages = written.acknowledged
+    flint = open_flint(store)
+    flint.consumer_offsets.commit("billing", "orders", 2, 7)
+    flint.close()
+
+    running = rocketmq(store, driver="BrokerDriver")
+    assert running.call("committed", group="billing", topic="orders", queue=2)["offset"] == 7
+    host, _, port = running.opened["address"].rpartition(":")
+    for topic, queues in TOPICS.items():
+        expected = [message for message in messages if message["topic"] == topic]
+        ends, read = running.read(topic=topic, tags="*")
+        assert ends["queues"] == queues
+        assert_same(map(without_client_properties, read), expected)
+        _, tagged = running.read(topic=topic, tags="日本 || eu")
+        assert_same(
+            map(without_client_properties, tagged),
+            [message for message in expected if message["properties"].get("TAGS") in ("日本", "eu")],
+        )
+    for message in [message for message in messages if "UNIQ_KEY" in message["properties"]][::97]:
+        topic, unique_key = message["topic"], message["properties"]["UNIQ_KEY"]
+        found = running.call("find", topic=topic, key=message["properties"].get("KEYS", unique_key).split(" ")[-1])
+        assert message["physical_offset"] in {each["physical_offset"] for each in found["found"]}
+        message_id = offset_id(encode_host(host, int(port)), message["physical_offset"])
+        for each in (unique_key, message_id):
+            assert running.call("view", topic=topic, id=each)["physical_offset"] == message["physical_offset"]
+    sent = [
+        running.call("send", topic="orders", tags="us", keys=f"sent-{number}", body=f"sent {number}")
+        for number in range(10)
+    ]
+    assert {each["status"] for each in sent} == {"SEND_OK"}
+    running.call("commit", group="billing", topic="orders", queue=2, offset=11)
+    running.close()
+
+    flint = MessageStore(store, SETTINGS)
+    assert flint.open().clean
+    assert flint.consumer_offsets.committed("billing", "orders")[2] == 11
+    read = [message for message in read_flint(flint) if message["topic"] in TOPICS]
+    assert len(read) == len(messages) + len(sent)
+    for number, each in enumerate(sent):
+        offsets = find_flint(flint, [("orders", f"sent-{number}"), ("orders", each["unique_key"])])
+        [[by_key], [by_id]] = offsets.values()
+        assert by_key == by_id
+    flint.close()

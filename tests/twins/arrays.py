@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., None])
 
 def examples(count: int) -> Callable[[F], F]:
     """As many Hypothesis examples, and a tenth of them where kernels run interpreted."""
-    decorate: Callable[[F], F] = settings(max_examples=max(count // 10, 5) if INTERPRETED else count, deadline=None)
+    decorate: Callable[[F], F] = settings(max_examples=max(count // 10, 5) if INTERPRETED else count * int(__import__("os").environ.get("KX", "1")), deadline=None)
     return decorate
 
 

@@ -1,8 +1,12 @@
-"""PRODUCE frames for Hypothesis: sound ones in every msgpack form, and ways to break them."""
+"""PRODUCE frames for Hypothesis: sound ones in every msgpack form, and ways to break them.
+
+Contents are drawn; the forms of the values and the places of damage follow from one drawn seed, which is much faster.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
@@ -17,11 +21,7 @@ from .wire import (
     NOT_A_STR,
     NOT_AN_ARRAY,
     NOT_AN_INT,
-    a_bin,
-    a_map,
-    a_str,
-    an_array,
-    any_form,
+    Packer,
     array_heads,
     int_forms,
     map_heads,
@@ -29,30 +29,24 @@ from .wire import (
 
 PREFIX = b"7F00000104D2A1B2C3D4"
 I32 = st.integers(-(2**31), 2**31 - 1)
-I64 = st.integers(-(2**63), 2**63 - 1)
+seeds = st.integers(0, 2**32 - 1)
 
-clean_text = st.text(
-    st.one_of(
-        st.characters(min_codepoint=32, max_codepoint=126),
-        st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"),
-    ),
-    min_size=1,
-    max_size=40,
-).map(str.encode)
+clean_text = st.one_of(
+    st.sampled_from([b"a", b"o-1", b"eu", b"12345678", b"two words", b"x" * 31, b"x" * 32, b"y" * 255, b"z" * 256]),
+    st.sampled_from(["é", "日本語", "a😀b", "seven c\u0080", "\U0010ffff" * 9]).map(str.encode),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=9).map(str.encode),
+)
 known_names = st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"WAIT", b"UNIQ_KEZ", b"DELAX", b"KEYS2", b"INNER_NUN"])
 clean_names = st.one_of(known_names, clean_text)
 harmless_delays = st.sampled_from([b"0", b"-1", b"-0", b"+0", b"000000000", b"-999999999"])
 clean_pairs = st.one_of(
     st.tuples(clean_names, clean_text),
+    st.tuples(known_names, clean_text),
     st.tuples(st.just(b"DELAY"), harmless_delays),
 )
 
-rough_bytes = st.one_of(
-    st.binary(max_size=12),
-    st.lists(st.sampled_from([b"a", b"seven c", b"\x01", b"\x02", b"\xe9", b"\xc3\xa9", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"\xf0\x9f"]))
-    .map(b"".join),
-    st.just(b""),
-)  # fmt: skip
+pieces = [b"a", b"seven c", b"\x01", b"\x02", b"\xe9", b"\xc3\xa9", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"\xf0\x9f"]
+rough_bytes = st.one_of(st.binary(max_size=12), st.lists(st.sampled_from(pieces), max_size=4).map(b"".join), st.just(b""))
 refused_names = st.sampled_from(
     [name.encode() for name in FORBIDDEN_PROPERTIES + NOT_SUPPORTED_PROPERTIES]
     + [FORBIDDEN_PROPERTY_PREFIX.encode() + tail for tail in (b"", b"X", b"\xc3\xa9")]
@@ -72,129 +66,146 @@ any_pairs = st.one_of(
 """Properties that a producer may set, may not set, or cannot."""
 
 
-def messages(pairs: st.SearchStrategy[tuple[bytes, bytes]] = clean_pairs) -> st.SearchStrategy[Message]:
+def messages(pairs: st.SearchStrategy[tuple[bytes, bytes]]) -> st.SearchStrategy[Message]:
     """A message in rows."""
-    many = st.one_of(st.lists(pairs, max_size=4), st.lists(pairs, max_size=18))
-    return st.builds(Message, st.one_of(st.binary(max_size=20), st.binary(max_size=300)), many, I32, I32)
+    bodies = st.one_of(st.binary(max_size=20), st.sampled_from([b"b" * 255, b"b" * 256]))
+    flags = st.one_of(st.just(0), I32)
+    return st.builds(Message, bodies, st.lists(pairs, max_size=4), flags, flags)
 
 
-@st.composite
-def a_row(draw: st.DrawFn, message: Message) -> bytes:
-    """A message as one row, in any form; what equals a default may be left out."""
-    items = [draw(a_bin(message.body)), draw(a_map(message.properties))]
-    if message.flag or message.sys_flag or draw(st.booleans()):
-        items.append(draw(any_form(int_forms(message.sys_flag))))
-        if message.flag or draw(st.booleans()):
-            items.append(draw(any_form(int_forms(message.flag))))
-    return draw(an_array(items))
+def pack_row(packer: Packer, message: Message) -> bytes:
+    """A message as one row; trailing flags may be left out where they are 0."""
+    items = [packer.bin(message.body), packer.map(message.properties)]
+    integers = [message.sys_flag, message.flag]
+    while integers and not integers[-1] and packer.choose([b"leave out", b"write"]) == b"leave out":
+        integers.pop()
+    return packer.array(items + [packer.int(value) for value in integers])
 
 
-@st.composite
-def columns_body(draw: st.DrawFn, bodies: Sequence[bytes], keys: Sequence[bytes]) -> bytes:
+def pack_columns(packer: Packer, bodies: Sequence[bytes], keys: Sequence[bytes]) -> bytes:
     """The two columns; an empty key is nil."""
-    encoded_bodies = [draw(a_bin(body)) for body in bodies]
-    encoded_keys = [draw(a_str(key)) if key else NIL for key in keys]
-    return draw(an_array(encoded_bodies)) + draw(an_array(encoded_keys))
+    encoded_keys = [packer.str(key) if key else NIL for key in keys]
+    return packer.array([packer.bin(body) for body in bodies]) + packer.array(encoded_keys)
 
 
-@st.composite
-def headers(draw: st.DrawFn, body: bytes, count: int, layout: int) -> Batch:
-    """A batch with this body and anything in its header."""
-    common = draw(st.lists(clean_pairs, max_size=3))
+def header(seed: int) -> Batch:
+    """A batch without messages and with anything in its header."""
+    chance = random.Random(seed)
     return Batch(
-        body,
-        count,
-        layout,
-        sys_flag=draw(I32),
-        common=b"".join(name + b"\x01" + value + b"\x02" for name, value in common),
-        unique_prefix=draw(st.sampled_from([b"", PREFIX])),
-        unique_first=draw(st.one_of(st.integers(0, 2**48 - 1), st.integers(2**48 - 5, 2**48 - 1))),
-        topic=draw(st.sampled_from([b"t", b"orders", b"%RETRY%group", b"x" * 127])),
-        queue_id=draw(st.integers(0, 65_535)),
-        queue_offset=draw(st.integers(0, 2**62)),
-        born_ms=draw(I64),
-        store_ms=draw(I64),
-        born_host=draw(st.sampled_from([HOST, HOST_V6])),
-        store_host=draw(st.sampled_from([HOST, HOST_V6])),
+        body=b"",
+        count=0,
+        sys_flag=chance.choice([0, 1, 0x703, -1, 2**31 - 1, -(2**31), chance.getrandbits(31)]),
+        common=chance.choice([b"", b"", b"TAGS\x01eu\x02", b"A\x01\xc3\xa9\x02KEYS\x01k 1\x02", b"UNIQ_KEY\x01u\x02"]),
+        unique_prefix=chance.choice([b"", PREFIX]),
+        unique_first=chance.choice([0, 2**48 - 1, 2**48 - 2, chance.getrandbits(48)]),
+        topic=chance.choice([b"t", b"orders", b"%RETRY%group", b"x" * 127]),
+        queue_id=chance.choice([0, 3, 65_535]),
+        queue_offset=chance.choice([0, 1, chance.getrandbits(62)]),
+        born_ms=chance.choice([0, -1, 2**63 - 1, chance.getrandbits(63)]),
+        store_ms=chance.choice([0, 1, 2**63 - 1, chance.getrandbits(63)]),
+        born_host=chance.choice([HOST, HOST_V6]),
+        store_host=chance.choice([HOST, HOST_V6]),
     )
 
 
 @st.composite
-def batches(draw: st.DrawFn, pairs: st.SearchStrategy[tuple[bytes, bytes]] = clean_pairs, max_count: int = 4) -> Batch:
+def batches(draw: st.DrawFn, pairs: st.SearchStrategy[tuple[bytes, bytes]] = clean_pairs, max_count: int = 3) -> Batch:
     """A frame in one of the layouts, sound as long as ``pairs`` are."""
-    layout = draw(st.sampled_from([ROWS, COLUMNS]))
-    if layout == ROWS:
+    batch = header(draw(seeds))
+    packer = Packer(draw(seeds))
+    batch.layout = draw(st.sampled_from([ROWS, COLUMNS]))
+    if batch.layout == ROWS:
         rows = draw(st.lists(messages(pairs), min_size=1, max_size=max_count))
-        return draw(headers(b"".join(draw(a_row(row)) for row in rows), len(rows), layout))
-    bodies = draw(st.lists(st.binary(max_size=40), min_size=1, max_size=5 * max_count))
-    values = pairs.map(lambda pair: pair[1])
-    keys = draw(st.lists(st.one_of(st.just(b""), values), min_size=len(bodies), max_size=len(bodies)))
-    return draw(headers(draw(columns_body(bodies, keys)), len(bodies), layout))
+        batch.count = len(rows)
+        batch.body = b"".join(pack_row(packer, row) for row in rows)
+    else:
+        keys = st.one_of(st.just(b""), pairs.map(lambda pair: pair[1]))
+        items = draw(st.lists(st.tuples(st.binary(max_size=9), keys), min_size=1, max_size=2 * max_count))
+        many = draw(st.sampled_from([1, 1, 1, 16]))
+        batch.count = len(items) * many
+        batch.body = pack_columns(packer, [body for body, _ in items] * many, [key for _, key in items] * many)
+    return batch
 
 
-def _spliced(blob: bytes, at: int, removed: int, inserted: bytes) -> bytes:
-    return blob[:at] + inserted + blob[at + removed :]
+MARKERS = [bytes([byte]) for byte in range(0x80, 0x100)]
 
 
-@st.composite
-def broken(draw: st.DrawFn, sound: st.SearchStrategy[Batch]) -> Batch:
-    """A frame with something done to it: cut, lengthened, another count or layout, bytes changed."""
-    batch = draw(sound)
+def tampered(batch: Batch, seed: int) -> Batch:
+    """The frame with something done to it: cut, lengthened, another count or layout, bytes changed."""
+    chance = random.Random(seed)
     body = batch.body
-    at = draw(st.integers(0, len(body)))
-    what = draw(st.sampled_from(["cut", "more", "count", "layout", "bytes", "bytes", "bytes"]))
-    if what == "cut":
-        return dataclasses.replace(batch, body=body[:at])
-    if what == "more":
-        return dataclasses.replace(batch, body=body + draw(st.binary(min_size=1, max_size=4)))
-    if what == "count":
-        return dataclasses.replace(batch, count=max(batch.count + draw(st.sampled_from([-2, -1, 1, 2, 50])), 1))
-    if what == "layout":
-        return dataclasses.replace(batch, layout=1 - batch.layout)
-    markers = st.sampled_from([bytes([byte]) for byte in range(0x80, 0x100)])
-    inserted = draw(st.one_of(st.binary(max_size=3), markers, st.sampled_from(NOT_A_BIN + NOT_A_STR)))
-    return dataclasses.replace(batch, body=_spliced(body, at, draw(st.integers(0, 3)), inserted))
+    at = chance.randrange(len(body) + 1)
+    match chance.choice(["cut", "more", "count", "layout"] + 6 * ["bytes"]):
+        case "cut":
+            return dataclasses.replace(batch, body=body[:at])
+        case "more":
+            return dataclasses.replace(batch, body=body + chance.randbytes(chance.randint(1, 4)))
+        case "count":
+            return dataclasses.replace(batch, count=max(batch.count + chance.choice([-2, -1, 1, 2, 50]), 1))
+        case "layout":
+            return dataclasses.replace(batch, layout=1 - batch.layout)
+    inserted = chance.choice([b"", chance.randbytes(1), chance.randbytes(2), chance.choice(MARKERS), chance.choice(NOT_A_BIN)])
+    return dataclasses.replace(batch, body=body[:at] + inserted + body[at + chance.choice([len(inserted), 0, 1, 2]) :])
 
 
-@st.composite
-def ill_typed_rows(draw: st.DrawFn) -> Batch:
-    """Rows in which any value may be of another type, and any count may lie."""
+class IllTyped:
+    """Makes frames in which any value may be of another type, and any count may lie; all follows from the seed."""
 
-    def often(sound: st.SearchStrategy[bytes], wrong: list[bytes]) -> bytes:
-        return draw(st.one_of(sound, sound, sound, st.sampled_from(wrong)))
+    def __init__(self, seed: int) -> None:
+        self.packer = Packer(seed)
+        self.random = random.Random(seed)
 
-    rows = []
-    for _ in range(draw(st.integers(1, 3))):
-        pairs = draw(st.lists(any_pairs, max_size=3))
-        map_count = len(pairs) + draw(st.sampled_from([0, 0, 0, 1, -1])) if pairs else 0
-        properties = often(any_form(map_heads(map_count)), NOT_A_MAP)
-        for name, value in pairs:
-            properties += often(a_str(name), NOT_A_STR) + often(a_str(value), NOT_A_STR)
-        integers = [often(I32.flatmap(lambda value: any_form(int_forms(value))), NOT_AN_INT + int_forms(2**31) + int_forms(2**63))
-                    for _ in range(draw(st.integers(0, 3)))]  # fmt: skip
-        items = [often(st.binary(max_size=9).flatmap(a_bin), NOT_A_BIN), properties, *integers]
-        item_count = len(items) + draw(st.sampled_from([0, 0, 0, 0, 1, -1]))
-        rows.append(often(any_form(array_heads(item_count)), NOT_AN_ARRAY) + b"".join(items))
-    return draw(headers(b"".join(rows), len(rows), ROWS))
+    def often(self, sound: bytes, wrong: Sequence[bytes]) -> bytes:
+        """The sound value eleven times of twelve."""
+        return self.random.choice(wrong) if self.random.randrange(12) == 0 else sound
+
+    def lie(self, count: int) -> int:
+        """The count, or one beside it."""
+        return max(count + self.random.choice([0] * 10 + [1, -1]), 0)
+
+    def row(self, message: Message) -> bytes:
+        """A message as a row."""
+        properties = self.often(self.packer.choose(map_heads(self.lie(len(message.properties)))), NOT_A_MAP)
+        for name, value in message.properties:
+            properties += self.often(self.packer.str(name), NOT_A_STR) + self.often(self.packer.str(value), NOT_A_STR)
+        items = [self.often(self.packer.bin(message.body), NOT_A_BIN), properties]
+        wrong = NOT_AN_INT + int_forms(2**31) + int_forms(-(2**31) - 1) + int_forms(2**63)
+        for flag in (message.sys_flag, message.flag, message.flag)[: self.random.choice([0, 1, 2, 2, 2, 3])]:
+            items.append(self.often(self.packer.int(flag), wrong))
+        head = self.packer.choose(array_heads(self.lie(len(items))))
+        return self.often(head, NOT_AN_ARRAY) + b"".join(items)
+
+    def columns(self, bodies: Sequence[bytes], keys: Sequence[bytes]) -> bytes:
+        """Two columns."""
+        wrong_keys = [*NOT_A_STR, b"\xa0", b"\xd9\x00", b"\xa1\x01", b"\xa1\x02", b"\xa1\xff"]
+        encoded = [
+            [self.often(self.packer.bin(body), NOT_A_BIN) for body in bodies],
+            [self.often(self.packer.str(key) if key else NIL, wrong_keys) for key in keys],
+        ]
+        return b"".join(
+            self.often(self.packer.choose(array_heads(self.lie(len(column)))), NOT_AN_ARRAY) + b"".join(column)
+            for column in encoded
+        )
 
 
-@st.composite
-def ill_typed_columns(draw: st.DrawFn) -> Batch:
-    """Columns in which any value may be of another type, and any count may lie."""
-    count = draw(st.integers(1, 4))
-    lies = st.sampled_from([0, 0, 0, 0, 1, -1])
-    columns = b""
-    for column in (0, 1):
-        sound = st.binary(max_size=9).flatmap(a_bin) if column == 0 else clean_text.flatmap(a_str)
-        wrong = NOT_A_BIN if column == 0 else [*NOT_A_STR, b"\xa0", b"\xa1\x01", b"\xa1\xff"]
-        values = [draw(st.one_of(sound, sound, sound, st.sampled_from(wrong))) for _ in range(count)]
-        heads = any_form(array_heads(count + draw(lies)))
-        columns += draw(st.one_of(heads, heads, heads, st.sampled_from(NOT_AN_ARRAY))) + b"".join(values)
-    return draw(headers(columns, count, COLUMNS))
+def ill_typed(rows: Sequence[Message], layout: int, seed: int) -> Batch:
+    """The messages as a frame in which any value may be of another type, and any count may lie."""
+    maker = IllTyped(seed)
+    batch = dataclasses.replace(header(seed), count=len(rows), layout=layout)
+    if layout == ROWS:
+        batch.body = b"".join(maker.row(row) for row in rows)
+    else:
+        keys = [row.properties[0][1] if row.properties else b"" for row in rows]
+        batch.body = maker.columns([row.body for row in rows], keys)
+    return batch
 
 
-noise = st.one_of(
-    st.binary(max_size=60),
-    st.lists(st.sampled_from([*NOT_A_BIN, *NOT_A_MAP, b"\x92", b"\xc4\x01x", b"\x80", b"\x81\xa1a\xa1b", b"\xdd\x00\x00\x00\x02"])).map(b"".join),
-)  # fmt: skip
-random_frames = st.tuples(noise, st.integers(1, 3), st.sampled_from([ROWS, COLUMNS])).flatmap(lambda parts: headers(*parts))
+_NOISE = [*NOT_A_BIN, *NOT_A_MAP, b"\x92", b"\xc4\x01x", b"\x80", b"\x81\xa1a\xa1b", b"\xdd\x00\x00\x00\x02"]
+noise = st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(_NOISE), max_size=9).map(b"".join))
+random_frames = st.builds(
+    lambda seed, body, count, layout: dataclasses.replace(header(seed), body=body, count=count, layout=layout),
+    seeds,
+    noise,
+    st.integers(1, 3),
+    st.sampled_from([ROWS, COLUMNS]),
+)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import struct
-from collections.abc import Callable, Sequence
-
-from hypothesis import strategies as st
-
-Encoder = Callable[[int], bytes]
+from collections.abc import Sequence
 
 # The marker byte and the struct code of the number behind it, from the specification's table of formats.
 BIN_FORMS = ((0xC4, "B"), (0xC5, "H"), (0xC6, "I"))
@@ -61,34 +58,38 @@ def int_forms(value: int) -> list[bytes]:
     return short + _wide(INT_FORMS, value)
 
 
-def any_form(forms: list[bytes]) -> st.SearchStrategy[bytes]:
-    """One of them."""
-    return st.sampled_from(forms)
+class Packer:
+    """Encodes values, each in a form that ``seed`` chooses; seed 0: the shortest, as a packer would.
 
+    A str's content may be any bytes; a map keeps its order and its duplicates.
+    """
 
-@st.composite
-def a_bin(draw: st.DrawFn, content: bytes) -> bytes:
-    """A bin in any form."""
-    return draw(any_form(bin_heads(len(content)))) + content
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed) if seed else None
 
+    def choose(self, forms: Sequence[bytes]) -> bytes:
+        """One of the forms."""
+        return self._random.choice(forms) if self._random else forms[0]
 
-@st.composite
-def a_str(draw: st.DrawFn, content: bytes) -> bytes:
-    """A str in any form; its content may be any bytes."""
-    return draw(any_form(str_heads(len(content)))) + content
+    def bin(self, content: bytes) -> bytes:
+        """A bin."""
+        return self.choose(bin_heads(len(content))) + content
 
+    def str(self, content: bytes) -> bytes:
+        """A str."""
+        return self.choose(str_heads(len(content))) + content
 
-@st.composite
-def a_map(draw: st.DrawFn, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A map of strs in any form, in this order, duplicates too."""
-    head = draw(any_form(map_heads(len(pairs))))
-    return head + b"".join(draw(a_str(name)) + draw(a_str(value)) for name, value in pairs)
+    def int(self, value: int) -> bytes:
+        """An integer."""
+        return self.choose(int_forms(value))
 
+    def map(self, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """A map of strs."""
+        return self.choose(map_heads(len(pairs))) + b"".join(self.str(name) + self.str(value) for name, value in pairs)
 
-@st.composite
-def an_array(draw: st.DrawFn, items: Sequence[bytes]) -> bytes:
-    """An array of encoded items in any form."""
-    return draw(any_form(array_heads(len(items)))) + b"".join(items)
+    def array(self, items: Sequence[bytes]) -> bytes:
+        """An array of what is encoded already."""
+        return self.choose(array_heads(len(items))) + b"".join(items)
 
 
 NOT_A_BIN = [b"\xa1x", b"\x05", NIL, b"\x90", b"\x80", b"\xc2", b"\xcb" + bytes(8), b"\xc7\x00\x01", b"\xd4\x01x", b"\xc1", b"\xd9\x01x"]

@@ -30,7 +30,7 @@ final class Shown {
         shown.put("born_host", host(message.getBornHost()));
         shown.put("store_ms", message.getStoreTimestamp());
         shown.put("store_host", host(message.getStoreHost()));
-        shown.put("properties", message.getProperties());
+        shown.put("properties", message.getProperties() == null ? Map.of() : message.getProperties());
         shown.put("body_sha1", hex(sha1(message.getBody())));
         return shown;
     }

@@ -1,0 +1,304 @@
+"""Both sides of the test: processes with RocketMQ's classes, writing processes of FlintMQ, and what each reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.rocketmq.writer import SETTINGS, shown_host
+
+from flintmq.broker.store import MessageStore
+from flintmq.client.core.compression import decompress
+from flintmq.protocol.layout import SysFlag
+from flintmq.protocol.record import decode_record
+
+FOLDER = Path(__file__).parent
+FETCH_TIMEOUT_S = 240.0
+COMMAND_TIMEOUT_S = 120.0
+SOON_DONE = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Options of a Java process that lives for seconds."""
+JAVA_OPTIONS = (*SOON_DONE, "-Xms64m", "-Xmx512m", "-Dfile.encoding=UTF-8")
+ROCKETMQ_SETTINGS = {
+    "mappedFileSizeCommitLog": SETTINGS.commitlog_file_bytes,
+    "mappedFileSizeConsumeQueue": SETTINGS.consumequeue_file_bytes,
+    "maxHashSlotNum": SETTINGS.index_slots,
+    "maxIndexNum": SETTINGS.index_entries,
+    "maxMsgsNumBatch": 100_000,
+    "flushDiskType": "SYNC_FLUSH",
+    "haListenPort": 0,
+}
+"""RocketMQ's names for the writer's settings, and no port that could be taken."""
+
+Message = dict[str, Any]
+"""The fields of ``writer.Written``, from whichever side."""
+Key = tuple[str, str]
+"""A topic and a key."""
+
+
+def class_path() -> str:
+    """RocketMQ's jars and the compiled drivers. Skips the test where they cannot be had here.
+
+    Maven keeps the jars in its own cache; where they lie, and the drivers, is kept in the user's.
+    """
+    for program, package in (("java", "a JDK"), ("javac", "a JDK"), ("mvn", "Maven")):
+        if shutil.which(program) is None:
+            pytest.skip(f"`{program}` is not on PATH; install {package} to see whether RocketMQ accepts the store")
+    sources = [FOLDER / "pom.xml", *sorted(FOLDER.glob("*.java"))]
+    digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flintmq"
+    made = cache / f"rocketmq-{digest}"
+    if not (made.is_dir() and all(Path(jar).exists() for jar in _jars(made).split(os.pathsep))):
+        shutil.rmtree(made, ignore_errors=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            _fetch_jars(Path(scratch))
+            _compile(Path(scratch), sources[1:])
+            shutil.copytree(scratch, made)
+    return f"{_jars(made)}{os.pathsep}{made}"
+
+
+def _jars(folder: Path) -> str:
+    path = folder / "class-path"
+    return path.read_text().strip() if path.exists() else "missing"
+
+
+def _fetch_jars(folder: Path) -> None:
+    command = ["mvn", "-q", "-B", "-f", str(FOLDER / "pom.xml"), "dependency:build-classpath"]
+    command += [f"-Dmdep.outputFile={folder / 'class-path'}", "-Daether.connector.connectTimeout=10000"]
+    environment = {"MAVEN_OPTS": " ".join(SOON_DONE), **os.environ}
+    try:
+        fetched = subprocess.run(
+            command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"Maven did not get RocketMQ's jars within {FETCH_TIMEOUT_S:.0f} s; is there a network?")
+    if fetched.returncode or _jars(folder) == "missing":
+        said = [line for line in fetched.stdout.splitlines() if "[ERROR]" in line]
+        pytest.skip(f"Maven cannot get RocketMQ's jars; is there a network? {said[0] if said else fetched.stderr[-300:]}")
+
+
+def _compile(folder: Path, sources: list[Path]) -> None:
+    command = ["javac", *(f"-J{option}" for option in SOON_DONE), "-proc:none", "-nowarn", "-encoding", "UTF-8"]
+    command += ["-cp", _jars(folder), "-d", str(folder), *map(str, sources)]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr
+
+
+class RocketMQRefused(Exception):
+    """RocketMQ did not open the store; its own words."""
+
+
+class RocketMQ:
+    """A process with RocketMQ's classes that has a store open and answers commands.
+
+    ``driver``: ``StoreDriver`` or ``BrokerDriver``; ``settings``: RocketMQ's, beside those that fit the writer's.
+    """
+
+    def __init__(self, classes: str, home: Path, driver: str, store: Path, settings: dict[str, Any]) -> None:
+        home.mkdir()
+        self.home = home
+        lines = {"storePathRootDir": store, **ROCKETMQ_SETTINGS, **settings}
+        (home / "settings").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+        options = [*JAVA_OPTIONS, f"-Duser.home={home}", "-cp", classes]
+        with (home / "stderr").open("w") as errors:
+            self.process = subprocess.Popen(
+                ["java", *options, driver, str(home / "settings")],
+                cwd=home,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+            )
+        self.opened: dict[str, Any] = {}
+
+    def wait_opened(self) -> None:
+        """Until the store is open. Raises ``RocketMQRefused``."""
+        self.opened = self._answer()
+        if "error" in self.opened:
+            raise RocketMQRefused(self.opened["error"])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        watchdog = threading.Timer(COMMAND_TIMEOUT_S, self.process.kill)
+        watchdog.start()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            watchdog.cancel()
+        assert line, f"RocketMQ ended or hung:\n{self.log[-5000:]}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def call(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Do a command; its answer, which must be no error."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": command, **arguments}, default=str) + "\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    def read(self, **arguments: Any) -> tuple[dict[str, Any], list[Message]]:
+        """What it answers to ``read``, and every message that it read."""
+        to = self.home / "read.jsonl"
+        answer = self.call("read", to=to, **arguments)
+        return answer, read_lines(to)
+
+    def find(self, keys: Iterable[Key]) -> dict[Key, set[int]]:
+        """The physical offsets that its index gives for each key, hash collisions included."""
+        keys = list(keys)
+        asked, to = self.home / "keys.jsonl", self.home / "found.jsonl"
+        asked.write_text("".join(json.dumps(key) + "\n" for key in keys))
+        self.call("find", keys=asked, to=to)
+        return dict(zip(keys, map(set, read_lines(to)), strict=True))
+
+    def close(self) -> None:
+        """Stop in order, as a broker that ends."""
+        self.call("close")
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(COMMAND_TIMEOUT_S) == 0
+
+    def kill(self) -> None:
+        """SIGKILL, also where it has ended."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None and not stream.closed:
+                stream.close()
+
+    @property
+    def log(self) -> str:
+        """What RocketMQ logged about its store, and what it printed."""
+        files = [*self.home.rglob("store.log"), self.home / "stderr"]
+        return "\n".join(path.read_text(errors="replace") for path in files)
+
+
+class Writer:
+    """A ``writer.py`` process and what it said so far."""
+
+    def __init__(self, store: Path, *options: object) -> None:
+        command = [sys.executable, str(FOLDER / "writer.py"), str(store), *map(str, options)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+        self.acknowledged: list[Message] = []
+        self.opened: dict[str, Any] = {}
+        """What its store's recovery reported."""
+        self.end = -1
+        """The log's end, once it has closed the store."""
+
+    def read_until(self, messages: float = float("inf")) -> None:
+        """Take what it says until so many messages are acknowledged, or it ends."""
+        assert self.process.stdout is not None
+        while len(self.acknowledged) < messages and (line := self.process.stdout.readline()).endswith("\n"):
+            said = json.loads(line)
+            self.acknowledged += said.get("acknowledged", ())
+            self.opened = said.get("opened", self.opened)
+            self.end = said.get("closed", self.end)
+
+    def finish(self) -> None:
+        """Until it has stopped in order."""
+        self.read_until()
+        assert self.process.wait() == 0
+        assert self.end > 0
+
+    def kill(self) -> None:
+        """SIGKILL, whatever it does; what it had acknowledged is taken."""
+        self.process.kill()
+        self.read_until()
+        self.process.wait()
+
+    def close(self) -> None:
+        """End the process and its pipe."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def read_lines(path: Path) -> list[Any]:
+    """A file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def read_flint(store: MessageStore) -> list[Message]:
+    """Every message that FlintMQ's store gives, queue by queue."""
+    return [
+        message
+        for topic in store.topics
+        for queue, begin, _, _ in store.topic_stats(topic.name, False)
+        for message in _pull_all(store, topic.name, queue, begin)
+    ]
+
+
+def _pull_all(store: MessageStore, topic: str, queue: int, queue_offset: int) -> Iterator[Message]:
+    while True:
+        pulled = store.pull(topic, queue, queue_offset, 1000, 1 << 20, None, False)
+        yield from decode_all(pulled.body, pulled.count)
+        if pulled.next_offset <= queue_offset:
+            return
+        queue_offset = pulled.next_offset
+
+
+def decode_all(body: bytearray, count: int) -> Iterator[Message]:
+    """The messages of a pull's or query's body."""
+    at = 4 * count
+    for k in range(count):
+        size = int.from_bytes(body[4 * k : 4 * k + 4], "big")
+        yield _shown(bytes(body[at : at + size]))
+        at += size
+
+
+def _shown(blob: bytes) -> Message:
+    record = decode_record(blob)
+    compressed = record.sys_flag & SysFlag.COMPRESSED
+    body = decompress(record.body, record.sys_flag) if compressed else record.body
+    return {
+        "topic": record.topic.decode(),
+        "queue": record.queue_id,
+        "queue_offset": record.queue_offset,
+        "physical_offset": record.physical_offset,
+        "flag": record.flag,
+        "born_ms": record.born_timestamp,
+        "born_host": shown_host(record.born_host),
+        "store_ms": record.store_timestamp,
+        "store_host": shown_host(record.store_host),
+        "properties": record.property_map(),
+        "body_sha1": hashlib.sha1(body).hexdigest(),
+    }
+
+
+def keys_of(messages: Iterable[Message]) -> dict[Key, set[int]]:
+    """For each topic and key, the unique keys among them, the physical offsets of the messages that have it."""
+    found: dict[Key, set[int]] = {}
+    for message in messages:
+        properties = message["properties"]
+        for key in [properties.get("UNIQ_KEY"), *properties.get("KEYS", "").split(" ")]:
+            if key:
+                found.setdefault((message["topic"], key), set()).add(message["physical_offset"])
+    return found
+
+
+def find_flint(store: MessageStore, keys: Iterable[Key]) -> dict[Key, set[int]]:
+    """The physical offsets of the messages that FlintMQ's index gives for each key, all pages of them."""
+    found: dict[Key, set[int]] = {}
+    for topic, key in keys:
+        offsets = found[topic, key] = set()
+        cursor = ""
+        while True:
+            page = store.query(topic, key, 0, 2**62, 64, cursor, False)
+            offsets.update(message["physical_offset"] for message in decode_all(page.body, page.count))
+            if not (cursor := page.cursor):
+                break
+    return found

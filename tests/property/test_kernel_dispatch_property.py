@@ -1,0 +1,277 @@
+"""The dispatch kernels against their plain twin: what they take for a record, and the units and keys they make of it."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.twins import log as twin
+from tests.twins.arrays import SENTINELS, examples, fenced, room
+from tests.twins.dispatch_call import Table, Work, copy_of, dispatch, next_offsets
+from tests.twins.log import SCHEDULE_TOPIC, Queue, QueueName, Queues, Stopped, read_record, size_at, write_log
+
+from flintmq.broker.kernels import dispatch as kernel
+from flintmq.protocol.layout import MAGIC_BLANK, SysFlag
+from flintmq.protocol.record import Record, encode_host
+
+V4 = encode_host("10.0.0.7", 10911)
+V6 = encode_host("2001:db8::7", 10911)
+TOPICS = [b"orders", b"o", SCHEDULE_TOPIC, b"%RETRY%g", "größe".encode(), b"long" * 60, b"orders2"]
+NAMES: list[QueueName] = [(topic, queue_id) for topic in TOPICS for queue_id in (0, 1, 65_535)]
+UNKNOWN: QueueName = (b"unknown", 0)
+
+sentinels = st.sampled_from(SENTINELS)
+seeds = st.integers(0, 2**32 - 1)
+
+property_names = st.sampled_from([b"UNIQ_KEY", b"KEYS", b"TAGS", b"DELAY", b"KEY", b"TAGSX", b"UNIQ_KEZ", b"A", b"", b"KEYS2", b"\xff"])
+property_values = st.sampled_from([
+    b"", b"a", b"Aa", b"BB", b"k1 k2", b" k1  k2 ", b"  ", b"1", b"3", b"18", b"19", b"1000", b"99999999999", b"+2", b"-1", b"0", b"x1",
+    "größe 日本語 a😀b".encode(), b"\xff\xfe", b"k\xe2\x82 x\xf0\x9f\x98", b"a\x01b", b"polygenelubricants", b"x" * 100, b"TagA",
+])  # fmt: skip
+pairs = st.tuples(property_names, st.one_of(property_values, property_values, st.binary(max_size=6)))
+well_formed = st.lists(pairs, max_size=5).map(lambda many: b"".join(name + b"\x01" + value + b"\x02" for name, value in many))
+ill_formed = st.one_of(
+    well_formed.map(lambda blob: blob[:-1]),
+    st.lists(st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"\x01", b"\x02", b"v", b" ", b"\xc3"]), max_size=9).map(b"".join),
+    st.binary(max_size=30),
+)
+properties = st.one_of(well_formed, well_formed, ill_formed)
+
+TRANSACTIONS = (0, 0, 0, SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK)
+
+
+def make_record(blob: bytes, seed: int) -> Record:
+    """A record with these properties; everything else follows from the seed. Its queue offset is still to be set."""
+    chance = random.Random(seed)
+    topic, queue_id = chance.choice([*NAMES, *NAMES[:6], UNKNOWN]) if seed % 11 == 0 else chance.choice(NAMES[:8])
+    return Record(
+        topic=topic,
+        queue_id=queue_id,
+        body=chance.randbytes(chance.choice([0, 1, 15, 16, 17, 100])),
+        properties=blob,
+        flag=chance.getrandbits(31),
+        sys_flag=chance.choice(TRANSACTIONS) | chance.choice([0, 0x703, 0x1, 0xC0]),
+        born_host=chance.choice([V4, V6]),
+        store_host=chance.choice([V4, V6]),
+        store_timestamp=chance.choice([0, 1_700_000_000_000, chance.getrandbits(42)]),
+        body_crc=chance.choice([None, None, None, 7]),
+    )
+
+
+def number(records: list[Record], queues: Queues, seed: int) -> None:
+    """Give the records their queue offsets: mostly the next one, sometimes one that was, seldom one too far."""
+    chance = random.Random(seed)
+    next_offset = {name: queue.next for name, queue in queues.items()}
+    for record in records:
+        name = (record.topic, record.queue_id)
+        expected = next_offset.get(name, 0)
+        record.queue_offset = max(expected + chance.choice([0] * 12 + [-1, -3, chance.choice([0, 0, 1, 1000])]), 0)
+        if record.queue_offset == expected and record.sys_flag & 0xC not in (0x4, 0xC):
+            next_offset[name] = expected + 1
+
+
+def make_queues(seed: int, log_bytes: int, file_base: int) -> Queues:
+    """Every known queue, some further on than others, some with a topic that was deleted."""
+    chance = random.Random(seed)
+    return {
+        name: Queue(chance.choice([0, 0, 5, 2**40]), chance.choice([0] * 6 + [file_base + chance.randint(0, log_bytes)]))
+        for name in NAMES
+    }
+
+
+@st.composite
+def stretches(draw: st.DrawFn) -> tuple[bytes, int, int, Queues]:
+    """(a log whose records begin at a position, that position, its file's base, the queues)."""
+    blobs = draw(st.lists(properties, min_size=1, max_size=8))
+    seed = draw(seeds)
+    chance = random.Random(seed)
+    records = [make_record(blob, seed + k) for k, blob in enumerate(blobs)]
+    file_base = chance.choice([0, 1 << 30, 1 << 40])
+    at = chance.choice([0, 0, 7])
+    queues = make_queues(seed, sum(len(record.encode()) for record in records), file_base)
+    number(records, queues, seed)
+    log = bytes(at) + write_log(records, file_base, at)
+    return log, at, file_base, queues
+
+
+tails = st.one_of(
+    st.just(b""),
+    st.integers(0, 20).map(bytes),
+    st.binary(max_size=40),
+    st.integers(8, 40).map(lambda size: size.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True) + b"\xee" * (size - 8)),
+)
+
+
+def check_dispatch(log: bytes, at: int, end: int, file_base: int, queues: Queues, index_from: int, sentinel: int) -> None:
+    """Hold one call, with room for everything, against the twin."""
+    table = Table(queues.items(), sentinel=sentinel)
+    answer = dispatch(
+        fenced(log, sentinel=sentinel), at, end, file_base, table, index_from, Work(unit_room=16, sentinel=sentinel)
+    )
+    moved = copy_of(queues)
+    expected = twin.dispatch(log, at, end, file_base, moved, index_from)
+    assert (answer.status, answer.at) == (expected.status, expected.at)
+    assert answer.units == expected.units
+    assert list(answer.units) == list(expected.units)
+    assert answer.keys == expected.keys
+    assert (answer.records, answer.last_store_ms, answer.gap) == (expected.records, expected.last_store_ms, expected.gap)
+    assert next_offsets(table) == {name: queue.next for name, queue in moved.items()}
+
+
+@given(stretches(), tails, sentinels, st.data())
+@examples(150)
+def test_units_and_keys_are_those_that_the_twin_makes(
+    stretch: tuple[bytes, int, int, Queues], tail: bytes, sentinel: int, data: st.DataObject
+) -> None:
+    log, at, file_base, queues = stretch
+    end = data.draw(st.integers(at, len(log) + len(tail)))
+    index_from = file_base + data.draw(st.sampled_from([0, 0, len(log) // 2, len(log)]))
+    check_dispatch(log + tail, at, end, file_base, queues, index_from, sentinel)
+
+
+@given(stretches(), seeds, sentinels)
+@examples(60)
+def test_a_damaged_log_stops_where_the_twin_stops(stretch: tuple[bytes, int, int, Queues], seed: int, sentinel: int) -> None:
+    log, at, file_base, queues = stretch
+    for _, damaged in zip(range(10), damages(log, seed), strict=False):
+        check_dispatch(damaged, at, len(damaged), file_base, queues, 0, sentinel)
+
+
+def damages(log: bytes, seed: int):  # type: ignore[no-untyped-def]
+    """The log with a bit flipped, bytes changed, cut, filled with zeros; without end."""
+    chance = random.Random(seed)
+    while True:
+        blob = bytearray(log)
+        at = chance.randrange(len(blob))
+        match chance.randrange(5):
+            case 0:
+                blob[at] ^= 1 << chance.randrange(8)
+            case 1:
+                blob[at] = chance.choice([0x00, 0x7F, 0x80, 0xFF])
+            case 2:
+                del blob[at:]
+            case 3:
+                blob[at:] = bytes(len(blob) - at)
+            case 4:
+                head = min(chance.choice([0, 3, 36, 39, 52, 84, 91]), len(blob) - 1)
+                blob[head] ^= chance.choice([0x10, 0x20, 0x30, 0x80, 0x04])
+        yield bytes(blob)
+
+
+@given(stretches(), st.integers(1, 3), st.integers(1, 300), sentinels)
+@examples(80)
+def test_many_calls_with_little_room_make_the_same_as_one(
+    stretch: tuple[bytes, int, int, Queues], unit_room: int, step: int, sentinel: int
+) -> None:
+    log, at, file_base, queues = stretch
+    queues = {name: Queue(queue.next) for name, queue in queues.items()}
+    moved = copy_of(queues)
+    expected = twin.dispatch(log, at, len(log), file_base, moved)
+    table = Table(queues.items(), sentinel=sentinel)
+    fenced_log = fenced(log, sentinel=sentinel)
+    units: dict[QueueName, list[bytes]] = {}
+    keys: list[tuple[int, int, int]] = []
+    status = kernel.DONE
+    while at < len(log) and status in (kernel.DONE, kernel.FULL):
+        work = Work(unit_room, sentinel=sentinel)
+        answer = dispatch(fenced_log, at, min(at + step, len(log)), file_base, table, 0, work)
+        assert answer.records > 0 or answer.status not in (kernel.DONE, kernel.FULL), "a call must get on"
+        assert sum(map(len, answer.units.values())) <= unit_room
+        for name, more in answer.units.items():
+            units.setdefault(name, []).extend(more)
+        keys += answer.keys
+        at, status = answer.at, answer.status
+    assert (status, at) == (expected.status, expected.at)
+    assert units == expected.units
+    assert keys == expected.keys
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=12), st.integers(13, 30), sentinels)
+@examples(60)
+def test_keys_that_do_not_fit_wait_for_the_next_call(key_counts: list[int], key_room: int, sentinel: int) -> None:
+    records = [
+        Record(b"orders", b"", b"KEYS\x01" + b" ".join(b"k%d" % k for k in range(count)) + b"\x02" if count else b"", queue_offset=place)
+        for place, count in enumerate(key_counts)
+    ]
+    log = write_log(records)
+    expected = twin.dispatch(log, 0, len(log), 0, {(b"orders", 0): Queue()})
+    table = Table([((b"orders", 0), Queue())], sentinel=sentinel)
+    keys: list[tuple[int, int, int]] = []
+    at = 0
+    while at < len(log):
+        answer = dispatch(fenced(log), at, len(log), 0, table, 0, Work(64, key_room, sentinel))
+        assert answer.status in (kernel.DONE, kernel.FULL)
+        assert answer.records > 0
+        keys += answer.keys
+        at = answer.at
+    assert keys == expected.keys
+
+
+def check_scan(log: bytes, at: int, end: int, file_base: int, sentinel: int) -> None:
+    """Hold ``scan`` and ``locate`` against the twin."""
+    array = fenced(log, sentinel=sentinel)
+    parts, state = room(kernel.PARTS, np.int64, sentinel), fenced([0] * kernel.STATE, np.int64, sentinel)
+    status, stopped_at, records = twin.scan(log, at, end, file_base)
+    assert kernel.scan(array.array, at, end, file_base, parts.array, state.array) == (status, stopped_at)
+    assert state.array[kernel.S_RECORDS] == len(records)
+    assert state.array[kernel.S_LAST_STORE_MS] == (records[-1].store_timestamp if records else 0)
+    check_locate(log, at, file_base + at, sentinel)
+    assert array.intact
+    assert parts.intact
+    assert state.intact
+
+
+def check_locate(log: bytes, at: int, physical_offset: int, sentinel: int) -> None:
+    """Hold ``locate`` against the twin."""
+    array, parts = fenced(log, sentinel=sentinel), room(kernel.PARTS, np.int64, sentinel)
+    found = kernel.locate(array.array, at, len(log), physical_offset, parts.array)
+    assert array.intact
+    assert parts.intact
+    try:
+        record = read_record(log, at, physical_offset, check_body=True)
+    except Stopped as stopped:
+        assert found == stopped.status
+        return
+    assert found == kernel.DONE
+    values = parts.values()
+    assert values[kernel.R_SIZE] == size_at(log, at)
+    assert log[values[kernel.R_BODY_AT] : values[kernel.R_BODY_END]] == record.body
+    assert log[values[kernel.R_TOPIC_AT] : values[kernel.R_TOPIC_END]] == record.topic
+    assert log[values[kernel.R_PROPERTIES_AT] : at + values[kernel.R_SIZE]] == record.properties
+    assert (values[kernel.R_STORE_MS], values[kernel.R_SYS_FLAG]) == (record.store_timestamp, record.sys_flag)
+
+
+@given(stretches(), tails, seeds, sentinels)
+@examples(80)
+def test_a_scan_stops_where_the_twin_stops(
+    stretch: tuple[bytes, int, int, Queues], tail: bytes, seed: int, sentinel: int
+) -> None:
+    log, at, file_base, _ = stretch
+    check_scan(log + tail, at, len(log + tail), file_base, sentinel)
+    check_scan(log + tail, at, max(at, len(log) // 2), file_base, sentinel)
+    for _, damaged in zip(range(10), damages(log, seed), strict=False):
+        check_scan(damaged, min(at, len(damaged)), len(damaged), file_base, sentinel)
+
+
+@given(st.binary(max_size=200), st.integers(0, 200), st.one_of(st.just(0), st.integers(0, 2**40)), sentinels)
+@examples(100)
+def test_random_bytes_are_no_records(blob: bytes, at: int, file_base: int, sentinel: int) -> None:
+    check_scan(blob, min(at, len(blob)), len(blob), file_base, sentinel)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=6), st.integers(0, 3)), unique=True, max_size=30), st.integers(0, 3), sentinels)
+@examples(100)
+def test_every_queue_is_found_at_its_row_and_no_other_is(
+    names: list[tuple[bytes, int]], spread: int, sentinel: int
+) -> None:
+    names = [(name.hex().encode(), queue_id << 8 * spread) for name, queue_id in names]
+    known, unknown = names[: len(names) // 2], names[len(names) // 2 :]
+    table = Table(((name, Queue()) for name in known), sentinel=sentinel)
+    assert [table.find(name) for name in known] == list(range(len(known)))
+    assert {table.find(name) for name in unknown} <= {-1}
+    for topic, queue_id in known:
+        for other in ((topic, queue_id + 1), (topic + b"0", queue_id), (topic[:-1] + b"_", queue_id)):
+            assert other in known or table.find(other) == -1
+    assert table.intact

@@ -1,0 +1,233 @@
+"""Addresses, tags, moments, queues and keys: what callers give and what it means."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from flintmq.client import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType, Message
+from flintmq.client.core.address import Address, parse_addresses
+from flintmq.client.core.outgoing import (
+    check_bodies,
+    check_bulk_keys,
+    check_flush,
+    check_messages,
+    check_queue,
+    common_properties,
+    group_messages,
+    sharded_topics,
+)
+from flintmq.client.core.routing import QueueCounts, queue_of
+from flintmq.client.core.tags import parse_tags
+from flintmq.client.core.times import from_millis, to_millis
+from flintmq.client.core.topics import TopicInfo
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("text", "addresses"),
+        [
+            ("127.0.0.1:10911", [("127.0.0.1", 10911)]),
+            ("a:1,b:2", [("a", 1), ("b", 2)]),
+            (" a:1 , b:2 ,", [("a", 1), ("b", 2)]),
+            ("broker", [("broker", 10911)]),
+            ("[::1]:5", [("::1", 5)]),
+            ("[::1]", [("::1", 10911)]),
+            ("a:1,a:1", [("a", 1)]),
+            (["a:1", "b"], [("a", 1), ("b", 10911)]),
+        ],
+    )
+    def test_one_or_several(self, text: Any, addresses: list[tuple[str, int]]) -> None:
+        assert parse_addresses(text) == tuple(Address(*address) for address in addresses)
+
+    @pytest.mark.parametrize("text", ["", " , ", "a:x", "a:0", "a:65536", ":5", "::1", "[::1", "[::1]5", "a:-1", "a:١"])
+    def test_what_is_none_is_refused_by_name(self, text: str) -> None:
+        with pytest.raises(InvalidArgument, match=re.escape(repr(text.strip()) if text.strip(" ,") else "no broker")):
+            parse_addresses(text)
+
+    def test_an_address_is_shown_as_it_is_written(self) -> None:
+        assert [str(address) for address in parse_addresses("a:1,[::1]:2")] == ["a:1", "[::1]:2"]
+
+
+class TestTags:
+    @pytest.mark.parametrize("tags", [None, "*", "", "  ", ["*"], "a || *"])
+    def test_everything(self, tags: Any) -> None:
+        wanted = parse_tags(tags)
+        assert wanted.expression == ""
+        assert wanted.accepts(None)
+        assert wanted.accepts("anything")
+
+    @pytest.mark.parametrize("tags", ["a || b", "b||a", ["a", "b"], ("b", " a ")])
+    def test_one_of_several(self, tags: Any) -> None:
+        wanted = parse_tags(tags)
+        assert wanted.expression == "a || b"
+        assert [wanted.accepts(tag) for tag in ("a", "b", "c", "", None)] == [True, True, False, False, False]
+
+    @pytest.mark.parametrize("tags", [[], ["", " "], "||", ["a || b"], "x" * 5000])
+    def test_what_names_no_tag_is_refused(self, tags: Any) -> None:
+        with pytest.raises(InvalidArgument):
+            parse_tags(tags)
+
+    def test_tags_are_text(self) -> None:
+        with pytest.raises(InvalidArgumentType):
+            parse_tags([5])  # type: ignore[list-item]
+
+
+class TestMoments:
+    def test_a_moment_survives(self) -> None:
+        moment = datetime(2026, 11, 21, 10, 0, 0, 123000, tzinfo=UTC)
+        assert from_millis(to_millis("since", moment)) == moment
+
+    def test_the_zone_counts(self) -> None:
+        moment = datetime(2026, 11, 21, 10, tzinfo=timezone(timedelta(hours=2)))
+        assert from_millis(to_millis("since", moment)) == datetime(2026, 11, 21, 8, tzinfo=UTC)
+
+    def test_a_naive_moment_is_refused_with_a_hint(self) -> None:
+        with pytest.raises(InvalidArgument, match=r"since=.* has no time zone; give one"):
+            to_millis("since", datetime(2026, 11, 21))  # noqa: DTZ001
+
+    def test_a_number_is_no_moment(self) -> None:
+        with pytest.raises(InvalidArgumentType, match="since must be a datetime, not int"):
+            to_millis("since", 5)
+
+    def test_before_1970_is_the_beginning(self) -> None:
+        assert to_millis("since", datetime(1900, 1, 1, tzinfo=UTC)) == 0
+
+    @pytest.mark.parametrize("millis", [-(2**63), 2**63 - 1])
+    def test_what_a_damaged_record_claims_is_still_a_moment(self, millis: int) -> None:
+        assert from_millis(millis).tzinfo is UTC
+
+
+class TestOutgoing:
+    def test_messages_of_one_topic_go_one_way(self) -> None:
+        messages = [Message("t", b"%d" % number) for number in range(3)]
+        (way,) = group_messages(messages, -1, lambda message: 0)
+        assert (way.topic, way.queue, way.indexes) == ("t", -1, range(3))
+        assert [row[0] for row in way.rows] == [b"0", b"1", b"2"]
+
+    def test_topics_and_queues_are_taken_apart_in_order(self) -> None:
+        messages = [Message("ab"[number % 2], b"%d" % number, sharding_key="s" if number > 3 else None) for number in range(8)]
+        ways = group_messages(messages, -1, lambda message: 5)
+        assert {(way.topic, way.queue): list(way.indexes) for way in ways} == {
+            ("a", -1): [0, 2],
+            ("b", -1): [1, 3],
+            ("a", 5): [4, 6],
+            ("b", 5): [5, 7],
+        }
+
+    def test_a_given_queue_wins_over_sharding_keys(self) -> None:
+        messages = [Message("t", b"", sharding_key=str(number)) for number in range(4)]
+        (way,) = group_messages(messages, 2, lambda message: 9)
+        assert (way.queue, list(way.indexes)) == (2, [0, 1, 2, 3])
+
+    def test_only_topics_with_sharding_keys_need_their_queues(self) -> None:
+        assert sharded_topics([Message("a", b""), Message("b", b"", sharding_key="x")]) == {"b"}
+        assert sharded_topics([Message("a", b"")]) == set()
+
+    def test_something_else_among_messages_is_named(self) -> None:
+        with pytest.raises(InvalidMessageType, match=r"messages\[1\] must be a flintmq.client.Message, not str"):
+            check_messages([Message("t", b""), "no"])  # type: ignore[list-item]
+
+    def test_one_message_is_not_several(self) -> None:
+        with pytest.raises(InvalidMessageType, match="send takes one"):
+            check_messages(Message("t", b""))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("queue", [-1, 65_536])
+    def test_a_queue_is_a_small_number(self, queue: int) -> None:
+        with pytest.raises(InvalidArgument, match="queue is"):
+            check_queue(queue)
+
+    @pytest.mark.parametrize("queue", [True, "0", 1.0])
+    def test_a_queue_is_an_int(self, queue: Any) -> None:
+        with pytest.raises(InvalidArgumentType):
+            check_queue(queue)
+
+    def test_flush_is_sync_async_or_the_brokers(self) -> None:
+        assert [check_flush(mode) for mode in (None, "sync", "async")] == ["", "sync", "async"]
+        with pytest.raises(InvalidArgument, match="'never'"):
+            check_flush("never")
+
+
+class TestBulks:
+    def test_bodies_are_not_copied(self) -> None:
+        bodies = [b"a", b"b"]
+        assert check_bodies(bodies) is bodies
+
+    def test_bytes_like_bodies_are_converted(self) -> None:
+        assert check_bodies((bytearray(b"a"), memoryview(b"b"), b"c")) == [b"a", b"b", b"c"]
+
+    @pytest.mark.parametrize("bodies", [b"abc", "abc", bytearray(b"abc")])
+    def test_one_body_is_not_several(self, bodies: Any) -> None:
+        with pytest.raises(InvalidMessageType, match="give a list"):
+            check_bodies(bodies)
+
+    def test_a_body_of_a_wrong_type_is_named(self) -> None:
+        with pytest.raises(InvalidMessageType, match=r"bodies\[1\] must be bytes, not str; encode it first"):
+            check_bodies([b"a", "b"])
+
+    @pytest.mark.parametrize(
+        ("keys", "checked"),
+        [
+            (None, None),
+            (["a", "b"], ["a", "b"]),
+            (("a", None), ["a", None]),
+            ([["a", "b"], ()], ["a b", None]),
+            (["ключ", "中"], ["ключ", "中"]),
+        ],
+    )
+    def test_keys_are_one_several_or_none(self, keys: Any, checked: Any) -> None:
+        assert check_bulk_keys(keys, 2) == checked
+
+    @pytest.mark.parametrize("keys", [["a", "b c"], ["a", ""], ["a", "b\x01"], ["a", "\ud800"], ["a", ["b", "c d"]]])
+    def test_a_bad_key_is_named(self, keys: Any) -> None:
+        with pytest.raises(InvalidMessage, match=r"keys\[1\]"):
+            check_bulk_keys(keys, 2)
+
+    def test_a_key_of_a_wrong_type_is_named(self) -> None:
+        with pytest.raises(InvalidMessageType, match=r"keys\[1\]"):
+            check_bulk_keys(["a", 5], 2)
+        with pytest.raises(InvalidMessageType, match="not be one str"):
+            check_bulk_keys("ab", 2)
+
+    def test_there_is_a_key_for_each_body(self) -> None:
+        with pytest.raises(InvalidArgument, match="1 keys for 2 bodies"):
+            check_bulk_keys(["a"], 2)
+
+    def test_common_properties_are_as_the_record_has_them(self) -> None:
+        assert common_properties("eu", {"a": "b"}, "s") == "a\x01b\x02TAGS\x01eu\x02__SHARDINGKEY\x01s\x02"
+        assert common_properties(None, None, None) == ""
+
+    def test_common_properties_must_fit_a_record(self) -> None:
+        with pytest.raises(InvalidMessage, match="at most 32767"):
+            common_properties(None, {"a": "é" * 20_000}, None)
+
+
+class TestSharding:
+    def test_the_queue_is_the_crc32_of_the_key(self) -> None:
+        # Fixed values: another language's client must come to the same queue, and so must this one tomorrow.
+        assert [queue_of(key, 4) for key in ("a", "b", "order-1", "ключ")] == [3, 1, 3, 2]
+        assert [queue_of(key, 7) for key in ("a", "b", "order-1", "ключ")] == [4, 4, 6, 1]
+
+    def test_counts_are_known_for_a_while(self) -> None:
+        counts = QueueCounts()
+        assert counts.of("t", 0.0) is None
+        counts.learned([TopicInfo("t", read_queues=8, write_queues=6)], 100.0)
+        assert counts.of("t", 129.0) == 6
+        assert counts.of("t", 131.0) is None
+        assert counts.last_known("t") == 6
+
+    def test_a_topic_that_is_not_there_will_have_what_the_broker_gives(self) -> None:
+        counts = QueueCounts()
+        counts.learned([], 100.0)
+        assert counts.of("t", 101.0) is None
+        assert counts.will_be_created("t", 4) == 4
+        assert counts.of("t", 101.0) == 4
+
+    def test_what_was_wrong_is_asked_for_again(self) -> None:
+        counts = QueueCounts()
+        counts.learned([TopicInfo("t", 4, 4)], 100.0)
+        counts.forget()
+        assert counts.of("t", 100.0) is None

@@ -1,0 +1,111 @@
+"""Bodies are compressed where it helps, marked as RocketMQ marks them, and decompressed within a bound."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import zlib
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from flintmq.client import CompressionUnavailable, InvalidArgument
+from flintmq.client.core import compression
+from flintmq.client.core.compression import ALGORITHMS, Compressor, DecompressionFailed, decompress
+from flintmq.protocol.layout import SysFlag
+
+BODY = b"the same again and again, " * 1000
+FLAGS = {"lz4": SysFlag.COMPRESSION_LZ4, "zstd": SysFlag.COMPRESSION_ZSTD, "zlib": SysFlag.COMPRESSION_ZLIB}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_body_comes_back(algorithm: str) -> None:
+    compressed, sys_flag = Compressor(4096, algorithm).compress(BODY)
+    assert len(compressed) < len(BODY) // 2
+    assert sys_flag == SysFlag.COMPRESSED | FLAGS[algorithm]
+    assert decompress(compressed, sys_flag) == BODY
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_does_not_shrink_stays_as_it_is(algorithm: str) -> None:
+    body = os.urandom(10_000)
+    assert Compressor(4096, algorithm).compress(body) == (body, 0)
+
+
+def test_only_longer_bodies_are_compressed() -> None:
+    compressor = Compressor(4096)
+    assert compressor.compress(b"x" * 4096) == (b"x" * 4096, 0)
+    assert compressor.compress(b"x" * 4097)[1] & SysFlag.COMPRESSED
+
+
+def test_compression_can_be_off() -> None:
+    assert Compressor(None).compress(BODY) == (BODY, 0)
+
+
+def test_no_type_means_zlib_as_in_old_rocketmq() -> None:
+    assert decompress(zlib.compress(BODY), SysFlag.COMPRESSED) == BODY
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_body_beyond_the_bound_is_refused(algorithm: str) -> None:
+    compressed, sys_flag = Compressor(0, algorithm).compress(b"\0" * 1_000_000)
+    assert decompress(compressed, sys_flag, 1_000_000) == b"\0" * 1_000_000
+    with pytest.raises(DecompressionFailed, match="longer than 999999 bytes"):
+        decompress(compressed, sys_flag, 999_999)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("damage", [b"", b"\0" * 50, b"not compressed at all" * 10])
+def test_what_is_not_compressed_is_refused(algorithm: str, damage: bytes) -> None:
+    with pytest.raises(DecompressionFailed):
+        decompress(damage, SysFlag.COMPRESSED | FLAGS[algorithm])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_body_that_ends_too_early_is_refused(algorithm: str) -> None:
+    compressed, sys_flag = Compressor(0, algorithm).compress(os.urandom(5000) + b"\0" * 5000)
+    with pytest.raises(DecompressionFailed):
+        decompress(compressed[:-20], sys_flag)
+
+
+def test_an_unknown_type_is_refused() -> None:
+    with pytest.raises(DecompressionFailed, match="not known"):
+        decompress(b"", SysFlag.COMPRESSED | 0x400)
+
+
+@pytest.mark.parametrize("arguments", [{"over_bytes": -1}, {"over_bytes": "4096"}, {"algorithm": "gzip"}])
+def test_a_setting_that_cannot_be_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        Compressor(**arguments)
+
+
+class TestWithoutLibraries:
+    @pytest.fixture(autouse=True)
+    def hide_libraries(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As where only msgpack is installed."""
+        real_import, real_find = importlib.import_module, importlib.util.find_spec
+
+        def import_module(name: str, package: str | None = None) -> ModuleType:
+            if name.startswith(("lz4", "zstandard")):
+                raise ModuleNotFoundError(name)
+            return real_import(name, package)
+
+        monkeypatch.setattr(importlib, "import_module", import_module)
+        monkeypatch.setattr(
+            compression.importlib.util,  # type: ignore[attr-defined]
+            "find_spec",
+            lambda name, package=None: None if name in ("lz4", "zstandard") else real_find(name, package),
+        )
+
+    def test_zlib_is_taken(self) -> None:
+        compressed, sys_flag = Compressor().compress(BODY)
+        assert sys_flag == SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
+        assert decompress(compressed, sys_flag) == BODY
+
+    @pytest.mark.parametrize(("algorithm", "package"), [("lz4", "lz4"), ("zstd", "zstandard")])
+    def test_who_asks_for_a_library_is_told_what_to_install(self, algorithm: str, package: str) -> None:
+        with pytest.raises(CompressionUnavailable, match=rf"{package}.*pip install 'flintmq\[compression\]'"):
+            Compressor(0, algorithm).compress(BODY)
+        with pytest.raises(CompressionUnavailable, match="pip install"):
+            decompress(b"", SysFlag.COMPRESSED | FLAGS[algorithm])

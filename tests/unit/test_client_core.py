@@ -1,0 +1,288 @@
+"""Receipts, sessions and operations; and that the client needs nothing but msgpack."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import struct
+import subprocess
+import sys
+from typing import Any
+
+import msgpack
+import pytest
+
+import flintmq.client
+from flintmq.client import (
+    DeliveryFailed,
+    FlintError,
+    InvalidArgument,
+    Receipt,
+    RemoteProtocolError,
+    RequestTimeout,
+    SystemBusy,
+    TopicNotExist,
+    VersionNotSupported,
+)
+from flintmq.client.core import operations
+from flintmq.client.core.receipts import Acknowledged, Part, Receipts, settle
+from flintmq.client.core.retry import backoff_seconds, is_retriable
+from flintmq.client.core.session import Answer, Session
+from flintmq.protocol.commands import GET_MAX_OFFSET, PROTOCOL_VERSION, PULL
+from flintmq.protocol.frames import REQUEST, RESPONSE, FrameParser, encode_frame
+
+
+def acknowledged(first: int, count: int, queue: int = 0, topic: str = "t") -> Acknowledged:
+    offsets = struct.pack(f">{count}q", *range(first * 100, (first + count) * 100, 100))
+    return Acknowledged(topic, queue, first, 5, "AB" * 10, first, offsets)
+
+
+class TestReceipts:
+    def test_they_come_in_the_order_of_the_messages(self) -> None:
+        parts = [Part(range(5, 9), acknowledged(5, 4)), Part(range(5), acknowledged(0, 5))]
+        receipts = settle(parts, DeliveryFailed)
+        assert [receipt.queue_offset for receipt in receipts] == list(range(9))
+        assert [receipt.physical_offset for receipt in receipts] == list(range(0, 900, 100))
+        assert receipts[-1] == receipts[8] == Receipt("AB" * 10 + f"{8:012X}", "t", 0, 8, 800, 5)
+        assert receipts[2:4] == [receipts[2], receipts[3]]
+        assert len(receipts) == 9
+        assert receipts[3] in receipts
+
+    def test_also_where_they_went_different_ways(self) -> None:
+        parts = [Part([0, 2, 4], acknowledged(0, 3, queue=1)), Part([1, 3], acknowledged(10, 2, queue=2))]
+        receipts = settle(parts, DeliveryFailed)
+        assert [(one.queue, one.queue_offset) for one in receipts] == [(1, 0), (2, 10), (1, 1), (2, 11), (1, 2)]
+
+    @pytest.mark.parametrize("index", [9, -10, 1000])
+    def test_beyond_the_last_is_an_index_error(self, index: int) -> None:
+        receipts = settle([Part(range(9), acknowledged(0, 9))], DeliveryFailed)
+        with pytest.raises(IndexError):
+            receipts[index]
+
+    def test_a_receipt_is_made_when_it_is_asked_for(self) -> None:
+        receipts = settle([Part(range(3), acknowledged(0, 3))], DeliveryFailed)
+        assert receipts[1] is not receipts[1]
+        assert isinstance(receipts, Receipts)
+        assert repr(receipts) == "<Receipts of 3 messages>"
+        assert receipts == list(receipts)
+
+    def test_what_failed_is_said_in_ranges(self) -> None:
+        error = TopicNotExist("no such topic")
+        parts = [
+            Part(range(3), acknowledged(0, 3)),
+            Part(range(3, 10), error),
+            Part([10], RequestTimeout("late")),
+            Part([11], acknowledged(3, 1)),
+        ]
+        with pytest.raises(DeliveryFailed) as raised:
+            settle(parts, DeliveryFailed)
+        assert str(raised.value) == (
+            "8 of 12 messages were not acknowledged: messages 3 to 9: TopicNotExist: no such topic; "
+            "message 10: RequestTimeout: late"
+        )
+        assert raised.value.failed == list(range(3, 11))
+        assert [receipt is None for receipt in raised.value.receipts] == [3 <= place <= 10 for place in range(12)]
+        assert not raised.value.retriable
+
+    def test_stored_at_is_aware(self) -> None:
+        assert acknowledged(0, 1).receipt(0).stored_at.utcoffset() is not None
+
+
+def answered(session: Session, *frames: bytes) -> list[Answer]:
+    blob = b"".join(frames)
+    taken = []
+    while blob:
+        room = session.parser.writable()
+        part = blob[: len(room)]
+        room[: len(part)] = part
+        session.parser.received(len(part))
+        blob = blob[len(part) :]
+        taken += session.answers()
+    return taken
+
+
+HELLO_FIELDS = {
+    "protocol": 1,
+    "broker": "b",
+    "version": "1",
+    "flush": "sync",
+    "frame_bytes_max": 1 << 24,
+    "produce_frame_bytes_max": 1 << 20,
+    "message_bytes_max": 1 << 19,
+}
+
+
+class TestSession:
+    def test_hello_comes_first(self) -> None:
+        session = Session()
+        parser = FrameParser()
+        hello = session.hello("me")
+        parser.writable()[: len(hello)] = hello
+        parser.received(len(hello))
+        frame = parser.next_frame()
+        assert frame is not None
+        assert (frame.kind, frame.code, frame.fields) == (REQUEST, 1000, {"protocol": PROTOCOL_VERSION, "client": "me"})
+        (answer,) = answered(session, encode_frame(RESPONSE, 0, frame.request_id, {**HELLO_FIELDS, "new": 1}))
+        assert session.hello_answered(answer).produce_frame_bytes_max == 1 << 20
+
+    @pytest.mark.parametrize(
+        ("code", "fields", "error"),
+        [
+            (15, {"message": "only 2"}, VersionNotSupported),
+            (2, {"message": "full"}, SystemBusy),
+            (0, {**HELLO_FIELDS, "protocol": 2}, VersionNotSupported),
+            (0, {**HELLO_FIELDS, "auth_required": True}, VersionNotSupported),
+            (0, {}, RemoteProtocolError),
+            (0, {**HELLO_FIELDS, "flush": 5}, RemoteProtocolError),
+        ],
+    )
+    def test_a_broker_that_cannot_be_spoken_with(self, code: int, fields: dict[str, Any], error: type[FlintError]) -> None:
+        with pytest.raises(error):
+            Session().hello_answered(Answer(1, code, fields, b""))
+
+    def test_request_ids_differ_and_wrap(self) -> None:
+        session = Session()
+        assert len({session.request(PULL, {}, 0)[0] for _ in range(100)}) == 100
+        session._next_id = 2**31 - 1
+        assert [session.request(PULL, {}, 0)[0] for _ in range(2)] == [2**31 - 1, 1]
+
+    def test_requests_of_the_broker_are_left_alone(self) -> None:
+        session = Session()
+        (answer,) = answered(session, encode_frame(REQUEST, 39, 7, {}), encode_frame(RESPONSE, 0, 8, {}, b"body"))
+        assert (answer.request_id, answer.body) == (8, b"body")
+
+    @pytest.mark.parametrize("size", [10, 100_000, 1_000_000, 5_000_000])
+    def test_bodies_outlive_the_frames_that_follow(self, size: int) -> None:
+        session = Session()
+        frames = [encode_frame(RESPONSE, 0, number, {}, bytes([number]) * size) for number in range(1, 6)]
+        answers = [answer for frame in frames for answer in answered(session, frame)]
+        answers += answered(session, *frames)
+        for place, answer in enumerate(answers):
+            assert bytes(answer.body) == bytes([place % 5 + 1]) * size
+
+    def test_what_is_not_the_protocol_is_said(self) -> None:
+        with pytest.raises(RemoteProtocolError):
+            answered(Session(), b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+class TestOperations:
+    def test_an_error_answer_is_raised_with_its_class(self) -> None:
+        operation = operations.max_offset("t", 0)
+        with pytest.raises(TopicNotExist, match="no t"):
+            operation.result(Answer(1, 17, {"message": "no t"}, b""))
+
+    @pytest.mark.parametrize(
+        ("operation", "fields", "body"),
+        [
+            (operations.max_offset("t", 0), {}, b""),
+            (operations.max_offset("t", 0), {"offset": "1"}, b""),
+            (operations.topic_stats("t"), {"count": 2}, bytes(10)),
+            (operations.committed("g", "t"), {"count": 1}, b""),
+            (operations.topics(), {"count": 1}, b"\xc1"),
+            (operations.topics(), {"count": 1}, msgpack.packb(5)),
+            (operations.topics(), {"count": 1}, msgpack.packb([{}])),
+            (operations.topics(), {"count": 1}, msgpack.packb([5])),
+            (operations.runtime_info(), {}, msgpack.packb([])),
+            (operations.view_message("x", None), {"count": 0}, b""),
+            (operations.pull("t", 0, 0, 1, 1, 0), {"count": 1, "next_offset": 0, "min_offset": 0}, b""),
+        ],
+    )
+    def test_an_answer_that_cannot_be_read_is_the_brokers_fault(
+        self, operation: operations.Operation[Any], fields: dict[str, Any], body: bytes
+    ) -> None:
+        with pytest.raises(RemoteProtocolError):
+            operation.result(Answer(1, 0, fields, body))
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: operations.pull("", 0, 0, 1, 1, 0),
+            lambda: operations.pull("t", -1, 0, 1, 1, 0),
+            lambda: operations.pull("t", 0, -1, 1, 1, 0),
+            lambda: operations.pull("t", 0, 0, 0, 1, 0),
+            lambda: operations.pull("t", 0, 0, 1, 0, 0),
+            lambda: operations.pull("t", 0, 0, 1, 1, -1),
+            lambda: operations.pull("t", 0, 0, 1, 1, 1.5),  # type: ignore[arg-type]
+            lambda: operations.pull(b"t", 0, 0, 1, 1, 0),  # type: ignore[arg-type]
+            lambda: operations.query("t", "", 0, 1, 1, None),
+            lambda: operations.query("t", "k", 0, 1, 65, None),
+            lambda: operations.commit("g", "t", {}),
+            lambda: operations.commit("g", "t", {0: "1"}),  # type: ignore[dict-item]
+            lambda: operations.create_topic("t", 0, 1, 6, False),
+            lambda: operations.view_message("", None),
+        ],
+    )
+    def test_an_argument_that_cannot_be_is_refused_before_it_is_sent(self, make: Any) -> None:
+        with pytest.raises(InvalidArgument):
+            make()
+
+    def test_the_argument_is_named(self) -> None:
+        with pytest.raises(InvalidArgument, match=r"^max_count must be an integer from 1"):
+            operations.pull("t", 0, 0, 0, 1, 0)
+
+    def test_committed_offsets_come_by_queue(self) -> None:
+        body = struct.pack(">iqiq", 0, 5, 3, 7)
+        assert operations.committed("g", "t").result(Answer(1, 0, {"count": 2}, body)) == {0: 5, 3: 7}
+
+    def test_what_a_newer_broker_says_of_a_topic_is_ignored(self) -> None:
+        row = {"topic": "t", "read_queues": 1, "write_queues": 2, "perm": 6, "order": False, "system": False, "new": 1}
+        (topic,) = operations.topics().result(Answer(1, 0, {"count": 1}, msgpack.packb([row])))
+        assert (topic.name, topic.queues, topic.write_queues) == ("t", 1, 2)
+
+    def test_code_and_command_go_together(self) -> None:
+        assert operations.max_offset("t", 2).command is GET_MAX_OFFSET
+
+
+class TestErrors:
+    def test_every_error_is_exported(self) -> None:
+        from flintmq.client import errors as client_errors
+        from flintmq.protocol import errors as protocol_errors
+
+        for module in (client_errors, protocol_errors):
+            for name, value in vars(module).items():
+                if isinstance(value, type) and issubclass(value, FlintError):
+                    assert getattr(flintmq.client, name) is value
+                    assert name in flintmq.client.__all__
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            flintmq.client.InvalidMessage("why"),
+            flintmq.client.InvalidArgumentType("why"),
+            flintmq.client.DeliveryFailed({1: SystemBusy("busy", retry_after_ms=5)}, [None, None]),
+            flintmq.client.ForkedClient("why"),
+        ],
+    )
+    def test_errors_survive_copies_and_pickles(self, error: FlintError) -> None:
+        for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+            assert (type(again), str(again)) == (type(error), str(error))
+
+    def test_backoff_is_at_least_what_the_broker_asks_for(self) -> None:
+        assert backoff_seconds(1, SystemBusy("", retry_after_ms=700)) >= 0.7
+        assert backoff_seconds(1) < 0.03
+        assert backoff_seconds(10_000) <= 1.2
+
+    def test_retriable_is_what_can_succeed_later(self) -> None:
+        assert is_retriable(SystemBusy(""))
+        assert is_retriable(flintmq.client.ConnectionFailed(""))
+        assert not is_retriable(TopicNotExist(""))
+        assert not is_retriable(RemoteProtocolError(""))
+
+
+def test_importing_the_client_imports_msgpack_alone() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import flintmq.client; "
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    imported = {name for name in done.stdout.split() if name not in sys.stdlib_module_names}
+    # msgpack is Cython's, whose runtime makes modules of its own; the import hook is that of an editable install.
+    assert {name for name in imported if "cython" not in name and "editable" not in name} == {"flintmq", "msgpack"}
+
+
+def test_nothing_of_the_core_knows_sockets_or_threads() -> None:
+    core = [module for name, module in sys.modules.items() if name.startswith("flintmq.client.core.")]
+    assert len(core) > 10
+    for module in core:
+        for forbidden in ("socket", "threading", "select", "asyncio"):
+            assert not hasattr(module, forbidden), f"{module.__name__} imports {forbidden}"
