@@ -88,24 +88,24 @@ def broker_environment(**variables: str) -> dict[str, str]:
     return {**clean, **variables}
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerFactory]:
-    """``broker(*options, store=None, settings=None, environment=None)`` starts a broker and waits for its port.
+class Brokers:
+    """Starts brokers, and stops them all at the end."""
 
-    Without ``store`` each has its own. Whatever still runs at the end of the test is stopped, and must stop with 0.
-    """
-    started: list[RunningBroker] = []
-    numbers = itertools.count()
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[RunningBroker] = []
 
     def start(
+        self,
         *options: str,
         store: Path | None = None,
         settings: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
     ) -> RunningBroker:
-        number = next(numbers)
-        store = store or tmp_path / f"store-{number}"
-        log_path = tmp_path / f"broker-{number}.log"
+        """Start a broker and wait for its port. Without ``store`` each has its own; ``settings`` by their names."""
+        number = len(self._started)
+        store = store or self._folder / f"store-{number}"
+        log_path = self._folder / f"broker-{number}.log"
         with log_path.open("w") as log:
             process = subprocess.Popen(
                 broker_command(store, *options, settings=settings),
@@ -115,17 +115,43 @@ def broker(tmp_path: Path) -> Iterator[BrokerFactory]:
                 env=broker_environment(**(environment or {})),
             )
         running = _wait_for_port(process, store, log_path)
-        started.append(running)
+        self._started.append(running)
         return running
 
-    yield start
-    codes = []
-    for running in started:
-        if running.process.poll() is None:
-            codes.append(running.stop())
-        if running.process.stdout is not None:
-            running.process.stdout.close()
-    assert codes == [0] * len(codes), "\n".join(running.log for running in started)
+    def stop_all(self) -> None:
+        """Stop what still runs; it must stop with 0."""
+        codes = []
+        for running in self._started:
+            if running.process.poll() is None:
+                codes.append(running.stop())
+            if running.process.stdout is not None:
+                running.process.stdout.close()
+        assert codes == [0] * len(codes), "\n".join(running.log for running in self._started)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerFactory]:
+    """``broker(*options, store=None, settings=None, environment=None)`` starts a broker: see ``Brokers.start``."""
+    brokers = Brokers(tmp_path)
+    yield brokers.start
+    brokers.stop_all()
+
+
+@pytest.fixture(scope="session")
+def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """One broker for all tests that leave it as it was, but for messages in a topic of their own (``topic``)."""
+    brokers = Brokers(tmp_path_factory.mktemp("shared"))
+    yield brokers.start()
+    brokers.stop_all()
+
+
+_topic_numbers = itertools.count()
+
+
+@pytest.fixture
+def topic() -> str:
+    """The name of a topic that no other test uses."""
+    return f"topic-{next(_topic_numbers)}"
 
 
 def _wait_for_port(process: subprocess.Popen[str], store: Path, log_path: Path) -> RunningBroker:

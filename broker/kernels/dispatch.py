@@ -252,13 +252,16 @@ def queue_hash(array: np.ndarray, at: int, end: int, queue_id: int) -> int:
 
 @inlined
 def _delay_level(log: np.ndarray, at: int, end: int) -> int:
+    """The level of a DELAY value that is not empty, as Java's ``parseInt`` reads it; 0: none, or no integer."""
+    if log[at] == 0x2B and end - at > 1:
+        at += 1
     level = 0
     for k in range(at, end):
         digit = np.int64(log[k]) - 0x30
-        if digit < 0 or digit > 9 or level > 99:
+        if digit < 0 or digit > 9:
             return 0
-        level = 10 * level + digit
-    return min(level, len(DELAY_LEVELS_MS) - 1)
+        level = min(10 * level + digit, len(DELAY_LEVELS_MS) - 1)
+    return level
 
 
 @inlined
@@ -405,8 +408,8 @@ def dispatch(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarr
         if physical_offset >= queues[row, Q_DELETED_BELOW]:
             _find_properties(log, scratch[R_PROPERTIES_AT], at + scratch[R_SIZE], found)
             wants_unit = transaction != _PREPARED and transaction != _ROLLBACK
-            ahead = load_be64(log, at + _AT_QUEUE_OFFSET) - queues[row, Q_NEXT]
-            if wants_unit and ahead > 0:
+            queue_offset = load_be64(log, at + _AT_QUEUE_OFFSET)
+            if wants_unit and queue_offset > queues[row, Q_NEXT]:
                 state[S_GAP_QUEUE] = row
                 status = GAP
                 break
@@ -417,7 +420,7 @@ def dispatch(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarr
                 status = FULL
                 break
             store_ms = scratch[R_STORE_MS]
-            if wants_unit and ahead == 0:
+            if wants_unit and queue_offset == queues[row, Q_NEXT]:
                 unit = state[S_UNITS]
                 store_be64(units, unit * UNIT_BYTES, physical_offset)
                 store_be32(units, unit * UNIT_BYTES + _UNIT_SIZE_AT, scratch[R_SIZE])

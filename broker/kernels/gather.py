@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.layout import MAGIC_V1, MAGIC_V2, PRE_BLANK_SIZE, RECORD, UNIT, UNIT_BYTES
+from ...protocol.layout import MAGIC_V1, MAGIC_V2, PRE_BLANK_SIZE, RECORD, RECORD_BYTES_MIN, UNIT, UNIT_BYTES
 from .jit import bytes_array, i64, i64_array, kernel, results
 from .words import copy_bytes, load_be32, load_be64, store_be32
 
@@ -47,7 +47,7 @@ def choose(units: np.ndarray, unit_count: int, first_queue_offset: int, tags: np
         at = unit * UNIT_BYTES
         physical_offset = load_be64(units, at)
         size = load_be32(units, at + _UNIT_SIZE_AT)
-        if size <= 0 or size == PRE_BLANK_SIZE or physical_offset < physical_min or physical_offset + size > physical_max:
+        if size <= 0 or size == PRE_BLANK_SIZE or physical_offset < physical_min or physical_offset > physical_max - size:
             continue
         if tag_count > 0:
             code = load_be64(units, at + _UNIT_TAGS_AT)
@@ -128,6 +128,8 @@ def finish(out: np.ndarray, records_at: int, chosen: np.ndarray, count: int, que
     at = records_at
     for k in range(count):
         size = chosen[k * CHOSEN_ROW + C_SIZE]
+        if size < RECORD_BYTES_MIN:  # what is compared would lie behind it, perhaps behind the array
+            return k
         magic = load_be32(out, at + _AT_MAGIC)
         if (
             load_be32(out, at) != size

@@ -59,7 +59,8 @@ def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: in
         at = entries_at + INDEX_ENTRY_BYTES * number
         store_be32(index, at, key_hash)
         store_be64(index, at + _AT_PHYSICAL, keys[row + K_PHYSICAL_OFFSET])
-        store_be32(index, at + _AT_SECONDS, _seconds_since(begin_ms, store_ms))
+        # The first entry sets the file's time: it lies at second 0, whatever time the header took from the file before.
+        store_be32(index, at + _AT_SECONDS, 0 if number == 1 else _seconds_since(begin_ms, store_ms))
         store_be32(index, at + _AT_PREVIOUS, previous)
         store_be32(index, slot_at, number)
         if number == 1:
@@ -93,7 +94,8 @@ def select(index: np.ndarray, slots: int, entries: int, begin_timestamp: int, ke
         if 2 * count == len(found):
             return count, number
         at = entries_at + INDEX_ENTRY_BYTES * number
-        entry_ms = begin_timestamp + 1000 * load_be32(index, at + _AT_SECONDS)
+        # RocketMQ reckons a later file's first entry from the end of the file before, although it begins this one.
+        entry_ms = begin_timestamp + (1000 * load_be32(index, at + _AT_SECONDS) if number > 1 else 0)
         if load_be32(index, at) == key_hash and entry_ms <= end_ms and entry_ms + 1000 > begin_ms:
             found[2 * count] = load_be64(index, at + _AT_PHYSICAL)
             found[2 * count + 1] = number

@@ -507,10 +507,22 @@ def _write(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.n
     return numbers[N_COUNT], position
 
 
-_ARRAYS = (bytes_array, i64_array, bytes_array, i64_array, bytes_array, bytes_array)
+_PLAN_FIRST = -1
 
 
-@kernel(results(i64, i64, i64), *_ARRAYS)
+@kernel(results(i64, i64, i64), bytes_array, i64_array, bytes_array, i64_array, bytes_array, bytes_array, i64)
+def _produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
+             physical_offsets: np.ndarray, first: int) -> tuple[int, int, int]:  # fmt: skip
+    """Both functions below in one kernel: what writes records takes long to compile and is compiled once."""
+    if first == _PLAN_FIRST:
+        status, message, at = _plan(frame, numbers, plan)
+        if status != OK:
+            return status, message, at
+        first = 0
+    message, position = _write(frame, numbers, texts, plan, log, physical_offsets, first)
+    return OK, message, position
+
+
 def produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
             physical_offsets: np.ndarray) -> tuple[int, int, int]:  # fmt: skip
     """Validate a frame's messages and write their records into ``log``, a CommitLog file's map.
@@ -522,21 +534,17 @@ def produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.
     ``produce_on`` must go on in the next; or ``(what is wrong, number of the message, byte of the frame or the size that
     is too large)`` with nothing written.
     """
-    status, message, at = _plan(frame, numbers, plan)
-    if status != OK:
-        return status, message, at
-    message, position = _write(frame, numbers, texts, plan, log, physical_offsets, 0)
-    return OK, message, position
+    return _produce(frame, numbers, texts, plan, log, physical_offsets, _PLAN_FIRST)
 
 
-@kernel(results(i64, i64), *_ARRAYS, i64)
 def produce_on(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
                physical_offsets: np.ndarray, first: int) -> tuple[int, int]:  # fmt: skip
     """Write the messages from ``first`` on, which ``produce`` has planned, into the next file.
 
     Returns ``(messages written in all, position behind them)``.
     """
-    return _write(frame, numbers, texts, plan, log, physical_offsets, first)
+    _, message, position = _produce(frame, numbers, texts, plan, log, physical_offsets, first)
+    return message, position
 
 
 @kernel(i64, bytes_array, i64, i64, i64, i64)

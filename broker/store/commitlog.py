@@ -16,6 +16,7 @@ from ...protocol.errors import MessageIllegal, ServiceNotAvailable
 from ...protocol.ids import UNIQUE_PREFIX_DIGITS
 from ...protocol.layout import BLANK_BYTES_MIN, MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
 from ..kernels import produce as kernel
+from .errors import StoreFailed
 from .files import Files
 from .mapped_file import MappedFile, MappedFileQueue
 from .settings import StoreSettings
@@ -144,7 +145,7 @@ class CommitLog:
         """Write the batch's messages as records with queue offsets from ``queue_offset`` on.
 
         All or nothing: raises ``MessageIllegal`` for a message that breaks a rule and ``ServiceNotAvailable`` where the
-        disk is full, with nothing written.
+        disk is full, with nothing written. After ``StoreFailed`` nothing may be appended any more.
         """
         count = batch.count
         body_bytes = batch.body_end - batch.body_at
@@ -166,8 +167,7 @@ class CommitLog:
         if status != kernel.OK:
             raise self._refusal(status, written, position)
         while written < count:
-            self._write_blank(file, position)
-            file = self._next_file()
+            file = self._roll(file, position)
             self._numbers[kernel.N_POSITION] = 0
             self._numbers[kernel.N_FILE_BASE] = file.start_offset
             written, position = kernel.produce_on(*arrays, file.array(), self._offsets, written)
@@ -271,11 +271,24 @@ class CommitLog:
         return self.queue.create(start_offset, max(allocate, self.settings.allocate_step_bytes))
 
     def _next_file(self) -> MappedFile:
-        """The next file becomes the last of the log, made now where none was prepared."""
+        """The next file becomes the last of the log, made now where none was prepared. Raises OSError."""
         with self._preparing:
-            file = self.prepared.pop(0) if self.prepared else self._create_next(0)
-            self.queue.files.append(file)
+            file = self.prepared[0] if self.prepared else self._create_next(0)
+            self.queue.enter(file)
+            del self.prepared[:1]
         return file
+
+    def _roll(self, file: MappedFile, position: int) -> MappedFile:
+        """End ``file`` at ``position``, in the middle of a frame, and go on in the next."""
+        self._write_blank(file, position)
+        try:
+            return self._next_file()
+        except OSError as error:
+            # Part of the frame is written, and nothing of it can be taken back where it spans several files.
+            raise StoreFailed(
+                f"no file follows {file.path}: {error}. The frame was not stored whole and is not acknowledged. Check "
+                "the disk, then start the broker again"
+            ) from error
 
     def _write_blank(self, file: MappedFile, position: int) -> None:
         array = file.array()
@@ -316,6 +329,7 @@ class CommitLog:
         for file in list(self.queue.files):
             if file.end_offset > begin and file.start_offset < target:
                 self.os.sync_data(file.fd)
+        self.queue.sync_entered()
         self.flushed_offset = target
         return target
 

@@ -160,7 +160,7 @@ class IndexFile:
         while 0 < number < self.entries:
             self._read(view, self.entries_at + INDEX_ENTRY_BYTES * number)
             entry_hash, physical_offset, seconds, previous = INDEX_ENTRY_STRUCT.unpack(blob)
-            entry_ms = begin_timestamp + 1000 * seconds
+            entry_ms = begin_timestamp + (1000 * seconds if number > 1 else 0)
             if entry_hash == key_hash and entry_ms <= end_ms and entry_ms + 1000 > begin_ms:
                 yield physical_offset, number
             if entry_ms + 1000 <= begin_ms or previous >= number:

@@ -80,10 +80,14 @@ class MappedFileQueue:
         self.scratch_folder = scratch_folder
         self.setting = setting
         self.files: list[MappedFile] = []
+        self._entered = False
 
     def load(self) -> None:
         """Open what is there. Raises ``SettingMismatch`` or ``CorruptLog``, naming the file."""
         self.os.make_folder(self.folder)
+        if self.scratch_folder.is_dir():
+            for path in [path for path in self.scratch_folder.iterdir() if _NAME.match(path.name)]:
+                self.os.unlink(path)  # made ahead by a process that ended before it was needed
         names = sorted(path.name for path in self.folder.iterdir() if _NAME.match(path.name))
         for number, name in enumerate(names):
             path = self.folder / name
@@ -125,10 +129,32 @@ class MappedFileQueue:
         return self.files[-1].end_offset if self.files else 0
 
     def create(self, start_offset: int, allocate: int) -> MappedFile:
-        """Make the file at ``start_offset``, durably, with blocks for its first ``allocate`` bytes. Not yet in the row."""
-        path = self.folder / file_name(start_offset)
+        """Make the file at ``start_offset``, durably, with blocks for its first ``allocate`` bytes. Not yet in the row.
+
+        Nor in the folder: a RocketMQ that is started by mistake deletes the files there that nothing was written to,
+        before it finds the store locked.
+        """
+        path = self.scratch_folder / file_name(start_offset)
         fd = create_whole(self.os, path, self.file_bytes, self.scratch_folder, allocate=allocate)
         return MappedFile(self.os, path, fd, self.file_bytes, allocated=min(allocate, self.file_bytes))
+
+    def enter(self, file: MappedFile) -> None:
+        """Put a file that ``create`` made into the row. ``sync_entered`` must run before its bytes count as on disk."""
+        path = self.folder / file.path.name
+        self.os.rename(file.path, path)
+        file.path = path
+        self._entered = True
+        self.files.append(file)
+
+    def sync_entered(self) -> None:
+        """Make the names of files that were entered durable."""
+        if self._entered:
+            self._entered = False
+            try:
+                self.os.sync_folder(self.folder)
+            except OSError:
+                self._entered = True
+                raise
 
     def find(self, offset: int) -> MappedFile | None:
         """The file that holds ``offset``."""

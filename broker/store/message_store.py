@@ -18,7 +18,7 @@ from .checkpoint import StoreCheckpoint
 from .commitlog import Appended, CommitLog, ProduceBatch
 from .config_files import ConsumerOffsetTable, TopicConfig, TopicTable
 from .dispatcher import Dispatcher
-from .errors import StoreLocked
+from .errors import StoreFailed, StoreLocked
 from .files import Files
 from .index_file import IndexService
 from .queue_table import ConsumeQueueTable
@@ -239,7 +239,11 @@ class MessageStore:
         queue_offset = queues.get(queue_id, -1)
         if queue_offset < 0:
             queue_offset = self._next_offset(topic.name, queue_id)
-        appended = self.commitlog.append(self._topic_bytes[topic.name], queue_id, queue_offset, batch)
+        try:
+            appended = self.commitlog.append(self._topic_bytes[topic.name], queue_id, queue_offset, batch)
+        except StoreFailed as failure:
+            self.failed = failure
+            raise
         queues[queue_id] = queue_offset + batch.count
         return appended
 

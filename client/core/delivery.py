@@ -16,7 +16,6 @@ from collections import deque
 from ...protocol.commands import PHYSICAL_OFFSET_STRUCT, HelloAnswer
 from ...protocol.errors import (
     SUCCESS,
-    ConnectionFailed,
     FlintError,
     MessageIllegal,
     RemoteProtocolError,
@@ -38,7 +37,7 @@ from .lanes import (
 )
 from .packing import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, ROW_OVERHEAD_BYTES, Row, new_packer
 from .receipts import Acknowledged
-from .retry import backoff_seconds, is_retriable
+from .retry import Backoff, is_retriable
 from .routing import ANY_QUEUE
 from .session import Answer
 from .times import now_millis
@@ -69,9 +68,7 @@ class Delivery:
         self._lanes: dict[tuple[str, int, bool], Lane] = {}
         self._offered: deque[Lane] = deque()
         self._in_flight: dict[int, ProduceFrame] = {}
-        self._failures = 0
-        self._trouble: FlintError | None = None
-        self._hold_until = 0.0
+        self._backoff = Backoff()
         self._progressed_at = 0.0
         self._wake_at = NEVER
 
@@ -119,11 +116,11 @@ class Delivery:
     def connected(self, limits: HelloAnswer) -> None:
         """A connection stands; ``limits`` is the broker's answer to HELLO."""
         self._body_bytes_max = limits.produce_frame_bytes_max - HEAD_BYTES_RESERVED
-        self._hold_until = 0.0
+        self._backoff.end()
 
     def next_frame(self, now: float) -> ProduceFrame | None:
         """The next frame to be sent, its body packed, or None while everything waits. ``sent`` must follow."""
-        if now < self._hold_until:
+        if self._backoff.seconds(now) > 0:
             return None
         offered = self._offered
         while offered:
@@ -158,8 +155,7 @@ class Delivery:
                 raise
             lane.in_flight -= 1
             self._progressed_at = now
-            self._failures = 0
-            self._trouble = None
+            self._backoff.succeeded()
         else:
             lane.in_flight -= 1
             self._refused(frame, error_from_answer(answer.code, answer.fields), now)
@@ -174,7 +170,7 @@ class Delivery:
             frame.lane.retries.appendleft(frame)
             self._offer(frame.lane)
         self._in_flight.clear()
-        self._hold(error, now)
+        self._backoff.failed(error, now)
 
     def fail_all(self, error: FlintError) -> None:
         """Nothing that was added can be delivered."""
@@ -215,7 +211,7 @@ class Delivery:
 
     def hold_seconds(self, now: float) -> float:
         """How long to wait before the next connection or frame is tried."""
-        return max(0.0, self._hold_until - now)
+        return self._backoff.seconds(now)
 
     @property
     def idle(self) -> bool:
@@ -233,10 +229,9 @@ class Delivery:
 
     def seconds_to_wait(self, now: float) -> float:
         """How long there is nothing to do unless an answer comes; infinite where only an answer matters."""
-        wake_at = self._wake_at
-        if now < self._hold_until < wake_at and (self._offered or not self._in_flight):
-            wake_at = self._hold_until
-        return max(0.0, wake_at - now)
+        seconds = max(0.0, self._wake_at - now)
+        pause = self._backoff.seconds(now)
+        return min(pause, seconds) if pause and (self._offered or not self._in_flight) else seconds
 
     # ---- frames
 
@@ -360,19 +355,11 @@ class Delivery:
         frame.error = error
         if is_retriable(error) and now < frame.deadline:
             frame.lane.retries.append(frame)
-            self._hold(error, now)
+            self._backoff.failed(error, now)
         elif isinstance(error, MessageIllegal) and len(frame.content) > 1:
             self._halve(frame)
         else:
             self._fail_frame(frame, error)
-
-    def _hold(self, error: FlintError, now: float) -> None:
-        """Send nothing for a while; a connection that was lost is made again at once the first time."""
-        if now >= self._hold_until:  # not once per frame of those that were in flight together
-            self._failures += 1
-        self._trouble = error
-        at_once = isinstance(error, ConnectionFailed) and self._failures == 1
-        self._hold_until = now if at_once else now + backoff_seconds(self._failures, error)
 
     def _fail_frame(self, frame: ProduceFrame, error: FlintError) -> None:
         group = frame.group
@@ -426,7 +413,7 @@ class Delivery:
 
     def _timeout(self, error: FlintError | None) -> FlintError:
         """What a message fails with when its time is over: what kept it from being stored."""
-        error = error or self._trouble
+        error = error or self._backoff.trouble
         if error is not None:
             return copy.copy(error)
         return RequestTimeout(

@@ -73,12 +73,12 @@ def check_position(what: str, position: Any) -> None:
         to_millis(what, position)
     elif isinstance(position, str):
         if position not in (EARLIEST, LATEST):
-            raise InvalidArgument(f"{what} is {position!r}; it must be 'earliest', 'latest', a datetime, −n or offsets")
+            raise InvalidArgument(f"{what} is {position!r}; a str must be 'earliest' or 'latest'")
     elif type(position) is int:
         if position >= 0:
             raise InvalidArgument(
-                f"{what} is {position}; a number must be negative (-10: the last ten messages of the topic). For offsets "
-                f"give one for each queue: {what}={{0: {position}, …}}"
+                f"{what} is {position}; a number must be negative (-10: the last ten messages of the topic). "
+                f"For offsets give one for each queue: {what}={{0: {position}, …}}"
             )
     elif isinstance(position, Mapping):
         _check_offsets(what, position.items())

@@ -54,7 +54,7 @@ class QueueReading:
     @property
     def finished(self) -> bool:
         """Whether everything was taken."""
-        return not self.asked and not self.messages and self.end is not None and self.position >= self.end
+        return not self.messages and self.end is not None and self.position >= self.end
 
 
 class TopicReading:

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def client_name() -> str:
 
 
 class Connection:
-    """A connection on which HELLO was answered. Not safe for two threads, except ``interrupt``.
+    """A connection on which HELLO was answered. Not safe for two threads, except ``interrupt`` and ``end``.
 
     ``push`` sends without waiting, ``receive`` waits for what comes (and sends what could not go out before);
     ``exchange`` does one request and its answer. Everything but ``RequestTimeout`` leaves the connection useless.
@@ -40,7 +41,10 @@ class Connection:
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
         self.address = address
+        self.in_use = threading.Lock()
+        """Held by who uses the connection while ``end`` may be called."""
         self._sock = sock
+        self._closed = False
         self._session = Session()
         self._unsent: deque[memoryview] = deque()
         self._wait = _readiness(sock)
@@ -149,6 +153,8 @@ class Connection:
 
         May return none although time is left. Raises ``ConnectionFailed`` where the connection went.
         """
+        if self._closed:  # its descriptor's number may belong to something else by now
+            raise ConnectionFailed(f"the connection to the broker at {self.address} was closed")
         if timeout is None or timeout > 0:
             self._wait(bool(self._unsent), timeout)
         if self._unsent:
@@ -193,10 +199,6 @@ class Connection:
             if remaining <= 0:
                 raise RequestTimeout(f"the broker at {self.address} did not answer {command.name} within {timeout:g} s")
 
-    def used(self) -> None:
-        """It was in use until now."""
-        self._used_at = time.monotonic()
-
     def is_alive(self) -> bool:
         """Whether it can be used after a pause: not where the broker closed it meanwhile."""
         if time.monotonic() - self._used_at < _PROBE_AFTER_SECONDS:
@@ -211,8 +213,16 @@ class Connection:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
+    def end(self) -> None:
+        """From any thread: ``interrupt`` who uses the connection; close it where nobody does."""
+        self.interrupt()
+        if self.in_use.acquire(blocking=False):
+            self.close()
+            self.in_use.release()
+
     def close(self) -> None:
         """Close the socket; idempotent."""
+        self._closed = True
         self._unsent.clear()
         self._sock.close()
 

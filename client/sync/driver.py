@@ -185,8 +185,9 @@ class DeliveryDriver:
         if delivery.frames_in_flight or connection.congested:
             answers = connection.receive(None if wait == inf else wait)
         else:
-            self._interrupted.wait(None if wait == inf else wait)  # the broker asked for a pause
             answers = []
+            if not delivery.idle:  # the broker asked for a pause
+                self._interrupted.wait(None if wait == inf else wait)
         with self.mutex:
             now = time.monotonic()
             for answer in answers:

@@ -80,10 +80,17 @@ class _Iteration:
         if self._connection is None:
             self._connection = self._caller.pool.acquire(max(0.001, self._heard_at + self._timeout - time.monotonic()))
             self._heard_at = time.monotonic()
+        with self._connection.in_use:
+            self._read(wait=wait)
+
+    def _read(self, *, wait: bool) -> None:
+        """Ask what should be asked, and take what has come."""
         if self._until_ms is not None and now_millis() >= self._until_ms:
             ends = self._caller.run(ends_at(self._reading.topic, self._until_ms), self._caller.deadline(None))
             self._reading.end_at(ends)
             self._until_ms = None
+            if self._reading.finished:
+                return
         for queue, operation in self._reading.pulls():
             self._ask(queue, operation)
         if self._reading.follows and time.monotonic() >= self._queues_due:

@@ -124,7 +124,7 @@ class ConnectionPool:
             if self._guard.forked:
                 connection.close()  # a shutdown would reach the parent's connection
             else:
-                connection.interrupt()
+                connection.end()
 
 
 class Caller:
@@ -182,7 +182,8 @@ class Caller:
         answered = False
         try:
             left = max(0.001, deadline - time.monotonic())
-            answer = connection.exchange(operation.command, operation.fields, operation.body, left)
+            with connection.in_use:
+                answer = connection.exchange(operation.command, operation.fields, operation.body, left)
             answered = True
         finally:
             if answered:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from .broker import Broker, temporary_store
 from .load import QUEUES, TOPIC
+from .machine import touch_memory
 from .raw import RawClient
 
 _QUICK_SHARE = 1 / 500
@@ -17,11 +18,15 @@ _QUICK_COUNT_MIN = 200
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``runs`` of each case, stores under ``folder``; ``quick``: only see that everything works."""
+    """``runs`` of each case, stores under ``folder``; ``quick``: only see that everything works.
+
+    ``touched_gib``: memory that is touched before each run; see ``touch_memory``.
+    """
 
     runs: int
     folder: Path
     quick: bool = False
+    touched_gib: float = 0.0
 
     def count(self, count: int) -> int:
         """How many messages to send where ``count`` are wanted."""
@@ -39,4 +44,5 @@ class Bench:
         with self.store() as store, Broker(store, flush) as broker:
             with RawClient(broker.address) as client:
                 client.create_topic(TOPIC, QUEUES)
+            touch_memory(self.touched_gib, self.folder)
             yield broker

@@ -1,4 +1,4 @@
-"""The machine: what it is, what a process used of it, and memory that was touched before."""
+"""The machine: what it is, what a process uses of it, and memory that was used before."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import mmap
 import os
 import platform
 import re
+import tempfile
 import time
 from pathlib import Path
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-_TOUCHED_AT_ONCE_BYTES = 64 << 20
+_TOUCHED_AT_ONCE_BYTES = 1 << 20
 _GIB = 1 << 30
 
 
@@ -43,21 +44,23 @@ def file_system(folder: Path) -> str:
     return max(holding, key=lambda mount: len(mount[0]), default=("", "unknown"))[1]
 
 
-def touch_memory(gib: float) -> float:
-    """Write to ``gib`` GiB of memory once and give it back; the GiB it was, at most half of what is available.
+def touch_memory(gib: float, folder: Path) -> None:
+    """Write to ``gib`` GiB of page cache once and free it again, at most half of the memory that is available.
 
-    The first touch of memory that a virtual machine never used costs its host much more than any later one. A machine
-    that has been up for a while has that behind it; a fresh one would be measured instead of the broker.
+    The first touch of memory that a virtual machine never used, or gave back to its host ("free page reporting"), costs
+    eight times as much as a later one. A machine that has been busy for a while has that behind it; on one that idled
+    the host would be measured instead of the broker. A mapped file of ``folder`` is written to, as the broker does it:
+    what it leaves is what the next such file gets.
     """
-    size = min(int(gib * _GIB), _meminfo("MemAvailable") // 2)
-    if size < mmap.PAGESIZE:
-        return 0.0
+    size = min(int(gib * _GIB), _meminfo("MemAvailable") // 2) // _TOUCHED_AT_ONCE_BYTES * _TOUCHED_AT_ONCE_BYTES
+    if not size:
+        return
     content = bytes(_TOUCHED_AT_ONCE_BYTES)
-    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        for start in range(0, size, len(content)):
-            piece = content[: size - start]
-            memory[start : start + len(piece)] = piece
-    return size / _GIB
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+        with mmap.mmap(file.fileno(), size) as memory:
+            for start in range(0, size, len(content)):
+                memory[start : start + len(content)] = content
 
 
 def cpu_seconds(pid: int) -> float:

@@ -1,7 +1,7 @@
 """Apache RocketMQ itself opens a store that FlintMQ wrote, reads all of it, goes on writing, and hands it back.
 
-Optional: skipped where there is no JDK or Maven, or where Maven cannot fetch RocketMQ's jars. Maven keeps them in its own
-cache; nothing of them lies in this repository.
+Optional: skipped where there is no JDK or Maven, or where Maven cannot fetch RocketMQ's jars, which it keeps in its own
+cache.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ import hashlib
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from flintmq.broker.store import MessageStore, StoreLocked, TopicConfig
+from flintmq.protocol.ids import offset_id
+from flintmq.protocol.record import encode_host
 from tests.integration.rocketmq.harness import (
     Message,
     RocketMQ,
@@ -25,11 +30,7 @@ from tests.integration.rocketmq.harness import (
     keys_of,
     read_flint,
 )
-from tests.integration.rocketmq.writer import SETTINGS, TOPICS
-
-from flintmq.broker.store import MessageStore, StoreLocked
-from flintmq.protocol.ids import offset_id
-from flintmq.protocol.record import encode_host
+from tests.integration.rocketmq.writer import SETTINGS, TOPICS, Batches
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(300)]
 
@@ -93,9 +94,10 @@ def log_digest(store: Path, end: int) -> str:
 
 def assert_same(read: Iterable[Message], expected: Iterable[Message]) -> None:
     """The same messages, each with the same content, in whatever order; says which is the first to differ."""
-    for found, wanted in zip(sorted(read, key=by_position), sorted(expected, key=by_position), strict=False):
+    read, expected = sorted(read, key=by_position), sorted(expected, key=by_position)
+    for found, wanted in zip(read, expected, strict=False):
         assert found == wanted
-    assert len(list(read)) == len(list(expected))
+    assert len(read) == len(expected)
 
 
 def assert_dense(queues: Iterable[dict[str, Any]], messages: Iterable[Message]) -> None:
@@ -113,6 +115,14 @@ def assert_found(found: dict[Any, set[int]], expected: dict[Any, set[int]]) -> N
     """Each key gives its messages; RocketMQ's index may give others of the same hash too."""
     missing = {key: offsets - found[key] for key, offsets in expected.items() if offsets - found[key]}
     assert not missing, f"{len(missing)} of {len(expected)} keys are not found, such as {list(missing.items())[:5]}"
+
+
+def as_stored(message: Message) -> Message:
+    """A message that RocketMQ's client pulled, without the queue's ends, which the client adds to its properties."""
+    properties = {
+        name: value for name, value in message["properties"].items() if name not in ("MIN_OFFSET", "MAX_OFFSET")
+    }
+    return {**message, "properties": properties}
 
 
 def errors_logged(running: RocketMQ) -> list[str]:
@@ -183,23 +193,24 @@ def test_rocketmq_has_all_that_was_acknowledged_before_a_kill(
     flint.close()
 
 
-def properties_of(number: int) -> dict[str, str]:
-    return {"KEYS": f"java-{number} ключ-{number}", "TAGS": "日本", "UNIQ_KEY": f"{number:032X}", "WAIT": "true"}
-
-
 def append_with(running: RocketMQ, count: int, first: int) -> list[Message]:
     """Append messages through RocketMQ to all queues of all topics in turn; as it reads them back."""
     queues = [(topic, queue) for topic, count in TOPICS.items() for queue in range(count)]
-    return [
-        running.call("append", topic=topic, queue=queue, body="из Java " * (number % 90), properties=properties_of(number))
-        for number in range(first, first + count)
-        for topic, queue in [queues[number % len(queues)]]
-    ]
+    appended = []
+    for number in range(first, first + count):
+        topic, queue = queues[number % len(queues)]
+        properties = {
+            "KEYS": f"java-{number} ключ-{number}",
+            "TAGS": "日本",
+            "UNIQ_KEY": f"{number:032X}",
+            "WAIT": "true",
+        }
+        body = "из Java " * (number % 90)
+        appended.append(running.call("append", topic=topic, queue=queue, body=body, properties=properties))
+    return appended
 
 
-def test_each_goes_on_where_the_other_stopped(
-    writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
-) -> None:
+def test_each_goes_on_where_the_other_stopped(writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path) -> None:
     store = tmp_path / "store"
     first = writer(store, "--rounds", 60)
     first.finish()
@@ -258,20 +269,55 @@ def test_while_rocketmq_has_the_store_flintmq_refuses_it_and_changes_nothing(
     running.close()
 
 
-def test_while_flintmq_has_the_store_rocketmq_refuses_it_and_nothing_is_lost(
+def test_while_flintmq_writes_rocketmq_refuses_the_store_and_nothing_is_lost(
     writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
 ) -> None:
+    """RocketMQ recovers a store before it asks for the lock: it deletes index files and empty CommitLog files."""
     store = tmp_path / "store"
-    written = writer(store)
-    written.read_until(500)
+    writing = writer(store)
+    writing.read_until(500)
     with pytest.raises(RocketMQRefused, match="MQ already started"):
         rocketmq(store)
-    written.read_until(len(written.acknowledged) + 2_000)
-    written.kill()
+    writing.read_until(len(writing.acknowledged) + 2_000)
+    writing.kill()
+    assert_flintmq_has(store, writing.acknowledged)
+
+
+def test_what_is_written_after_rocketmq_refused_the_store_is_there_after_a_stop(
+    rocketmq: RocketMQFactory, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    flint = open_flint(store)
+    for name, queues in TOPICS.items():
+        flint.topics.put(TopicConfig(name, queues, queues))
+    batches = Batches(flint, seed=0)
+    messages: list[Message] = []
+
+    def write() -> None:
+        end_offset, written = batches.append_next()
+        assert flint.flush() == end_offset
+        flint.dispatch(end_offset)
+        flint.commitlog.prepare_ahead()
+        messages.extend(map(asdict, written))
+
+    while not flint.commitlog.prepared:
+        write()
+    flint.sync_derived()
+    with pytest.raises(RocketMQRefused, match="MQ already started"):
+        rocketmq(store)
+    end = len(flint.commitlog.queue.files) + 2
+    while len(flint.commitlog.queue.files) < end:
+        write()
+    flint.close()
+    assert_flintmq_has(store, messages)
+
+
+def assert_flintmq_has(store: Path, messages: list[Message]) -> None:
+    """All of these messages, and for whatever it has each key."""
     flint = open_flint(store)
     read = read_flint(flint)
-    there = {message["physical_offset"] for message in written.acknowledged}
-    assert_same([message for message in read if message["physical_offset"] in there], written.acknowledged)
+    there = {message["physical_offset"] for message in messages}
+    assert_same([message for message in read if message["physical_offset"] in there], messages)
     assert find_flint(flint, keys_of(read)) == keys_of(read)
     flint.close()
 
@@ -295,19 +341,20 @@ def test_a_whole_rocketmq_serves_its_own_clients_from_the_store(
         expected = [message for message in messages if message["topic"] == topic]
         ends, read = running.read(topic=topic, tags="*")
         assert ends["queues"] == queues
-        assert_same(map(without_client_properties, read), expected)
+        assert_same(map(as_stored, read), expected)
         _, tagged = running.read(topic=topic, tags="日本 || eu")
         assert_same(
-            map(without_client_properties, tagged),
+            map(as_stored, tagged),
             [message for message in expected if message["properties"].get("TAGS") in ("日本", "eu")],
         )
-    for message in [message for message in messages if "UNIQ_KEY" in message["properties"]][::97]:
-        topic, unique_key = message["topic"], message["properties"]["UNIQ_KEY"]
-        found = running.call("find", topic=topic, key=message["properties"].get("KEYS", unique_key).split(" ")[-1])
-        assert message["physical_offset"] in {each["physical_offset"] for each in found["found"]}
-        message_id = offset_id(encode_host(host, int(port)), message["physical_offset"])
-        for each in (unique_key, message_id):
-            assert running.call("view", topic=topic, id=each)["physical_offset"] == message["physical_offset"]
+    for message in [message for message in messages if "KEYS" in message["properties"]][::97]:
+        found = running.call("find", topic=message["topic"], key=message["properties"]["KEYS"].split(" ")[-1])
+        assert message in [as_stored(each) for each in found["found"]]
+    made_by_broker = [message for message in messages if message["properties"].get("UNIQ_KEY", "").startswith("7F0000")]
+    for message in made_by_broker[::97]:
+        in_log = offset_id(encode_host(host, int(port)), message["physical_offset"])
+        for message_id in (message["properties"]["UNIQ_KEY"], in_log):
+            assert as_stored(running.call("view", topic=message["topic"], id=message_id)) == message
     sent = [
         running.call("send", topic="orders", tags="us", keys=f"sent-{number}", body=f"sent {number}")
         for number in range(10)

@@ -98,17 +98,17 @@ def test_messages_come_back_as_they_were_sent(broker: Factory, connect: Connect,
         assert [record.body for record in records(viewed)] == [b"one"]
 
 
-def test_the_broker_goes_round_the_queues(broker: Factory, connect: Connect) -> None:
-    connection = connect(broker())
-    queues = [connection.produce("orders", b"x").fields["queue"] for _ in range(8)]
+def test_the_broker_goes_round_the_queues(shared_broker: Broker, connect: Connect, topic: str) -> None:
+    connection = connect(shared_broker)
+    queues = [connection.produce(topic, b"x").fields["queue"] for _ in range(8)]
     assert queues == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
-def test_offsets_and_times_of_a_queue(broker: Factory, connect: Connect) -> None:
-    connection = connect(broker())
-    first = connection.produce("orders", b"1", b"2", queue=0).fields["store_ms"]
-    wait_for_messages(connection, "orders", 0, 2)
-    queue = {"topic": "orders", "queue": 0}
+def test_offsets_and_times_of_a_queue(shared_broker: Broker, connect: Connect, topic: str) -> None:
+    connection = connect(shared_broker)
+    first = connection.produce(topic, b"1", b"2", queue=0).fields["store_ms"]
+    wait_for_messages(connection, topic, 0, 2)
+    queue = {"topic": topic, "queue": 0}
     assert connection.call(commands.GET_MIN_OFFSET, queue).fields["offset"] == 0
     assert connection.call(commands.GET_MAX_OFFSET, queue).fields["offset"] == 2
     assert connection.call(commands.GET_EARLIEST_MSG_STORETIME, queue).fields["timestamp_ms"] == first
@@ -118,7 +118,7 @@ def test_offsets_and_times_of_a_queue(broker: Factory, connect: Connect) -> None
     for timestamp_ms, offset in ((0, 0), (first, 0), (first + 1, 2)):
         asked = connection.call(commands.SEARCH_OFFSET_BY_TIMESTAMP, {**queue, "timestamp_ms": timestamp_ms})
         assert asked.fields["offset"] == offset
-    stats = connection.call(commands.GET_TOPIC_STATS_INFO, {"topic": "orders"})
+    stats = connection.call(commands.GET_TOPIC_STATS_INFO, {"topic": topic})
     entries = list(commands.QUEUE_STATS_STRUCT.iter_unpack(stats.body))
     assert entries == [(0, 0, 2, first), (1, 0, 0, -1), (2, 0, 0, -1), (3, 0, 0, -1)]
 
@@ -169,21 +169,21 @@ def test_produce_answers_come_in_the_order_of_their_requests(broker: Factory, co
     assert all_bodies(connection, "orders", 0) == in_order
 
 
-def test_a_one_way_frame_keeps_its_place(broker: Factory, connect: Connect) -> None:
-    connection = connect(broker())
+def test_a_one_way_frame_keeps_its_place(shared_broker: Broker, connect: Connect, topic: str) -> None:
+    connection = connect(shared_broker)
     for number in range(50):
         kind = ONE_WAY if number % 2 else REQUEST
-        connection.send(PRODUCE, {"topic": "orders", "count": 1, "queue": 0}, rows([b"%d" % number, {}]), kind=kind)
+        connection.send(PRODUCE, {"topic": topic, "count": 1, "queue": 0}, rows([b"%d" % number, {}]), kind=kind)
     assert [connection.receive().fields["queue_offset"] for _ in range(25)] == list(range(0, 50, 2))
 
 
-def test_a_pull_that_waits_holds_up_nothing(broker: Factory, connect: Connect) -> None:
-    connection = connect(broker())
-    connection.produce("orders", b"first", queue=0)
-    wait_for_messages(connection, "orders", 0, 1)
-    waiting = connection.send(PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 20_000})
-    assert connection.receive_for(connection.send(PULL, {"topic": "orders", "queue": 0, "offset": 0})).code == SUCCESS
-    produced = connection.send(PRODUCE, {"topic": "orders", "count": 1, "queue": 0}, rows([b"second", {}]))
+def test_a_pull_that_waits_holds_up_nothing(shared_broker: Broker, connect: Connect, topic: str) -> None:
+    connection = connect(shared_broker)
+    connection.produce(topic, b"first", queue=0)
+    wait_for_messages(connection, topic, 0, 1)
+    waiting = connection.send(PULL, {"topic": topic, "queue": 0, "offset": 1, "wait_ms": 20_000})
+    assert connection.receive_for(connection.send(PULL, {"topic": topic, "queue": 0, "offset": 0})).code == SUCCESS
+    produced = connection.send(PRODUCE, {"topic": topic, "count": 1, "queue": 0}, rows([b"second", {}]))
     assert connection.receive_for(produced).code == SUCCESS
     assert [record.body for record in records(connection.receive_for(waiting))] == [b"second"]
 
@@ -202,58 +202,60 @@ def test_a_waiting_pull_gets_what_another_connection_produces(broker: Factory, c
         assert [record.body for record in records(consumer.receive())] == [b"%d" % number]
 
 
-def test_a_waiting_pull_is_answered_empty_at_its_deadline(broker: Factory, connect: Connect) -> None:
-    connection = connect(broker())
-    connection.produce("orders", b"x", queue=0)
-    wait_for_messages(connection, "orders", 0, 1)
+def test_a_waiting_pull_is_answered_empty_at_its_deadline(shared_broker: Broker, connect: Connect, topic: str) -> None:
+    connection = connect(shared_broker)
+    connection.produce(topic, b"x", queue=0)
+    wait_for_messages(connection, topic, 0, 1)
     began = time.monotonic()
-    answer = connection.pull("orders", 0, 1, wait_ms=200)
+    answer = connection.pull(topic, 0, 1, wait_ms=200)
     assert time.monotonic() - began >= 0.19
     assert answer.code == PULL_NOT_FOUND
     assert (answer.fields["next_offset"], answer.fields["max_offset"], answer.body) == (1, 1, b"")
 
 
-def test_a_filtered_pull_waits_for_its_tag(broker: Factory, connect: Connect) -> None:
-    running = broker()
+def test_a_filtered_pull_waits_for_its_tag(shared_broker: Broker, connect: Connect, topic: str) -> None:
+    running = shared_broker
     consumer, producer = connect(running), connect(running)
-    producer.produce("orders", b"x", queue=0)
-    consumer.send(PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 20_000, "tags": "eu"})
+    producer.produce(topic, b"x", queue=0)
+    consumer.send(PULL, {"topic": topic, "queue": 0, "offset": 1, "wait_ms": 20_000, "tags": "eu"})
     for tag in ("us", "us", "eu"):
-        producer.call(PRODUCE, {"topic": "orders", "queue": 0, "count": 1}, rows([tag.encode(), {"TAGS": tag}]))
-        wait_for_messages(producer, "orders", 0, 2)
+        producer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 1}, rows([tag.encode(), {"TAGS": tag}]))
+        wait_for_messages(producer, topic, 0, 2)
     answer = consumer.receive()
     assert [record.body for record in records(answer)] == [b"eu"]
     assert answer.fields["next_offset"] == 4
 
 
-def test_a_filtered_pull_that_finds_nothing_moves_on_until_its_deadline(broker: Factory, connect: Connect) -> None:
-    running = broker()
+def test_a_filtered_pull_that_finds_nothing_moves_on_until_its_deadline(
+    shared_broker: Broker, connect: Connect, topic: str
+) -> None:
+    running = shared_broker
     consumer, producer = connect(running), connect(running)
-    producer.produce("orders", b"x", queue=0)
-    consumer.send(PULL, {"topic": "orders", "queue": 0, "offset": 0, "wait_ms": 400, "tags": "eu"})
-    producer.call(PRODUCE, {"topic": "orders", "queue": 0, "count": 1}, rows([b"us", {"TAGS": "us"}]))
+    producer.produce(topic, b"x", queue=0)
+    consumer.send(PULL, {"topic": topic, "queue": 0, "offset": 0, "wait_ms": 400, "tags": "eu"})
+    producer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 1}, rows([b"us", {"TAGS": "us"}]))
     answer = consumer.receive()
     assert answer.code == PULL_NOT_FOUND
     assert answer.fields["next_offset"] == answer.fields["max_offset"] == 2
 
 
-def test_a_waiting_pull_learns_that_its_topic_went(broker: Factory, connect: Connect) -> None:
-    running = broker()
+def test_a_waiting_pull_learns_that_its_topic_went(shared_broker: Broker, connect: Connect, topic: str) -> None:
+    running = shared_broker
     consumer, admin = connect(running), connect(running)
-    admin.produce("orders", b"x", queue=0)
-    consumer.send(PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 20_000})
+    admin.produce(topic, b"x", queue=0)
+    consumer.send(PULL, {"topic": topic, "queue": 0, "offset": 1, "wait_ms": 20_000})
     consumer.send(commands.GET_ALL_TOPIC_CONFIG)
     assert consumer.receive().code == SUCCESS
-    assert admin.call(commands.DELETE_TOPIC_IN_BROKER, {"topic": "orders"}).code == SUCCESS
+    assert admin.call(commands.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == SUCCESS
     assert consumer.receive().code == TopicNotExist.code
 
 
-def test_a_client_that_goes_takes_its_waiting_pulls_along(broker: Factory, connect: Connect) -> None:
-    running = broker()
+def test_a_client_that_goes_takes_its_waiting_pulls_along(shared_broker: Broker, connect: Connect, topic: str) -> None:
+    running = shared_broker
     consumer, other = connect(running), connect(running)
-    other.produce("orders", b"x", queue=0)
+    other.produce(topic, b"x", queue=0)
     for _ in range(10):
-        consumer.send(PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 600_000})
+        consumer.send(PULL, {"topic": topic, "queue": 0, "offset": 1, "wait_ms": 600_000})
 
     def held() -> int:
         return int(msgpack.unpackb(other.call(commands.GET_BROKER_RUNTIME_INFO).body)["held_pulls"])
@@ -291,15 +293,15 @@ def test_a_topic_is_on_disk_before_its_first_acknowledgement(broker: Factory, co
     assert again.call(commands.GET_TOPIC_STATS_INFO, {"topic": "orders"}).code == SUCCESS
 
 
-def test_a_topic_made_anew_goes_on_behind_the_deleted_one(broker: Factory, connect: Connect) -> None:
-    connection = connect(broker())
-    connection.produce("orders", b"1", b"2", queue=0)
-    assert connection.call(commands.DELETE_TOPIC_IN_BROKER, {"topic": "orders"}).code == SUCCESS
-    assert connection.pull("orders").code == TopicNotExist.code
-    assert connection.produce("orders", b"3", queue=0).fields["queue_offset"] == 2
-    wait_for_messages(connection, "orders", 0, 3)
-    assert connection.pull("orders", 0, 0).code == OffsetOutOfRange.code
-    assert [record.body for record in records(connection.pull("orders", 0, 2))] == [b"3"]
+def test_a_topic_made_anew_goes_on_behind_the_deleted_one(shared_broker: Broker, connect: Connect, topic: str) -> None:
+    connection = connect(shared_broker)
+    connection.produce(topic, b"1", b"2", queue=0)
+    assert connection.call(commands.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == SUCCESS
+    assert connection.pull(topic).code == TopicNotExist.code
+    assert connection.produce(topic, b"3", queue=0).fields["queue_offset"] == 2
+    wait_for_messages(connection, topic, 0, 3)
+    assert connection.pull(topic, 0, 0).code == OffsetOutOfRange.code
+    assert [record.body for record in records(connection.pull(topic, 0, 2))] == [b"3"]
 
 
 # ---- many at once, and much at once ----
@@ -351,15 +353,15 @@ def test_a_pipelining_client_that_reads_late_gets_every_answer(broker: Factory, 
     assert info["in_flight_bytes"] == 0
 
 
-def test_large_frames_and_large_answers_pass(broker: Factory, connect: Connect) -> None:
-    connection = connect(broker())
+def test_large_frames_and_large_answers_pass(shared_broker: Broker, connect: Connect, topic: str) -> None:
+    connection = connect(shared_broker)
     sent = [bytes([number]) * 400_000 for number in range(20)]
     for pair in zip(sent[::2], sent[1::2], strict=True):
-        connection.produce("orders", *pair, queue=0).raise_for_error()
-    wait_for_messages(connection, "orders", 0, 20)
-    answer = connection.pull("orders", 0, 0, max_count=100, max_bytes=2**31 - 1)
+        connection.produce(topic, *pair, queue=0).raise_for_error()
+    wait_for_messages(connection, topic, 0, 20)
+    answer = connection.pull(topic, 0, 0, max_count=100, max_bytes=2**31 - 1)
     assert [record.body for record in records(answer)] == sent
-    assert len(records(connection.pull("orders", 0, 0, max_bytes=1))) == 1
+    assert len(records(connection.pull(topic, 0, 0, max_bytes=1))) == 1
 
 
 def test_a_client_that_closed_its_side_still_gets_its_answers(broker: Factory, connect: Connect) -> None:

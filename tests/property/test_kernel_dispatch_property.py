@@ -25,19 +25,32 @@ UNKNOWN: QueueName = (b"unknown", 0)
 sentinels = st.sampled_from(SENTINELS)
 seeds = st.integers(0, 2**32 - 1)
 
-property_names = st.sampled_from([b"UNIQ_KEY", b"KEYS", b"TAGS", b"DELAY", b"KEY", b"TAGSX", b"UNIQ_KEZ", b"A", b"", b"KEYS2", b"\xff"])
-property_values = st.sampled_from([
-    b"", b"a", b"Aa", b"BB", b"k1 k2", b" k1  k2 ", b"  ", b"1", b"3", b"18", b"19", b"1000", b"99999999999", b"+2", b"-1", b"0", b"x1",
-    "größe 日本語 a😀b".encode(), b"\xff\xfe", b"k\xe2\x82 x\xf0\x9f\x98", b"a\x01b", b"polygenelubricants", b"x" * 100, b"TagA",
-])  # fmt: skip
-pairs = st.tuples(property_names, st.one_of(property_values, property_values, st.binary(max_size=6)))
-well_formed = st.lists(pairs, max_size=5).map(lambda many: b"".join(name + b"\x01" + value + b"\x02" for name, value in many))
-ill_formed = st.one_of(
-    well_formed.map(lambda blob: blob[:-1]),
+NAMES_OF_PROPERTIES = [b"UNIQ_KEY", b"KEYS", b"TAGS", b"DELAY", b"KEY", b"TAGSX", b"UNIQ_KEZ", b"A", b"", b"KEYS2", b"\xff"]
+VALUES = [
+    b"", b"a", b"Aa", b"BB", b"k1 k2", b" k1  k2 ", b"  ", "größe 日本語 a😀b".encode(), b"\xff\xfe", b"k\xe2\x82 x\xf0\x9f\x98",
+    b"a\x01b", b"polygenelubricants", b"x" * 100, b"TagA", b"12345678", b"1234567\xc3\xa9",
+]  # fmt: skip
+DELAYS = [b"0", b"1", b"3", b"18", b"19", b"99", b"100", b"1000", b"99999999999", b"+2", b"-1", b"x1", b"1x", b"007", b""]
+
+
+def rich_properties(seed: int) -> bytes:
+    """Properties that dispatch looks for, duplicates and pairs without a name or a value among them."""
+    chance = random.Random(seed)
+    blob = b""
+    for _ in range(chance.randint(0, 6)):
+        name = chance.choice(NAMES_OF_PROPERTIES[:4] * 3 + NAMES_OF_PROPERTIES)
+        value = chance.choice(DELAYS if name == b"DELAY" else VALUES)
+        blob += chance.choice([name + b"\x01" + value] * 9 + [name, value, b"\x01", name + value]) + b"\x02"
+    return blob if chance.randrange(4) else blob[:-1]
+
+
+pairs = st.tuples(st.sampled_from(NAMES_OF_PROPERTIES), st.one_of(st.sampled_from(VALUES), st.binary(max_size=6)))
+properties = st.one_of(
+    seeds.map(rich_properties),
+    st.lists(pairs, max_size=5).map(lambda many: b"".join(name + b"\x01" + value + b"\x02" for name, value in many)),
     st.lists(st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"\x01", b"\x02", b"v", b" ", b"\xc3"]), max_size=9).map(b"".join),
     st.binary(max_size=30),
 )
-properties = st.one_of(well_formed, well_formed, ill_formed)
 
 TRANSACTIONS = (0, 0, 0, SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK)
 
@@ -45,7 +58,7 @@ TRANSACTIONS = (0, 0, 0, SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_COMMI
 def make_record(blob: bytes, seed: int) -> Record:
     """A record with these properties; everything else follows from the seed. Its queue offset is still to be set."""
     chance = random.Random(seed)
-    topic, queue_id = chance.choice([*NAMES, *NAMES[:6], UNKNOWN]) if seed % 11 == 0 else chance.choice(NAMES[:8])
+    topic, queue_id = chance.choice([UNKNOWN, *NAMES] + 3 * NAMES[:9])
     return Record(
         topic=topic,
         queue_id=queue_id,
@@ -84,9 +97,10 @@ def make_queues(seed: int, log_bytes: int, file_base: int) -> Queues:
 @st.composite
 def stretches(draw: st.DrawFn) -> tuple[bytes, int, int, Queues]:
     """(a log whose records begin at a position, that position, its file's base, the queues)."""
-    blobs = draw(st.lists(properties, min_size=1, max_size=8))
+    blobs = draw(st.lists(properties, min_size=1, max_size=6))
     seed = draw(seeds)
     chance = random.Random(seed)
+    blobs += [rich_properties(seed + k) for k in range(chance.randint(0, 10))]
     records = [make_record(blob, seed + k) for k, blob in enumerate(blobs)]
     file_base = chance.choice([0, 1 << 30, 1 << 40])
     at = chance.choice([0, 0, 7])
@@ -108,7 +122,7 @@ def check_dispatch(log: bytes, at: int, end: int, file_base: int, queues: Queues
     """Hold one call, with room for everything, against the twin."""
     table = Table(queues.items(), sentinel=sentinel)
     answer = dispatch(
-        fenced(log, sentinel=sentinel), at, end, file_base, table, index_from, Work(unit_room=16, sentinel=sentinel)
+        fenced(log, sentinel=sentinel), at, end, file_base, table, index_from, Work(unit_room=32, sentinel=sentinel)
     )
     moved = copy_of(queues)
     expected = twin.dispatch(log, at, end, file_base, moved, index_from)

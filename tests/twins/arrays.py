@@ -23,8 +23,10 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 def examples(count: int) -> Callable[[F], F]:
-    """As many Hypothesis examples, and a tenth of them where kernels run interpreted."""
-    decorate: Callable[[F], F] = settings(max_examples=max(count // 10, 5) if INTERPRETED else count * int(__import__("os").environ.get("KX", "1")), deadline=None)
+    """As many Hypothesis examples, and a fifth of them where kernels run interpreted."""
+    decorate: Callable[[F], F] = settings(
+        max_examples=max(count // 5, 10) if INTERPRETED else count, deadline=None
+    )
     return decorate
 
 
@@ -49,6 +51,23 @@ class Watched(np.ndarray):
                 inside = 0 <= item < length
             if not inside:
                 raise IndexError(f"{index} is outside of an array of {self.shape}")
+
+
+class Recording(Watched):
+    """A watched array that notes each write: (first index, end) in ``writes``, in order; for plain Python code only."""
+
+    writes: list[tuple[int, int]]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(index, value)
+        self.writes.append((index.start, index.stop) if isinstance(index, slice) else (int(index), int(index) + 1))
+
+
+def recording(content: bytes) -> Recording:
+    """An array of bytes that notes each write."""
+    array = np.frombuffer(bytearray(content), np.uint8).view(Recording)
+    array.writes = []
+    return array
 
 
 class Fenced:
@@ -84,4 +103,4 @@ def fenced(content: Any, kind: Any = np.uint8, sentinel: int = 0xA5) -> Fenced:
 
 def room(items: int, kind: Any = np.uint8, sentinel: int = 0xA5) -> Fenced:
     """Room for so many items, filled with ones' bits so that nothing in it looks written."""
-    return Fenced(np.full(items, -1, np.int64).astype(kind).tobytes() if kind is np.uint8 else np.full(items, -1), kind, sentinel)
+    return Fenced(b"\xff" * items if kind is np.uint8 else np.full(items, -1), kind, sentinel)

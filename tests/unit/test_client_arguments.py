@@ -109,7 +109,9 @@ class TestOutgoing:
         assert [row[0] for row in way.rows] == [b"0", b"1", b"2"]
 
     def test_topics_and_queues_are_taken_apart_in_order(self) -> None:
-        messages = [Message("ab"[number % 2], b"%d" % number, sharding_key="s" if number > 3 else None) for number in range(8)]
+        messages = [
+            Message("ab"[number % 2], b"%d" % number, sharding_key="s" if number > 3 else None) for number in range(8)
+        ]
         ways = group_messages(messages, -1, lambda message: 5)
         assert {(way.topic, way.queue): list(way.indexes) for way in ways} == {
             ("a", -1): [0, 2],

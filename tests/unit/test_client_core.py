@@ -136,7 +136,9 @@ class TestSession:
             (0, {**HELLO_FIELDS, "flush": 5}, RemoteProtocolError),
         ],
     )
-    def test_a_broker_that_cannot_be_spoken_with(self, code: int, fields: dict[str, Any], error: type[FlintError]) -> None:
+    def test_a_broker_that_cannot_be_spoken_with(
+        self, code: int, fields: dict[str, Any], error: type[FlintError]
+    ) -> None:
         with pytest.raises(error):
             Session().hello_answered(Answer(1, code, fields, b""))
 

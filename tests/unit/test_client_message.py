@@ -45,7 +45,7 @@ def test_a_body_is_a_copy_of_a_bytearray() -> None:
 def test_a_message_cannot_be_changed() -> None:
     message = Message("t", b"", properties={"a": "b"})
     with pytest.raises(AttributeError):
-        message.topic = "other"
+        message.topic = "other"  # type: ignore[misc]
     with pytest.raises(TypeError):
         message.properties["a"] = "c"  # type: ignore[index]
 

@@ -49,7 +49,9 @@ class MemoryTopic:
         fields = operation.fields
         if operation.command is GET_TOPIC_STATS_INFO:
             rows = [
-                QUEUE_STATS_STRUCT.pack(queue, self.first_offset, self.end(queue), records[-1].store_timestamp if records else -1)
+                QUEUE_STATS_STRUCT.pack(
+                    queue, self.first_offset, self.end(queue), records[-1].store_timestamp if records else -1
+                )
                 for queue, records in self.queues.items()
             ]
             return Answer(1, 0, {"count": len(rows)}, b"".join(rows))
@@ -117,7 +119,9 @@ class TestPositions:
         assert topic.span("latest").ends is None
 
     def test_a_moment_is_the_first_message_not_before_it(self, topic: MemoryTopic) -> None:
-        assert topic.read(topic.span(moment(10_000), "latest")) == pytest.approx([10, 11, 13, 14, 16, 17, 19, 12, 15, 18])
+        assert topic.read(topic.span(moment(10_000), "latest")) == pytest.approx(
+            [10, 11, 13, 14, 16, 17, 19, 12, 15, 18]
+        )
         assert sorted(topic.read(topic.span(moment(9001), moment(12_001)))) == [10, 11, 12]
         assert sorted(topic.read(topic.span("earliest", moment(3000)))) == [0, 1, 2]
 
@@ -217,7 +221,10 @@ class TestFollowing:
     def test_every_queue_has_one_pull_held(self, topic: MemoryTopic) -> None:
         reading = self.following(topic)
         pulls = reading.pulls()
-        assert [(queue, operation.hold_seconds) for queue, operation in pulls] == [(0, HOLD_MS / 1000), (1, HOLD_MS / 1000)]
+        assert [(queue, operation.hold_seconds) for queue, operation in pulls] == [
+            (0, HOLD_MS / 1000),
+            (1, HOLD_MS / 1000),
+        ]
         assert reading.pulls() == []
         assert not reading.finished
 

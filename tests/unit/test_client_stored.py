@@ -145,7 +145,9 @@ class TestBatch:
 
     def test_tags_whose_hash_alone_is_right_are_dropped(self) -> None:
         # "Aa" and "BB" have the same Java hash, so the broker lets both through.
-        blobs = [record(tag.encode(), properties=encode_properties({"TAGS": tag})).encode() for tag in ("Aa", "BB", "Aa")]
+        blobs = [
+            record(tag.encode(), properties=encode_properties({"TAGS": tag})).encode() for tag in ("Aa", "BB", "Aa")
+        ]
         batch = batch_of(*blobs, tags=parse_tags("Aa"))
         assert [message.tags for message in batch.messages] == ["Aa", "Aa"]
         assert batch.bodies() == [b"Aa", b"Aa"]

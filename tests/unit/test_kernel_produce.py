@@ -6,9 +6,9 @@ import dataclasses
 
 import msgpack
 import pytest
-from tests.twins.arrays import SENTINELS
+from tests.twins.arrays import SENTINELS, recording
 from tests.twins.frames import PREFIX, pack_columns, pack_row
-from tests.twins.produce import COLUMNS, ROWS, Batch, Message, Refused, make_records
+from tests.twins.produce import COLUMNS, Batch, Message, Refused, make_records
 from tests.twins.produce_call import FILE_BASE, UNTOUCHED, Call, produce
 from tests.twins.wire import NOT_A_BIN, NOT_A_MAP, NOT_A_STR, NOT_AN_ARRAY, NOT_AN_INT, Packer, int_forms
 
@@ -309,7 +309,23 @@ def test_a_large_frame_is_what_msgpack_packs() -> None:
     assert call.intact
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs to see each write; test_kernel_interpreted runs this")
+def test_a_records_magic_and_then_its_size_are_written_last() -> None:
+    batch = dataclasses.replace(Batch(RICH_ROWS, 2), unique_prefix=PREFIX)
+    sizes = [len(record.encode()) for record in make_records(batch)]
+    call = produce(batch)
+    log = recording(bytes(1024))
+    arrays = (call.frame, call.numbers, call.texts, call.plan)
+    kernel.produce(*(each.array for each in arrays), log, call.physical_offsets.array)
+    end = sum(sizes)
+    assert {at for begin, stop in log.writes for at in range(begin, stop)} == set(range(end))
+    first, second = 0, sizes[0]
+    of_first = [write for write in log.writes if write[0] < second]
+    assert log.writes[: len(of_first)] == of_first
+    assert of_first[-2:] == [(first + 4, first + 8), (first, first + 4)]
+    assert log.writes[-2:] == [(second + 4, second + 8), (second, second + 4)]
+
+
 def test_the_kernels_rules_are_those_of_the_protocol() -> None:
     assert kernel.PRODUCED_PROPERTIES_BYTES_MAX == layout.PRODUCED_PROPERTIES_BYTES_MAX
     assert kernel.NOT_SUPPORTED_PROPERTIES == record.NOT_SUPPORTED_PROPERTIES
-    assert ROWS == 0

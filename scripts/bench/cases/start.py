@@ -8,6 +8,7 @@ from pathlib import Path
 from ..bench import Bench
 from ..broker import Broker
 from ..load import QUEUES, TOPIC, fill
+from ..machine import touch_memory
 from ..measure import Case, Measure, Samples
 from ..raw import RawClient
 
@@ -21,10 +22,13 @@ def samples(bench: Bench) -> Samples:
     count = bench.count(MESSAGES)
     for _ in range(bench.runs):
         with bench.store() as store:
+            touch_memory(bench.touched_gib, bench.folder)
             fill_and_kill(store, count)
+            touch_memory(bench.touched_gib, bench.folder)
             after_kill, recovery = start_and_kill(store, count)
             for folder in DERIVED:
                 shutil.rmtree(store / folder)
+            touch_memory(bench.touched_gib, bench.folder)
             _, rebuild = start_and_kill(store, count)
             yield {"start": after_kill, "recovery": recovery, "rebuild": count / rebuild}
 

@@ -16,6 +16,7 @@ import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MQVersion;
 import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -24,6 +25,7 @@ import org.apache.rocketmq.common.namesrv.NamesrvConfig;
 import org.apache.rocketmq.namesrv.NamesrvController;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
@@ -53,6 +55,7 @@ public final class BrokerDriver {
         BrokerConfig config = new BrokerConfig();
         config.setNamesrvAddr(address);
         config.setBrokerName("broker");
+        config.setBrokerId(MixAll.MASTER_ID);
         config.setBrokerIP1("127.0.0.1");
         config.setBrokerIP2("127.0.0.1");
         broker = new BrokerController(config, onFreePort(), new NettyClientConfig(), storeConfig, new AuthConfig());
@@ -80,6 +83,7 @@ public final class BrokerDriver {
 
     public static void main(String[] arguments) throws Exception {
         CommandLoop loop = new CommandLoop();
+        System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, Integer.toString(MQVersion.CURRENT_VERSION));
         Properties properties = new Properties();
         try (Reader reader = Files.newBufferedReader(Path.of(arguments[0]), StandardCharsets.UTF_8)) {
             properties.load(reader);

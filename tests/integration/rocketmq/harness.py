@@ -11,17 +11,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.rocketmq.writer import SETTINGS, shown_host
 
 from flintmq.broker.store import MessageStore
 from flintmq.client.core.compression import decompress
 from flintmq.protocol.layout import SysFlag
 from flintmq.protocol.record import decode_record
+from tests.integration.rocketmq.writer import SETTINGS, shown_host
 
 FOLDER = Path(__file__).parent
 FETCH_TIMEOUT_S = 240.0
@@ -85,7 +84,8 @@ def _fetch_jars(folder: Path) -> None:
         pytest.skip(f"Maven did not get RocketMQ's jars within {FETCH_TIMEOUT_S:.0f} s; is there a network?")
     if fetched.returncode or _jars(folder) == "missing":
         said = [line for line in fetched.stdout.splitlines() if "[ERROR]" in line]
-        pytest.skip(f"Maven cannot get RocketMQ's jars; is there a network? {said[0] if said else fetched.stderr[-300:]}")
+        reason = said[0] if said else fetched.stderr[-300:]
+        pytest.skip(f"Maven cannot get RocketMQ's jars; is there a network? {reason}")
 
 
 def _compile(folder: Path, sources: list[Path]) -> None:

@@ -1,7 +1,7 @@
 """Writes messages of every kind to a FlintMQ store and says what is acknowledged, one JSON object a line.
 
-A process of its own, so that it can be killed. As the broker does, one thread appends, one flushes and acknowledges what
-is on disk, one dispatches and syncs what it dispatched.
+A process of its own, so that it can be killed. As in the broker, one thread appends, one flushes and acknowledges, one
+dispatches and syncs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import struct
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -46,6 +45,7 @@ TAGS = (None, "eu", "us", "日本", "🙂")
 LAYOUT_ROWS, LAYOUT_COLUMNS = 0, 1
 SYNC_EVERY_BYTES = 1024 * 1024
 PENDING_BATCHES_MAX = 16
+AGE_NS = 3600 * 10**9
 
 
 @dataclass
@@ -211,7 +211,8 @@ class Writer:
 
     def run(self, rounds: Iterator[int]) -> None:
         """Append a batch per round; returns when all of it is acknowledged and dispatched."""
-        threads = [threading.Thread(target=_or_exit(work)) for work in (self._flush, self._dispatch)]
+        threading.excepthook = _end_process
+        threads = [threading.Thread(target=work) for work in (self._flush, self._dispatch)]
         for thread in threads:
             thread.start()
         for _ in rounds:
@@ -249,15 +250,9 @@ class Writer:
                 synced = self._store.reput_offset
 
 
-def _or_exit(work: Callable[[], None]) -> Callable[[], None]:
-    def guarded() -> None:
-        try:
-            work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-
-    return guarded
+def _end_process(failure: threading.ExceptHookArgs) -> None:
+    sys.__excepthook__(failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback)
+    os._exit(1)
 
 
 def say(answer: dict[str, object]) -> None:
@@ -281,8 +276,8 @@ def main() -> None:
         store.topics.put(TopicConfig(name, queues, queues))
     store.topics.persist()
     if options.aged_rounds:
-        real = time.time_ns
-        with mock.patch.object(time, "time_ns", lambda: real() - 3600 * 10**9):
+        now = time.time_ns
+        with mock.patch.object(time, "time_ns", side_effect=lambda: now() - AGE_NS):
             Writer(store, options.seed + 1_000_000).run(iter(range(options.aged_rounds)))
     Writer(store, options.seed).run(iter(range(options.rounds)))
     store.close()

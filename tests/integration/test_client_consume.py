@@ -1,0 +1,415 @@
+"""The consumer and the admin against a real broker: pulling, iterating, searching, offsets, topics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flintmq.client import (
+    Admin,
+    ClientClosed,
+    Consumer,
+    CorruptMessage,
+    FlintError,
+    InvalidArgument,
+    Message,
+    MessageNotFound,
+    OffsetOutOfRange,
+    Producer,
+    QueueNotExist,
+    TopicInfo,
+    TopicNotExist,
+)
+
+if TYPE_CHECKING:
+    from tests.conftest import BrokerFactory, RunningBroker
+
+
+@pytest.fixture
+def producer(shared_broker: RunningBroker) -> Iterator[Producer]:
+    with Producer(shared_broker.address) as producer:
+        yield producer
+
+
+@pytest.fixture
+def consumer(shared_broker: RunningBroker) -> Iterator[Consumer]:
+    with Consumer(shared_broker.address) as consumer:
+        yield consumer
+
+
+@pytest.fixture
+def admin(shared_broker: RunningBroker) -> Iterator[Admin]:
+    with Admin(shared_broker.address) as admin:
+        yield admin
+
+
+def fill(producer: Producer, topic: str, count: int, queues: int = 4, **fields: Any) -> None:
+    """Messages 0 to ``count``, by turns in the queues."""
+    for queue in range(queues):
+        producer.send_many(
+            [Message(topic, b"%d" % number, **fields) for number in range(queue, count, queues)], queue=queue
+        )
+
+
+class TestPull:
+    def test_a_batch_says_where_to_go_on(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 100, queues=1)
+        batch = consumer.pull(topic, queue=0, offset=10, max_count=20)
+        assert [message.body for message in batch] == [b"%d" % number for number in range(10, 30)]
+        assert batch.bodies() == [b"%d" % number for number in range(10, 30)]
+        assert (batch.next_offset, batch.min_offset, batch.max_offset) == (30, 0, 100)
+
+    def test_at_the_end_there_is_nothing(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 3, queues=1)
+        batch = consumer.pull(topic, queue=0, offset=3)
+        assert (len(batch), list(batch.messages), batch.next_offset, batch.max_offset) == (0, [], 3, 3)
+
+    @pytest.mark.parametrize("offset", [4, 10**15])
+    def test_beyond_the_end_is_out_of_range(
+        self, producer: Producer, consumer: Consumer, topic: str, offset: int
+    ) -> None:
+        fill(producer, topic, 3, queues=1)
+        with pytest.raises(OffsetOutOfRange) as raised:
+            consumer.pull(topic, queue=0, offset=offset)
+        assert (raised.value.min_offset, raised.value.max_offset) == (0, 3)
+
+    def test_at_least_one_message_however_long(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        producer.send_many([Message(topic, b"x" * 4000), Message(topic, b"y" * 4000)], queue=0)
+        assert len(consumer.pull(topic, 0, 0, max_bytes=1)) == 1
+        assert len(consumer.pull(topic, 0, 0, max_bytes=10_000)) == 2
+
+    def test_a_large_batch_comes_whole(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        bodies = [b"%06d" % number * 500 for number in range(2000)]
+        with Producer(consumer._caller.pool._dialer._addresses[0].__str__(), compress_over=None) as plain:
+            plain.send_bulk(topic, bodies, queue=0)
+        batch = consumer.pull(topic, 0, 0, max_count=10_000, max_bytes=8 << 20)
+        following = consumer.pull(topic, 0, 0, max_count=1)
+        assert len(batch.raw) > 6_000_000
+        assert batch.bodies() == bodies
+        assert following.bodies() == bodies[:1]
+        assert [message.body for message in batch.messages] == bodies
+
+    def test_waiting_for_a_message(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        producer.send(Message(topic, b"first"), queue=0)
+        began = time.monotonic()
+        assert not consumer.pull(topic, 0, 1, wait_ms=200)
+        assert 0.15 < time.monotonic() - began < 5
+        timer = threading.Timer(0.3, producer.send, [Message(topic, b"second")], {"queue": 0})
+        timer.start()
+        began = time.monotonic()
+        batch = consumer.pull(topic, 0, 1, wait_ms=20_000)
+        timer.join()
+        assert batch.bodies() == [b"second"]
+        assert time.monotonic() - began < 5
+
+    def test_tags_are_compared_exactly(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        # "Aa" and "BB" have the same Java hash.
+        messages = [Message(topic, b"%d" % number, tags=("Aa", "BB", "C", None)[number % 4]) for number in range(100)]
+        producer.send_many(messages, queue=0)
+        for tags, remainders in (("Aa", {0}), ("BB || C", {1, 2}), (["Aa", "C"], {0, 2}), ("*", {0, 1, 2, 3})):
+            batch = consumer.pull(topic, 0, 0, tags=tags)
+            assert [int(body) for body in batch.bodies()] == [n for n in range(100) if n % 4 in remainders]
+
+    def test_a_rare_tag_is_found_in_one_pull(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        producer.send_bulk(topic, [b"x"] * 20_000, tags="BB", queue=0)
+        producer.send(Message(topic, b"found", tags="Aa"), queue=0)
+        assert consumer.pull(topic, 0, 0, tags="Aa").bodies() == [b"found"]
+
+    def test_what_is_not_there(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        with pytest.raises(TopicNotExist):
+            consumer.pull(topic, 0, 0)
+        producer.send(Message(topic, b""))
+        with pytest.raises(QueueNotExist):
+            consumer.pull(topic, 99, 0)
+
+    def test_a_held_pull_keeps_no_other_thread_waiting(
+        self, producer: Producer, consumer: Consumer, topic: str
+    ) -> None:
+        producer.send(Message(topic, b"first"), queue=0)
+        with ThreadPoolExecutor(1) as threads:
+            held = threads.submit(consumer.pull, topic, 0, 1, wait_ms=20_000)
+            for _ in range(20):
+                assert consumer.pull(topic, 0, 0).bodies() == [b"first"]
+            assert not held.done()
+            producer.send(Message(topic, b"second"), queue=0)
+            assert held.result(10).bodies() == [b"second"]
+
+    def test_close_interrupts_who_waits(self, producer: Producer, shared_broker: RunningBroker, topic: str) -> None:
+        producer.send(Message(topic, b"first"), queue=0)
+        consumer = Consumer(shared_broker.address)
+        consumer.pull(topic, 0, 0)
+        with ThreadPoolExecutor(2) as threads:
+            held = threads.submit(consumer.pull, topic, 0, 1, wait_ms=60_000)
+            followed = threads.submit(next, consumer.iter(topic, "latest"))
+            while consumer._caller.pool._busy.__len__() < 2:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            began = time.monotonic()
+            consumer.close()
+            for waiting in (held, followed):
+                with pytest.raises(ClientClosed):
+                    waiting.result(10)
+            assert time.monotonic() - began < 5
+        consumer.close()
+        with pytest.raises(ClientClosed):
+            consumer.pull(topic, 0, 0)
+
+
+class TestIter:
+    def test_all_queues_each_in_its_order(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 10_000)
+        numbers = [int(message.body) for message in consumer.iter(topic, from_="earliest", until="latest")]
+        assert sorted(numbers) == list(range(10_000))
+        for queue in range(4):
+            mine = [number for number in numbers if number % 4 == queue]
+            assert mine == sorted(mine)
+
+    def test_a_long_queue_keeps_nobody_waiting(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        producer.send_bulk(topic, [b"long"] * 50_000, queue=0)
+        producer.send(Message(topic, b"short"), queue=3)
+        first = [message.body for message in islice(consumer.iter(topic, until="latest"), 10_000)]
+        assert b"short" in first
+
+    def test_the_end_is_the_end_as_it_was(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 100)
+        messages = consumer.iter(topic, until="latest")
+        first = next(messages)
+        fill(producer, topic, 100)
+        assert len([first, *messages]) == 100
+
+    def test_the_last_n_of_the_topic(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        for number in range(40):
+            producer.send(Message(topic, b"%d" % number))
+        for count in (1, 5, 39, 40, 100):
+            numbers = sorted(int(message.body) for message in consumer.iter(topic, from_=-count, until="latest"))
+            assert numbers == list(range(max(0, 40 - count), 40))
+        assert sorted(int(message.body) for message in consumer.iter(topic, until=-10)) == list(range(30))
+
+    def test_from_and_until_a_moment(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 20)
+        time.sleep(0.05)
+        between = datetime.now(UTC)
+        time.sleep(0.05)
+        for queue in range(4):
+            producer.send(Message(topic, b"late"), queue=queue)
+        assert [message.body for message in consumer.iter(topic, from_=between, until="latest")] == [b"late"] * 4
+        assert len(list(consumer.iter(topic, until=between))) == 20
+        later = between.astimezone().replace(year=between.year + 1)
+        assert consumer.offset_at(topic, 0, later) == consumer.max_offset(topic, 0)
+        with pytest.raises(InvalidArgument, match="time zone"):
+            consumer.iter(topic, from_=datetime(2026, 1, 1))  # noqa: DTZ001
+
+    def test_until_a_moment_to_come(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 20)
+        began = time.monotonic()
+        timer = threading.Timer(0.2, producer.send, [Message(topic, b"new")])
+        timer.start()
+        until = datetime.now(UTC) + timedelta(seconds=0.8)
+        assert len(list(consumer.iter(topic, until=until))) == 21
+        timer.join()
+        assert 0.7 < time.monotonic() - began < 10
+
+    def test_offsets_by_queue(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 40)
+        messages = consumer.iter(topic, from_={0: 9, 1: 10, 2: 10, 3: 10}, until={0: 10, 1: 10, 2: 10, 3: 10})
+        assert [(message.queue, message.queue_offset) for message in messages] == [(0, 9)]
+        with pytest.raises(OffsetOutOfRange):
+            list(consumer.iter(topic, from_={0: 11}))
+        with pytest.raises(InvalidArgument, match="queue 4"):
+            list(consumer.iter(topic, from_={4: 0}))
+
+    def test_tags(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        producer.send_many([Message(topic, b"%d" % number, tags="ab"[number % 2]) for number in range(20_000)])
+        numbers = {int(message.body) for message in consumer.iter(topic, until="latest", tags="a")}
+        assert numbers == set(range(0, 20_000, 2))
+        assert list(consumer.iter(topic, until="latest", tags="none")) == []
+
+    def test_following_sees_new_messages_of_every_queue_at_once(
+        self, producer: Producer, consumer: Consumer, topic: str
+    ) -> None:
+        fill(producer, topic, 8)
+        messages = consumer.iter(topic)
+        assert len(list(islice(messages, 8))) == 8
+        for number in range(20):
+            timer = threading.Timer(0.05, producer.send, [Message(topic, b"new %d" % number)], {"queue": number % 4})
+            timer.start()
+            message = next(messages)
+            assert (message.body, message.queue) == (b"new %d" % number, number % 4)
+            assert (datetime.now(UTC) - message.stored_at).total_seconds() < 2
+            timer.join()
+
+    def test_following_from_the_end_sees_only_what_is_new(
+        self, producer: Producer, consumer: Consumer, topic: str
+    ) -> None:
+        fill(producer, topic, 8)
+        seen: list[bytes] = []
+        done = threading.Event()
+
+        def follow() -> None:
+            for message in consumer.iter(topic, from_="latest"):
+                seen.append(message.body)
+                if message.body == b"stop":
+                    done.set()
+                    return
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        while not done.wait(0.1):  # until it follows, its beginning may be behind what is sent
+            producer.send(Message(topic, b"stop"))
+        thread.join()
+        assert set(seen) == {b"stop"}
+
+    def test_following_reads_queues_that_are_added(
+        self, producer: Producer, consumer: Consumer, admin: Admin, topic: str
+    ) -> None:
+        admin.create_topic(topic, queues=1)
+        producer.send(Message(topic, b"old"), queue=0)
+        messages = consumer.iter(topic)
+        assert next(messages).body == b"old"
+        admin.create_topic(topic, queues=3)
+        producer.send(Message(topic, b"new"), queue=2)
+        assert next(messages).body == b"new"
+
+    def test_an_iteration_can_be_left(
+        self, shared_broker: RunningBroker, producer: Producer, admin: Admin, topic: str
+    ) -> None:
+        fill(producer, topic, 8)
+        with Consumer(shared_broker.address) as consumer:
+            for _ in range(50):
+                for _ in consumer.iter(topic):
+                    break
+            assert admin.status()["connections"] < 20
+
+    def test_other_calls_within_the_loop(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 50, keys=["k"])
+        for message in consumer.iter(topic, until="latest"):
+            assert consumer.message(message.message_id).body == message.body
+
+    def test_a_topic_that_is_not_there(self, consumer: Consumer, topic: str) -> None:
+        with pytest.raises(TopicNotExist):
+            next(consumer.iter(topic))
+
+
+class TestSearch:
+    def test_messages_are_found_by_each_key_newest_first(
+        self, producer: Producer, consumer: Consumer, topic: str
+    ) -> None:
+        for number in range(10):
+            producer.send(Message(topic, b"%d" % number, keys=["shared", f"own-{number}"]))
+        found = consumer.query(topic, "shared")
+        assert [message.body for message in found] == [b"%d" % number for number in range(9, -1, -1)]
+        assert (len(found), found.cursor, found.index_behind_bytes, found[0].topic) == (10, None, 0, topic)
+        assert [message.body for message in consumer.query(topic, "own-3")] == [b"3"]
+        assert list(consumer.query(topic, "nobody")) == []
+
+    def test_page_by_page(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        producer.send_many([Message(topic, b"%d" % number, keys=["k"]) for number in range(100)])
+        bodies, cursor, pages = [], None, 0
+        while pages == 0 or cursor:
+            page = consumer.query(topic, "k", max_count=30, cursor=cursor)
+            assert len(page) <= 30
+            bodies += [int(message.body) for message in page]
+            cursor, pages = page.cursor, pages + 1
+        assert bodies == list(range(99, -1, -1))
+        assert pages == 4
+
+    def test_within_a_time(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        producer.send(Message(topic, b"early", keys=["k"]))
+        time.sleep(0.05)
+        between = datetime.now(UTC)
+        time.sleep(0.05)
+        producer.send(Message(topic, b"late", keys=["k"]))
+        assert [message.body for message in consumer.query(topic, "k", since=between)] == [b"late"]
+        assert [message.body for message in consumer.query(topic, "k", until=between)] == [b"early"]
+        with pytest.raises(InvalidArgument, match="time zone"):
+            consumer.query(topic, "k", since=datetime(2026, 1, 1))  # noqa: DTZ001
+
+    def test_by_either_form_of_id(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        receipts = producer.send_many([Message(topic, b"%d" % number) for number in range(10)])
+        message = consumer.message(receipts[7].message_id)
+        assert (message.body, message.topic) == (b"7", topic)
+        assert consumer.message(receipts[7].message_id, topic=topic).body == b"7"
+        assert consumer.message(message.offset_id).body == b"7"
+        with pytest.raises(MessageNotFound):
+            consumer.message("F" * 32)
+
+    @pytest.mark.parametrize("arguments", [{"key": ""}, {"key": "k", "max_count": 65}, {"key": "k", "max_count": 0}])
+    def test_what_cannot_be_asked(self, consumer: Consumer, arguments: dict[str, Any]) -> None:
+        with pytest.raises(InvalidArgument):
+            consumer.query("t", **arguments)
+
+
+class TestOffsets:
+    def test_of_a_queue(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 40)
+        assert (consumer.min_offset(topic, 1), consumer.max_offset(topic, 1)) == (0, 10)
+        assert consumer.offset_at(topic, 1, datetime(2000, 1, 1, tzinfo=UTC)) == 0
+        assert [(stats.queue, stats.count) for stats in consumer.topic_stats(topic)] == [(n, 10) for n in range(4)]
+
+    def test_of_a_group(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 40)
+        assert consumer.committed("group", topic) == {}
+        consumer.commit("group", topic, {0: 3, 2: 7})
+        consumer.commit("group", topic, {2: 8})
+        assert consumer.committed("group", topic) == {0: 3, 2: 8}
+
+
+class TestAdmin:
+    def test_topics_are_made_shown_and_deleted(self, admin: Admin, producer: Producer, topic: str) -> None:
+        admin.create_topic(topic, queues=6)
+        assert admin.topics()[topic] == TopicInfo(topic, 6, 6)
+        assert producer.send(Message(topic, b""), queue=5).queue == 5
+        admin.create_topic(topic, queues=8)
+        assert admin.topics()[topic].queues == 8
+        assert len(admin.topic_stats(topic)) == 8
+        admin.delete_topic(topic)
+        assert topic not in admin.topics()
+        with pytest.raises(TopicNotExist):
+            admin.topic_stats(topic)
+
+    def test_what_cannot_be_made(self, admin: Admin) -> None:
+        with pytest.raises(InvalidArgument):
+            admin.create_topic("t", queues=0)
+        with pytest.raises(FlintError, match="a b"):
+            admin.create_topic("a b")
+        with pytest.raises(FlintError):
+            admin.create_topic("SCHEDULE_TOPIC_XXXX")
+
+    def test_status_says_how_the_broker_is(self, admin: Admin) -> None:
+        status = admin.status()
+        assert status["version"]
+        assert status["connections"] >= 1
+
+
+def test_a_damaged_message_is_named_and_the_others_are_read(broker: BrokerFactory, tmp_path: Path) -> None:
+    running = broker()
+    with Producer(running.address) as producer:
+        receipts = producer.send_many([Message("t", b"precious %d" % number) for number in range(5)], queue=0)
+    (log,) = (running.store / "commitlog").glob("0*")
+    with log.open("r+b") as file:
+        content = file.read(1 << 16)
+        file.seek(content.index(b"precious 3"))
+        file.write(b"p")
+        file.write(b"!")
+    with Consumer(running.address) as consumer:
+        batch = consumer.pull("t", 0, 0)
+        assert [batch.messages[place].body for place in (0, 1, 2, 4)] == [b"precious %d" % n for n in (0, 1, 2, 4)]
+        for read in (
+            batch.bodies,
+            lambda: batch.messages[3].body,
+            lambda: [m.body for m in consumer.iter("t", until="latest")],
+        ):
+            with pytest.raises(CorruptMessage) as raised:
+                read()
+            assert (raised.value.topic, raised.value.queue, raised.value.queue_offset) == ("t", 0, 3)
+            assert raised.value.physical_offset == receipts[3].physical_offset
+        assert Counter(message.queue for message in batch) == {0: 5}

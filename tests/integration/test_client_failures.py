@@ -1,0 +1,415 @@
+"""What the client does when the broker is not there, goes, comes back, is silent, or is something else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flintmq.client import (
+    Admin,
+    ClientClosed,
+    ConnectionFailed,
+    Consumer,
+    DeliveryFailed,
+    FlintError,
+    ForkedClient,
+    Message,
+    Producer,
+    RequestTimeout,
+    TopicNotExist,
+)
+
+if TYPE_CHECKING:
+    from tests.conftest import BrokerFactory, RunningBroker
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+@contextmanager
+def paused(running: RunningBroker) -> Iterator[None]:
+    """The broker's process does not run."""
+    running.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        running.process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def listener_that(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The address of something that listens and does ``serve`` with each connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                serve(connection)
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def restart(broker: BrokerFactory, running: RunningBroker) -> RunningBroker:
+    """A broker on the same store and address."""
+    return broker("--listen", running.address, store=running.store)
+
+
+class TestUnreachable:
+    def test_the_error_names_the_address_after_the_time_is_over(self, free_port: int) -> None:
+        began = time.monotonic()
+        with Producer(f"127.0.0.1:{free_port}", delivery_timeout=0.5) as producer:
+            with pytest.raises(ConnectionFailed, match=f"127.0.0.1:{free_port}.*refused"):
+                producer.send(Message("t", b""))
+            with pytest.raises(DeliveryFailed) as raised:
+                producer.send_many([Message("t", b"")] * 5)
+        assert 0.9 < time.monotonic() - began < 5
+        assert raised.value.failed == [0, 1, 2, 3, 4]
+        assert isinstance(raised.value.errors[0], ConnectionFailed)
+        assert raised.value.retriable
+
+    @pytest.mark.parametrize("client", [Consumer, Admin])
+    def test_other_clients_too(self, client: type[Consumer | Admin], free_port: int) -> None:
+        began = time.monotonic()
+        with (
+            client(f"127.0.0.1:{free_port}", timeout=0.5) as one,
+            pytest.raises(ConnectionFailed, match=str(free_port)),
+        ):
+            one.topic_stats("t")
+        assert time.monotonic() - began < 5
+
+    def test_async_messages_fail_in_their_futures(self, free_port: int) -> None:
+        producer = Producer(f"127.0.0.1:{free_port}", delivery_timeout=0.4)
+        future = producer.send_async(Message("t", b""))
+        assert isinstance(future.exception(timeout=10), ConnectionFailed)
+        producer.close()
+
+    def test_messages_that_nobody_asked_after_are_raised_at_the_end(self, free_port: int) -> None:
+        producer = Producer(f"127.0.0.1:{free_port}", delivery_timeout=0.4)
+        producer.send_async(Message("t", b""))
+        with pytest.raises(DeliveryFailed, match="1 of 1 messages"):
+            producer.close()
+        producer.close()
+
+    def test_the_first_address_that_answers_is_taken(
+        self, shared_broker: RunningBroker, free_port: int, topic: str
+    ) -> None:
+        addresses = f"127.0.0.1:{free_port},{shared_broker.address}"
+        with Producer(addresses) as producer, Consumer(addresses) as consumer:
+            producer.send(Message(topic, b"x"))
+            assert len(list(consumer.iter(topic, until="latest"))) == 1
+
+    def test_all_addresses_are_named(self, free_port: int) -> None:
+        addresses = f"127.0.0.1:{free_port},localhost:{free_port}"
+        named = f"127.0.0.1:{free_port}.*localhost:{free_port}"
+        with Admin(addresses, timeout=0.3) as admin, pytest.raises(ConnectionFailed, match=named):
+            admin.topics()
+
+    def test_what_listens_is_no_broker(self) -> None:
+        def answer_http(connection: socket.socket) -> None:
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        with (
+            listener_that(answer_http) as address,
+            Admin(address, timeout=0.3) as admin,
+            pytest.raises(ConnectionFailed, match="is no FlintMQ broker"),
+        ):
+            admin.topics()
+
+    def test_what_listens_says_nothing(self) -> None:
+        def listen_only(connection: socket.socket) -> None:
+            while connection.recv(1000):
+                pass
+
+        with listener_that(listen_only) as address:
+            began = time.monotonic()
+            with Admin(address, timeout=0.5) as admin, pytest.raises(ConnectionFailed, match="did not answer HELLO"):
+                admin.topics()
+            assert time.monotonic() - began < 5
+
+    def test_what_listens_closes_at_once(self) -> None:
+        with (
+            listener_that(lambda connection: None) as address,
+            Producer(address, delivery_timeout=0.4) as producer,
+            pytest.raises(ConnectionFailed),
+        ):
+            producer.send(Message("t", b""))
+
+
+class TestRestart:
+    def test_messages_go_on_after_a_restart(self, broker: BrokerFactory) -> None:
+        running = broker()
+        with (
+            Producer(running.address, delivery_timeout=60) as producer,
+            Consumer(running.address, timeout=60) as consumer,
+        ):
+            producer.send(Message("t", b"before"))
+            assert len(consumer.topic_stats("t")) == 4
+            running.stop()
+            restart(broker, running)
+            producer.send(Message("t", b"after"))
+            assert {message.body for message in consumer.iter("t", until="latest")} == {b"before", b"after"}
+
+    def test_everything_acknowledged_is_there_whatever_happens(self, broker: BrokerFactory) -> None:
+        running = broker()
+        acknowledged: list[bytes] = []
+        stop = threading.Event()
+
+        def send(worker: int) -> None:
+            number = 0
+            while not stop.is_set():
+                body = b"%d-%d" % (worker, number)
+                number += 1
+                if worker % 2:
+                    producer.send(Message("t", body), queue=worker)
+                else:
+                    producer.send_many([Message("t", body)] * 3, queue=worker)
+                acknowledged.append(body)
+
+        with Producer(running.address, delivery_timeout=60) as producer:
+            threads = [threading.Thread(target=send, args=(worker,)) for worker in range(4)]
+            for thread in threads:
+                thread.start()
+            for _ in range(2):
+                count = len(acknowledged)
+                while len(acknowledged) < count + 200:
+                    time.sleep(0.01)
+                running.kill()
+                running = restart(broker, running)
+            count = len(acknowledged)
+            while len(acknowledged) < count + 200:
+                time.sleep(0.01)
+            stop.set()
+            for thread in threads:
+                thread.join()
+        with Consumer(running.address) as consumer:
+            stored = Counter(message.body for message in consumer.iter("t", until="latest"))
+            assert set(acknowledged) <= set(stored)
+            for queue in range(4):
+                numbers = [int(m.body.split(b"-")[1]) for m in consumer.iter("t", until="latest") if m.queue == queue]
+                first_time = list(dict.fromkeys(numbers))
+                assert first_time == sorted(first_time)
+
+    def test_a_follower_goes_on_after_a_restart(self, broker: BrokerFactory) -> None:
+        running = broker()
+        with (
+            Producer(running.address, delivery_timeout=60) as producer,
+            Consumer(running.address, timeout=60) as consumer,
+        ):
+            producer.send_many([Message("t", b"%d" % number) for number in range(100)])
+            messages = consumer.iter("t")
+            seen = [message.body for message in islice(messages, 100)]
+            running.kill()
+            running = restart(broker, running)
+            producer.send_many([Message("t", b"%d" % number) for number in range(100, 200)])
+            seen += [message.body for message in islice(messages, 100)]
+            assert sorted(map(int, seen)) == list(range(200))
+
+    def test_close_does_not_mind_that_the_broker_went(self, broker: BrokerFactory) -> None:
+        running = broker()
+        with (
+            Producer(running.address) as producer,
+            Consumer(running.address) as consumer,
+            Admin(running.address) as admin,
+        ):
+            producer.send(Message("t", b""))
+            producer.send_async(Message("t", b"")).result()
+            consumer.pull("t", 0, 0)
+            admin.topics()
+            running.kill()
+
+    def test_an_idle_connection_that_the_broker_closed_costs_nothing(self, broker: BrokerFactory) -> None:
+        running = broker(settings={"limits.idle_timeout_ms": 300})
+        with Producer(running.address) as producer, Consumer(running.address) as consumer:
+            for _ in range(2):
+                producer.send(Message("t", b""))
+                assert consumer.topic_stats("t")
+                time.sleep(1.5)
+            assert sum(stats.count for stats in consumer.topic_stats("t")) == 2
+
+
+class TestSilence:
+    def test_a_call_ends_in_time(self, broker: BrokerFactory) -> None:
+        running = broker()
+        with Producer(running.address) as producer, Consumer(running.address) as consumer:
+            producer.send(Message("t", b"first"), queue=0)
+            consumer.pull("t", 0, 0)
+            with paused(running):
+                for call in (
+                    lambda: producer.send(Message("t", b"lost?"), queue=0, timeout=0.3),
+                    lambda: consumer.pull("t", 0, 0, timeout=0.3),
+                    lambda: consumer.topic_stats("t", timeout=0.3),
+                ):
+                    began = time.monotonic()
+                    with pytest.raises((RequestTimeout, ConnectionFailed)):
+                        call()
+                    assert 0.25 < time.monotonic() - began < 5
+                with pytest.raises(DeliveryFailed) as raised:
+                    producer.send_many([Message("t", b"lost?")] * 100, timeout=0.3)
+                assert len(raised.value.failed) == 100
+            assert producer.send(Message("t", b"second"), queue=0).queue == 0
+            bodies = consumer.pull("t", 0, 0).bodies()
+            assert bodies[0] == b"first"
+            assert bodies[-1] == b"second"
+
+    def test_many_threads_end_in_time(self, broker: BrokerFactory) -> None:
+        running = broker()
+        errors: list[FlintError] = []
+
+        def send() -> None:
+            try:
+                producer.send(Message("t", b"x"), timeout=0.5)
+            except FlintError as error:
+                errors.append(error)
+
+        with Producer(running.address) as producer:
+            producer.send(Message("t", b"first"))
+            with paused(running):
+                began = time.monotonic()
+                threads = [threading.Thread(target=send) for _ in range(16)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                assert time.monotonic() - began < 5
+            assert len(errors) == 16
+            assert producer.send(Message("t", b"after")).topic == "t"
+
+    def test_an_interrupted_caller_leaves_a_producer_that_works(self, broker: BrokerFactory) -> None:
+        running = broker()
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with Producer(running.address) as producer:
+            producer.send(Message("t", b"first"))
+            before = signal.signal(signal.SIGALRM, interrupt)
+            try:
+                with paused(running):
+                    for call in (
+                        lambda: producer.send(Message("t", b"x")),
+                        lambda: producer.send_bulk("t", [b"y" * 1000] * 50_000),
+                    ):
+                        signal.setitimer(signal.ITIMER_REAL, 0.3)
+                        with pytest.raises(KeyboardInterrupt):
+                            call()
+            finally:
+                signal.signal(signal.SIGALRM, before)
+            assert producer.send(Message("t", b"after")).topic == "t"
+            assert producer._delivery.idle
+            assert producer._delivery.pending_bytes == 0
+
+    def test_a_broker_that_does_not_read_blocks_nobody_for_ever(self, broker: BrokerFactory) -> None:
+        running = broker()
+        with Producer(running.address) as producer:
+            producer.send(Message("t", b"first"))
+            with paused(running), pytest.raises(DeliveryFailed):
+                producer.send_bulk("t", [b"x" * 1000] * 50_000, timeout=1)
+            receipts = producer.send_bulk("t", [b"x" * 1000] * 5000)
+            assert len(receipts) == 5000
+
+
+class TestUse:
+    def test_a_closed_producer_says_so(self, shared_broker: RunningBroker) -> None:
+        producer = Producer(shared_broker.address)
+        producer.close()
+        producer.close()
+        for call in (
+            lambda: producer.send(Message("t", b"")),
+            lambda: producer.send_many([Message("t", b"")]),
+            lambda: producer.send_bulk("t", [b""]),
+            lambda: producer.send_async(Message("t", b"")),
+            lambda: producer.flush(),
+            lambda: producer.__enter__(),
+        ):
+            with pytest.raises(ClientClosed):
+                call()
+
+    def test_close_ends_waiting_senders_with_an_outcome(self, broker: BrokerFactory) -> None:
+        running = broker()
+        outcomes: list[object] = []
+
+        def send() -> None:
+            try:
+                outcomes.append(producer.send(Message("t", b"x"), timeout=1))
+            except FlintError as error:
+                outcomes.append(error)
+
+        producer = Producer(running.address)
+        producer.send(Message("t", b"first"))
+        with paused(running):
+            threads = [threading.Thread(target=send) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            while producer._delivery.idle:
+                time.sleep(0.01)
+            producer.close()
+            for thread in threads:
+                thread.join(10)
+        assert len(outcomes) == 4
+
+    def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(
+        self, shared_broker: RunningBroker, topic: str
+    ) -> None:
+        with Producer(shared_broker.address) as producer, Consumer(shared_broker.address) as consumer:
+            producer.send(Message(topic, b"before"))
+            producer.send_async(Message(topic, b"async")).result()
+            consumer.topic_stats(topic)
+            read_end, write_end = os.pipe()
+            child = os.fork()
+            if child == 0:
+                said = []
+                for call in (lambda: producer.send(Message(topic, b"child")), lambda: consumer.topic_stats(topic)):
+                    try:
+                        call()
+                    except ForkedClient as error:
+                        said.append(str(error))
+                producer.close()
+                consumer.close()
+                os.write(write_end, "\n".join(said).encode())
+                os._exit(0)
+            os.close(write_end)
+            with os.fdopen(read_end) as pipe:
+                said = pipe.read().splitlines()
+            assert os.waitpid(child, 0)[1] == 0
+            assert len(said) == 2
+            assert all("after the fork" in line for line in said)
+            producer.send(Message(topic, b"after"))
+            assert sum(stats.count for stats in consumer.topic_stats(topic)) == 3
+
+    def test_a_topic_that_may_not_be_made(self, broker: BrokerFactory) -> None:
+        running = broker(settings={"topics.auto_create": False})
+        with Producer(running.address) as producer, Admin(running.address) as admin:
+            with pytest.raises(TopicNotExist):
+                producer.send(Message("t", b""))
+            with pytest.raises(TopicNotExist):
+                producer.send(Message("t", b"", sharding_key="a"))
+            with pytest.raises(DeliveryFailed, match="TopicNotExist"):
+                producer.send_many([Message("t", b"")] * 3)
+            admin.create_topic("t", queues=2)
+            assert producer.send(Message("t", b"", sharding_key="a")).queue < 2

@@ -1,0 +1,115 @@
+"""Kernels are compiled at import for exactly their types; a call with others is an error, never a compilation."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flintmq.broker import kernels
+from flintmq.broker.kernels import crc32, dispatch, gather, index, jit, produce, text
+
+pytestmark = pytest.mark.skipif(jit.INTERPRETED, reason="nothing is compiled")
+
+KERNELS = {
+    f"{module.__name__.rpartition('.')[2]}.{name.lstrip('_')}": value
+    for module in (crc32, text, produce, dispatch, index, gather)
+    for name, value in vars(module).items()
+    # What is only ever inlined into kernels may still be compiled, for other types, when a kernel is.
+    if not getattr(value, "_can_compile", True) and value.__module__ == module.__name__
+}
+
+
+def test_every_kernel_is_known_to_these_tests() -> None:
+    assert {
+        "crc32.crc32", "text.text_status", "text.java_hash", "produce.produce", "produce.property_status",
+        "dispatch.scan", "dispatch.locate", "dispatch.find_queue", "dispatch.queue_hash", "dispatch.dispatch", "index.put",
+        "index.check", "index.select", "gather.choose", "gather.plan_reads", "gather.gather", "gather.finish",
+    } <= set(KERNELS)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_a_kernel_has_one_signature_and_runs_without_the_gil(name: str) -> None:
+    kernel = KERNELS[name]
+    assert len(kernel.nopython_signatures) == 1
+    assert kernel.targetoptions["nogil"]
+
+
+def good_arguments(kernel: Any) -> list[Any]:
+    """Arguments of the right types; the values do not matter, since no call gets so far."""
+    arguments: list[Any] = []
+    for kind in kernel.nopython_signatures[0].args:
+        dtype = {"uint8": np.uint8, "int64": np.int64, "int32": np.int32}.get(str(getattr(kind, "dtype", "")))
+        arguments.append(0 if dtype is None else np.zeros((2,) * kind.ndim, dtype))
+    return arguments
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A copy that cannot be written."""
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+WRONG = {
+    "read-only": read_only,
+    "another type": lambda array: array.astype(np.uint16),
+    "signed bytes": lambda array: array.astype(np.int8),
+    "floats": lambda array: array.astype(np.float64),
+    "another rank": lambda array: np.zeros((2,) * (array.ndim + 1), array.dtype),
+    "not contiguous": lambda array: np.zeros((4,) * array.ndim, array.dtype)[(slice(None, None, 2),) * array.ndim],
+    "big-endian": lambda array: array.astype(array.dtype.newbyteorder(">") if array.itemsize > 1 else ">i2"),
+    "bytes": lambda array: bytes(16),
+    "a list": lambda array: array.tolist(),
+    "nothing": lambda array: None,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_an_array_of_another_type_is_an_error_and_compiles_nothing(name: str, wrong: str) -> None:
+    kernel = KERNELS[name]
+    for place, argument in enumerate(good_arguments(kernel)):
+        if not isinstance(argument, np.ndarray):
+            continue
+        arguments = good_arguments(kernel)
+        arguments[place] = WRONG[wrong](argument)
+        with pytest.raises(TypeError):
+            kernel(*arguments)
+    assert len(kernel.nopython_signatures) == 1
+
+
+def test_warm_goes_through_every_module_of_the_package() -> None:
+    folder = Path(kernels.__file__).parent
+    assert set(kernels.MODULES) == {path.stem for path in folder.glob("*.py")} - {"__init__", "jit"}
+    warmed = [name for name, seconds in kernels.warm() if seconds >= 0]
+    assert tuple(warmed) == kernels.MODULES
+    for name in kernels.MODULES:
+        assert importlib.import_module(f"{kernels.__name__}.{name}").__doc__
+
+
+def test_compiled_code_is_kept_in_a_folder_of_the_users_own_that_is_named_by_the_sources() -> None:
+    folder = jit.CACHE_FOLDER
+    if folder is None:
+        pytest.skip("no folder can be written here")
+    assert folder.name == jit._digest()
+    assert not folder.stat().st_mode & 0o022
+
+
+def test_the_cache_goes_where_the_environment_says_and_is_closed_to_others(tmp_path: Path) -> None:
+    parent = tmp_path / "cache"
+    script = "from flintmq.broker.kernels import crc32, jit; print(jit.CACHE_FOLDER)"
+    environment = {jit.CACHE_VARIABLE: str(parent), "HOME": str(tmp_path), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=100
+    )
+    folder = Path(done.stdout.strip())
+    assert folder.parent == parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(folder.rglob("*.nbi"))
+    assert not done.stderr
