@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import Files
 from ...protocol.layout import (
     CHECKPOINT,
     CHECKPOINT_FILE_BYTES,
@@ -22,10 +22,12 @@ from ...protocol.layout import (
     CHECKPOINT_MARK_STRUCT,
     CHECKPOINT_STRUCT,
 )
+from .files import Files
 
 _CRC = struct.Struct(">i")
 _OFFSETS_AT = CHECKPOINT_MARK.at["flushed_offset"]
-_CRC_AT = CHECKPOINT_MARK.at["crc"]
+FUTURE_MS_MAX = 24 * 3600 * 1000
+"""Times of the file lie at most this far in the future: clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +40,46 @@ class Mark:
 
 
 class StoreCheckpoint:
-    """The file, open. ``flushed`` may be called from the flush thread while another calls ``dispatched``."""
+    """The file. ``flushed`` may be called from the flush thread while another calls ``dispatched``."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files
+        self.path = path
         self._lock = threading.Lock()
-        self._fd = files.open(path, create=True)
-        if files.size(self._fd) < CHECKPOINT_FILE_BYTES:
-            files.resize(self._fd, CHECKPOINT_FILE_BYTES)
+        self._fd = -1
+        self._flushed_offset = 0
+        self._dispatched_offset = 0
+        self._master_flushed_offset = 0
+        self._confirm_offset = 0
+        self.physic_msg_timestamp = 0
+        self.logics_msg_timestamp = 0
+        self.index_msg_timestamp = 0
+        self.mark: Mark | None = None
+        """What the last process left, or None where RocketMQ or nobody wrote last, or the file is damaged."""
+
+    def load(self) -> None:
+        """Read the file, if there is one; changes nothing."""
+        if not self.path.exists():
+            return
         blob = bytearray(CHECKPOINT_FILE_BYTES)
-        files.read(self._fd, memoryview(blob), 0, wait=True)
+        fd = self._files.open(self.path)
+        try:
+            self._files.read(fd, memoryview(blob), 0, wait=True)
+        finally:
+            self._files.close(fd)
+        fields = CHECKPOINT_STRUCT.unpack_from(blob)
+        self.mark = self._read_mark(blob)
+        if self.mark is not None:
+            self._flushed_offset, self._dispatched_offset = self.mark.flushed_offset, self.mark.dispatched_offset
+        elif not all(0 <= value <= time.time() * 1000 + FUTURE_MS_MAX for value in fields[:3]):
+            return  # not times: damage, which must not be taken for "all was flushed"
         (
             self.physic_msg_timestamp,
             self.logics_msg_timestamp,
             self.index_msg_timestamp,
             self._master_flushed_offset,
             self._confirm_offset,
-        ) = CHECKPOINT_STRUCT.unpack_from(blob)
-        self.mark = self._read_mark(blob)
-        """What the last process left, or None where RocketMQ or nobody wrote last, or the file is damaged."""
-        self._flushed_offset = self.mark.flushed_offset if self.mark else 0
-        self._dispatched_offset = self.mark.dispatched_offset if self.mark else 0
+        ) = fields
 
     @staticmethod
     def _read_mark(blob: bytearray) -> Mark | None:
@@ -67,6 +88,12 @@ class StoreCheckpoint:
         expected = zlib.crc32(bytes(blob[: CHECKPOINT.size]) + bytes(tail)) & 0xFFFFFFFF
         sound = magic == CHECKPOINT_MARK_MAGIC and crc & 0xFFFFFFFF == expected
         return Mark(flushed_offset, dispatched_offset) if sound and 0 <= dispatched_offset <= flushed_offset else None
+
+    def create(self) -> None:
+        """Open the file for writing, made if need be. The caller syncs the folder."""
+        self._fd = self._files.open(self.path, create=True)
+        if self._files.size(self._fd) != CHECKPOINT_FILE_BYTES:
+            self._files.resize(self._fd, CHECKPOINT_FILE_BYTES)
 
     def flushed(self, flushed_offset: int, store_ms: int) -> None:
         """The CommitLog is on disk below ``flushed_offset``; its last record's store time is ``store_ms``."""
@@ -85,13 +112,16 @@ class StoreCheckpoint:
             self._write()
         self._files.sync_data(self._fd)
 
-    def reset(self, flushed_offset: int, dispatched_offset: int, store_ms: int) -> None:
-        """After recovery: take exactly these, also when they are lower than before, and sync."""
+    def reset(
+        self, *, flushed_offset: int, dispatched_offset: int, physic_ms: int, logics_ms: int, index_ms: int
+    ) -> None:
+        """For recovery: take exactly these, also where they are lower than before, and sync."""
         with self._lock:
             self._flushed_offset = flushed_offset
-            self._dispatched_offset = min(dispatched_offset, flushed_offset)
-            self.physic_msg_timestamp = store_ms
-            self.logics_msg_timestamp = min(self.logics_msg_timestamp, store_ms)
+            self._dispatched_offset = dispatched_offset
+            self.physic_msg_timestamp = physic_ms
+            self.logics_msg_timestamp = logics_ms
+            self.index_msg_timestamp = index_ms
             self._write()
         self._files.sync_data(self._fd)
 
@@ -111,4 +141,6 @@ class StoreCheckpoint:
 
     def close(self) -> None:
         """Close the file."""
-        self._files.close(self._fd)
+        if self._fd >= 0:
+            self._files.close(self._fd)
+            self._fd = -1

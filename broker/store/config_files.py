@@ -10,13 +10,13 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import CorruptFile
-from .files import Files, replace_file
+from .files import Files, make_durable_folder, replace_file
 
 _BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([{,]\s*)(-?\d+)(?=\s*:)')
 
@@ -24,9 +24,14 @@ PERM_READ = 4
 PERM_WRITE = 2
 TOPIC_GROUP_SEPARATOR = "@"
 
+SHAPE_ERRORS = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+"""What reading a table of an unknown shape raises."""
+
+T = TypeVar("T")
+
 
 def parse_table(text: str) -> dict[str, Any]:
-    """A table's content, with or without quotes around integer keys. Raises ``ValueError`` where it is no JSON object."""
+    """A table's content, with or without quotes around integer keys. Raises ``ValueError`` if it is no JSON object."""
 
     def quote(match: re.Match[str]) -> str:
         return f'{match[1]}"{match[2]}"' if match[2] else match[0]
@@ -38,53 +43,55 @@ def parse_table(text: str) -> dict[str, Any]:
 
 
 class ConfigFile:
-    """One JSON table on disk."""
+    """One JSON table on disk, and the one before it as ``.bak``."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files
         self.path = path
+        self._bak = path.with_name(path.name + ".bak")
+        self._broken = False
+        """Whether the file itself could not be read: then it must not become the ``.bak``."""
 
-    def load(self) -> dict[str, Any]:
-        """The table, from the file or else its ``.bak``; empty where there is neither. Raises ``CorruptFile`` where what
-        is there cannot be read."""
+    def load(self, read: Callable[[dict[str, Any]], T]) -> T:
+        """What ``read`` makes of the table: of the file, else of its ``.bak``, of an empty one where there is neither.
+
+        Raises ``CorruptFile`` where what is there cannot be read. ``read`` says so by any of ``SHAPE_ERRORS``.
+        """
         problems = []
-        for path in (self.path, self.path.with_name(self.path.name + ".bak")):
+        for path in (self.path, self._bak):
             try:
                 text = path.read_text(encoding="utf-8")
+                if text.strip():
+                    return read(parse_table(text))
             except FileNotFoundError:
                 continue
-            except UnicodeDecodeError as error:
-                problems.append(f"{path}: {error}")
-                continue
-            if not text.strip():
-                continue
-            try:
-                return parse_table(text)
-            except ValueError as error:
-                problems.append(f"{path}: {error}")
+            except SHAPE_ERRORS as error:
+                problems.append(f"{path} cannot be read: {type(error).__name__}: {error}")
+            self._broken = self._broken or path == self.path
         if problems:
             raise CorruptFile(
-                f"{'; '.join(problems)}. Restore one of the two from a backup, or move both away to begin with an "
-                "empty table"
+                f"{'; '.join(problems)}. Restore {self.path} or its .bak from a backup, or move both away to begin "
+                "with an empty table"
             )
-        return {}
+        return read({})
 
     def save(self, table: dict[str, Any]) -> None:
         """Replace the table; the one before becomes the ``.bak``. Durable when it returns."""
-        self._files.make_folder(self.path.parent)
-        try:
-            before = self.path.read_bytes()
-        except FileNotFoundError:
-            before = b""
-        if before.strip():
-            replace_file(self._files, self.path.with_name(self.path.name + ".bak"), before)
+        make_durable_folder(self._files, self.path.parent)
+        if not self._broken and self.path.exists():
+            replace_file(self._files, self._bak, self.path.read_bytes())
         replace_file(self._files, self.path, json.dumps(table, indent=1, ensure_ascii=False).encode())
+        self._broken = False
 
 
 def next_data_version(before: Any) -> dict[str, int]:
     """The ``dataVersion`` of a table that is written again."""
-    counter = before.get("counter", 0) if isinstance(before, dict) else 0
-    return {"counter": int(counter) + 1, "stateVersion": 0, "timestamp": int(time.time() * 1000)}
+    counter = before.get("counter") if isinstance(before, dict) else None
+    return {
+        "counter": counter + 1 if isinstance(counter, int) else 1,
+        "stateVersion": 0,
+        "timestamp": int(time.time() * 1000),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +158,12 @@ class TopicTable:
 
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
-        table = self._file.load()
+        self._topics, self._rest = self._file.load(self._read)
+
+    @staticmethod
+    def _read(table: dict[str, Any]) -> tuple[dict[str, TopicConfig], dict[str, Any]]:
         rows = table.pop("topicConfigTable", {})
-        self._rest = table
-        try:
-            self._topics = {name: TopicConfig.from_json(name, row) for name, row in rows.items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise CorruptFile(f"{self._file.path}: a topic's row has an unknown shape: {error}") from error
+        return {name: TopicConfig.from_json(name, row) for name, row in rows.items()}, table
 
     def get(self, name: str) -> TopicConfig | None:
         """The topic's configuration, or None."""
@@ -201,15 +207,12 @@ class ConsumerOffsetTable:
 
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
-        table = self._file.load()
+        self._offsets, self._rest = self._file.load(self._read)
+
+    @staticmethod
+    def _read(table: dict[str, Any]) -> tuple[dict[str, dict[int, int]], dict[str, Any]]:
         rows = table.pop("offsetTable", {})
-        self._rest = table
-        try:
-            self._offsets = {
-                key: {int(queue): int(next_offset) for queue, next_offset in row.items()} for key, row in rows.items()
-            }
-        except (AttributeError, TypeError, ValueError) as error:
-            raise CorruptFile(f"{self._file.path}: a group's row has an unknown shape: {error}") from error
+        return {key: {int(queue): int(offset) for queue, offset in row.items()} for key, row in rows.items()}, table
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """Next offset per queue of those queues that the group has committed."""
@@ -220,20 +223,49 @@ class ConsumerOffsetTable:
         self._offsets.setdefault(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {})[queue] = next_offset
         self.dirty = True
 
-    def clamp(self, topic: str, queue: int, max_offset: int) -> None:
-        """After a cut of the log: no group's progress in the queue lies beyond its end."""
+    def clamp(self, end_of: Callable[[str, int], int]) -> None:
+        """After a crash: no group's progress lies beyond ``end_of(topic, queue)``, where the next message will be."""
         for key, row in self._offsets.items():
-            if key.partition(TOPIC_GROUP_SEPARATOR)[0] == topic and row.get(queue, 0) > max_offset:
-                row[queue] = max_offset
-                self.dirty = True
+            topic = key.partition(TOPIC_GROUP_SEPARATOR)[0]
+            for queue, next_offset in row.items():
+                if next_offset > (end := end_of(topic, queue)):
+                    row[queue] = end
+                    self.dirty = True
 
     def persist(self) -> None:
         """Write the table; durable when it returns. Blocks."""
         with self._lock:
             self.dirty = False
             rows = {
-                key: {str(queue): next_offset for queue, next_offset in sorted(list(row.items()))}
+                key: {str(queue): next_offset for queue, next_offset in sorted(row.items())}
                 for key, row in list(self._offsets.items())
             }
+            self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
+            self._file.save({**self._rest, "offsetTable": rows})
+
+
+class DelayOffsetTable:
+    """``config/delayOffset.json``: how far RocketMQ has delivered each delay level. Only kept right, for RocketMQ."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._file = ConfigFile(files, path)
+        self._offsets: dict[int, int] = {}
+        self._rest: dict[str, Any] = {}
+
+    def load(self) -> None:
+        """Read the table. Raises ``CorruptFile``."""
+        self._offsets, self._rest = self._file.load(self._read)
+
+    @staticmethod
+    def _read(table: dict[str, Any]) -> tuple[dict[int, int], dict[str, Any]]:
+        rows = table.pop("offsetTable", {})
+        return {int(level): int(next_offset) for level, next_offset in rows.items()}, table
+
+    def clamp(self, end_of: Callable[[int], int]) -> None:
+        """After a crash: no level's progress lies beyond ``end_of(queue)``; written where it did. Blocks."""
+        beyond = {level: end for level, offset in self._offsets.items() if offset > (end := end_of(level - 1))}
+        if beyond:
+            self._offsets.update(beyond)
+            rows = {str(level): next_offset for level, next_offset in sorted(self._offsets.items())}
             self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
             self._file.save({**self._rest, "offsetTable": rows})

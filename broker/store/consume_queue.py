@@ -14,10 +14,6 @@ _NAME = re.compile(r"\d{20}\Z")
 _PRE_BLANK = UNIT_STRUCT.pack(0, PRE_BLANK_SIZE, 0)
 
 
-class DamagedQueue(Exception):
-    """The queue's files cannot be used; they are moved aside and rebuilt."""
-
-
 class ConsumeQueue:
     """One queue's units, in files of ``file_bytes``.
 
@@ -26,7 +22,7 @@ class ConsumeQueue:
     """
 
     __slots__ = (
-        "_dirty", "_fds", "file_bytes", "files", "folder", "folder_dirty", "max_offset", "min_hint",
+        "_dirty", "_empty_file", "_fds", "file_bytes", "files", "folder", "folder_dirty", "max_offset", "min_hint",
         "queue_id", "row", "start_offset", "topic",
     )  # fmt: skip
 
@@ -38,6 +34,7 @@ class ConsumeQueue:
         self.file_bytes = file_bytes
         self.row = row
         self._fds: dict[int, int] = {}
+        self._empty_file: Path | None = None
         self.start_offset = 0
         """First queue offset that is no filling; the log may begin behind it."""
         self.max_offset = 0
@@ -51,24 +48,36 @@ class ConsumeQueue:
         """Whether something was written since the last ``sync``."""
         return bool(self._dirty) or self.folder_dirty
 
-    def load(self) -> None:
-        """Open the files that are there. Raises ``DamagedQueue`` where they are no row of whole files."""
+    def load(self) -> tuple[str, Path | None]:
+        """Open the files that are there; changes nothing.
+
+        Returns (why they cannot be used, empty where they can; the first file whose size is not ``file_bytes``). A last
+        file without a byte, which a stop may leave, counts as none.
+        """
         if not self.folder.is_dir():
-            return
+            return "", None
         starts = sorted(int(path.name) for path in self.folder.iterdir() if _NAME.match(path.name))
+        problem = ""
+        wrong_size = None
         for number, start in enumerate(starts):
             path = self.folder / file_name(start)
             fd = self.files.open(path)
             size = self.files.size(fd)
             if size == 0 and number == len(starts) - 1:
                 self.files.close(fd)
-                self.files.unlink(path)
+                self._empty_file = path
                 continue
             self._fds[start] = fd
             if size != self.file_bytes:
-                raise DamagedQueue(f"{path} has {size:,} bytes instead of {self.file_bytes:,}")
-            if start % self.file_bytes or (number and start != starts[number - 1] + self.file_bytes):
-                raise DamagedQueue(f"{path} does not follow the file before it")
+                problem = problem or f"{path} has {size:,} bytes instead of {self.file_bytes:,}"
+                wrong_size = wrong_size or path
+            elif start % self.file_bytes or (number and start != starts[number - 1] + self.file_bytes):
+                problem = problem or f"{path} does not follow the file before it"
+        return problem, wrong_size
+
+    def has_whole_file(self) -> bool:
+        """Whether a file of the queue has the size that the settings say."""
+        return any(self.files.size(fd) == self.file_bytes for fd in self._fds.values())
 
     @property
     def first_byte(self) -> int:
@@ -81,7 +90,8 @@ class ConsumeQueue:
         return max(self._fds) + self.file_bytes if self._fds else 0
 
     def read_units(self, queue_offset: int, count: int, *, hot: bool) -> bytearray:
-        """``count`` units from ``queue_offset`` on, fewer where the files end. With ``hot`` may raise ``WouldBlock``."""
+        """``count`` units from ``queue_offset`` on, fewer where the files end. With ``hot``, raises ``WouldBlock``
+        where the page cache does not hold them."""
         buffer = bytearray(count * UNIT_BYTES)
         view = memoryview(buffer)
         at = queue_offset * UNIT_BYTES
@@ -141,9 +151,11 @@ class ConsumeQueue:
         return fd
 
     def begin_at(self, queue_offset: int) -> None:
-        """Make an empty queue begin at ``queue_offset``; what its first file holds before is filled, as RocketMQ does."""
+        """Make an empty queue begin at ``queue_offset``; what its first file holds before is filled as by RocketMQ."""
         first = queue_offset * UNIT_BYTES
         filling = (first % self.file_bytes) // UNIT_BYTES
+        for start in [start for start in self._fds if start != first - first % self.file_bytes]:
+            self._remove(start)
         if filling:
             self.write_at(queue_offset - filling, memoryview(_PRE_BLANK * filling))
         self.start_offset = self.max_offset = self.min_hint = queue_offset
@@ -153,18 +165,25 @@ class ConsumeQueue:
         self.append(memoryview(_PRE_BLANK * (queue_offset - self.max_offset)))
 
     def truncate(self, queue_offset: int) -> None:
-        """End the queue at ``queue_offset``: what lies behind becomes zeros, whole files behind go. For recovery only."""
+        """End the queue at ``queue_offset``: what lies behind becomes zeros, whole files behind go. For recovery."""
         end = queue_offset * UNIT_BYTES
+        if self._empty_file is not None:
+            self.files.unlink(self._empty_file)
+            self._empty_file = None
+            self.folder_dirty = True
         for start in sorted(self._fds, reverse=True):
             if start >= end and start != self.first_byte:
-                self.files.close(self._fds.pop(start))
-                self.files.unlink(self.folder / file_name(start))
-                self.folder_dirty = True
+                self._remove(start)
             elif start + self.file_bytes > end and zero(
                 self.files, self._fds[start], max(end - start, 0), self.file_bytes
             ):
                 self._dirty.add(start)
         self.max_offset = queue_offset
+
+    def _remove(self, start: int) -> None:
+        self.files.close(self._fds.pop(start))
+        self.files.unlink(self.folder / file_name(start))
+        self.folder_dirty = True
 
     def sync(self) -> None:
         """Put what was written on disk. May run beside the owner: what it writes meanwhile is synced the next time."""
@@ -184,6 +203,7 @@ class ConsumeQueue:
 
     def close(self) -> None:
         """Close the files."""
+        self._empty_file = None
         for fd in self._fds.values():
             self.files.close(fd)
         self._fds.clear()

@@ -1,6 +1,7 @@
 """Dispatch: CommitLog records become ConsumeQueue units and index entries.
 
-One ``step`` is one kernel call over a chunk of the log and the writes of what it found. It belongs to whoever owns reput.
+One ``step`` is one kernel call over a chunk of the log and the writes of what it found. It belongs to whoever owns
+reput.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from ...protocol.layout import UNIT_BYTES
+from ...protocol.layout import RECORD_STRUCT, UNIT_BYTES
 from ..kernels import dispatch as kernel
 from .commitlog import CommitLog
 from .consume_queue import ConsumeQueue
@@ -84,35 +85,62 @@ class Dispatcher:
             return []
         file = self._commitlog.queue.find(at)
         if file is None:
-            raise CorruptLog(f"{self._commitlog.queue.folder} has no file that holds offset {at:,}, which is not dispatched")
+            folder = self._commitlog.queue.folder
+            raise CorruptLog(f"{folder} has no file that holds offset {at:,}, which is not dispatched")
         queues = self._queues
         position = at - file.start_offset
         end = min(end_offset - file.start_offset, file.size, position + chunk_bytes)
         counts = self._counts
-        counts[kernel.S_INDEX_FROM] = self._index.end_physical_offset
         array = file.array()
-        status, position = kernel.dispatch(
-            array, position, end, file.start_offset, queues.slots, queues.kernel_rows, queues.topics,
-            self._units, self._unit_rows, self._grouped, self._touched, self._keys, self._scratch, self._state,
-        )  # fmt: skip
+        status, position = self.derive(
+            array, position, end, file.start_offset, queues.kernel_rows, index_from=self._index.indexed_below
+        )
         stopped_at = file.start_offset + position
         touched = self._touched[: 3 * counts[kernel.S_TOUCHED]].tolist()
         keys = counts[kernel.S_KEYS]
         next_offset = file.end_offset if status == kernel.BLANK else stopped_at
         self.dispatched_records = counts[kernel.S_RECORDS]
-        if self.dispatched_records:
-            self.last_store_ms = counts[kernel.S_LAST_STORE_MS]
-        result = self._finish(_Unfinished(touched, keys, next_offset))
+        store_ms = counts[kernel.S_LAST_STORE_MS] if self.dispatched_records else self.last_store_ms
+        result = self._finish(_Unfinished(touched, keys, next_offset, store_ms))
         if status == kernel.NEW_QUEUE:
-            self._add_queue(array, position)
+            self.add_queue(array, position)
         elif status == kernel.GAP:
             self._close_gap(array, position, complete)
         elif status not in (kernel.DONE, kernel.BLANK, kernel.FULL):
             raise CorruptLog(
                 f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {stopped_at:,}), "
-                f"below the log's end at {end_offset:,}. Restore the file from a backup; nothing was changed"
+                f"below the log's end at {end_offset:,}. Restore the file from a backup; the log was not changed"
             )
         return result
+
+    def derive(
+        self, array: np.ndarray, position: int, end: int, file_base: int, rows: np.ndarray, *, index_from: int
+    ) -> tuple[int, int]:
+        """One call of the dispatch kernel, which writes no file: (why it stopped, where). What it found stands in
+        ``touched``, ``units`` and ``keys`` until the next call. ``rows``: the queues', as in ``ConsumeQueueTable``."""
+        self._counts[kernel.S_INDEX_FROM] = index_from
+        status, position = kernel.dispatch(
+            array, position, end, file_base, self._queues.slots, rows, self._queues.topics,
+            self._units, self._unit_rows, self._grouped, self._touched, self._keys, self._scratch, self._state,
+        )  # fmt: skip
+        return status, position
+
+    def touched(self) -> list[tuple[int, int, int]]:
+        """(row, first unit, units) of each queue that the last ``derive`` found units of."""
+        flat = self._touched[: 3 * self._counts[kernel.S_TOUCHED]]
+        return [(row, first, count) for row, first, count in flat.reshape(-1, 3).tolist()]
+
+    def units(self, first: int, count: int) -> memoryview:
+        """The bytes of ``count`` units of the last ``derive``."""
+        return self._grouped_view[first * UNIT_BYTES : (first + count) * UNIT_BYTES]
+
+    def keys(self) -> np.ndarray:
+        """A row of (hash, physical offset, store ms) for each key that the last ``derive`` found."""
+        return self._keys[: self._counts[kernel.S_KEYS] * kernel.KEY_ROW].reshape(-1, kernel.KEY_ROW)
+
+    def gap_row(self) -> int:
+        """The row of the queue for which the last ``derive`` stopped with ``GAP``."""
+        return self._counts[kernel.S_GAP_QUEUE]
 
     def _finish(self, work: _Unfinished) -> list[tuple[str, int, int]]:
         """Write the units and entries of a kernel call; on a full disk keep what is left for the next step."""
@@ -121,50 +149,56 @@ class Dispatcher:
         while work.touched_at < len(work.touched):
             row, first, count = work.touched[work.touched_at : work.touched_at + 3]
             queue = rows[row]
-            queue.append(self._grouped_view[first * UNIT_BYTES : (first + count) * UNIT_BYTES])
+            queue.append(self.units(first, count))
             work.result.append((queue.topic, queue.queue_id, queue.max_offset))
             work.touched_at += 3
         for done in self._index.put(self._keys, work.keys, work.keys_done):
             work.keys_done = done
         self._unfinished = None
+        self.last_store_ms = work.store_ms
         self.reput_offset = work.next_offset
         return work.result
 
-    def _record_queue(self, log_array: np.ndarray, position: int) -> tuple[str, int, int]:
+    def record_queue(self, log_array: np.ndarray, position: int) -> tuple[bytes, int, int]:
+        """(topic, queue id, queue offset) of the record at which the last ``derive`` stopped."""
         parts = self._scratch
-        topic = log_array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes().decode("utf-8", "replace")
-        head = log_array[position : position + 28].tobytes()
-        return topic, int.from_bytes(head[12:16], "big", signed=True), int.from_bytes(head[20:28], "big", signed=True)
+        topic = log_array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
+        fields = RECORD_STRUCT.unpack(log_array[position : position + RECORD_STRUCT.size].tobytes())
+        return topic, fields[3], fields[5]
 
-    def _add_queue(self, log_array: np.ndarray, position: int) -> None:
-        topic, queue_id, queue_offset = self._record_queue(log_array, position)
-        if not _safe_folder_name(topic) or not 0 <= queue_id < 2**31:
+    def add_queue(self, log_array: np.ndarray, position: int) -> ConsumeQueue:
+        """Add the queue of the record for which the last ``derive`` stopped with ``NEW_QUEUE``."""
+        topic, queue_id, _ = self.record_queue(log_array, position)
+        if not _safe_folder_name(topic) or queue_id < 0:
             raise CorruptLog(
-                f"a record at physical offset {self.reput_offset:,} names topic {topic!r}, queue {queue_id}, which "
-                "cannot be a queue's folder. Restore the log from a backup; nothing was changed"
+                f"a record in {self._commitlog.queue.folder} names topic {topic!r}, queue {queue_id}, which cannot be "
+                "a queue's folder. Restore the log from a backup; it was not changed"
             )
-        self._queues.add(topic, queue_id)
+        return self._queues.add(topic.decode(), queue_id)
 
     def _close_gap(self, log_array: np.ndarray, position: int, complete: set[int] | None) -> None:
         """A record's queue offset is beyond the queue's next. An empty queue begins there (retention took what was
         before, or the topic was deleted); in the middle the gap is filled, so that later offsets stay right."""
         queue = self._queues.rows[self._counts[kernel.S_GAP_QUEUE]]
-        _, _, queue_offset = self._record_queue(log_array, position)
+        _, _, queue_offset = self.record_queue(log_array, position)
         if queue.max_offset == queue.start_offset:
             queue.begin_at(queue_offset)
         elif queue_offset - queue.max_offset > GAP_MAX:
             raise CorruptLog(
                 f"the record at physical offset {self.reput_offset:,} says queue offset {queue_offset:,}, but queue "
-                f"{queue.queue_id} of {queue.topic} ends at {queue.max_offset:,}. Restore the log from a backup; "
-                "nothing was changed"
+                f"{queue.queue_id} of {queue.topic} ends at {queue.max_offset:,}. Restore the log from a backup; it was "
+                "not changed"
             )
         else:
             if complete is not None and queue.row not in complete:
                 raise IncompleteQueue(queue)
             log.warning(
-                "topic %s queue %d: messages %d to %d are not in the log", queue.topic, queue.queue_id, queue.max_offset,
+                "topic %s queue %d: messages %d to %d are not in the log",
+                queue.topic,
+                queue.queue_id,
+                queue.max_offset,
                 queue_offset - 1,
-            )  # fmt: skip
+            )
             queue.skip_to(queue_offset)
         self._queues.sync_row(queue)
 
@@ -172,16 +206,21 @@ class Dispatcher:
 class _Unfinished:
     """What a kernel call found and how much of it is written."""
 
-    __slots__ = ("keys", "keys_done", "next_offset", "result", "touched", "touched_at")
+    __slots__ = ("keys", "keys_done", "next_offset", "result", "store_ms", "touched", "touched_at")
 
-    def __init__(self, touched: list[int], keys: int, next_offset: int) -> None:
+    def __init__(self, touched: list[int], keys: int, next_offset: int, store_ms: int) -> None:
         self.touched = touched
         self.touched_at = 0
         self.keys = keys
         self.keys_done = 0
         self.next_offset = next_offset
+        self.store_ms = store_ms
         self.result: list[tuple[str, int, int]] = []
 
 
-def _safe_folder_name(topic: str) -> bool:
-    return bool(topic) and "/" not in topic and "\0" not in topic and topic not in (".", "..") and len(topic.encode()) <= 255
+def _safe_folder_name(topic: bytes) -> bool:
+    try:
+        topic.decode()
+    except UnicodeDecodeError:
+        return False
+    return 0 < len(topic) <= 255 and b"/" not in topic and b"\0" not in topic and topic not in (b".", b"..")

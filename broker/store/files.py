@@ -1,8 +1,8 @@
 """The seam between the store and the file system: every access goes through one ``Files`` object.
 
 A test gives the store another one, which fails at the n-th call or forgets what was not synced. Maps are written by the
-kernels directly, so the rule that makes them safe stands here too: a mapped range is allocated (``allocate``) before it is
-touched, because a hole that cannot be filled is a SIGBUS.
+kernels directly, so the rule that makes them safe stands here too: a mapped range is allocated (``allocate``) before it
+is touched, because a hole that cannot be filled is a SIGBUS.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,15 +93,19 @@ class Files:
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename, replacing ``target``."""
-        os.replace(source, target)
+        source.replace(target)
 
     def unlink(self, path: Path) -> None:
         """Remove a file."""
-        os.unlink(path)
+        path.unlink()
 
     def make_folder(self, path: Path) -> None:
         """Make a folder and those above it."""
         path.mkdir(parents=True, exist_ok=True)
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+        path.rmdir()
 
     def data_ranges(self, fd: int, at: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts of ``[at, end)`` that may hold anything but zeros."""
@@ -124,24 +129,25 @@ class Files:
 
 
 def zero(files: Files, fd: int, at: int, end: int) -> int:
-    """Write zeros over whatever ``[at, end)`` holds; returns how many bytes were not zero's page already."""
-    zeroed = 0
+    """Write zeros over whatever ``[at, end)`` holds; returns how far behind ``at`` anything else stood."""
+    reached = 0
     for begin, stop in list(files.data_ranges(fd, at, end)):
         for chunk in range(begin, stop, len(ZERO_CHUNK)):
             size = min(len(ZERO_CHUNK), stop - chunk)
             held = bytearray(size)
             files.read(fd, memoryview(held), chunk, wait=True)
-            if any(held):
+            if held != ZERO_CHUNK[:size]:
                 files.write(fd, memoryview(ZERO_CHUNK)[:size], chunk)
-                zeroed += size
-    return zeroed
+                reached = chunk - at + len(held.rstrip(b"\0"))
+    return reached
 
 
 def create_whole(files: Files, path: Path, size: int, scratch_folder: Path, *, allocate: int = 0) -> int:
     """Make a file of ``size`` zeros that is there whole or not at all; returns its descriptor.
 
-    It is made under another name in ``scratch_folder`` (same file system), its first ``allocate`` bytes get blocks, then
-    it is synced and renamed: a crash never leaves a file of the wrong length, which RocketMQ would refuse to start on.
+    It is made under another name in ``scratch_folder`` (same file system), its first ``allocate`` bytes get blocks,
+    then it is synced and renamed: a crash never leaves a file of the wrong length, which RocketMQ would refuse to start
+    on.
     """
     files.make_folder(scratch_folder)
     scratch = scratch_folder / f"new-{path.parent.name}-{path.name}"
@@ -161,7 +167,7 @@ def create_whole(files: Files, path: Path, size: int, scratch_folder: Path, *, a
 
 
 def replace_file(files: Files, path: Path, content: bytes) -> None:
-    """Replace a small file so that a crash leaves the old or the new one: temp file, fsync, rename, fsync of the folder."""
+    """Replace a small file so that a crash leaves the old or the new one: temp file, sync, rename, sync the folder."""
     scratch = path.with_name(path.name + ".tmp")
     fd = files.open(scratch, create=True)
     try:
@@ -172,3 +178,36 @@ def replace_file(files: Files, path: Path, content: bytes) -> None:
         files.close(fd)
     files.rename(scratch, path)
     files.sync_folder(path.parent)
+
+
+def make_durable_folder(files: Files, path: Path) -> None:
+    """Make a folder, and those above it, so that a crash does not take them back."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        files.make_folder(folder)
+        files.sync_folder(folder.parent)
+
+
+def move_aside(files: Files, path: Path, aside_folder: Path, name: str) -> Path:
+    """Take a damaged file or folder out of where it is used, durably; returns where it is now."""
+    make_durable_folder(files, aside_folder)
+    target = aside_folder / f"{name}-{time.time_ns()}"
+    files.rename(path, target)
+    files.sync_folder(aside_folder)
+    files.sync_folder(path.parent)
+    return target
+
+
+def remove_content(files: Files, folder: Path) -> None:
+    """Remove whatever lies in a folder; the folder stays."""
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            remove_content(files, path)
+            files.remove_folder(path)
+        else:
+            files.unlink(path)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +19,19 @@ from ...protocol.layout import (
     INDEX_SLOT_BYTES,
 )
 from ..kernels import index as kernel
-from ..kernels.dispatch import K_PHYSICAL_OFFSET, KEY_ROW
-from .errors import WouldBlock
-from .files import Files, create_whole
+from ..kernels.dispatch import K_HASH, K_PHYSICAL_OFFSET, K_STORE_MS, KEY_ROW
+from .errors import SettingMismatch, WouldBlock
+from .files import Files, create_whole, move_aside
 
-_NAME = re.compile(r"\d{17}\Z")
+NAME_DIGITS = 17
+_NAME = re.compile(rf"\d{{{NAME_DIGITS}}}\Z", re.ASCII)
 CHAIN_STEP = 1024
 """Entries that one kernel call follows a chain for."""
 ALLOCATE_STEP_BYTES = 32 * 1024 * 1024
+BLOCK_ENTRIES = 16_384
+ENTRY_DTYPE = np.dtype([("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+
+Entries = np.ndarray[Any, np.dtype[np.void]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,8 @@ class IndexFile:
 
     def check(self) -> int:
         """Whether its chains are whole: ``kernels.index.SOUND``, ``REPAIRED`` or ``DAMAGED``. Reads the whole file."""
+        if self.index_count == 0:  # stopped before its header was written, but maybe not before its slots were
+            self.files.write(self.fd, INDEX_HEADER_STRUCT.pack(0, 0, 0, 0, 0, 1), 0)
         result = kernel.check(self.array(), self.slots, self.entries, np.zeros(self.slots, np.int32))
         self._header = None
         self.index_count = self.header.index_count
@@ -121,14 +127,50 @@ class IndexFile:
             self.dirty = True
         return result
 
+    def first_entry_at(self, physical_offset: int) -> int:
+        """Number of the first entry of a record at or behind ``physical_offset``; ``index_count`` if there is none."""
+        low, high = 1, max(self.index_count, 1)
+        while low < high:
+            middle = (low + high) // 2
+            if self._read_block(middle, 1)["physical_offset"][0] < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def read_entries(self, number: int, below: int) -> Entries:
+        """The entries from ``number`` on whose records lie below the physical offset ``below``."""
+        blocks = [self._read_block(number, 0)]
+        while number < self.index_count:
+            block = self._read_block(number, min(BLOCK_ENTRIES, self.index_count - number))
+            count = int(np.searchsorted(block["physical_offset"], below))
+            blocks.append(block[:count])
+            if count < len(block):
+                break
+            number += count
+        return np.concatenate(blocks)
+
+    def _read_block(self, number: int, count: int) -> Entries:
+        blob = bytearray(INDEX_ENTRY_BYTES * count)
+        self.files.read(self.fd, memoryview(blob), self.entries_at + INDEX_ENTRY_BYTES * number, wait=True)
+        return np.frombuffer(blob, ENTRY_DTYPE)
+
+    def holds(self, entries: Entries, keys: np.ndarray, *, first: int) -> bool:
+        """Whether ``entries``, the first of them number ``first``, are what ``put`` makes of dispatch's ``keys``."""
+        seconds = np.clip((keys[:, K_STORE_MS] - self.header.begin_timestamp) // 1000, 0, 2**31 - 1)
+        same_seconds = entries["seconds"] == seconds
+        if first == 1:
+            same_seconds[:1] = True  # relative to the end of the file before
+        same_hash = entries["key_hash"] == keys[:, K_HASH]
+        same_offset = entries["physical_offset"] == keys[:, K_PHYSICAL_OFFSET]
+        return bool((same_hash & same_offset & same_seconds).all())
+
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
         """Whether it may hold messages of that time."""
         header = self.header
         return header.index_count > 1 and header.begin_timestamp <= end_ms and header.end_timestamp >= begin_ms
 
-    def chain(
-        self, key_hash: int, begin_ms: int, end_ms: int, entry: int, *, hot: bool
-    ) -> Iterator[tuple[int, int]]:
+    def chain(self, key_hash: int, begin_ms: int, end_ms: int, entry: int, *, hot: bool) -> Iterator[tuple[int, int]]:
         """(physical offset, entry number) of the entries of one hash, newest first.
 
         From ``entry`` on where it is not 0, else from the slot. Entries whose second lies outside of
@@ -145,8 +187,7 @@ class IndexFile:
             count, entry = kernel.select(
                 array, self.slots, self.entries, begin_timestamp, key_hash, begin_ms, end_ms, entry, found
             )
-            for physical_offset, number in found[: 2 * count].reshape(-1, 2).tolist():
-                yield physical_offset, number
+            yield from zip(found[: 2 * count : 2].tolist(), found[1 : 2 * count : 2].tolist(), strict=True)
             if not entry:
                 return
 
@@ -207,21 +248,43 @@ class IndexService:
         self.slots = slots
         self.entries = entries
         self.files: list[IndexFile] = []
+        self._unusable: list[Path] = []
 
-    def load(self) -> list[str]:
-        """Open the files that are there. One of another size is moved aside, and those after it: returns why."""
-        self._os.make_folder(self.folder)
+    def load(self, recorded_sizes: tuple[int, int] | None) -> str:
+        """Open the files that are there; changes nothing. Returns why the newest of them cannot be used, or nothing.
+
+        ``recorded_sizes``: slots and entries that the store is known to have been made with, None where nobody wrote
+        them down. A file of another size is damage where the settings are those, or where other files have it (then it
+        and those behind it are dropped by the next ``drop_from``); else raises ``SettingMismatch``.
+        """
+        if not self.folder.is_dir():
+            return ""
         expected = index_file_bytes(self.slots, self.entries)
         paths = sorted(path for path in self.folder.iterdir() if _NAME.match(path.name))
-        for number, path in enumerate(paths):
-            size = path.stat().st_size
-            if size != expected:
-                reason = f"{path} has {size:,} bytes, the settings store.index_slots and store.index_entries say {expected:,}"
-                for later in paths[number:]:
-                    self._move_aside(later)
-                return [reason]
+        sizes = [path.stat().st_size for path in paths]
+        wrong = [number for number, size in enumerate(sizes) if size != expected]
+        if paths and recorded_sizes not in (None, (self.slots, self.entries)):
+            raise self._mismatch(paths[0], recorded_sizes)
+        if wrong and recorded_sizes is None and len(wrong) == len(paths):
+            raise self._mismatch(paths[0], None)
+        whole = wrong[0] if wrong else len(paths)
+        for path in paths[:whole]:
             self.files.append(IndexFile(self._os, path, self._os.open(path), self.slots, self.entries))
-        return []
+        self._unusable = paths[whole:]
+        if not wrong:
+            return ""
+        return f"{paths[whole]} has {sizes[whole]:,} bytes instead of {expected:,}"
+
+    def _mismatch(self, path: Path, recorded_sizes: tuple[int, int] | None) -> SettingMismatch:
+        made_with = "the sizes that the store was made with"
+        if recorded_sizes is not None:
+            made_with = f"--set store.index_slots={recorded_sizes[0]} --set store.index_entries={recorded_sizes[1]}"
+        return SettingMismatch(
+            f"{path} has {path.stat().st_size:,} bytes, the settings store.index_slots = {self.slots:,} and "
+            f"store.index_entries = {self.entries:,} say {index_file_bytes(self.slots, self.entries):,}. Start with "
+            f"{made_with}, or move the folder {self.folder} away: the index is built again from the log. Nothing was "
+            "changed"
+        )
 
     @property
     def end_physical_offset(self) -> int:
@@ -230,6 +293,19 @@ class IndexService:
             if file.index_count > 1:
                 return file.end_physical_offset
         return 0
+
+    @property
+    def indexed_below(self) -> int:
+        """All keys of the records below this are in the index: recovery completes the last record's."""
+        end = self.end_physical_offset
+        return end + 1 if end or any(file.index_count > 1 for file in self.files) else 0
+
+    def entries_of_last_record(self) -> int:
+        """How many entries the last record has that is in the index."""
+        end = self.end_physical_offset
+        return sum(
+            file.index_count - file.first_entry_at(end) for file in self.files if file.end_physical_offset == end
+        )
 
     def put(self, keys: np.ndarray, count: int, first: int = 0) -> Iterator[int]:
         """Put dispatch's keys, rolling to new files; yields after each file how many are in. Raises OSError ENOSPC."""
@@ -241,12 +317,12 @@ class IndexService:
 
     def _create(self) -> None:
         before = self.files[-1].header if self.files else None
-        now = datetime.now()
+        name = datetime.now().strftime(  # noqa: DTZ005 - RocketMQ names them in local time
+            "%Y%m%d%H%M%S%f"
+        )[:NAME_DIGITS]
         if self.files:
             # The clock went back, or two files in one millisecond: the names must keep the files' order.
-            last = datetime.strptime(self.files[-1].path.name + "000", "%Y%m%d%H%M%S%f")
-            now = max(now, last + timedelta(milliseconds=1))
-        name = now.strftime("%Y%m%d%H%M%S%f")[:17]
+            name = max(name, _next_name(self.files[-1].path.name))
         path = self.folder / name
         slots_end = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
         size = index_file_bytes(self.slots, self.entries)
@@ -261,15 +337,14 @@ class IndexService:
         self.files.append(file)
 
     def drop_from(self, number: int) -> None:
-        """Move the files from index ``number`` on aside; their messages are to be indexed again."""
+        """Move the files from index ``number`` on aside, durably; their messages are to be indexed again."""
         for file in self.files[number:]:
             file.close()
-            self._move_aside(file.path)
+        gone = [file.path for file in self.files[number:]] + self._unusable
         del self.files[number:]
-
-    def _move_aside(self, path: Path) -> None:
-        self._os.make_folder(self._aside)
-        shutil.move(path, self._aside / f"index-{path.name}-{time.time_ns()}")
+        for path in reversed(gone):  # the newest first: stopped in between, what is left ends earlier and is whole
+            move_aside(self._os, path, self._aside, f"index-{path.name}")
+        self._unusable = []
 
     @property
     def full_end_ms(self) -> int:
@@ -285,3 +360,12 @@ class IndexService:
         """Close all files."""
         for file in self.files:
             file.close()
+
+
+def _next_name(name: str) -> str:
+    """One millisecond later."""
+    try:
+        last = datetime.strptime(name + "000", "%Y%m%d%H%M%S%f")  # noqa: DTZ007
+    except ValueError:  # not the name of a time
+        return f"{int(name) + 1:0{NAME_DIGITS}d}"
+    return (last + timedelta(milliseconds=1)).strftime("%Y%m%d%H%M%S%f")[:NAME_DIGITS]

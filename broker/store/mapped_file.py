@@ -80,42 +80,50 @@ class MappedFileQueue:
         self.scratch_folder = scratch_folder
         self.setting = setting
         self.files: list[MappedFile] = []
+        self._empty_file: Path | None = None
         self._entered = False
 
     def load(self) -> None:
-        """Open what is there. Raises ``SettingMismatch`` or ``CorruptLog``, naming the file."""
-        self.os.make_folder(self.folder)
-        if self.scratch_folder.is_dir():
-            for path in [path for path in self.scratch_folder.iterdir() if _NAME.match(path.name)]:
-                self.os.unlink(path)  # made ahead by a process that ended before it was needed
+        """Open what is there; changes nothing. Raises ``SettingMismatch`` or ``CorruptLog``, naming the file."""
+        if not self.folder.is_dir():
+            return
         names = sorted(path.name for path in self.folder.iterdir() if _NAME.match(path.name))
         for number, name in enumerate(names):
             path = self.folder / name
             fd = self.os.open(path)
             size = self.os.size(fd)
             if size == 0 and number == len(names) - 1:
-                self.os.close(fd)  # a RocketMQ that stopped while it made its next file
-                self.os.unlink(path)
+                self.os.close(fd)
+                self._empty_file = path
                 continue
             self.files.append(MappedFile(self.os, path, fd, size))
             self._check(self.files[-1], number)
+
+    def remove_empty(self) -> None:
+        """Remove the file without a byte that a RocketMQ leaves when it stops while it makes its next one."""
+        if self._empty_file is not None:
+            self.os.unlink(self._empty_file)
+            self._empty_file = None
 
     def _check(self, file: MappedFile, number: int) -> None:
         if file.size != self.file_bytes:
             raise SettingMismatch(
                 f"{file.path} has {file.size:,} bytes, the setting {self.setting} says {self.file_bytes:,}. Start with "
                 f"the size that the store was made with (--set {self.setting}={file.size}), or, if this file was cut "
-                "short, restore it from a backup"
+                "short, restore it from a backup. Nothing was changed"
             )
         if file.start_offset % self.file_bytes:
             raise CorruptLog(
                 f"{file.path}: its name says it begins at {file.start_offset:,}, which is no multiple of "
-                f"{self.setting} = {self.file_bytes:,}. It does not belong to this store; move it away"
+                f"{self.setting} = {self.file_bytes:,}. The file belongs to another log or was renamed; move it away "
+                "or put its name right. Nothing was changed"
             )
-        if number and file.start_offset != self.files[number - 1].end_offset:
+        before = self.files[number - 1]
+        if number and file.start_offset != before.end_offset:
             raise CorruptLog(
-                f"between {self.files[number - 1].path} and {file.path.name} at least one file is missing. "
-                "Restore it from a backup; nothing was changed"
+                f"{self.folder / file_name(before.end_offset)} is missing: {before.path.name} ends at "
+                f"{before.end_offset:,}, and the next file there is {file.path.name}. Restore it from a backup; "
+                "nothing was changed"
             )
 
     @property
@@ -129,7 +137,7 @@ class MappedFileQueue:
         return self.files[-1].end_offset if self.files else 0
 
     def create(self, start_offset: int, allocate: int) -> MappedFile:
-        """Make the file at ``start_offset``, durably, with blocks for its first ``allocate`` bytes. Not yet in the row.
+        """Make the file at ``start_offset``, durably, with blocks for its first ``allocate`` bytes; in no row yet.
 
         Nor in the folder: a RocketMQ that is started by mistake deletes the files there that nothing was written to,
         before it finds the store locked.

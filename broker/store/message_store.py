@@ -1,12 +1,13 @@
 """MessageStore: the whole store, from the lock to the last byte of the index.
 
-No asyncio and no sockets: it opens, appends, dispatches, reads and closes in a plain script. Who may call what: ``append``
-and the topic table belong to one thread (the broker's event loop), ``flush`` to one, ``dispatch`` to whoever owns reput;
-reads and ``sync_derived`` to any.
+No asyncio and no sockets: it opens, appends, dispatches, reads and closes in a plain script. Who may call what:
+``append`` and the topic table belong to one thread (the broker's event loop), ``flush`` to one, ``dispatch`` to whoever
+owns reput; reads and ``sync_derived`` to any.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -16,19 +17,20 @@ from pathlib import Path
 from ...protocol.errors import ServiceNotAvailable
 from .checkpoint import StoreCheckpoint
 from .commitlog import Appended, CommitLog, ProduceBatch
-from .config_files import ConsumerOffsetTable, TopicConfig, TopicTable
+from .config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
 from .dispatcher import Dispatcher
 from .errors import StoreFailed, StoreLocked
-from .files import Files
+from .files import Files, make_durable_folder, remove_content
 from .index_file import IndexService
-from .queue_table import ConsumeQueueTable
+from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .reads import Found, Pulled, Reads
 from .recovery import Progress, Recovery, RecoveryReport
 from .settings import StoreSettings
-from .store_state import DeletedTopic, Snapshot, StoreState
+from .store_state import DeletedTopic, QueueEnds, Snapshot, StoreState
 
 LOCK_CONTENT = b"lock"
 OWN_FOLDER = "flintmq"
+QUEUE_SIZE, SLOTS, ENTRIES = "store.consumequeue_file_bytes", "store.index_slots", "store.index_entries"
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +46,17 @@ class MessageStore:
     """A store on disk. ``store_host``: the advertised address, 8 or 20 bytes, written into every record."""
 
     def __init__(
-        self, path: Path, settings: StoreSettings, *, store_host: bytes = b"\x7f\0\0\1\0\0\0\0", files: Files | None = None
+        self,
+        path: Path,
+        settings: StoreSettings,
+        *,
+        store_host: bytes = b"\x7f\0\0\1\0\0\0\0",
+        files: Files | None = None,
     ) -> None:
         self.path = path
         self.settings = settings
         self.files = files = files or Files()
-        own = path / OWN_FOLDER
+        self._own = own = path / OWN_FOLDER
         self.commitlog = CommitLog(files, path / "commitlog", own / "new", settings, store_host)
         self.queues = ConsumeQueueTable(files, path / "consumequeue", own / "aside", settings.consumequeue_file_bytes)
         self.index = IndexService(
@@ -57,14 +64,15 @@ class MessageStore:
         )
         self.topics = TopicTable(files, path / "config" / "topics.json")
         self.consumer_offsets = ConsumerOffsetTable(files, path / "config" / "consumerOffset.json")
+        self._delay_offsets = DelayOffsetTable(files, path / "config" / "delayOffset.json")
         self.state = StoreState(files, own / "state.json")
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below
         self.reads = Reads(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.failed: BaseException | None = None
-        self._checkpoint: StoreCheckpoint | None = None
+        self._checkpoint = StoreCheckpoint(files, path / "checkpoint")
         self._lock_fd = -1
-        self._snapshot = Snapshot()
+        self._pending_snapshot = Snapshot()
         self._append_next: dict[str, dict[int, int]] = {}
         """The queue offset that the next message of a queue gets: RocketMQ's topicQueueTable."""
         self._topic_bytes: dict[str, bytes] = {}
@@ -77,12 +85,17 @@ class MessageStore:
         Raises ``StoreLocked``, ``SettingMismatch``, ``CorruptLog`` or ``CorruptFile``; then nothing is open.
         """
         started = time.perf_counter()
-        self.files.make_folder(self.path)
+        make_durable_folder(self.files, self.path)
         self._take_lock()
         try:
             report = self._recover(progress)
-        except BaseException:
+        except BaseException as error:
             self._close_files()
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreFailed(
+                    f"the disk of {self.path} is full, and the start needs room for queues and index: {error}. Free "
+                    "space, then start again"
+                ) from error
             raise
         report.seconds = time.perf_counter() - started
         return report
@@ -108,36 +121,55 @@ class MessageStore:
         self._lock_fd = fd
 
     def _recover(self, progress: Progress) -> RecoveryReport:
-        self.topics.load()
-        self.consumer_offsets.load()
-        self.state.load()
-        abort = self.path / "abort"
-        clean = not abort.exists()
-        self._checkpoint = StoreCheckpoint(self.files, self.path / "checkpoint")
-        recovery = Recovery(
-            self.settings, self.commitlog, self.queues, self.index, self._checkpoint, self.state, self.dispatcher,
-            progress, clean=clean,
-        )  # fmt: skip
-        recovery.before_changes = self._write_abort
-        report = recovery.run()
+        clean = not (self.path / "abort").exists()
+        for table in (self.topics, self.consumer_offsets, self._delay_offsets, self.state):
+            table.load()
+        self._checkpoint.load()
+        self.commitlog.queue.load()
+        sizes = self.state.sizes
+        queue_problems = self.queues.load(sizes.get(QUEUE_SIZE))
+        index_problem = self.index.load((sizes[SLOTS], sizes[ENTRIES]) if SLOTS in sizes and ENTRIES in sizes else None)
+        report = Recovery(
+            self.commitlog, self.queues, self.index, self._checkpoint, self.state, self.topics, self.dispatcher,
+            progress, self._begin_changes, clean=clean, queue_problems=queue_problems, index_problem=index_problem,
+        ).run()  # fmt: skip
         self._adopt_topics()
-        if recovery.cut:
-            for queue in self.queues:
-                self.consumer_offsets.clamp(queue.topic, queue.queue_id, queue.max_offset)
-            self.consumer_offsets.persist()
-        if report.rebuilt:
-            self.sync_derived()
+        if not clean:
+            self.consumer_offsets.clamp(self._next_offset)
+            if self.consumer_offsets.dirty:
+                self.consumer_offsets.persist()
+            self._delay_offsets.clamp(lambda queue_id: self._next_offset(SCHEDULE_TOPIC, queue_id))
+        self._note_what_is_there()
+        remove_content(self.files, self._own / "aside")
         return report
 
-    def _write_abort(self) -> None:
-        fd = self.files.open(self.path / "abort", create=True)
+    def _begin_changes(self) -> None:
+        """The start is not refused: make what every store has, and `abort`, which says that a broker runs."""
+        files = self.files
+        for name in ("commitlog", "consumequeue", "index", "config", OWN_FOLDER):
+            files.make_folder(self.path / name)
+        remove_content(files, self._own / "new")
+        self._checkpoint.create()
+        fd = files.open(self.path / "abort", create=True)
         try:
-            self.files.resize(fd, 0)
-            self.files.write(fd, str(os.getpid()).encode(), 0)
-            self.files.sync_data(fd)
+            files.resize(fd, 0)
+            files.write(fd, str(os.getpid()).encode(), 0)
+            files.sync_data(fd)
         finally:
-            self.files.close(fd)
-        self.files.sync_folder(self.path)
+            files.close(fd)
+        files.sync_folder(self.path)
+
+    def _note_what_is_there(self) -> None:
+        """Once all is dispatched and on disk: what the next start must find."""
+        sizes = {
+            QUEUE_SIZE: self.settings.consumequeue_file_bytes,
+            SLOTS: self.settings.index_slots,
+            ENTRIES: self.settings.index_entries,
+        }
+        changed = self.state.take(self._take_snapshot()) or self.state.sizes != sizes
+        self.state.sizes = sizes
+        if changed:
+            self.state.persist()
 
     def _adopt_topics(self) -> None:
         """Topics that stand in the log but not in the table (a store that is only a log) are entered."""
@@ -172,7 +204,6 @@ class MessageStore:
                 while self.dispatcher.reput_offset < self.commitlog.write_offset:
                     self.dispatch(self.commitlog.write_offset)
                 self.sync_derived()
-                self.sync_derived()  # the snapshot of queue ends is written one sync after it was taken
                 self.topics.persist()
                 self.consumer_offsets.persist()
                 self.files.unlink(self.path / "abort")
@@ -184,9 +215,7 @@ class MessageStore:
         self.commitlog.close()
         self.queues.close()
         self.index.close()
-        if self._checkpoint is not None:
-            self._checkpoint.close()
-            self._checkpoint = None
+        self._checkpoint.close()
         if self._lock_fd >= 0:
             _locked_here.discard(str(self.path.resolve()))
             self.files.close(self._lock_fd)
@@ -251,8 +280,7 @@ class MessageStore:
         """fdatasync the log; returns the flushed offset. For one thread at a time; an OSError must end the process."""
         store_ms = self.commitlog.last_store_ms
         flushed = self.commitlog.flush()
-        if self._checkpoint is not None:
-            self._checkpoint.flushed(flushed, store_ms)
+        self._checkpoint.flushed(flushed, store_ms)
         return flushed
 
     def dispatch(self, end_offset: int, chunk_bytes: int = 0) -> list[tuple[str, int, int]]:
@@ -261,27 +289,30 @@ class MessageStore:
 
     def sync_derived(self) -> None:
         """Put queues, index and the checkpoint on disk, so that a crash leaves less to dispatch again. Blocks."""
+        taken = self._take_snapshot()
         store_ms = self.dispatcher.last_store_ms
         dispatched = min(self.reput_offset, self.flushed_offset)
         self.queues.sync()
         self.index.sync()
-        taken = self._snapshot
-        if taken.physical_offset <= dispatched and taken != self.state.snapshot and taken.physical_offset:
-            self.state.snapshot = taken
-            self.state.persist()
-        if self._checkpoint is not None:
-            self._checkpoint.dispatched(dispatched, store_ms, self.index.full_end_ms)
-        self._snapshot = self._take_snapshot()
+        # A snapshot holds once all that it speaks of is on disk: at once where nothing is on its way, else next time.
+        for snapshot in (taken, self._pending_snapshot):
+            if 0 < snapshot.physical_offset <= dispatched:
+                if self.state.take(snapshot):
+                    self.state.persist()
+                break
+        else:
+            self._pending_snapshot = taken
+        self._checkpoint.dispatched(dispatched, store_ms, self.index.full_end_ms)
         self.commitlog.release_below(dispatched)
 
     def _take_snapshot(self) -> Snapshot:
         """Queue ends as they are now; all of their records lie below the write offset that is read behind them."""
         names = [file.path.name for file in list(self.index.files)]
-        ends: dict[str, dict[int, int]] = {}
+        ends: QueueEnds = {}
         for queue in self.queues:
             if queue.max_offset:
                 ends.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
-        return Snapshot(self.write_offset, ends, names)
+        return Snapshot(self.write_offset, ends, names, self.commitlog.start_offset)
 
     def delete_topic(self, name: str) -> None:
         """Forget a topic; its queues' ends are kept, so that a new topic of the name goes on behind them. Blocks.
@@ -293,22 +324,27 @@ class MessageStore:
         next_offsets = {
             queue_id: appended.get(queue_id) or self._next_offset(name, queue_id) for queue_id in sorted(queue_ids)
         }
-        self.state.deleted[name] = DeletedTopic(self.write_offset, next_offsets)
-        self.dispatcher.deleted_topics.append(name)
-        self.state.persist()
+        # The table first: stopped in between, the topic is still there, and it is found again by its messages.
         self.topics.persist()
+        self.state.delete(name, DeletedTopic(self.write_offset, next_offsets))
+        self.dispatcher.deleted_topics.append(name)
 
     # Reading: see ``Reads``.
 
     def pull(
-        self, topic: str, queue: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None, hot: bool
+        self,
+        topic: str,
+        queue: int,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        tags: frozenset[int] | None,
+        hot: bool,
     ) -> Pulled:
         """See ``Reads.pull``."""
         return self.reads.pull(topic, queue, offset, max_count, max_bytes, tags, hot=hot)
 
-    def query(
-        self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, hot: bool
-    ) -> Found:
+    def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, hot: bool) -> Found:
         """See ``Reads.query``."""
         behind = max(self.write_offset - self.reput_offset, 0)
         return self.reads.query(topic, key, begin_ms, end_ms, max_count, cursor, hot=hot, behind_bytes=behind)

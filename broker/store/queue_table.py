@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import time
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,10 +22,15 @@ from ..kernels.dispatch import (
     QUEUE_ROW,
     queue_hash,
 )
-from .consume_queue import ConsumeQueue, DamagedQueue
-from .files import Files
+from .consume_queue import ConsumeQueue
+from .errors import SettingMismatch
+from .files import Files, move_aside
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+LIGHT_QUEUE_PREFIX = "%LMQ%"
+"""RocketMQ's light queues: their units point at other topics' records. They are left as they are."""
+
+_QUEUE_ID = re.compile(r"(0|[1-9]\d{0,9})\Z", re.ASCII)
 
 
 class ConsumeQueueTable:
@@ -58,19 +62,44 @@ class ConsumeQueueTable:
         queues = self.by_topic.get(topic)
         return queues.get(queue_id) if queues is not None else None
 
-    def load(self) -> list[str]:
-        """Open every queue on disk. Damaged ones are moved aside; returns what was wrong with each."""
-        self._files.make_folder(self.folder)
-        damaged = []
+    def load(self, recorded_file_bytes: int | None) -> dict[int, str]:
+        """Open every queue on disk; changes nothing. Returns why queues cannot be used, by row.
+
+        ``recorded_file_bytes``: the size that the store is known to have been made with, None where nobody wrote it
+        down. A file of another size is damage where the setting is that size, or where other files have it; else raises
+        ``SettingMismatch``.
+        """
+        problems: dict[int, str] = {}
+        wrong_size: Path | None = None
+        for topic, queue_id in self._folders():
+            queue = self.add(topic, queue_id)
+            problem, wrong = queue.load()
+            wrong_size = wrong_size or wrong
+            if problem:
+                problems[queue.row] = problem
+        if wrong_size is not None and not (
+            recorded_file_bytes == self._file_bytes
+            or (recorded_file_bytes is None and any(queue.has_whole_file() for queue in self))
+        ):
+            size = recorded_file_bytes or wrong_size.stat().st_size
+            raise SettingMismatch(
+                f"{wrong_size} has {wrong_size.stat().st_size:,} bytes, the setting store.consumequeue_file_bytes says "
+                f"{self._file_bytes:,}. Start with the size that the store was made with (--set "
+                f"store.consumequeue_file_bytes={size}), or, if this file was cut short, move its folder away: queues "
+                "are filled again from the log. Nothing was changed"
+            )
+        return problems
+
+    def _folders(self) -> Iterator[tuple[str, int]]:
+        if not self.folder.is_dir():
+            return
         for topic_folder in sorted(path for path in self.folder.iterdir() if path.is_dir()):
-            for folder in sorted(path for path in topic_folder.iterdir() if path.is_dir() and path.name.isdigit()):
-                queue = self.add(topic_folder.name, int(folder.name))
-                try:
-                    queue.load()
-                except DamagedQueue as damage:
-                    damaged.append(str(damage))
-                    self.move_aside(queue)
-        return damaged
+            name = topic_folder.name
+            if name.startswith(LIGHT_QUEUE_PREFIX) or name.encode(errors="replace").decode() != name:
+                continue
+            for folder in sorted(path for path in topic_folder.iterdir() if path.is_dir()):
+                if _QUEUE_ID.match(folder.name):
+                    yield name, int(folder.name)
 
     def add(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, made empty in memory if it is new. Only the owner of reput, or before it runs."""
@@ -78,9 +107,7 @@ class ConsumeQueueTable:
         if queue is not None:
             return queue
         row = len(self.rows)
-        queue = ConsumeQueue(
-            self._files, self.folder / topic / str(queue_id), topic, queue_id, self._file_bytes, row
-        )
+        queue = ConsumeQueue(self._files, self.folder / topic / str(queue_id), topic, queue_id, self._file_bytes, row)
         if row == len(self.kernel_rows):
             self.kernel_rows = np.concatenate((self.kernel_rows, np.zeros_like(self.kernel_rows)))
         entry = self.kernel_rows[row]
@@ -130,12 +157,10 @@ class ConsumeQueueTable:
             self.kernel_rows[queue.row, Q_DELETED_BELOW] = self.deleted_below(topic)
 
     def move_aside(self, queue: ConsumeQueue) -> None:
-        """Take the queue's folder out of the store, into ``flintmq/``, and begin it anew."""
+        """Take the queue's folder out of the store, into ``flintmq/``, durably, and begin it anew."""
         queue.close()
         if queue.folder.exists():
-            self._files.make_folder(self._aside)
-            target = self._aside / f"consumequeue-{queue.topic}-{queue.queue_id}-{time.time_ns()}"
-            shutil.move(queue.folder, target)
+            move_aside(self._files, queue.folder, self._aside, f"consumequeue-{queue.topic[:127]}-{queue.queue_id}")
         queue.max_offset = queue.start_offset = queue.min_hint = 0
         self.sync_row(queue)
 

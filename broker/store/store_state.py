@@ -1,7 +1,8 @@
 """``flintmq/state.json``: what FlintMQ must know of a store beyond RocketMQ's files.
 
 ConsumeQueues are derived from the log, except their ends: once retention or a deletion took a queue's last record, only
-this file knows where its offsets go on. It also names what was there, so that a missing folder or index file is noticed.
+this file knows where its offsets go on. It also names what was there, so that a missing file or folder, or another
+setting, is noticed.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from .config_files import ConfigFile
-from .errors import CorruptFile
 from .files import Files
+
+QueueEnds = dict[str, dict[int, int]]
+"""Next queue offset by topic and queue id."""
 
 
 @dataclass(slots=True)
 class DeletedTopic:
-    """A deleted topic: its records below ``physical_offset`` are gone; a new topic of the name goes on at ``next_offsets``."""
+    """A deleted topic: its records below ``physical_offset`` are gone; one made anew goes on at ``next_offsets``."""
 
     physical_offset: int
     next_offsets: dict[int, int]
@@ -26,11 +29,13 @@ class DeletedTopic:
 
 @dataclass(slots=True)
 class Snapshot:
-    """Queue ends and index files as they were when the log ended at ``physical_offset``."""
+    """Queue ends and index files as they were on disk when the log ended at ``physical_offset`` at the latest."""
 
     physical_offset: int = 0
-    next_offsets: dict[str, dict[int, int]] = field(default_factory=dict)
+    next_offsets: QueueEnds = field(default_factory=dict)
     index_files: list[str] = field(default_factory=list)
+    log_start: int = -1
+    """Where the log began; -1: not known."""
 
 
 class StoreState:
@@ -39,24 +44,31 @@ class StoreState:
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(files, path)
         self._lock = threading.Lock()
+        self.path = path
         self.deleted: dict[str, DeletedTopic] = {}
         self.snapshot = Snapshot()
+        self.kept_offsets: QueueEnds = {}
+        """Where the offsets of queues go on that have no files any more."""
+        self.sizes: dict[str, int] = {}
+        """The settings that the store's files were made with, by name; empty where FlintMQ has not had it yet."""
 
     def load(self) -> None:
         """Read the file. Raises ``CorruptFile``."""
-        table = self._file.load()
-        try:
-            self.deleted = {
-                topic: DeletedTopic(int(row["physicalOffset"]), _offsets(row["nextOffsets"]))
-                for topic, row in table.get("deletedTopics", {}).items()
-            }
-            self.snapshot = Snapshot(
-                int(table.get("physicalOffset", 0)),
-                {topic: _offsets(row) for topic, row in table.get("nextOffsets", {}).items()},
-                [str(name) for name in table.get("indexFiles", [])],
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CorruptFile(f"{self._file.path} has an unknown shape: {error!r}. Restore it from a backup") from error
+        self._file.load(self._read)
+
+    def _read(self, table: dict[str, Any]) -> None:
+        self.deleted = {
+            topic: DeletedTopic(int(row["physicalOffset"]), _offsets(row["nextOffsets"]))
+            for topic, row in table.get("deletedTopics", {}).items()
+        }
+        self.snapshot = Snapshot(
+            int(table.get("physicalOffset", 0)),
+            _queue_ends(table.get("nextOffsets", {})),
+            [str(name) for name in table.get("indexFiles", [])],
+            int(table.get("logStart", -1)),
+        )
+        self.kept_offsets = _queue_ends(table.get("keptOffsets", {}))
+        self.sizes = {str(name): int(size) for name, size in table.get("sizes", {}).items()}
 
     def deleted_below(self, topic: str) -> int:
         """At which physical offset the topic was deleted last; 0 if never."""
@@ -69,20 +81,61 @@ class StoreState:
         return max(
             deleted.next_offsets.get(queue_id, 0) if deleted else 0,
             self.snapshot.next_offsets.get(topic, {}).get(queue_id, 0),
+            self.kept_offsets.get(topic, {}).get(queue_id, 0),
         )
+
+    def take(self, snapshot: Snapshot) -> bool:
+        """Replace the snapshot; whether it differs, so that ``persist`` is due. Ends that it lacks are kept."""
+        if snapshot == self.snapshot:
+            return False
+        with self._lock:
+            for topic, row in self.snapshot.next_offsets.items():
+                for queue_id, next_offset in row.items():
+                    if snapshot.next_offsets.get(topic, {}).get(queue_id, 0) < next_offset:
+                        self.kept_offsets.setdefault(topic, {})[queue_id] = next_offset
+            self.snapshot = snapshot
+        return True
+
+    def delete(self, topic: str, deleted: DeletedTopic) -> None:
+        """Note that a topic is deleted; durable when it returns. Raises OSError, and then it is not noted. Blocks."""
+        with self._lock:
+            before = self.deleted.get(topic)
+            self.deleted[topic] = deleted
+            try:
+                self._save()
+            except BaseException:
+                if before is None:
+                    del self.deleted[topic]
+                else:
+                    self.deleted[topic] = before
+                raise
 
     def persist(self) -> None:
         """Write the file; durable when it returns. Blocks."""
         with self._lock:
-            self._file.save({
-                "physicalOffset": self.snapshot.physical_offset,
-                "nextOffsets": {topic: _text_keys(row) for topic, row in self.snapshot.next_offsets.items()},
-                "indexFiles": self.snapshot.index_files,
-                "deletedTopics": {
-                    topic: {"physicalOffset": row.physical_offset, "nextOffsets": _text_keys(row.next_offsets)}
-                    for topic, row in self.deleted.items()
-                },
-            })  # fmt: skip
+            self._save()
+
+    def _save(self) -> None:
+        self._file.save({
+            "sizes": self.sizes,
+            "physicalOffset": self.snapshot.physical_offset,
+            "logStart": self.snapshot.log_start,
+            "nextOffsets": _json_ends(self.snapshot.next_offsets),
+            "keptOffsets": _json_ends(self.kept_offsets),
+            "indexFiles": self.snapshot.index_files,
+            "deletedTopics": {
+                topic: {"physicalOffset": row.physical_offset, "nextOffsets": _text_keys(row.next_offsets)}
+                for topic, row in self.deleted.items()
+            },
+        })  # fmt: skip
+
+
+def _queue_ends(table: dict[str, Any]) -> QueueEnds:
+    return {topic: _offsets(row) for topic, row in table.items()}
+
+
+def _json_ends(ends: QueueEnds) -> dict[str, dict[str, int]]:
+    return {topic: _text_keys(row) for topic, row in ends.items()}
 
 
 def _offsets(row: dict[str, Any]) -> dict[int, int]:

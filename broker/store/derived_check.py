@@ -1,0 +1,165 @@
+"""Queues and index against the log: derive a stretch of it again, and compare with what the files hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...protocol.layout import UNIT_BYTES
+from ..kernels import dispatch as kernel
+from .commitlog import CommitLog
+from .dispatcher import Dispatcher
+from .index_file import IndexService
+from .log_recovery import Progress
+from .queue_table import ConsumeQueueTable
+
+CHUNK_BYTES = 4 * 1024 * 1024
+UNKNOWN = -1
+
+
+class Derived:
+    """What one call of the dispatch kernel found in the log, without touching a file.
+
+    ``units``: (row, first queue offset, the units' bytes); ``keys``: a row of (hash, physical offset, store ms) each.
+    """
+
+    def __init__(self, end: int, units: list[tuple[int, int, memoryview]], keys: np.ndarray) -> None:
+        self.end = end
+        self.units = units
+        self.keys = keys
+
+
+def derive(
+    commitlog: CommitLog, queues: ConsumeQueueTable, dispatcher: Dispatcher, begin: int, end: int, missing: set[int]
+) -> Iterator[Derived]:
+    """Derive units and keys of ``[begin, end)``, both a record's boundary, as dispatch would; stops at the first record
+    that is not sound.
+
+    What is yielded lasts until the next step. Rows of queues that were not there go to ``missing``.
+    """
+    rows = queues.kernel_rows.copy()
+    rows[:, kernel.Q_NEXT] = UNKNOWN
+    at = begin
+    while at < end and (file := commitlog.queue.find(at)) is not None:
+        array, position = file.array(), at - file.start_offset
+        stop = min(position + CHUNK_BYTES, end - file.start_offset, file.size)
+        status, position = dispatcher.derive(array, position, stop, file.start_offset, rows, index_from=0)
+        at = file.end_offset if status == kernel.BLANK else file.start_offset + position
+        units = [
+            (row, int(rows[row, kernel.Q_NEXT]) - count, dispatcher.units(first, count))
+            for row, first, count in dispatcher.touched()
+        ]
+        yield Derived(at, units, dispatcher.keys())
+        if status == kernel.GAP:
+            rows[dispatcher.gap_row(), kernel.Q_NEXT] = dispatcher.record_queue(array, position)[2]
+        elif status == kernel.NEW_QUEUE:
+            row = dispatcher.add_queue(array, position).row
+            if at >= queues.kernel_rows[row, kernel.Q_DELETED_BELOW]:
+                missing.add(row)
+            known = rows
+            rows = queues.kernel_rows.copy()
+            rows[:, kernel.Q_NEXT] = UNKNOWN
+            rows[: len(known)][known[:, kernel.Q_NEXT] != UNKNOWN] = known[known[:, kernel.Q_NEXT] != UNKNOWN]
+        elif status == kernel.BLANK:
+            file.release()
+        elif status not in (kernel.DONE, kernel.FULL):
+            return
+
+
+class DerivedCheck:
+    """Compares what queues and index hold with what the log says. Changes nothing."""
+
+    def __init__(
+        self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, dispatcher: Dispatcher
+    ) -> None:
+        self._commitlog = commitlog
+        self._queues = queues
+        self._index = index
+        self._dispatcher = dispatcher
+
+    def compare(
+        self, begin: int, end: int, problems: dict[int, str], index_files: int, progress: Progress
+    ) -> tuple[str, int]:
+        """Compare ``[begin, end)`` with every queue that has no entry in ``problems`` yet, which gets one for each that
+        differs, and with the first ``index_files`` index files: returns (what is wrong there, how many are right)."""
+        missing: set[int] = set()
+        cursor = IndexCursor(self._index, index_files, begin)
+        index_problem = ""
+        for derived in derive(self._commitlog, self._queues, self._dispatcher, begin, end, missing):
+            for row, first, units in derived.units:
+                if row not in problems and row not in missing:
+                    held = self._queues.rows[row].read_units(first, len(units) // UNIT_BYTES, hot=False)
+                    if held != units:
+                        reach = first + len(units) // UNIT_BYTES
+                        problems[row] = f"units between {first:,} and {reach:,} are not those of the log"
+            if not index_problem:
+                index_files, index_problem = cursor.compare(derived)
+            progress("checking queues and index", derived.end - begin, end - begin)
+        for row in missing:
+            problems.setdefault(row, "it has no files")
+        return index_problem, index_files
+
+    def keys_of(self, physical_offset: int) -> np.ndarray | None:
+        """The keys of the record there, a row of (hash, physical offset, store ms) each; None where there is none."""
+        found = []
+        for derived in derive(
+            self._commitlog, self._queues, self._dispatcher, physical_offset, physical_offset + 1, set()
+        ):
+            if derived.end > physical_offset:
+                found.append(derived.keys.copy())
+        return np.concatenate(found) if found else None
+
+    def first_key_offset(self) -> int | None:
+        """Physical offset of the first record with a key, looked for in the first chunk of the log."""
+        begin = self._commitlog.start_offset
+        end = min(begin + CHUNK_BYTES, self._commitlog.write_offset)
+        for derived in derive(self._commitlog, self._queues, self._dispatcher, begin, end, set()):
+            if len(derived.keys):
+                return int(derived.keys[0, kernel.K_PHYSICAL_OFFSET])
+        return None
+
+
+class IndexCursor:
+    """Goes through the entries of the first ``file_count`` index files in order, beside the log."""
+
+    def __init__(self, index: IndexService, file_count: int, begin: int) -> None:
+        self._files = index.files[:file_count]
+        self._file = 0
+        self._number = 1
+        while self._file + 1 < file_count and self._files[self._file].end_physical_offset < begin:
+            self._file += 1
+        if self._files:
+            self._number = self._files[self._file].first_entry_at(begin)
+
+    def compare(self, derived: Derived) -> tuple[int, str]:
+        """Compare the entries of the records in front of ``derived.end``; (files that are right, what is wrong)."""
+        keys = derived.keys
+        reached = self._file
+        wanted = np.unique(keys[:, kernel.K_PHYSICAL_OFFSET])
+        at = 0
+        while self._file < len(self._files):
+            file = self._files[self._file]
+            entries, first = file.read_entries(self._number, derived.end), self._number
+            self._number += len(entries)
+            # Records of deleted topics have entries and are derived no more.
+            is_shown = np.isin(entries["physical_offset"], wanted)
+            shown = entries[is_shown]
+            expected = keys[at : at + len(shown)]
+            if not is_shown[:1].all():
+                first += 1
+            if len(expected) < len(shown) or not file.holds(shown, expected, first=first):
+                return self._file, f"{file.path}: its entries are not those of the log"
+            at += len(shown)
+            if self._number < file.index_count:
+                break
+            if self._file + 1 == len(self._files):
+                break
+            self._file, self._number = self._file + 1, 1
+        if at < len(keys):
+            last = self._files[self._file].path if self._files else "there is no index file"
+            return (
+                reached,
+                f"{last}: keys behind physical offset {keys[at, kernel.K_PHYSICAL_OFFSET]:,} are not in the index",
+            )
+        return len(self._files), ""

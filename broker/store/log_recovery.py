@@ -1,0 +1,261 @@
+"""Recovery of the CommitLog: which files belong to it, where it truly ends, and the cut behind that end.
+
+Finding the end changes nothing, so that a start that is refused leaves the store as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from ...protocol.layout import (
+    IPV6_EXTRA_BYTES,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD,
+    RECORD_HEAD_BYTES,
+    RECORD_STRUCT,
+    SysFlag,
+)
+from ..kernels import dispatch as kernel
+from .checkpoint import Mark, StoreCheckpoint
+from .commitlog import CommitLog
+from .errors import CorruptLog
+from .files import zero
+from .mapped_file import MappedFile, file_name
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is done, bytes done, bytes in all)."""
+
+SCAN_STEP_BYTES = 64 * 1024 * 1024
+CLOCK_MARGIN_MS = 3_000
+"""RocketMQ's own margin on the checkpoint's times."""
+
+log = logging.getLogger(__name__)
+
+
+class FileHead:
+    """The head of a CommitLog file's first record."""
+
+    def __init__(self, file: MappedFile) -> None:
+        blob = bytearray(RECORD_HEAD_BYTES + IPV6_EXTRA_BYTES)
+        file.files.read(file.fd, memoryview(blob), 0, wait=True)
+        fields = RECORD_STRUCT.unpack_from(blob)
+        size, magic, self.physical_offset, sys_flag = fields[0], fields[1], fields[6], fields[7]
+        self.is_record = size > 0 and magic in (MAGIC_V1, MAGIC_V2)
+        self.begun = self.is_record or (size > 0 and magic == MAGIC_BLANK)
+        """Whether something that can be read begins here."""
+        at = RECORD.at["store_timestamp"] + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0)
+        self.store_ms = int.from_bytes(blob[at : at + 8], "big", signed=True)
+        self.empty = not any(blob)
+
+
+class LogRecovery:
+    """Finds the end of the log (``find_end``), then makes it the end (``cut``).
+
+    ``log_start``: where the log is known to have begun, -1 where it is not known. ``proves_hole(physical_offset)``:
+    whether something outside of the log proves that sound records lie behind it; asked in a store without a mark.
+    """
+
+    def __init__(
+        self, commitlog: CommitLog, checkpoint: StoreCheckpoint, progress: Progress, *, clean: bool, log_start: int,
+        proves_hole: Callable[[int], bool],
+    ) -> None:  # fmt: skip
+        self._commitlog = commitlog
+        self._files = commitlog.queue
+        self._checkpoint = checkpoint
+        self._progress = progress
+        self._clean = clean
+        self._log_start = log_start
+        self._proves_hole = proves_hole
+        self.mark: Mark | None = checkpoint.mark
+        self.checked_from = 0
+        """From here on every record was checked."""
+        self.messages_checked = 0
+        self.last_store_ms = 0
+        """Store time of the last record."""
+        self.cut_bytes = 0
+
+    def find_end(self) -> int:
+        """The physical offset at which the log ends. Raises ``CorruptLog`` where a file or a record is not what it must
+        be; changes nothing."""
+        self._check_presence()
+        heads = [FileHead(file) for file in self._files.files]
+        self._check_heads(heads)
+        if not heads:
+            return self.mark.flushed_offset if self.mark else 0
+        self.checked_from = self._scan_from(heads)
+        end = self._scan(self.checked_from)
+        self._check_behind(end, heads)
+        if self.messages_checked == 0 and self.mark is not None:
+            self.last_store_ms = self._checkpoint.physic_msg_timestamp
+        return end
+
+    # Are the right files there?
+
+    def _check_presence(self) -> None:
+        mark, files = self.mark, self._files
+        if mark is None:
+            return
+        if mark.flushed_offset > files.end_offset:
+            raise CorruptLog(
+                f"{files.folder / file_name(files.end_offset)} is missing: the log ends at {files.end_offset:,}, but "
+                f"{mark.flushed_offset:,} bytes were flushed. Restore it from a backup; nothing was changed"
+            )
+        begin = min(mark.flushed_offset, self._log_start) if self._log_start >= 0 else mark.flushed_offset
+        if files.start_offset > begin:
+            begin -= begin % files.file_bytes
+            raise CorruptLog(
+                f"{files.folder / file_name(begin)} is missing: the log now begins at {files.start_offset:,}. Restore "
+                f"it from a backup, or, if it was removed on purpose, remove {self._checkpoint.path} too. Nothing was "
+                "changed"
+            )
+
+    def _check_heads(self, heads: list[FileHead]) -> None:
+        """A file that belongs to another log, or begins with nothing although the log goes on behind, is refused."""
+        for number, (file, head) in enumerate(zip(self._files.files, heads, strict=True)):
+            if head.is_record and head.physical_offset != file.start_offset:
+                raise CorruptLog(
+                    f"{file.path}: its first record says it lies at physical offset {head.physical_offset:,}, not at "
+                    f"{file.start_offset:,}. The file belongs to another log or was renamed; put the right one back. "
+                    "Nothing was changed"
+                )
+            if self.mark is not None:
+                known = self.mark.flushed_offset > file.start_offset
+            else:
+                known = any(later.begun for later in heads[number + 1 :])
+            if known and not head.begun:
+                raise CorruptLog(
+                    f"{file.path} does not begin with a record although the log goes on behind byte 0 of it (physical "
+                    f"offset {file.start_offset:,}). Restore the file from a backup; nothing was changed"
+                )
+
+    def _check_behind(self, end: int, heads: list[FileHead]) -> None:
+        """After an orderly stop, nothing but the next file, made ahead and all zeros, lies behind the last record."""
+        if not self._clean or self.mark is None:
+            return
+        for file, head in zip(self._files.files, heads, strict=True):
+            if file.start_offset >= end and not head.empty:
+                raise CorruptLog(
+                    f"{file.path} holds something at byte 0 (physical offset {file.start_offset:,}), but the log ended "
+                    f"at {end:,} when the broker stopped. The file does not belong to this log: move it away. Nothing "
+                    "was changed"
+                )
+
+    # Where is the end?
+
+    def _scan_from(self, heads: list[FileHead]) -> int:
+        """Where checking begins: at a file's start, so that the newest ``verify_at_start_bytes`` are checked, and all
+        that is not known to be flushed."""
+        files = self._files.files
+        verify_bytes = self._commitlog.settings.verify_at_start_bytes
+        number = len(files) - 1
+        while number > 0 and not heads[number].begun:
+            number -= 1
+        budget = verify_bytes - files[number].size
+        while number > 0 and budget >= files[number - 1].size:
+            number -= 1
+            budget -= files[number].size
+        needed = self._not_flushed_from(heads)
+        while number > 0 and files[number].start_offset > needed:
+            number -= 1
+        if verify_bytes == 0 and self.mark is not None:
+            return max(files[number].start_offset, self.mark.flushed_offset)
+        return files[number].start_offset
+
+    def _not_flushed_from(self, heads: list[FileHead]) -> int:
+        if self.mark is not None:
+            return self.mark.flushed_offset
+        if self._clean and self._checkpoint.physic_msg_timestamp:
+            return self._files.end_offset
+        return self.file_before(self._checkpoint.physic_msg_timestamp, heads)
+
+    def file_before(self, store_ms: int, heads: list[FileHead] | None = None) -> int:
+        """Start of the newest file whose first record was stored well before ``store_ms``; the log's start if none."""
+        heads = heads or [FileHead(file) for file in self._files.files]
+        for file, head in zip(reversed(self._files.files), reversed(heads), strict=True):
+            if head.is_record and 0 < head.store_ms <= store_ms - CLOCK_MARGIN_MS:
+                return file.start_offset
+        return self._files.start_offset
+
+    def _scan(self, begin: int) -> int:
+        """Check every record from ``begin`` on; the offset of the first that is none."""
+        state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
+        flushed = self.mark.flushed_offset if self.mark else 0
+        total = max(flushed, self._files.files[-1].start_offset) - begin
+        at = begin
+        while (file := self._files.find(at)) is not None:
+            position = at - file.start_offset
+            status, position = kernel.scan(
+                file.array(), position, min(position + SCAN_STEP_BYTES, file.size), file.start_offset, parts, state
+            )
+            at = file.start_offset + position
+            self._progress("checking the log", at - begin, max(total, at - begin))
+            if status == kernel.DONE:
+                continue
+            file.release()
+            if status == kernel.BLANK:
+                at = file.end_offset
+                continue
+            if at < flushed or (self.mark is None and self._proves_hole(at)):
+                raise CorruptLog(
+                    f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {at:,}), in the "
+                    "middle of the log. Restore the file from a backup; nothing was changed"
+                )
+            break
+        self.messages_checked = int(state[kernel.S_RECORDS])
+        self.last_store_ms = int(state[kernel.S_LAST_STORE_MS])
+        return at
+
+    # The cut.
+
+    def cut(self, end: int) -> None:
+        """Make ``end`` the end, on disk: what lies behind becomes zeros, whole files behind go."""
+        queue = self._files
+        queue.remove_empty()
+        kept = max(sum(1 for file in queue.files if file.start_offset < end), 1)
+        removed = queue.remove_from(kept)
+        for file in reversed(removed):
+            if not FileHead(file).empty:
+                log.warning("%s was removed: the log ends at %d", file.path, end)
+                self.cut_bytes += file.size
+            file.close()
+            queue.os.unlink(file.path)
+        if removed:
+            queue.os.sync_folder(queue.folder)
+        flushed = self.mark.flushed_offset if self.mark else 0
+        for file in queue.files:
+            if file.start_offset <= end < file.end_offset:
+                zeroed = zero(queue.os, file.fd, end - file.start_offset, file.size)
+                if zeroed:
+                    self.cut_bytes += zeroed
+                    log.warning("%s: what was left of a torn write behind offset %d is cut", file.path, end)
+                queue.os.sync_data(file.fd)
+            elif file.end_offset > flushed:
+                queue.os.sync_data(file.fd)
+        self._open_tail(end)
+
+    def _open_tail(self, end: int) -> None:
+        commitlog = self._commitlog
+        commitlog.write_offset = commitlog.flushed_offset = end
+        commitlog.last_store_ms = self.last_store_ms
+        for file in self._files.files:
+            written = min(max(end - file.start_offset, 0), file.size)
+            file.allocated = written if written == file.size else written // 4096 * 4096
+
+    def record_is_sound(self, physical_offset: int, size: int, topic: bytes, queue_id: int, queue_offset: int) -> bool:
+        """Whether the record that a ConsumeQueue unit speaks of is there, of that queue and offset, and sound."""
+        file = self._files.find(physical_offset)
+        if file is None or size < RECORD_HEAD_BYTES or physical_offset + size > file.end_offset:
+            return False
+        blob = bytearray(size)
+        file.files.read(file.fd, memoryview(blob), physical_offset - file.start_offset, wait=True)
+        parts = np.zeros(kernel.PARTS, np.int64)
+        if kernel.locate(np.frombuffer(blob, np.uint8), 0, size, physical_offset, parts) != kernel.DONE:
+            return False
+        fields = RECORD_STRUCT.unpack_from(blob)
+        found = (fields[0], bytes(blob[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]]), fields[3], fields[5])
+        return found == (size, topic, queue_id, queue_offset)
