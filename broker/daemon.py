@@ -71,17 +71,21 @@ def serve(
     flags = {name: value for name, value in named.items() if value is not None}
     if insecure:
         flags["server.insecure"] = True
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop_before_start)
     banner = Banner(sys.stdout)
     try:
         _load_kernels(banner.progress)  # first, because whatever else is imported would compile them in silence
         settings = _settings(config, assignments, flags)
     except ConfigurationError as error:
         _give_up(error, EXIT_CONFIGURATION)
-    except KeyboardInterrupt:
-        sys.exit(0)  # nothing was opened
     _set_up_logging(settings)
     _tune()
     sys.exit(_run(settings, banner))
+
+
+def _stop_before_start(number: int, stack: object) -> NoReturn:
+    sys.exit(0)  # until the event loop takes signals over, nothing is open
 
 
 def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str, object]) -> Settings:
@@ -113,8 +117,6 @@ def _run(settings: Settings, banner: Banner) -> int:
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(settings, banner))
-    except KeyboardInterrupt:
-        return 0  # before the loop took signals over
     except ConfigurationError as error:
         _give_up(error, EXIT_CONFIGURATION)
     except (FlintError, OSError) as error:

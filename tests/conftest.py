@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,17 @@ class RunningBroker:
 BrokerFactory = Callable[..., RunningBroker]
 
 
-def broker_command(store: Path, *options: str, settings: dict[str, Any] | None = None) -> list[str]:
-    """A command line that serves ``store`` with small files on a free port; ``settings`` by their names."""
-    command = [sys.executable, "-m", "flintmq.broker.daemon", "serve", "--store", str(store), "--listen", "127.0.0.1:0"]
+DAEMON = ("-m", "flintmq.broker.daemon")
+
+
+def broker_command(
+    store: Path, *options: str, settings: dict[str, Any] | None = None, program: Sequence[str] = DAEMON
+) -> list[str]:
+    """A command line that serves ``store`` with small files on a free port; ``settings`` by their names.
+
+    ``program``: what Python runs instead of the daemon itself, for a daemon with a fault in it.
+    """
+    command = [sys.executable, *program, "serve", "--store", str(store), "--listen", "127.0.0.1:0"]
     for name, value in {**SMALL_FILES, **(settings or {})}.items():
         command += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return [*command, *options]
@@ -101,14 +109,15 @@ class Brokers:
         store: Path | None = None,
         settings: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
+        program: Sequence[str] = DAEMON,
     ) -> RunningBroker:
-        """Start a broker and wait for its port. Without ``store`` each has its own; ``settings`` by their names."""
+        """Start a broker and wait for its port. Without ``store`` each has its own; else see ``broker_command``."""
         number = len(self._started)
         store = store or self._folder / f"store-{number}"
         log_path = self._folder / f"broker-{number}.log"
         with log_path.open("w") as log:
             process = subprocess.Popen(
-                broker_command(store, *options, settings=settings),
+                broker_command(store, *options, settings=settings, program=program),
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -100,6 +100,7 @@ class Lifecycle:
             store,
             flush,
             reput,
+            allocation,
             holds,
             loop=loop,
             readers=self._readers,

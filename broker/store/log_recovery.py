@@ -196,9 +196,15 @@ class LogRecovery:
             self._progress("checking the log", at - begin, max(total, at - begin))
             if status == kernel.DONE:
                 continue
+            if status == kernel.NO_RECORD and at > flushed and _lost_its_tail(file.array(), position, parts):
+                position -= int(parts[kernel.R_SIZE])
+                at = file.start_offset + position
+                status = kernel.BAD_PARTS
+                state[kernel.S_RECORDS] -= 1
             file.release()
             if status == kernel.BLANK:
                 at = file.end_offset
+                parts[kernel.R_SIZE] = 0
                 continue
             if at < flushed or (self.mark is None and self._proves_hole(at)):
                 raise CorruptLog(
@@ -259,3 +265,17 @@ class LogRecovery:
         fields = RECORD_STRUCT.unpack_from(blob)
         found = (fields[0], bytes(blob[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]]), fields[3], fields[5])
         return found == (size, topic, queue_id, queue_offset)
+
+
+def _lost_its_tail(array: np.ndarray, end: int, parts: np.ndarray) -> bool:
+    """Whether the last record, which ends at ``end`` in front of zeros, itself ends in zeros that it never had.
+
+    Its last page may not have reached the disk. No checksum covers what stands behind the body; but properties end with a
+    separator or a text, and a topic with a letter.
+    """
+    if parts[kernel.R_SIZE] == 0:
+        return False
+    without_properties = parts[kernel.R_PROPERTIES_AT] == end
+    topic_end = parts[kernel.R_TOPIC_END]
+    last = array[topic_end - 1] if without_properties and parts[kernel.R_TOPIC_AT] < topic_end else array[end - 1]
+    return bool(last == 0)

@@ -102,23 +102,32 @@ class Reads:
     # Queues.
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue; None where it has had no message yet. Raises ``TopicNotExist`` or ``QueueNotExist``."""
+        """The queue; None where it holds no message. Raises ``TopicNotExist`` or ``QueueNotExist``."""
         config = self._topics.get(topic)
         if config is None:
             raise TopicNotExist(f"topic {topic!r} does not exist; create it or produce to it first")
         if not 0 <= queue_id < config.queues:
             raise QueueNotExist(f"topic {topic!r} has queues 0 to {config.queues - 1}, not {queue_id}")
-        return self._queues.get(topic, queue_id)
+        return self._with_messages(topic, queue_id)
+
+    def _with_messages(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        queue = self._queues.get(topic, queue_id)
+        return queue if queue is not None and queue.max_offset > queue.start_offset else None
+
+    def _end_of_empty(self, topic: str, queue_id: int) -> int:
+        """Where the offsets of a queue without messages go on: behind those that it had."""
+        queue = self._queues.get(topic, queue_id)
+        return max(queue.max_offset if queue is not None else 0, self._state.next_offset(topic, queue_id))
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The offset that the queue's next dispatched message has."""
         queue = self.queue(topic, queue_id)
-        return queue.max_offset if queue is not None else self._state.next_offset(topic, queue_id)
+        return queue.max_offset if queue is not None else self._end_of_empty(topic, queue_id)
 
     def min_offset(self, topic: str, queue_id: int, *, hot: bool) -> int:
         """The first offset that can be read."""
         queue = self.queue(topic, queue_id)
-        return self._min_offset(queue, hot) if queue is not None else self._state.next_offset(topic, queue_id)
+        return self._min_offset(queue, hot) if queue is not None else self._end_of_empty(topic, queue_id)
 
     def _min_offset(self, queue: ConsumeQueue, hot: bool) -> int:
         log_start = max(self._commitlog.start_offset, self._state.deleted_below(queue.topic))
@@ -143,7 +152,7 @@ class Reads:
         """The first offset whose store time is not before ``timestamp_ms``; the max offset where all are before."""
         queue = self.queue(topic, queue_id)
         if queue is None:
-            return self._state.next_offset(topic, queue_id)
+            return self._end_of_empty(topic, queue_id)
         low, high = self._min_offset(queue, hot), queue.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -169,9 +178,9 @@ class Reads:
         config = self._topics.get(topic)
         rows = []
         for queue_id in range(config.queues if config is not None else 0):
-            queue = self._queues.get(topic, queue_id)
+            queue = self._with_messages(topic, queue_id)
             if queue is None:
-                next_offset = self._state.next_offset(topic, queue_id)
+                next_offset = self._end_of_empty(topic, queue_id)
                 rows.append((queue_id, next_offset, next_offset, -1))
                 continue
             low, high = self._min_offset(queue, hot), queue.max_offset
@@ -191,7 +200,7 @@ class Reads:
         ``QueueNotExist``, ``CorruptLog`` where a unit's record is damaged, and with ``hot`` ``WouldBlock``.
         """
         queue = self.queue(topic, queue_id)
-        max_offset = queue.max_offset if queue is not None else self._state.next_offset(topic, queue_id)
+        max_offset = queue.max_offset if queue is not None else self._end_of_empty(topic, queue_id)
         min_offset = self._min_offset(queue, hot) if queue is not None else max_offset
         if not min_offset <= offset <= max_offset:
             raise OffsetOutOfRange(

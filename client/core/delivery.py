@@ -35,7 +35,7 @@ from .lanes import (
     Single,
     rows_of,
 )
-from .packing import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, ROW_OVERHEAD_BYTES, Row, new_packer
+from .packing import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, ROW_OVERHEAD_BYTES, Row, Rows, new_packer
 from .receipts import Acknowledged
 from .retry import Backoff, is_retriable
 from .routing import ANY_QUEUE
@@ -219,6 +219,11 @@ class Delivery:
         return not self._in_flight and not self._offered
 
     @property
+    def has_more(self) -> bool:
+        """Whether ``next_frame`` may have a frame; where not, only an answer or the caller brings one."""
+        return bool(self._offered)
+
+    @property
     def frames_in_flight(self) -> int:
         """Frames that were sent and not answered."""
         return len(self._in_flight)
@@ -273,8 +278,10 @@ class Delivery:
                 waiting.popleft()
                 if source.done:
                     continue
+                if not waiting:
+                    return self._number(ProduceFrame(lane, Rows((source.row,)), 0, 0, source.deadline, (source,)))
                 singles = lane.take_singles(source, bytes_target, FRAME_COUNT_MAX)
-                deadline = source.deadline if len(singles) == 1 else min(single.deadline for single in singles)
+                deadline = min(single.deadline for single in singles)
                 return self._number(ProduceFrame(lane, rows_of(singles), 0, 0, deadline, singles))
             assert isinstance(source, Group)
             if source.exhausted:

@@ -91,15 +91,16 @@ class Session:
         """
         parser = self.parser
         answers: list[Answer] = []
-        while (frame := parser.next_frame()) is not None:
+        while parser.start != parser.end and (frame := parser.next_frame()) is not None:
             if frame.kind == RESPONSE:
                 answers.append(Answer(frame.request_id, frame.code, frame.fields, self._keep_body(frame)))
         return answers
 
     def _keep_body(self, frame: Frame) -> bytes | memoryview:
         parser = self.parser
-        if frame.body_end - frame.body_at >= _ZERO_COPY_BYTES_MIN and parser.start == parser.end:
+        body_at, body_end = frame.body_at, frame.body_end
+        if body_end - body_at >= _ZERO_COPY_BYTES_MIN and parser.start == parser.end:
             parser.buffer = bytearray(INITIAL_BUFFER_BYTES)
             parser.start = parser.end = 0
             return frame.body.toreadonly()
-        return bytes(frame.body)
+        return bytes(memoryview(frame.buffer)[body_at:body_end])

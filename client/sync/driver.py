@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ...protocol.commands import PRODUCE
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
 from ..core.delivery import Delivery
 from ..core.lanes import Single
 from ..core.retry import is_retriable
+from ..core.session import Answer
 from ..errors import ClientClosed
 from .connection import Connection
 from .pool import CONNECT_SECONDS_MAX, Dialer
@@ -59,6 +60,10 @@ class _Follower:
         self.woken.acquire()
 
 
+Role: TypeAlias = bool | _Follower
+"""True: drive, and hand over in the end; False: drive on, this thread does already; or follow."""
+
+
 class DeliveryDriver:
     """Sends and settles what is in ``delivery``. ``mutex`` guards it: hold it to add to it or to look at it.
 
@@ -89,27 +94,39 @@ class DeliveryDriver:
 
     # ---- for callers
 
-    def wait(self, waited: Waited, deadline: float = inf) -> None:
-        """Return when ``waited`` is done, or its time is over (monotonic): drive, or wait for who does."""
-        me = threading.get_ident()
-        while not waited.done:
-            follower = None
-            with self.mutex:
-                driver = self._driver
-                if driver is None:
-                    self._driver = me
-                elif driver != me:
-                    follower = _Follower(waited)
-                    self._followers[follower] = None
-            if follower is not None:
-                self._follow(follower, deadline)
-            elif driver is None:
+    def enter(self, waited: Waited) -> Role:
+        """What the calling thread has to do while it waits, to be given to ``wait``. The mutex must be held."""
+        driver = self._driver
+        if driver is None:
+            self._driver = threading.get_ident()
+            return True
+        if driver == threading.get_ident():
+            return False  # in a future's callback, which runs between two steps
+        follower = _Follower(waited)
+        self._followers[follower] = None
+        return follower
+
+    def wait(self, waited: Waited, deadline: float = inf, role: Role | None = None) -> None:
+        """Return when ``waited`` is done, or its time is over (monotonic): drive, or wait for who does.
+
+        ``role``: what ``enter`` returned, where it was called already.
+        """
+        while True:
+            if role is None:
+                with self.mutex:
+                    role = self.enter(waited)
+            if role is True:
                 self._drive(waited, deadline)
+            elif role is False:
+                self._drive_on(waited, deadline)
             else:
-                self._drive_on(waited, deadline)  # from a future's callback, which runs between two steps
+                self._follow(role, deadline)
+            if waited.done:
+                return
             if deadline != inf and time.monotonic() >= deadline:
                 self._expire()
                 return
+            role = None
 
     def nudge(self) -> None:
         """Something was added that nobody waits for: send what can be sent now, and see that somebody goes on."""
@@ -124,9 +141,11 @@ class DeliveryDriver:
                 return
             self._driver = threading.get_ident()
         try:
-            self._guarded(self._send_some)
+            self._guarded(self._send_some, time.monotonic())
         finally:
             self._hand_over()
+            if self._delivery.settled:
+                self._announce()
 
     def stop(self) -> None:
         """Close the connection and end the thread; what is not settled yet fails with ``ClientClosed``."""
@@ -160,9 +179,12 @@ class DeliveryDriver:
 
     def _drive_on(self, waited: Waited, deadline: float) -> None:
         while not waited.done and not self._stopping:
-            if deadline != inf and time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now >= deadline:
                 return
-            self._guarded(self._connect if self._connection is None else self._step, deadline)
+            self._guarded(self._connect if self._connection is None else self._step, now, deadline)
+            if self._followers or self._delivery.settled:
+                self._announce()
 
     def _guarded(self, step: Callable[..., object], *arguments: float) -> None:
         """Do one step; a connection that fails in it is closed, and what was in flight on it will be sent again."""
@@ -174,35 +196,33 @@ class DeliveryDriver:
             # Interrupted in the middle of a frame, perhaps: nothing that follows on this connection would make sense.
             self._failed(ConnectionFailed("the thread that used the connection was interrupted"))
             raise
-        if self._followers or self._delivery.settled:
-            self._announce()
 
-    def _step(self, deadline: float) -> None:
+    def _step(self, now: float, deadline: float) -> None:
         """Send what may be sent, wait for something to happen, and take what has come."""
         connection, delivery = self._connection, self._delivery
         assert connection is not None
-        wait = 0.0 if self._send_some() else self._seconds_to_wait(deadline)
+        more = delivery.has_more and self._send_some(now)
+        seconds = 0.0 if more else min(delivery.seconds_to_wait(now), deadline - now)
+        answers: Sequence[Answer] = ()
         if delivery.frames_in_flight or connection.congested:
-            answers = connection.receive(None if wait == inf else wait)
-        else:
-            answers = []
-            if not delivery.idle:  # the broker asked for a pause
-                self._interrupted.wait(None if wait == inf else wait)
+            answers = connection.receive(None if seconds == inf else seconds)
+        elif not delivery.idle:  # the broker asked for a pause
+            self._interrupted.wait(None if seconds == inf else seconds)
+        now = time.monotonic()
         with self.mutex:
-            now = time.monotonic()
             for answer in answers:
                 delivery.answered(answer, now)
             if delivery.expire_due(now):
                 delivery.expire(now)
 
-    def _send_some(self) -> bool:
+    def _send_some(self, now: float) -> bool:
         """Send the frames that may go out; whether there may be more of them right away."""
         connection, delivery = self._connection, self._delivery
         assert connection is not None
         pushed = 0
-        while not connection.congested:
+        while delivery.has_more and not connection.congested:
             with self.mutex:
-                frame = delivery.next_frame(time.monotonic())
+                frame = delivery.next_frame(now)
                 if frame is None:
                     return False
                 body = frame.body
@@ -213,17 +233,13 @@ class DeliveryDriver:
             pushed += len(body)
             if pushed >= _PUSHED_BYTES_MAX:
                 return True
+            now = time.monotonic()
         return False
 
-    def _seconds_to_wait(self, deadline: float) -> float:
-        now = time.monotonic()
-        with self.mutex:
-            return max(0.0, min(self._delivery.seconds_to_wait(now), deadline - now))
-
-    def _connect(self, deadline: float) -> None:
+    def _connect(self, now: float, deadline: float) -> None:
         """Make the connection, or wait until it may be tried again."""
-        pause = self._delivery.hold_seconds(time.monotonic())
-        seconds = self._seconds_to_wait(deadline)
+        pause = self._delivery.hold_seconds(now)
+        seconds = min(self._delivery.seconds_to_wait(now), deadline - now)
         if pause > 0:
             self._interrupted.wait(min(pause, seconds))
             self._expire()
@@ -285,8 +301,6 @@ class DeliveryDriver:
                 self._close_connection()
             if self._followers or self._background is not None:
                 self._wake(next_driver=True)
-        if self._delivery.settled:
-            self._announce()
 
     def _announce(self) -> None:
         """Wake who waits for something that is done by now, and complete futures."""

@@ -34,7 +34,7 @@ from ..core.routing import ANY_QUEUE, QueueCounts, queue_of
 from ..errors import DeliveryFailed, InvalidArgument, InvalidMessageType
 from ..message import Body, Message, check_topic
 from .connection import Connection
-from .driver import DeliveryDriver, Until
+from .driver import DeliveryDriver, Role, Until
 from .guard import Guard
 from .pool import Caller, Dialer, check_timeout
 
@@ -124,9 +124,9 @@ class Producer:
         seconds, instead of ``delivery_timeout``. Raises what the broker refused it with, or ``ConnectionFailed`` or
         ``RequestTimeout`` when the time is over.
         """
-        single = self._add(message, queue, flush, timeout, None)
+        single, role = self._add(message, queue, flush, timeout, None)
         try:
-            self._driver.wait(single, single.deadline)
+            self._driver.wait(single, single.deadline, role)
         finally:
             if not single.done:
                 self._abandon(single)
@@ -150,7 +150,7 @@ class Producer:
 
     def _add(
         self, message: Message, queue: int | None, flush: str | None, timeout: float | None, future: SendFuture | None
-    ) -> Single:
+    ) -> tuple[Single, Role | None]:
         self._guard.check()
         if type(message) is not Message and not isinstance(message, Message):
             raise InvalidMessageType(f"a flintmq.client.Message is to be sent, not {type(message).__name__}")
@@ -170,10 +170,11 @@ class Producer:
                     self._guard.check()
                 if self._delivery.has_room(len(row[0])):
                     single = self._delivery.add_single(message.topic, to, row, mode, deadline, future)
-                    if future is not None:
-                        self._unsettled[single] = None
-                        future.add_done_callback(partial(self._settled, single))
-                    return single
+                    if future is None:
+                        return single, self._driver.enter(single)
+                    self._unsettled[single] = None
+                    future.add_done_callback(partial(self._settled, single))
+                    return single, None
             self._wait_for_room(len(row[0]), deadline)
 
     def _wait_for_room(self, body_bytes: int, deadline: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -205,11 +206,9 @@ def test_what_was_taken_before_a_stop_is_answered(broker: Factory, connect: Conn
     assert connection.receive().request_id == sent[0]
     assert running.stop() == 0
     answered = 1
-    try:
+    with contextlib.suppress(EOFError, ConnectionResetError):
         while connection.receive().code == SUCCESS:
             answered += 1
-    except (EOFError, ConnectionResetError):
-        pass
     again = connect(broker(store=running.store))
     stats = list(
         commands.QUEUE_STATS_STRUCT.iter_unpack(again.call(commands.GET_TOPIC_STATS_INFO, {"topic": "orders"}).body)
@@ -244,6 +243,42 @@ def test_what_was_acknowledged_survives_a_kill(broker: Factory, connect: Connect
     assert "unclean" in "\n".join(again.output)
     answer = connect(again).pull("orders", 0, 0, max_count=100)
     assert answer.fields["count"] == 50
+
+
+FAILING_DISK = """
+import errno, os, sys
+from flintmq.broker.store.files import Files
+
+sync_data = Files.sync_data
+
+def fail(self, fd):
+    if os.path.exists(sys.argv[1]) and "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    sync_data(self, fd)
+
+Files.sync_data = fail
+from flintmq.broker.daemon import main
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_failed_flush_ends_the_broker_at_once(broker: Factory, connect: Connect, tmp_path: Path, flush: str) -> None:
+    switch = tmp_path / "the disk fails"
+    running = broker("--flush", flush, program=["-c", FAILING_DISK, str(switch)])
+    connection, silent = connect(running), connect(running)
+    connection.produce("orders", b"before", queue=0, flush="sync").raise_for_error()
+    switch.touch()
+    body = msgpack.packb([b"after", {}])
+    connection.send(PRODUCE, {"topic": "orders", "count": 1, "queue": 0, "flush": "sync"}, body)
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        assert connection.receive().code != SUCCESS, "nothing is acknowledged after a failed flush"
+    assert running.wait() == 70
+    assert silent.is_closed()
+    assert (running.store / "abort").exists()
+    assert "CRITICAL" in running.log
+    again = connect(broker("--flush", flush, store=running.store))
+    assert again.pull("orders", 0, 0).fields["count"] >= 1
 
 
 def test_a_store_is_served_again_after_a_stop(broker: Factory, connect: Connect) -> None:

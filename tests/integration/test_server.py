@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -28,6 +30,8 @@ from flintmq.protocol.record import Record, decode_record, encode_host
 Broker = Any
 Connect = Callable[..., Any]
 Factory = Callable[..., Broker]
+
+MEMORY_FOLDER = Path("/dev/shm")
 
 
 def rows(*messages: Any) -> bytes:
@@ -67,8 +71,8 @@ def wait_for_messages(connection: Any, topic: str, queue: int, count: int) -> No
 def test_messages_come_back_as_they_were_sent(broker: Factory, connect: Connect, flush: str) -> None:
     connection = connect(broker("--flush", flush))
     fields = {
-        "topic": "orders", "queue": 1, "count": 2, "common": "source\x01web\x02", "unique_prefix": "7F0000010000AABBCCDD",
-        "unique_first": 2**48 - 1, "born_ms": 1_700_000_000_000,
+        "topic": "orders", "queue": 1, "count": 2, "common": "source\x01web\x02", "born_ms": 1_700_000_000_000,
+        "unique_prefix": "7F0000010000AABBCCDD", "unique_first": 2**48 - 1,
     }  # fmt: skip
     body = rows([b"one", {"KEYS": "k1 k2", "TAGS": "eu"}], [b"two", {"TAGS": "us"}, 0, 7])
     produced = connection.call(PRODUCE, fields, body).raise_for_error()
@@ -370,3 +374,55 @@ def test_a_client_that_closed_its_side_still_gets_its_answers(broker: Factory, c
     connection.sock.shutdown(1)
     assert [connection.receive().request_id for _ in range(20)] == sent
     assert connection.is_closed()
+
+
+def columns(count: int, number: int) -> bytes:
+    keys = [f"k-{number}-{message}" for message in range(count)]
+    body: bytes = msgpack.packb([b"%d" % number] * count) + msgpack.packb(keys)
+    return body
+
+
+def test_what_was_acknowledged_is_there_for_whoever_asks_at_once(broker: Factory, connect: Connect, topic: str) -> None:
+    """Dispatch runs behind acknowledgements, by whole frames when much comes at once; nobody may notice."""
+    running = broker("--flush", "async", settings={"store.commitlog_file_bytes": 64 * 1024 * 1024})
+    producer, consumer = connect(running), connect(running)
+    frames, count = 40, 5000
+    for number in range(frames):
+        fields = {"topic": topic, "queue": 0, "count": count, "layout": 1}
+        producer.send(PRODUCE, fields, columns(count, number))
+    for number in range(frames):
+        producer.receive().raise_for_error()
+        acknowledged = (number + 1) * count
+        asked = consumer.call(commands.GET_MAX_OFFSET, {"topic": topic, "queue": 0})
+        assert asked.fields["offset"] >= acknowledged
+        assert consumer.pull(topic, 0, acknowledged - 1, max_count=1).fields["count"] == 1
+        found = consumer.call(commands.QUERY_BY_KEY, {"topic": topic, "key": f"k-{number}-{count - 1}"})
+        assert found.fields["count"] == 1
+
+
+@pytest.mark.skipif(not MEMORY_FOLDER.is_dir(), reason="no file system in memory here")
+def test_reads_that_must_wait_for_the_disk_hold_up_nothing(broker: Factory, connect: Connect, topic: str) -> None:
+    """A file system in memory cannot say what is in memory, so every read of it goes by a reader thread."""
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder:
+        running = broker(store=Path(folder) / "store")
+        connection = connect(running)
+        connection.produce(topic, *[b"%d" % number for number in range(100)], queue=0).raise_for_error()
+        pulls = [
+            connection.send(PULL, {"topic": topic, "queue": 0, "offset": offset, "max_count": 1})
+            for offset in range(100)
+        ]
+        listed = connection.send(commands.GET_ALL_TOPIC_CONFIG)
+        produced = connection.send(PRODUCE, {"topic": topic, "count": 1, "queue": 1}, rows([b"x", {}]))
+        waiting = connection.send(PULL, {"topic": topic, "queue": 0, "offset": 100, "wait_ms": 200})
+        answers = {}
+        for _ in range(103):
+            answer = connection.receive().raise_for_error()
+            answers[answer.request_id] = answer
+        assert [records(answers[pull])[0].body for pull in pulls] == [b"%d" % number for number in range(100)]
+        assert answers.keys() == {*pulls, listed, produced, waiting}
+        assert answers[waiting].code == PULL_NOT_FOUND
+        first = records(answers[pulls[0]])[0]
+        message_id = offset_id(first.store_host, first.physical_offset)
+        viewed = connection.call(commands.VIEW_MESSAGE_BY_ID, {"id": message_id}).raise_for_error()
+        assert records(viewed)[0].body == b"0"
+        assert running.stop() == 0

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from ....protocol.errors import BrokerError
 from ....protocol.frames import Frame
 from ...config import Settings
+from ...services.allocation import AllocateMappedFileService
 from ...services.flush import FlushService
 from ...services.long_polling import HeldPull, PullRequestHoldService
 from ...services.reput import ReputMessageService
@@ -20,6 +21,8 @@ from .topic_changes import TopicChanges
 
 T = TypeVar("T")
 
+FRAME_LENGTH_BYTES = 4
+"""The length field in front of a frame, which the limits do not count."""
 DISPATCH_WAIT_S = 1.0
 """A request that asks for what was just acknowledged waits at most this long for it to be dispatched."""
 
@@ -57,6 +60,7 @@ class Broker:
         store: MessageStore,
         flush: FlushService,
         reput: ReputMessageService,
+        allocation: AllocateMappedFileService,
         holds: PullRequestHoldService,
         *,
         loop: asyncio.AbstractEventLoop,
@@ -69,6 +73,7 @@ class Broker:
         self.store = store
         self.flush = flush
         self.reput = reput
+        self.allocation = allocation
         self.holds = holds
         self.loop = loop
         self.readers = readers
@@ -79,11 +84,15 @@ class Broker:
         self.sync = settings.flush.policy == "sync"
         self.auto_create = settings.auto_create_topics()
         self.in_flight_bytes = 0
+        self.in_flight_bytes_max = settings.limits.in_flight_bytes_max
+        self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
         self.connections = 0
         self.next_queue: dict[str, int] = {}
         self.fatal = fatal
         self._dispatch_due = False
         self._flush_due = False
+        self._allocate_at = 0
+        """The write offset from which on more of the log is to be allocated."""
         self._undispatched: deque[tuple[int, float, Callable[[], None]]] = deque()
         """Who waits for the dispatch: up to which offset, how long at most, and what to call. Both only grow."""
 
@@ -110,6 +119,9 @@ class Broker:
                 self._flush_due = False
                 self.flush.wake()
             self.reput.step()
+            if self.store.write_offset >= self._allocate_at:
+                self._allocate_at = self.store.write_offset + self.settings.store.allocate_step_bytes // 4
+                self.allocation.wake()
         except Exception as error:  # noqa: BLE001 - whatever it is: undispatched messages would never be seen
             self.fatal("dispatch", error)
         if self._undispatched:

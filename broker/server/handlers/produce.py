@@ -5,6 +5,7 @@ from __future__ import annotations
 from ....protocol.commands import ProduceRequest
 from ....protocol.errors import (
     SUCCESS,
+    BrokerError,
     InvalidParameter,
     MessageIllegal,
     NoPermission,
@@ -16,7 +17,7 @@ from ....protocol.fields import decode_fields
 from ....protocol.frames import REQUEST, RESPONSE, Frame, encode_head
 from ....protocol.names import check_name, is_system_topic, may_produce_to
 from ...store import ProduceBatch, TopicConfig, common_properties
-from .context import Broker, Peer
+from .context import FRAME_LENGTH_BYTES, Broker, Peer
 
 _FLUSHES = frozenset({"", "sync", "async"})
 
@@ -24,51 +25,50 @@ _FLUSHES = frozenset({"", "sync", "async"})
 def produce(peer: Peer, frame: Frame) -> None:
     """Append the frame's messages, all or none, and send their answer, behind those of the frames before."""
     broker = peer.broker
-    if broker.in_flight_bytes > broker.limits.in_flight_bytes_max:
-        raise SystemBusy(
-            f"{broker.in_flight_bytes} bytes have arrived and are not done; limits.in_flight_bytes_max is "
-            f"{broker.limits.in_flight_bytes_max}: try again later",
-            retry_after_ms=broker.limits.busy_retry_after_ms,
-            in_flight_bytes_max=broker.limits.in_flight_bytes_max,
-        )
     request = decode_fields(ProduceRequest, frame.fields)
-    _check_frame(peer, frame, request)
-    topic = broker.store.topics.get(request.topic)
-    if topic is None or (broker.topic_changes and broker.topic_changes.is_pending(request.topic)):
+    name = request.topic
+    if peer.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
+        raise _too_much(peer)
+    if request.flush not in _FLUSHES:
+        raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
+    if not may_produce_to(name):
+        raise NoPermission(f"topic {name} is the broker's own; produce to another")
+    topic = broker.store.topics.get(name)
+    if topic is None or name in broker.topic_changes.pending:
         _wait_for_topic(peer, frame, request)
         return
-    if not topic.writable:
-        raise NoPermission(f"topic {topic.name} cannot be written (perm {topic.perm}); change it with its perm + 2")
     queue = request.queue
-    if queue >= topic.write_queues:
-        raise _no_such_queue(request, topic.write_queues)
     if queue < 0:
-        queue = broker.next_queue.get(request.topic, 0) % topic.write_queues
-        broker.next_queue[request.topic] = queue + 1
-    body_at, body_end = frame.body_at, frame.body_end
+        queue = broker.next_queue.get(name, 0) % topic.write_queues
+        broker.next_queue[name] = queue + 1
+    elif queue >= topic.write_queues:
+        raise _no_such_queue(request, topic.write_queues)
+    if not topic.writable:
+        raise NoPermission(f"topic {name} cannot be written (perm {topic.perm}); change it with its perm + 2")
     count = request.count
     appended = broker.store.append(
         topic,
         queue,
+        # By position: this is done for every frame, and names would cost as much as the rest of the call.
         ProduceBatch(
-            buffer=frame.buffer,
-            body_at=body_at,
-            body_end=body_end,
-            count=count,
-            layout=request.layout,
-            common=common_properties(request.common),
-            sys_flag=request.sys_flag,
-            unique_prefix=request.unique_prefix.encode(),
-            unique_first=request.unique_first,
-            born_ms=request.born_ms,
-            born_host=peer.born_host,
+            frame.buffer,
+            frame.body_at,
+            frame.body_end,
+            count,
+            request.layout,
+            common_properties(request.common),
+            request.sys_flag,
+            request.unique_prefix.encode(),
+            request.unique_first,
+            request.born_ms,
+            peer.born_host,
         ),
     )
     broker.appended()
     counters = broker.counters
     counters.produces += 1
     counters.produced_messages += count
-    counters.produced_bytes += body_end - body_at
+    counters.produced_bytes += frame.body_end - frame.body_at
     physical_offsets = appended.physical_offsets
     answer = (
         encode_head(
@@ -86,19 +86,20 @@ def produce(peer: Peer, frame: Frame) -> None:
         peer.send_in_order(answer)
 
 
-def _check_frame(peer: Peer, frame: Frame, request: ProduceRequest) -> None:
-    """What can be said of a frame without its topic and without looking into its body."""
-    if not may_produce_to(request.topic):
-        raise NoPermission(f"topic {request.topic} is the broker's own; produce to another")
-    if request.flush not in _FLUSHES:
-        raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
-    frame_bytes_max = peer.broker.limits.produce_frame_bytes_max
-    if peer.frame_bytes > frame_bytes_max + 4:
-        raise MessageIllegal(
-            f"a PRODUCE frame of {peer.frame_bytes - 4} bytes; limits.produce_frame_bytes_max is {frame_bytes_max}: "
-            "split it",
-            produce_frame_bytes_max=frame_bytes_max,
+def _too_much(peer: Peer) -> BrokerError:
+    limits, frame_bytes = peer.broker.limits, peer.frame_bytes - FRAME_LENGTH_BYTES
+    if frame_bytes > limits.produce_frame_bytes_max:
+        return MessageIllegal(
+            f"a PRODUCE frame of {frame_bytes} bytes; limits.produce_frame_bytes_max is "
+            f"{limits.produce_frame_bytes_max}: split it",
+            produce_frame_bytes_max=limits.produce_frame_bytes_max,
         )
+    return SystemBusy(
+        f"{peer.broker.in_flight_bytes} bytes have arrived and are not done; limits.in_flight_bytes_max is "
+        f"{limits.in_flight_bytes_max}: try again later",
+        retry_after_ms=limits.busy_retry_after_ms,
+        in_flight_bytes_max=limits.in_flight_bytes_max,
+    )
 
 
 def _no_such_queue(request: ProduceRequest, queues: int) -> QueueNotExist:
@@ -110,7 +111,7 @@ def _no_such_queue(request: ProduceRequest, queues: int) -> QueueNotExist:
 def _wait_for_topic(peer: Peer, frame: Frame, request: ProduceRequest) -> None:
     """The topic is not there, or its change is not on disk: handle the frame again when it is."""
     changes = peer.broker.topic_changes
-    if changes.is_pending(request.topic):
+    if request.topic in changes.pending:
         peer.suspend()
         changes.when_done(request.topic, lambda error: peer.resume(frame, error))
     else:

@@ -38,20 +38,14 @@ class TopicChanges:
         self._store = store
         self._loop = loop
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="topics")
-        self._pending: dict[str, _Change] = {}
+        self.pending: dict[str, _Change] = {}
+        """By topic: its change that is not on disk yet."""
         self._queue: deque[_Change] = deque()
         self._running = False
 
-    def __bool__(self) -> bool:
-        return bool(self._pending)
-
-    def is_pending(self, topic: str) -> bool:
-        """Whether a change of the topic is not on disk yet."""
-        return topic in self._pending
-
     def when_done(self, topic: str, done: Done) -> None:
         """Call ``done`` on the loop, with what went wrong, when the pending change of ``topic`` is over."""
-        self._pending[topic].waiting.append(done)
+        self.pending[topic].waiting.append(done)
 
     def put(self, config: TopicConfig, done: Done) -> None:
         """Create or replace a topic that has no pending change; ``done`` when it is on disk."""
@@ -68,9 +62,9 @@ class TopicChanges:
         self._thread.shutdown()
 
     def _start(self, change: _Change, done: Done) -> None:
-        assert change.topic not in self._pending, "wait for the pending change first"
+        assert change.topic not in self.pending, "wait for the pending change first"
         change.waiting.append(done)
-        self._pending[change.topic] = change
+        self.pending[change.topic] = change
         self._queue.append(change)
         if not self._running:
             # In the next turn of the loop: `put` still has to put, and others of this turn may come along.
@@ -96,7 +90,7 @@ class TopicChanges:
 
     def _written(self, batch: list[_Change], failure: BaseException | None) -> None:
         for change in batch:
-            del self._pending[change.topic]
+            del self.pending[change.topic]
             error = self._undo(change, failure) if failure is not None else None
             for done in change.waiting:
                 done(error)

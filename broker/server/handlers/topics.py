@@ -27,7 +27,7 @@ def update_and_create_topic(peer: Peer, frame: Frame) -> None:
     request = decode_fields(UpdateAndCreateTopicRequest, frame.fields)
     _check_own(check_name("topic", request.topic))
     broker = peer.broker
-    if broker.topic_changes.is_pending(request.topic):
+    if request.topic in broker.topic_changes.pending:
         broker.topic_changes.when_done(request.topic, lambda _: peer.handle(frame))
         return
     old = broker.store.topics.get(request.topic)
@@ -65,7 +65,7 @@ def delete_topic_in_broker(peer: Peer, frame: Frame) -> None:
     request = decode_fields(TopicRequest, frame.fields)
     _check_own(request.topic)
     broker = peer.broker
-    if broker.topic_changes.is_pending(request.topic):
+    if request.topic in broker.topic_changes.pending:
         broker.topic_changes.when_done(request.topic, lambda _: peer.handle(frame))
         return
     if broker.store.topics.get(request.topic) is None:

@@ -38,7 +38,6 @@ public final class BrokerDriver {
     private static final int BATCH = 32;
 
     private final BrokerController broker;
-    private final NamesrvController names;
     private final DefaultMQProducer producer = new DefaultMQProducer("test_producer");
     private final DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("test_consumer");
 
@@ -47,7 +46,7 @@ public final class BrokerDriver {
         MixAll.properties2Object(properties, storeConfig);
         NamesrvConfig namesConfig = new NamesrvConfig();
         namesConfig.setKvConfigPath(storeConfig.getStorePathRootDir() + "/../kvConfig.json");
-        names = new NamesrvController(namesConfig, onFreePort());
+        NamesrvController names = new NamesrvController(namesConfig, onFreePort());
         require(names.initialize(), "the name server did not initialize");
         names.start();
         String address = "127.0.0.1:" + names.getNettyServerConfig().getListenPort();
@@ -83,6 +82,7 @@ public final class BrokerDriver {
 
     public static void main(String[] arguments) throws Exception {
         CommandLoop loop = new CommandLoop();
+        System.setProperty("tls.server.mode", "disabled");  // no key pair is made
         System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, Integer.toString(MQVersion.CURRENT_VERSION));
         Properties properties = new Properties();
         try (Reader reader = Files.newBufferedReader(Path.of(arguments[0]), StandardCharsets.UTF_8)) {
@@ -116,10 +116,7 @@ public final class BrokerDriver {
             case "send":
                 return send(arguments);
             case "close":
-                producer.shutdown();
-                consumer.shutdown();
-                broker.shutdown();
-                names.shutdown();
+                broker.shutdown();  // what has no part in the store ends with the process
                 return Map.of();
             default:
                 throw new IllegalArgumentException(name);

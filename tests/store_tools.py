@@ -1,0 +1,275 @@
+"""A store to test: small files, messages in and out, its tree before and after, and its end without a farewell."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgpack
+
+from flintmq.broker.store import (
+    Appended,
+    MessageStore,
+    ProduceBatch,
+    RecoveryReport,
+    StoreFailed,
+    StoreSettings,
+    TopicConfig,
+)
+from flintmq.broker.store.files import Files
+from flintmq.protocol.errors import SUCCESS
+from flintmq.protocol.record import Record, decode_record, encode_host
+
+MIB = 1024 * 1024
+HOST = encode_host("127.0.0.1", 10911)
+BORN_HOST = encode_host("127.0.0.1", 40000)
+FOREVER = 1 << 62
+
+SMALL = StoreSettings(
+    commitlog_file_bytes=4 * MIB,
+    consumequeue_file_bytes=20 * 50,
+    index_slots=500,
+    index_entries=200,
+    allocate_step_bytes=MIB,
+)
+"""Files that roll after a few messages."""
+
+
+class UnsyncedFiles(Files):
+    """Files that are never synced: a process that ends loses nothing of the page cache, and tests save the time."""
+
+    def sync_data(self, fd: int) -> None:
+        """Nothing."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a producer sends."""
+
+    body: bytes
+    keys: tuple[str, ...] = ()
+    tags: str = ""
+    properties: tuple[tuple[str, str], ...] = ()
+    sys_flag: int = 0
+    flag: int = 0
+
+    def to_row(self) -> list[object]:
+        """The message as a row of a PRODUCE frame."""
+        properties = dict(self.properties)
+        if self.keys:
+            properties["KEYS"] = " ".join(self.keys)
+        if self.tags:
+            properties["TAGS"] = self.tags
+        return [self.body, properties, self.sys_flag, self.flag]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message that was appended, and where it went."""
+
+    topic: str
+    queue: int
+    queue_offset: int
+    physical_offset: int
+    store_ms: int
+    message: Message = field(repr=False)
+
+
+def make_batch(
+    messages: Sequence[Message], *, unique_prefix: bytes = b"", unique_first: int = 0, common: bytes = b""
+) -> ProduceBatch:
+    """The messages as a frame in the rows layout."""
+    body = bytearray(b"".join(msgpack.packb(message.to_row()) for message in messages))
+    return ProduceBatch(
+        buffer=body,
+        body_at=0,
+        body_end=len(body),
+        count=len(messages),
+        layout=0,
+        common=common,
+        sys_flag=0,
+        unique_prefix=unique_prefix,
+        unique_first=unique_first,
+        born_ms=0,
+        born_host=BORN_HOST,
+    )
+
+
+def open_store(path: Path, settings: StoreSettings = SMALL, files: Files | None = None) -> MessageStore:
+    """An open store, on files that are never synced unless others are given."""
+    store, _ = reopen(path, settings, files)
+    return store
+
+
+def reopen(
+    path: Path, settings: StoreSettings = SMALL, files: Files | None = None
+) -> tuple[MessageStore, RecoveryReport]:
+    """An open store, and what its recovery found."""
+    store = MessageStore(path, settings, store_host=HOST, files=files or UnsyncedFiles())
+    return store, store.open()
+
+
+def make_topic(store: MessageStore, name: str, queues: int = 4) -> TopicConfig:
+    """The topic, made and on disk if it is not there."""
+    config = store.topics.get(name)
+    if config is None:
+        config = TopicConfig(name, queues, queues)
+        store.topics.put(config)
+        store.topics.persist()
+    return config
+
+
+def append(store: MessageStore, topic: str, queue: int, messages: Sequence[Message]) -> list[Sent]:
+    """Append messages to a queue in one frame; neither flushed nor dispatched yet."""
+    appended = store.append(make_topic(store, topic), queue, make_batch(messages))
+    return sent_of(appended, topic, queue, messages)
+
+
+def sent_of(appended: Appended, topic: str, queue: int, messages: Sequence[Message]) -> list[Sent]:
+    """Where each of the messages went."""
+    offsets = struct.unpack(f">{len(messages)}q", appended.physical_offsets)
+    return [
+        Sent(topic, queue, appended.queue_offset + number, physical_offset, appended.store_ms, message)
+        for number, (physical_offset, message) in enumerate(zip(offsets, messages, strict=True))
+    ]
+
+
+def dispatch(store: MessageStore) -> None:
+    """Flush, and dispatch all that is there."""
+    store.flush()
+    while store.reput_offset < store.write_offset:
+        store.dispatch(store.write_offset)
+
+
+def put(store: MessageStore, topic: str, queue: int, messages: Sequence[Message]) -> list[Sent]:
+    """Append messages in one frame, flush and dispatch them."""
+    sent = append(store, topic, queue, messages)
+    dispatch(store)
+    return sent
+
+
+def plain(count: int, *, size: int = 100, first: int = 0, tags: str = "") -> list[Message]:
+    """So many messages with a body of ``size`` bytes that says their number, and one key each."""
+    return [
+        Message(f"{number:08d}".encode().ljust(size, b"."), keys=(f"key-{number}",), tags=tags)
+        for number in range(first, first + count)
+    ]
+
+
+def split_answer(body: bytes | bytearray, count: int) -> list[bytes]:
+    """The records of an answer: count × u32 sizes, then the records."""
+    sizes = struct.unpack_from(f">{count}I", body)
+    at, blobs = 4 * count, []
+    for size in sizes:
+        blobs.append(bytes(body[at : at + size]))
+        at += size
+    assert at == len(body)
+    return blobs
+
+
+def pull_all(store: MessageStore, topic: str, queue: int) -> Iterator[Record]:
+    """Every message of a queue, checked."""
+    offset, end = store.min_offset(topic, queue, False), store.max_offset(topic, queue)
+    while offset < end:
+        pulled = store.pull(topic, queue, offset, 1000, MIB, None, False)
+        assert pulled.next_offset > offset
+        offset = pulled.next_offset
+        if pulled.code == SUCCESS:
+            for blob in split_answer(pulled.body, pulled.count):
+                yield decode_record(blob)
+
+
+def find(store: MessageStore, topic: str, key: str) -> list[Record]:
+    """Every message with that key, newest first, page by page."""
+    found, cursor = [], ""
+    while True:
+        page = store.query(topic, key, 0, FOREVER, 64, cursor, False)
+        found += [decode_record(blob) for blob in split_answer(page.body, page.count)]
+        cursor = page.cursor
+        if not cursor:
+            return found
+
+
+def matches(record: Record, sent: Sent) -> bool:
+    """Whether a record is the message that was sent, where it was said to be."""
+    properties = record.property_map()
+    message = sent.message
+    return (
+        record.topic.decode(), record.queue_id, record.queue_offset, record.physical_offset, record.store_timestamp,
+        record.body, properties.get("KEYS", ""), properties.get("TAGS", ""), record.flag,
+    ) == (
+        sent.topic, sent.queue, sent.queue_offset, sent.physical_offset, sent.store_ms,
+        message.body, " ".join(message.keys), message.tags, message.flag,
+    )  # fmt: skip
+
+
+def assert_holds(store: MessageStore, sent: Sequence[Sent], *, keys: bool = True) -> None:
+    """The queues of the messages' topics hold exactly these messages, dense and in order, and keys find them."""
+    expected: dict[tuple[str, int], list[Sent]] = {}
+    for each in sent:
+        expected.setdefault((each.topic, each.queue), []).append(each)
+    for (topic, queue), messages in expected.items():
+        records = list(pull_all(store, topic, queue))
+        assert [record.queue_offset for record in records] == [each.queue_offset for each in messages], (topic, queue)
+        for record, each in zip(records, messages, strict=True):
+            assert matches(record, each), each
+    if keys:
+        assert_found(store, sent)
+
+
+def assert_found(store: MessageStore, sent: Sequence[Sent]) -> None:
+    """Each key of the messages finds those that have it, newest first, and no other."""
+    by_key: dict[tuple[str, str], list[int]] = {}
+    for each in sent:
+        for key in dict.fromkeys(each.message.keys):
+            by_key.setdefault((each.topic, key), []).append(each.physical_offset)
+    for (topic, key), offsets in by_key.items():
+        assert [record.physical_offset for record in find(store, topic, key)] == sorted(offsets, reverse=True), key
+
+
+def kill(store: MessageStore) -> None:
+    """Let go of a store as a killed process does: nothing is flushed, nothing is written, `abort` stays."""
+    store.failed = StoreFailed("killed")
+    store.close()
+
+
+def tree(path: Path, *, ignore: Sequence[str] = ("lock",)) -> dict[str, str]:
+    """Every file below ``path`` with a digest of its content, every folder with an empty one. Only of a store that is
+    not open here: reading its lock file would let the lock go."""
+    found = {}
+    for each in sorted(path.rglob("*")):
+        name = str(each.relative_to(path))
+        if name not in ignore:
+            found[name] = "" if each.is_dir() else hashlib.sha256(each.read_bytes()).hexdigest()
+    return found
+
+
+def copy_store(source: Path, target: Path) -> Path:
+    """A copy of a store that is not open."""
+    shutil.copytree(source, target)
+    return target
+
+
+def overwrite(path: Path, at: int, blob: bytes) -> None:
+    """Write over part of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(blob)
+
+
+def queue_files(store: Path) -> dict[str, bytes]:
+    """Every ConsumeQueue file's content by its name below ``consumequeue``."""
+    folder = store / "consumequeue"
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def index_files(store: Path) -> list[bytes]:
+    """The index files' contents, oldest first (their names are times)."""
+    return [path.read_bytes() for path in sorted((store / "index").iterdir())]

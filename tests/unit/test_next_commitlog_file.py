@@ -1,0 +1,125 @@
+"""How the CommitLog goes on in its next file: made ahead elsewhere, entered when the first record goes into it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from flintmq.broker.store import MessageStore, ProduceBatch, StoreFailed, StoreSettings, TopicConfig
+from flintmq.broker.store.files import Files
+from flintmq.protocol.errors import ServiceNotAvailable
+
+FILE_BYTES = 4 * 1024 * 1024
+SETTINGS = StoreSettings(
+    commitlog_file_bytes=FILE_BYTES, index_slots=500, index_entries=2_000, allocate_step_bytes=1024 * 1024
+)
+TOPIC = TopicConfig("orders", 1, 1)
+
+
+class WatchedFiles(Files):
+    """The real files, with a look at each rename and folder sync before it happens."""
+
+    def __init__(self) -> None:
+        self.before_rename: Callable[[Path], None] = lambda target: None
+        self.before_sync_folder: Callable[[Path], None] = lambda path: None
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.before_rename(target)
+        super().rename(source, target)
+
+    def sync_folder(self, path: Path) -> None:
+        self.before_sync_folder(path)
+        super().sync_folder(path)
+
+
+@pytest.fixture
+def files() -> WatchedFiles:
+    return WatchedFiles()
+
+
+@pytest.fixture
+def store(tmp_path: Path, files: WatchedFiles) -> Iterator[MessageStore]:
+    opened = MessageStore(tmp_path / "store", SETTINGS, files=files)
+    opened.open()
+    opened.topics.put(TOPIC)
+    yield opened
+    opened.close()
+
+
+def append(store: MessageStore, body: bytes = bytes(400_000)) -> None:
+    frame = bytearray(msgpack.packb([body, {}]))
+    store.append(TOPIC, 0, ProduceBatch(frame, 0, len(frame), 1, 0, b"", 0, b"", 0, 0, bytes(8)))
+
+
+def log_files(store: MessageStore) -> list[str]:
+    return sorted(path.name for path in (store.path / "commitlog").iterdir())
+
+
+def fill_first_file(store: MessageStore) -> None:
+    """Append until the next message needs the next file, which is made already."""
+    while store.write_offset < 4_000_000:
+        append(store)
+        store.commitlog.prepare_ahead()
+    store.flush()
+    assert store.commitlog.prepared
+    assert store.write_offset < FILE_BYTES
+
+
+def test_a_file_made_ahead_is_not_in_the_logs_folder_before_a_record_is(store: MessageStore) -> None:
+    fill_first_file(store)
+    assert log_files(store) == [f"{0:020d}"]
+    append(store)
+    assert log_files(store) == [f"{0:020d}", f"{FILE_BYTES:020d}"]
+
+
+def test_a_file_made_ahead_and_not_used_is_gone_after_the_next_start(store: MessageStore) -> None:
+    fill_first_file(store)
+    store.close()
+    assert len(list((store.path / "flintmq").rglob("0*"))) == 1
+    again = MessageStore(store.path, SETTINGS)
+    again.open()
+    assert list((store.path / "flintmq").rglob("0*")) == []
+    assert log_files(store) == [f"{0:020d}"]
+    again.close()
+
+
+def test_the_name_of_a_new_file_is_on_disk_before_its_bytes_count_as_flushed(
+    store: MessageStore, files: WatchedFiles
+) -> None:
+    fill_first_file(store)
+    append(store)
+    flushed_at_sync = []
+    folder = store.path / "commitlog"
+    files.before_sync_folder = lambda path: flushed_at_sync.append(store.flushed_offset) if path == folder else None
+    assert store.flush() > FILE_BYTES
+    assert len(flushed_at_sync) == 1
+    assert flushed_at_sync[0] < FILE_BYTES
+
+
+def test_a_frame_whose_next_file_cannot_be_entered_stops_the_store_and_loses_nothing_before_it(
+    store: MessageStore, files: WatchedFiles
+) -> None:
+    fill_first_file(store)
+    flushed = store.flushed_offset
+
+    def fail(target: Path) -> None:
+        raise OSError(errno.EIO, "the disk failed", str(target))
+
+    files.before_rename = fail
+    with pytest.raises(StoreFailed, match=r"no file follows .* the disk failed"):
+        append(store)
+    with pytest.raises(ServiceNotAvailable, match="the store stopped writing"):
+        append(store)
+    assert store.write_offset == flushed
+    store.close()
+    files.before_rename = lambda target: None
+    again = MessageStore(store.path, SETTINGS)
+    report = again.open()
+    assert not report.clean
+    assert again.write_offset >= flushed
+    assert again.max_offset(TOPIC.name, 0) == 10
+    again.close()

@@ -1,0 +1,139 @@
+"""The checkpoint: RocketMQ's times, FlintMQ's mark, and which of them is believed."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.store.checkpoint import Mark, StoreCheckpoint
+from flintmq.protocol.layout import CHECKPOINT_FILE_BYTES, CHECKPOINT_STRUCT
+from tests.store_tools import UnsyncedFiles, append, assert_holds, kill, open_store, overwrite, plain, put, reopen
+
+NOW_MS = int(time.time() * 1000)
+
+
+def load(path: Path) -> StoreCheckpoint:
+    checkpoint = StoreCheckpoint(UnsyncedFiles(), path)
+    checkpoint.load()
+    return checkpoint
+
+
+def write(path: Path) -> StoreCheckpoint:
+    """A checkpoint with a mark."""
+    checkpoint = load(path)
+    checkpoint.create()
+    checkpoint.reset(flushed_offset=1000, dispatched_offset=900, physic_ms=NOW_MS, logics_ms=NOW_MS - 5, index_ms=0)
+    checkpoint.close()
+    return checkpoint
+
+
+def times_of(path: Path) -> tuple[int, ...]:
+    fields: tuple[int, ...] = CHECKPOINT_STRUCT.unpack_from(path.read_bytes())
+    return fields
+
+
+def test_a_mark_and_the_times_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    write(path)
+    assert path.stat().st_size == CHECKPOINT_FILE_BYTES
+    assert times_of(path) == (NOW_MS, NOW_MS - 5, 0, 0, 0)
+    checkpoint = load(path)
+    assert checkpoint.mark == Mark(1000, 900)
+    assert (checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp) == (NOW_MS, NOW_MS - 5)
+
+
+def test_no_file_and_zeros_are_no_mark_and_reading_makes_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    assert load(path).mark is None
+    assert not path.exists()
+    for content in (b"", bytes(10), bytes(CHECKPOINT_FILE_BYTES)):
+        path.write_bytes(content)
+        checkpoint = load(path)
+        assert (checkpoint.mark, checkpoint.physic_msg_timestamp) == (None, 0)
+
+
+@pytest.mark.parametrize("at", range(88))
+def test_any_changed_byte_makes_the_mark_no_mark(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "checkpoint"
+    write(path)
+    held = path.read_bytes()
+    overwrite(path, at, bytes([held[at] ^ 0x10]))
+    unused = 40 <= at < 64
+    assert load(path).mark == (Mark(1000, 900) if unused else None)
+
+
+def test_times_of_rocketmq_are_taken_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(CHECKPOINT_STRUCT.pack(NOW_MS, NOW_MS - 1, NOW_MS - 2, 77, 88).ljust(CHECKPOINT_FILE_BYTES, b"\0"))
+    checkpoint = load(path)
+    assert checkpoint.mark is None
+    assert (checkpoint.physic_msg_timestamp, checkpoint.index_msg_timestamp) == (NOW_MS, NOW_MS - 2)
+    checkpoint.create()
+    checkpoint.flushed(500, NOW_MS + 10)
+    checkpoint.dispatched(400, NOW_MS + 5, 0)
+    checkpoint.close()
+    assert times_of(path) == (NOW_MS + 10, NOW_MS + 5, NOW_MS - 2, 77, 88)
+    assert load(path).mark == Mark(500, 400)
+
+
+@pytest.mark.parametrize("physic", [-1, NOW_MS * 1000, -(2**63), 2**63 - 1])
+def test_what_is_no_time_is_believed_in_nothing(tmp_path: Path, physic: int) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(CHECKPOINT_STRUCT.pack(physic, NOW_MS, NOW_MS, 77, 88).ljust(CHECKPOINT_FILE_BYTES, b"\0"))
+    checkpoint = load(path)
+    assert (checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp, checkpoint.index_msg_timestamp) == (
+        0,
+        0,
+        0,
+    )
+
+
+def test_flushes_and_syncs_move_the_mark(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    path = store.path / "checkpoint"
+    assert load(path).mark == Mark(0, 0)
+    sent = put(store, "orders", 0, plain(3))
+    end = store.write_offset
+    assert load(path).mark == Mark(end, 0)
+    store.sync_derived()
+    assert load(path).mark == Mark(end, end)
+    assert times_of(path)[:3] == (sent[-1].store_ms, sent[-1].store_ms, 0)
+    append(store, "orders", 0, plain(300))
+    assert load(path).mark == Mark(end, end)
+    store.close()
+    assert load(path).mark == Mark(store.write_offset, store.write_offset)
+    assert times_of(path)[2] != 0
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize("damage", ["gone", "zeros", "random", "short", "empty"])
+def test_a_lost_checkpoint_loses_nothing_else(tmp_path: Path, damage: str, stopped: bool) -> None:
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(70))
+    store.sync_derived()
+    sent += put(store, "orders", 1, plain(70))
+    if stopped:
+        store.close()
+    else:
+        kill(store)
+    path = store.path / "checkpoint"
+    if damage == "gone":
+        path.unlink()
+    else:
+        content = {"zeros": bytes(4096), "random": random.Random(7).randbytes(4096), "short": bytes(17), "empty": b""}
+        path.write_bytes(content[damage])
+    store, report = reopen(tmp_path / "store")
+    assert report.truncated_bytes == 0
+    assert_holds(store, sent)
+    sent += put(store, "orders", 1, plain(5))
+    store.close()
+    assert load(path).mark == Mark(store.write_offset, store.write_offset)
+    assert struct.unpack(">q", path.read_bytes()[:8])[0] == sent[-1].store_ms
+    store, report = reopen(tmp_path / "store")
+    assert (report.clean, report.rebuilt) == (True, [])
+    assert_holds(store, sent)
+    store.close()

@@ -1,0 +1,212 @@
+"""The JSON tables: RocketMQ's dialect, backups, and what is kept of what FlintMQ does not know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.broker.store import CorruptFile, TopicConfig
+from flintmq.broker.store.config_files import (
+    ConfigFile,
+    ConsumerOffsetTable,
+    DelayOffsetTable,
+    TopicTable,
+    next_data_version,
+    parse_table,
+)
+from tests.store_tools import UnsyncedFiles, assert_holds, kill, open_store, plain, put, reopen, tree
+
+ROCKETMQ_OFFSETS = (
+    '{"dataVersion":{"counter":4,"stateVersion":0,"timestamp":1700000000000},'
+    '"groupTopicMap":{},"offsetTable":{"CompatTopic@CompatGroup":{0:60,1:65 ,-1:7},"a\\"{1:2}@g":{ 10 :3}}}'
+)
+"""As fastjson writes it: integer keys without quotes. One key looks like a table itself."""
+ROCKETMQ_TOPICS = """{
+\t"dataVersion":{"counter":2,"stateVersion":0,"timestamp":1700000000000},
+\t"topicConfigTable":{
+\t\t"orders":{"attributes":{"+message.type":"NORMAL"},"order":true,"perm":6,"readQueueNums":8,"topicFilterType":"SINGLE_TAG",
+\t\t\t"topicName":"orders","topicSysFlag":3,"writeQueueNums":7}
+\t}
+}"""
+
+
+def config_file(folder: Path, text: str | None, backup: str | None = None) -> ConfigFile:
+    """A table with such content."""
+    for name, content in (("table.json", text), ("table.json.bak", backup)):
+        if content is not None:
+            (folder / name).write_text(content, encoding="utf-8")
+    return ConfigFile(UnsyncedFiles(), folder / "table.json")
+
+
+def as_it_is(table: dict[str, Any]) -> dict[str, Any]:
+    return table
+
+
+def test_integer_keys_are_read_with_and_without_quotes_and_text_is_left_alone() -> None:
+    table = parse_table(ROCKETMQ_OFFSETS)
+    assert table["offsetTable"] == {
+        "CompatTopic@CompatGroup": {"0": 60, "1": 65, "-1": 7},
+        'a"{1:2}@g': {"10": 3},
+    }
+    assert parse_table(json.dumps(table)) == table
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"a":1}}', "nothing", "\x00\x00", '{"a":' * 100_000, "\ud800"])
+def test_what_is_no_table_is_read_from_the_backup(tmp_path: Path, text: str) -> None:
+    (tmp_path / "table.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert config_file(tmp_path, None, '{"a":{1:2}}').load(as_it_is) == {"a": {"1": 2}}
+
+
+@pytest.mark.parametrize("text", ["", "  \n", None])
+def test_an_empty_or_missing_table_is_read_from_the_backup_or_is_empty(tmp_path: Path, text: str | None) -> None:
+    assert config_file(tmp_path, text).load(as_it_is) == {}
+    assert config_file(tmp_path, text, '{"a":1}').load(as_it_is) == {"a": 1}
+
+
+def test_two_broken_files_are_an_error_that_names_both(tmp_path: Path) -> None:
+    with pytest.raises(CorruptFile) as raised:
+        config_file(tmp_path, "{", "}").load(as_it_is)
+    for name in (f"{tmp_path / 'table.json'} cannot", f"{tmp_path / 'table.json.bak'} cannot", "Restore"):
+        assert name in str(raised.value)
+
+
+def test_a_broken_file_never_becomes_the_backup(tmp_path: Path) -> None:
+    file = config_file(tmp_path, "broken", '{"a":1}')
+    file.load(as_it_is)
+    file.save({"a": 2})
+    assert json.loads((tmp_path / "table.json.bak").read_text()) == {"a": 1}
+    file.save({"a": 3})
+    assert json.loads((tmp_path / "table.json").read_text()) == {"a": 3}
+    assert json.loads((tmp_path / "table.json.bak").read_text()) == {"a": 2}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table.json", "table.json.bak"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (TopicTable, '{"topicConfigTable":5}'),
+        (TopicTable, '{"topicConfigTable":{"a":5}}'),
+        (TopicTable, '{"topicConfigTable":{"a":{"perm":"x"}}}'),
+        (ConsumerOffsetTable, '{"offsetTable":{"a@b":[1]}}'),
+        (ConsumerOffsetTable, '{"offsetTable":{"a@b":{"x":1}}}'),
+        (ConsumerOffsetTable, '{"offsetTable":{"a@b":{"0":Infinity}}}'),
+        (DelayOffsetTable, '{"offsetTable":{"1":null}}'),
+    ],
+)
+def test_a_table_of_another_shape_counts_as_broken(tmp_path: Path, kind: Any, text: str) -> None:
+    (tmp_path / "table.json").write_text(text)
+    with pytest.raises(CorruptFile, match=r"table\.json cannot be read"):
+        kind(UnsyncedFiles(), tmp_path / "table.json").load()
+    (tmp_path / "table.json.bak").write_text("{}")
+    kind(UnsyncedFiles(), tmp_path / "table.json").load()
+
+
+def test_topics_keep_what_rocketmq_wrote_beside(tmp_path: Path) -> None:
+    (tmp_path / "topics.json").write_text(ROCKETMQ_TOPICS)
+    topics = TopicTable(UnsyncedFiles(), tmp_path / "topics.json")
+    topics.load()
+    config = topics.get("orders")
+    assert config is not None
+    assert (config.read_queues, config.write_queues, config.queues, config.perm, config.order) == (8, 7, 8, 6, True)
+    topics.put(TopicConfig("orders", 9, 9))
+    topics.put(TopicConfig("bills", 4, 4, perm=4))
+    topics.persist()
+    table = json.loads((tmp_path / "topics.json").read_text())
+    assert table["dataVersion"]["counter"] == 3
+    assert table["topicConfigTable"]["orders"] == {
+        "attributes": {"+message.type": "NORMAL"}, "order": False, "perm": 6, "readQueueNums": 9,
+        "topicFilterType": "SINGLE_TAG", "topicName": "orders", "topicSysFlag": 3, "writeQueueNums": 9,
+    }  # fmt: skip
+    assert table["topicConfigTable"]["bills"] == {
+        "attributes": {}, "order": False, "perm": 4, "readQueueNums": 4, "topicFilterType": "SINGLE_TAG",
+        "topicName": "bills", "topicSysFlag": 0, "writeQueueNums": 4,
+    }  # fmt: skip
+    again = TopicTable(UnsyncedFiles(), tmp_path / "topics.json")
+    again.load()
+    assert [(each.name, each.writable, each.readable) for each in again] == [
+        ("orders", True, True),
+        ("bills", False, True),
+    ]
+
+
+def test_consumer_offsets_keep_what_rocketmq_wrote_beside(tmp_path: Path) -> None:
+    (tmp_path / "offsets.json").write_text(ROCKETMQ_OFFSETS)
+    offsets = ConsumerOffsetTable(UnsyncedFiles(), tmp_path / "offsets.json")
+    offsets.load()
+    assert offsets.committed("CompatGroup", "CompatTopic") == {0: 60, 1: 65, -1: 7}
+    assert offsets.committed("nobody", "CompatTopic") == {}
+    assert not offsets.dirty
+    offsets.commit("CompatGroup", "CompatTopic", 3, 9)
+    assert offsets.dirty
+    offsets.persist()
+    assert not offsets.dirty
+    table = json.loads((tmp_path / "offsets.json").read_text())
+    assert table["offsetTable"]["CompatTopic@CompatGroup"] == {"-1": 7, "0": 60, "1": 65, "3": 9}
+    assert (table["groupTopicMap"], table["dataVersion"]["counter"]) == ({}, 5)
+
+
+@pytest.mark.parametrize("before", [None, 5, {"counter": "x"}, {"counter": None}, {}])
+def test_a_version_that_is_none_begins_at_one(before: Any) -> None:
+    assert next_data_version(before)["counter"] == 1
+
+
+@pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json", "delayOffset.json"])
+def test_a_start_with_two_broken_files_is_refused_and_changes_nothing(tmp_path: Path, name: str) -> None:
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(3))
+    store.close()
+    config = store.path / "config"
+    before = {path.name: path.read_bytes() for path in config.iterdir()}
+    (config / name).write_text("{]")
+    (config / f"{name}.bak").write_text("no table")
+    broken = tree(store.path)
+    with pytest.raises(CorruptFile, match=f"{name}.*{name}.bak"):
+        open_store(tmp_path / "store")
+    assert tree(store.path) == broken
+    for each in (name, f"{name}.bak"):
+        (config / each).unlink()
+        if each in before:
+            (config / each).write_bytes(before[each])
+    store = open_store(tmp_path / "store")
+    assert_holds(store, sent)
+    store.close()
+
+
+def test_lost_topics_are_found_again_in_the_log(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 2, plain(3)) + put(store, "bills", 0, plain(3))
+    store.close()
+    for path in (store.path / "config").iterdir():
+        path.unlink()
+    store = open_store(tmp_path / "store")
+    assert {config.name: config.queues for config in store.topics} == {"bills": 1, "orders": 3}
+    assert_holds(store, sent)
+    assert "bills" in (store.path / "config" / "topics.json").read_text()
+    store.close()
+
+
+def test_progress_beyond_the_end_of_a_queue_is_taken_back_after_a_crash(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    put(store, "orders", 0, plain(10))
+    store.consumer_offsets.commit("group", "orders", 0, 12)
+    store.consumer_offsets.commit("group", "orders", 1, 1)
+    store.consumer_offsets.commit("group", "gone", 0, 5)
+    store.consumer_offsets.commit("other", "orders", 0, 10)
+    store.consumer_offsets.persist()
+    delay = store.path / "config" / "delayOffset.json"
+    delay.write_text('{"dataVersion":{"counter":1},"offsetTable":{1:17,2:0}}')
+    kill(store)
+    store, report = reopen(tmp_path / "store")
+    assert not report.clean
+    for number in range(2):
+        assert store.consumer_offsets.committed("group", "orders") == {0: 10, 1: 0}
+        assert store.consumer_offsets.committed("group", "gone") == {0: 0}
+        assert store.consumer_offsets.committed("other", "orders") == {0: 10}
+        assert json.loads(delay.read_text())["offsetTable"] == {"1": 0, "2": 0}
+        if number == 0:
+            kill(store)
+            store = open_store(tmp_path / "store")
+    store.close()
