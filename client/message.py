@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -17,10 +17,13 @@ from ..protocol.record import (
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
+    split_keys,
 )
 from .errors import InvalidMessage, InvalidMessageType
 
 Body: TypeAlias = bytes | bytearray | memoryview
+Row: TypeAlias = tuple[Any, ...]
+"""``(body, properties)`` or ``(body, properties, sys_flag)``, as PRODUCE takes a message among rows."""
 
 _OWN_PROPERTIES = {
     PROPERTY_KEYS: "give keys with keys=[…]",
@@ -30,6 +33,7 @@ _OWN_PROPERTIES = {
 }
 _FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
 _TAG_OR = "||"
+_body_of = attrgetter("_body")
 _KNOWN_TOPICS_MAX = 10_000
 _known_topics: set[str] = set()
 """Topic names that were checked before."""
@@ -46,11 +50,12 @@ class Message:
     Raises ``InvalidMessage`` (a ``ValueError``), or ``InvalidMessageType`` (a ``TypeError`` too) where a type is wrong.
     """
 
-    __slots__ = ("_body", "_keys", "_row", "_sharding_key", "_tags", "_topic")
+    # _keys is the KEYS property; _wire all properties as PRODUCE takes them, or None where KEYS is the only one: a
+    # message that costs one object less costs the garbage collector less, and there are millions of them.
+    __slots__ = ("_body", "_keys", "_sharding_key", "_tags", "_topic", "_wire")
 
     topic: str = property(attrgetter("_topic"), doc="The topic it goes to.")  # type: ignore[assignment]
     body: bytes = property(attrgetter("_body"), doc="The body.")  # type: ignore[assignment]
-    keys: tuple[str, ...] = property(attrgetter("_keys"), doc="The keys.")  # type: ignore[assignment]
     tags: str | None = property(attrgetter("_tags"), doc="The tag, or None.")  # type: ignore[assignment]
     sharding_key: str | None = property(  # type: ignore[assignment]
         attrgetter("_sharding_key"), doc="What decides its queue, or None."
@@ -70,30 +75,34 @@ class Message:
             check_topic(topic)
         self._topic = topic
         self._body: bytes = body if type(body) is bytes else copy_body(body)
-        wire = check_properties(properties) if properties else {}
-        if keys:
-            self._keys = (keys,) if type(keys) is str else tuple(keys)
-            wire[PROPERTY_KEYS] = join_keys(self._keys)
-        else:
-            self._keys = ()
-        if tags is not None:
-            wire[PROPERTY_TAGS] = check_tag(tags)
+        self._keys = joined = join_keys(keys) if keys else ""
         self._tags = tags
-        if sharding_key is not None:
-            wire[PROPERTY_SHARDING_KEY] = check_text("the sharding key", sharding_key)
         self._sharding_key = sharding_key
-        self._row = (self._body, wire)
+        if joined and tags is None and sharding_key is None and not properties:
+            self._wire: dict[str, str] | None = None
+        else:
+            self._wire = _wire_properties(joined, tags, properties, sharding_key)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys."""
+        return split_keys(self._keys)
 
     @property
     def properties(self) -> Mapping[str, str]:
         """The properties as they were given: without keys, tag and sharding key."""
-        wire = self._row[1]
+        wire = self._wire or {}
         return MappingProxyType({name: value for name, value in wire.items() if name not in _OWN_PROPERTIES})
+
+    def row(self) -> Row:
+        """The message as PRODUCE takes it among rows."""
+        wire = self._wire
+        return self._body, {PROPERTY_KEYS: self._keys} if wire is None else wire
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Message:
             return NotImplemented
-        return self._topic == other._topic and self._row == other._row
+        return self._topic == other._topic and self.row() == other.row()
 
     def __hash__(self) -> int:
         return hash((self._topic, self._body, self._keys))
@@ -102,7 +111,7 @@ class Message:
         body = self._body if len(self._body) <= 40 else self._body[:37] + b"..."
         parts = [repr(self._topic), repr(body)]
         if self._keys:
-            parts.append(f"keys={list(self._keys)!r}")
+            parts.append(f"keys={list(self.keys)!r}")
         if self._tags is not None:
             parts.append(f"tags={self._tags!r}")
         if self.properties:
@@ -112,7 +121,31 @@ class Message:
         return f"Message({', '.join(parts)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._topic, self._body, self._keys, self._tags, dict(self.properties), self._sharding_key)
+        return _rebuild, (self._topic, self._body, self.keys, self._tags, dict(self.properties), self._sharding_key)
+
+
+def bodies_of(messages: Sequence[Message]) -> list[bytes]:
+    """The body of each."""
+    return list(map(_body_of, messages))
+
+
+def rows_of(messages: Sequence[Message]) -> list[Row]:
+    """``Message.row`` of each, in a third of the time."""
+    wires = [message._wire if message._wire is not None else {PROPERTY_KEYS: message._keys} for message in messages]
+    return list(zip(map(_body_of, messages), wires, strict=True))
+
+
+def _wire_properties(
+    keys: str, tags: str | None, properties: Mapping[str, str] | None, sharding_key: str | None
+) -> dict[str, str]:
+    wire = check_properties(properties) if properties else {}
+    if keys:
+        wire[PROPERTY_KEYS] = keys
+    if tags is not None:
+        wire[PROPERTY_TAGS] = check_tag(tags)
+    if sharding_key is not None:
+        wire[PROPERTY_SHARDING_KEY] = check_text("the sharding key", sharding_key)
+    return wire
 
 
 def _rebuild(
@@ -147,16 +180,20 @@ def copy_body(body: Any) -> bytes:
     raise InvalidMessageType(f"the body must be bytes, bytearray or memoryview, not {type(body).__name__}{hint}")
 
 
-def join_keys(keys: tuple[str, ...]) -> str:
-    """The KEYS property of some keys; each is checked."""
-    for key in keys:
-        if type(key) is not str or not key.isprintable() or not key or KEY_SEPARATOR in key:
-            check_text("a key", key)
-            if KEY_SEPARATOR in key:
-                raise InvalidMessage(
-                    f"the key {key!r} has a space, which separates keys in the store; replace it, or give several keys"
-                )
-    return keys[0] if len(keys) == 1 else KEY_SEPARATOR.join(keys)
+def join_keys(keys: Iterable[str]) -> str:
+    """The KEYS property of one key or several, empty for none; each is checked."""
+    if type(keys) is tuple and len(keys) == 1:
+        keys = keys[0]
+    if type(keys) is str and keys and keys.isprintable() and KEY_SEPARATOR not in keys:
+        return keys
+    several = (keys,) if isinstance(keys, str) else tuple(keys)
+    for key in several:
+        check_text("a key", key)
+        if KEY_SEPARATOR in key:
+            raise InvalidMessage(
+                f"the key {key!r} has a space, which separates keys in the store; replace it, or give several keys"
+            )
+    return KEY_SEPARATOR.join(several)
 
 
 def check_tag(tag: Any) -> str:

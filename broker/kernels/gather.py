@@ -47,7 +47,9 @@ def choose(units: np.ndarray, unit_count: int, first_queue_offset: int, tags: np
         at = unit * UNIT_BYTES
         physical_offset = load_be64(units, at)
         size = load_be32(units, at + _UNIT_SIZE_AT)
-        if size <= 0 or size == PRE_BLANK_SIZE or physical_offset < physical_min or physical_offset > physical_max - size:
+        if size <= 0 or size == PRE_BLANK_SIZE:
+            continue
+        if physical_offset < physical_min or physical_offset > physical_max - size:
             continue
         if tag_count > 0:
             code = load_be64(units, at + _UNIT_TAGS_AT)

@@ -98,6 +98,8 @@ class Answering:
         """See ``Peer.send_in_order``."""
         if self.unflushed:
             self.unflushed.append((0, answer, 0, 0))
+        elif self.running:
+            self.out.append(answer)
         else:
             self.send(answer)
 
@@ -110,10 +112,9 @@ class Answering:
         self.flush_offset = end_offset
 
     def wait_for_flush(self) -> None:
-        """At the end of a turn: have ``flushed`` called for all of its messages at once."""
-        if self.flush_offset:
-            end_offset, self.flush_offset = self.flush_offset, 0
-            self.broker.flush.wait_for(end_offset, self.flushed)
+        """At the end of a turn that appended: have ``flushed`` called for all of its messages at once."""
+        end_offset, self.flush_offset = self.flush_offset, 0
+        self.broker.flush.wait_for(end_offset, self.flushed)
 
     def flushed(self, error: BrokerError | None) -> None:
         """The log is flushed up to what a turn waited for (or will not be): send the answers that this frees."""

@@ -147,11 +147,10 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         incomplete = False
         self.running = True
         try:
-            while not self.stops:
-                begin = parser.start
+            while not self.stops and (begin := parser.start) != parser.end:
                 frame = parser.next_frame()
                 if frame is None:
-                    incomplete = parser.start != parser.end
+                    incomplete = True
                     break
                 frames += 1
                 self.frame_bytes = parser.start - begin
@@ -168,11 +167,12 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         self._after_run(frames, incomplete)
 
     def _after_run(self, frames: int, incomplete: bool) -> None:
-        self.wait_for_flush()
+        if self.flush_offset:
+            self.wait_for_flush()
         if self.out:
             self.write_out()
         broker = self.broker
-        arrived = self.parser.pending_bytes
+        arrived = self.parser.end - self.parser.start
         if arrived != self.arrived:
             broker.in_flight_bytes += arrived - self.arrived
             self.arrived = arrived

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import resource
 import socket
 
 from ...protocol.errors import ConfigurationError, SystemBusy
@@ -22,6 +23,10 @@ ACCEPTS_A_TURN = 64
 """New connections that are taken before others are served again."""
 ACCEPT_PAUSE_S = 0.5
 """How long nothing is accepted after accepting failed: mostly, the process or the machine ran out of descriptors."""
+REFUSAL_LOGGED_S = 1.0
+"""Refused connections are logged at most this often: they may come by the thousand."""
+STORE_FILES_MIN = 4096
+"""Descriptors that are kept for the store, or half of all where there are few: its files must never lack them."""
 SWEEP_S = (0.05, 1.0)
 """Least and most time between two looks at all connections for what takes too long."""
 
@@ -59,6 +64,12 @@ def _cannot_listen(listen: str, error: OSError) -> ConfigurationError:
     return ConfigurationError(f"server.listen = {listen!r}: cannot listen there: {error.strerror or error}; {helps}")
 
 
+def connections_possible() -> int:
+    """How many connections the limit of open files allows, with descriptors left for the store's files."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 2**31 if most == resource.RLIM_INFINITY else most - min(most // 2, STORE_FILES_MIN)
+
+
 class Server:
     """Accepts connections and looks after them until ``stop``."""
 
@@ -67,11 +78,15 @@ class Server:
         self._sockets = sockets
         self._connections: set[Connection] = set()
         self._by_address: dict[str, int] = {}
+        self._refusal_logged_at = -REFUSAL_LOGGED_S
         self._starting: set[asyncio.Task[None]] = set()
         self._accepting = False
         self._stopping = False
         self._all_gone = asyncio.Event()
         limits = broker.limits
+        self._connections_max = min(limits.connections_max, connections_possible())
+        if self._connections_max < limits.connections_max:
+            log.info("at most %d connections can be open: raise the limit of open files", self._connections_max)
         shortest_ms = min(limits.half_frame_timeout_ms, limits.idle_timeout_ms, limits.slow_reader_timeout_ms)
         self._sweep_s = min(max(shortest_ms / 4000, SWEEP_S[0]), SWEEP_S[1])
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -157,8 +172,9 @@ class Server:
         counters.connections_accepted += 1
         host = unmapped(address[0])
         refusal = ""
-        if self._broker.connections >= limits.connections_max:
-            refusal = f"{limits.connections_max} connections are open, which is limits.connections_max"
+        if self._broker.connections >= self._connections_max:
+            limit = "limits.connections_max" if self._connections_max == limits.connections_max else "all that can be"
+            refusal = f"{self._connections_max} connections are open, which is {limit}"
         elif self._by_address.get(host, 0) >= limits.connections_per_address_max:
             refusal = (
                 f"{limits.connections_per_address_max} connections from {host} are open, which is "
@@ -166,7 +182,9 @@ class Server:
             )
         if refusal:
             counters.connections_refused += 1
-            log.warning("connection from %s refused: %s", host, refusal)
+            if self._broker.loop.time() >= self._refusal_logged_at + REFUSAL_LOGGED_S:
+                self._refusal_logged_at = self._broker.loop.time()
+                log.warning("connection from %s refused: %s (%d so far)", host, refusal, counters.connections_refused)
             busy = SystemBusy(f"{refusal}; try again later", retry_after_ms=1000)
             with sock, contextlib.suppress(OSError):
                 sock.setblocking(False)

@@ -91,6 +91,12 @@ def common_properties(text: str) -> bytes:
     blob = text.encode("utf-8", "surrogatepass")
     if not blob.endswith(b"\x02"):
         blob += b"\x02"
+    limit = kernel.PRODUCED_PROPERTIES_BYTES_MAX
+    if len(blob) > limit:
+        raise MessageIllegal(
+            f"the common properties take {len(blob):,} bytes, at most {limit:,} are allowed; nothing of the frame was "
+            "written", properties_bytes_max=limit,
+        )  # fmt: skip
     array = np.frombuffer(bytearray(blob), np.uint8)
     at = 0
     for pair in blob[:-1].split(b"\x02"):

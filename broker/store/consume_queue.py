@@ -167,10 +167,7 @@ class ConsumeQueue:
     def truncate(self, queue_offset: int) -> None:
         """End the queue at ``queue_offset``: what lies behind becomes zeros, whole files behind go. For recovery."""
         end = queue_offset * UNIT_BYTES
-        if self._empty_file is not None:
-            self.files.unlink(self._empty_file)
-            self._empty_file = None
-            self.folder_dirty = True
+        self._remove_empty()
         for start in sorted(self._fds, reverse=True):
             if start >= end and start != self.first_byte:
                 self._remove(start)
@@ -179,6 +176,19 @@ class ConsumeQueue:
             ):
                 self._dirty.add(start)
         self.max_offset = queue_offset
+
+    def remove_files(self) -> None:
+        """Take the queue back to nothing. For recovery."""
+        self._remove_empty()
+        for start in sorted(self._fds, reverse=True):
+            self._remove(start)
+        self.max_offset = self.start_offset = self.min_hint = 0
+
+    def _remove_empty(self) -> None:
+        if self._empty_file is not None:
+            self.files.unlink(self._empty_file)
+            self._empty_file = None
+            self.folder_dirty = True
 
     def _remove(self, start: int) -> None:
         self.files.close(self._fds.pop(start))

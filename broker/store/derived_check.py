@@ -82,30 +82,40 @@ class DerivedCheck:
         self, begin: int, end: int, problems: dict[int, str], index_files: int, progress: Progress
     ) -> tuple[str, int]:
         """Compare ``[begin, end)`` with every queue that has no entry in ``problems`` yet, which gets one for each that
-        differs, and with the first ``index_files`` index files: returns (what is wrong there, how many are right)."""
+        differs, and with the first ``index_files`` index files: returns (what is wrong there, how many are right).
+
+        The index may reach further than ``end``, and is compared as far: what it holds is not put into it again.
+        """
         missing: set[int] = set()
         cursor = IndexCursor(self._index, index_files, begin)
         index_problem = ""
-        for derived in derive(self._commitlog, self._queues, self._dispatcher, begin, end, missing):
+        reach = min(max(end, cursor.reach), self._commitlog.write_offset)
+        for derived in self._derive(begin, end, missing):
             for row, first, units in derived.units:
                 if row not in problems and row not in missing:
-                    held = self._queues.rows[row].read_units(first, len(units) // UNIT_BYTES, hot=False)
-                    if held != units:
-                        reach = first + len(units) // UNIT_BYTES
-                        problems[row] = f"units between {first:,} and {reach:,} are not those of the log"
+                    self._compare_units(row, first, units, problems)
             if not index_problem:
                 index_files, index_problem = cursor.compare(derived)
-            progress("checking queues and index", derived.end - begin, end - begin)
+            progress("checking queues and index", derived.end - begin, reach - begin)
         for row in missing:
             problems.setdefault(row, "it has no files")
+        for derived in self._derive(max(begin, end), reach, set()):
+            if not index_problem:
+                index_files, index_problem = cursor.compare(derived)
         return index_problem, index_files
+
+    def _derive(self, begin: int, end: int, missing: set[int]) -> Iterator[Derived]:
+        return derive(self._commitlog, self._queues, self._dispatcher, begin, end, missing)
+
+    def _compare_units(self, row: int, first: int, units: memoryview, problems: dict[int, str]) -> None:
+        count = len(units) // UNIT_BYTES
+        if self._queues.rows[row].read_units(first, count, hot=False) != units:
+            problems[row] = f"units between {first:,} and {first + count:,} are not those of the log"
 
     def keys_of(self, physical_offset: int) -> np.ndarray | None:
         """The keys of the record there, a row of (hash, physical offset, store ms) each; None where there is none."""
         found = []
-        for derived in derive(
-            self._commitlog, self._queues, self._dispatcher, physical_offset, physical_offset + 1, set()
-        ):
+        for derived in self._derive(physical_offset, physical_offset + 1, set()):
             if derived.end > physical_offset:
                 found.append(derived.keys.copy())
         return np.concatenate(found) if found else None
@@ -114,7 +124,7 @@ class DerivedCheck:
         """Physical offset of the first record with a key, looked for in the first chunk of the log."""
         begin = self._commitlog.start_offset
         end = min(begin + CHUNK_BYTES, self._commitlog.write_offset)
-        for derived in derive(self._commitlog, self._queues, self._dispatcher, begin, end, set()):
+        for derived in self._derive(begin, end, set()):
             if len(derived.keys):
                 return int(derived.keys[0, kernel.K_PHYSICAL_OFFSET])
         return None
@@ -125,6 +135,9 @@ class IndexCursor:
 
     def __init__(self, index: IndexService, file_count: int, begin: int) -> None:
         self._files = index.files[:file_count]
+        ends = [file.end_physical_offset for file in self._files if file.index_count > 1]
+        self.reach = ends[-1] + 1 if ends else 0
+        """Behind where the last record begins that has an entry."""
         self._file = 0
         self._number = 1
         while self._file + 1 < file_count and self._files[self._file].end_physical_offset < begin:

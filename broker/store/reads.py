@@ -423,5 +423,5 @@ def _parse_cursor(cursor: str) -> tuple[str, int, int] | None:
 
 
 def _digits(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 19
+    return text.isascii() and text.isdigit() and len(text) <= 18  # fits the kernels' integers
 

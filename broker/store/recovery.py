@@ -291,11 +291,20 @@ class Recovery:
             if queue.row in self._queue_problems:
                 self._queues.move_aside(queue)
             elif queue.row in counts:
-                queue.truncate(counts[queue.row])
-                queue.start_offset = queue.min_hint = find_start(queue, queue.max_offset)
+                self._cut(queue, counts[queue.row])
             self._queues.sync_row(queue)
         self._index.drop_from(index_keep)
         self._complete_last_keys()
+
+    def _cut(self, queue: ConsumeQueue, count: int) -> None:
+        begin = first_unit(queue)
+        if begin and count == begin:
+            # Nothing stays of it. Its first message in the log says where it begins; if there is none, its files did.
+            self._state.keep_offset(queue.topic, queue.queue_id, begin)
+            queue.remove_files()
+            return
+        queue.truncate(count)
+        queue.start_offset = queue.min_hint = find_start(queue, count)
 
     def _complete_last_keys(self) -> None:
         """A stop between two index files may have kept out keys of the last record that is in the index."""

@@ -96,6 +96,12 @@ class StoreState:
             self.snapshot = snapshot
         return True
 
+    def keep_offset(self, topic: str, queue_id: int, next_offset: int) -> None:
+        """Note where a queue goes on that is about to lose its files, in memory."""
+        with self._lock:
+            row = self.kept_offsets.setdefault(topic, {})
+            row[queue_id] = max(row.get(queue_id, 0), next_offset)
+
     def delete(self, topic: str, deleted: DeletedTopic) -> None:
         """Note that a topic is deleted; durable when it returns. Raises OSError, and then it is not noted. Blocks."""
         with self._lock:

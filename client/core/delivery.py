@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Sequence
 
-from ...protocol.commands import PHYSICAL_OFFSET_STRUCT, HelloAnswer
+from ...protocol.commands import LAYOUT_ROWS, PHYSICAL_OFFSET_STRUCT, HelloAnswer
 from ...protocol.errors import (
     SUCCESS,
     FlintError,
@@ -23,6 +24,8 @@ from ...protocol.errors import (
     error_from_answer,
 )
 from ...protocol.ids import UNIQUE_COUNTER_MAX
+from ..message import Row
+from .heads import ProduceHead
 from .lanes import (
     BULK_WINDOW,
     NEVER,
@@ -33,14 +36,12 @@ from .lanes import (
     Lane,
     ProduceFrame,
     Single,
-    rows_of,
 )
-from .packing import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, ROW_OVERHEAD_BYTES, Row, Rows, new_packer
+from .packing import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, ROW_OVERHEAD_BYTES, Rows, new_packer
 from .receipts import Acknowledged
 from .retry import Backoff, is_retriable
 from .routing import ANY_QUEUE
 from .session import Answer
-from .times import now_millis
 
 IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
 _LANES_KEPT = 1024
@@ -62,12 +63,14 @@ class Delivery:
         self.pending_bytes = 0
         self.settled: list[Single] = []
         """Singles with a future that are done; the driver takes them out."""
+        self.offered: deque[Lane] = deque()
+        """Lanes that have something to send. While there is none, only an answer or a caller brings something."""
+        self.in_flight: dict[int, ProduceFrame] = {}
+        """Frames that were sent and not answered, by request id."""
         self._counter = unique_first
         self._packer = new_packer()
-        self._body_bytes_max = 0
+        self._frame_bytes_max = 0
         self._lanes: dict[tuple[str, int, bool], Lane] = {}
-        self._offered: deque[Lane] = deque()
-        self._in_flight: dict[int, ProduceFrame] = {}
         self._backoff = Backoff()
         self._progressed_at = 0.0
         self._wake_at = NEVER
@@ -80,10 +83,11 @@ class Delivery:
         """Accept one message for a queue of a topic, or any (-1). ``row``: see ``Rows``; ``flush``: see PRODUCE."""
         single = Single(row, len(row[0]) + ROW_OVERHEAD_BYTES, flush, deadline, future)
         self.pending_bytes += single.size
-        lane = self._lane(topic, queue, bulk=False)
+        lane = self._lanes.get((topic, queue, False)) or self._lane(topic, queue, bulk=False)
         lane.waiting.append(single)
-        if not lane.offered:
-            self._offer(lane)
+        if not lane.offered and lane.in_flight < lane.window:
+            lane.offered = True
+            self.offered.append(lane)
         if deadline < self._wake_at:
             self._wake_at = deadline
         return single
@@ -115,61 +119,60 @@ class Delivery:
 
     def connected(self, limits: HelloAnswer) -> None:
         """A connection stands; ``limits`` is the broker's answer to HELLO."""
-        self._body_bytes_max = limits.produce_frame_bytes_max - HEAD_BYTES_RESERVED
+        self._frame_bytes_max = limits.produce_frame_bytes_max
         self._backoff.end()
 
-    def next_frame(self, now: float) -> ProduceFrame | None:
-        """The next frame to be sent, its body packed, or None while everything waits. ``sent`` must follow."""
-        if self._backoff.seconds(now) > 0:
+    def next_request(self, now: float, request_id: int) -> tuple[bytes, bytes | memoryview] | None:
+        """Head and body of the next frame to be sent, with this request id; None while everything waits."""
+        if now < self._backoff.until:
             return None
-        offered = self._offered
+        offered = self.offered
         while offered:
             lane = offered.popleft()
             lane.offered = False
-            frame = self._frame_of(lane, now)
-            if frame is not None:
-                lane.in_flight += 1
-                if lane.in_flight < lane.window:
+            frame = lane.retries.popleft() if lane.retries else self._new_frame(lane, now)
+            if frame is None:
+                if lane.waiting:  # there is no room for its next frame
                     self._offer(lane)
-                return frame
-            if lane.waiting or lane.retries:  # no room for its next frame
+                    return None
+                continue
+            if not self._packed(frame):
                 self._offer(lane)
-                return None
+                continue
+            lane.in_flight += 1
+            if lane.waiting or lane.retries:
+                self._offer(lane)
+            self.in_flight[request_id] = frame
+            body = frame.body
+            assert body is not None
+            return frame.head.encode(request_id, frame.count, frame.first, frame.born_ms, len(body)), body
         return None
-
-    def sent(self, frame: ProduceFrame, request_id: int) -> None:
-        """The frame went out under this request id."""
-        self._in_flight[request_id] = frame
 
     def answered(self, answer: Answer, now: float) -> None:
         """The broker answered. Raises ``RemoteProtocolError`` for an answer that cannot be right."""
-        frame = self._in_flight.pop(answer.request_id, None)
+        frame = self.in_flight.get(answer.request_id)
         if frame is None:
             return  # it was given up before its answer came
-        lane = frame.lane
         if answer.code == SUCCESS:
-            try:
-                self._acknowledge(frame, answer)
-            except RemoteProtocolError:
-                self._in_flight[answer.request_id] = frame
-                raise
-            lane.in_flight -= 1
+            self._acknowledge(frame, answer)
             self._progressed_at = now
             self._backoff.succeeded()
         else:
-            lane.in_flight -= 1
             self._refused(frame, error_from_answer(answer.code, answer.fields), now)
-        if not lane.offered:
+        del self.in_flight[answer.request_id]
+        lane = frame.lane
+        lane.in_flight -= 1
+        if lane.waiting or lane.retries:
             self._offer(lane)
 
     def connection_lost(self, error: FlintError, now: float) -> None:
         """The connection went, or could not be made: what was in flight is sent again on the next one."""
-        for frame in reversed(self._in_flight.values()):
+        for frame in reversed(self.in_flight.values()):
             frame.error = error
             frame.lane.in_flight -= 1
             frame.lane.retries.appendleft(frame)
             self._offer(frame.lane)
-        self._in_flight.clear()
+        self.in_flight.clear()
         self._backoff.failed(error, now)
 
     def fail_all(self, error: FlintError) -> None:
@@ -186,10 +189,10 @@ class Delivery:
             lane.waiting.clear()
             lane.in_flight = 0
             lane.offered = False
-        for frame in self._in_flight.values():
+        for frame in self.in_flight.values():
             self._fail_frame(frame, error)
-        self._in_flight.clear()
-        self._offered.clear()
+        self.in_flight.clear()
+        self.offered.clear()
 
     def expire(self, now: float) -> None:
         """Fail everything whose deadline is past."""
@@ -198,13 +201,13 @@ class Delivery:
                 lane.retries = deque(frame for frame in lane.retries if not self._expire_frame(frame, now))
             if lane.waiting:
                 lane.waiting = deque(source for source in lane.waiting if not self._expire_source(source, now))
-        for request_id, frame in list(self._in_flight.items()):
+        for request_id, frame in list(self.in_flight.items()):
             if self._expire_frame(frame, now):
-                del self._in_flight[request_id]
+                del self.in_flight[request_id]
                 frame.lane.in_flight -= 1
         for lane in self._lanes.values():
             lane.offered = False
-        self._offered.clear()
+        self.offered.clear()
         for lane in self._lanes.values():
             self._offer(lane)
         self._wake_at = self._earliest_deadline()
@@ -216,17 +219,7 @@ class Delivery:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and nothing is in flight: what waits behind a full window has frames in flight."""
-        return not self._in_flight and not self._offered
-
-    @property
-    def has_more(self) -> bool:
-        """Whether ``next_frame`` may have a frame; where not, only an answer or the caller brings one."""
-        return bool(self._offered)
-
-    @property
-    def frames_in_flight(self) -> int:
-        """Frames that were sent and not answered."""
-        return len(self._in_flight)
+        return not self.in_flight and not self.offered
 
     def expire_due(self, now: float) -> bool:
         """Whether ``expire`` may have something to do."""
@@ -234,9 +227,10 @@ class Delivery:
 
     def seconds_to_wait(self, now: float) -> float:
         """How long there is nothing to do unless an answer comes; infinite where only an answer matters."""
-        seconds = max(0.0, self._wake_at - now)
-        pause = self._backoff.seconds(now)
-        return min(pause, seconds) if pause and (self._offered or not self._in_flight) else seconds
+        seconds = self._wake_at - now
+        if now < self._backoff.until and (self.offered or not self.in_flight):
+            seconds = min(seconds, self._backoff.until - now)
+        return seconds if seconds > 0.0 else 0.0
 
     # ---- frames
 
@@ -253,69 +247,84 @@ class Delivery:
     def _offer(self, lane: Lane) -> None:
         if not lane.offered and lane.in_flight < lane.window and (lane.retries or lane.waiting):
             lane.offered = True
-            self._offered.append(lane)
+            self.offered.append(lane)
 
-    def _frame_of(self, lane: Lane, now: float) -> ProduceFrame | None:
-        """The lane's next frame, packed; None where it has none, or no room for one."""
-        while True:
-            frame = lane.retries.popleft() if lane.retries else self._new_frame(lane, now)
-            if frame is None:
-                return None
-            if frame.body is None:
-                frame.body = frame.content.pack(self._packer)
-                if frame.group is not None:
-                    self.pending_bytes += len(frame.body)
-            if len(frame.body) <= self._body_bytes_max - len(frame.group.common if frame.group else ""):
-                return frame
-            self._too_long(frame)
+    def _packed(self, frame: ProduceFrame) -> bool:
+        """Pack the frame where it is not; False where it is too long, and was halved or has failed."""
+        body = frame.body
+        if body is None:
+            body = frame.body = frame.content.pack(self._packer)
+            if frame.group is not None:
+                self.pending_bytes += len(body)
+        if len(body) + frame.head.size <= self._frame_bytes_max:
+            return True
+        self._too_long(frame)
+        return False
 
     def _new_frame(self, lane: Lane, now: float) -> ProduceFrame | None:
+        """A frame of what waits in the lane; None where nothing does, or where there is no room for it."""
         waiting = lane.waiting
-        bytes_target = min(FRAME_BYTES_TARGET, self._body_bytes_max)
         while waiting:
             source = waiting[0]
             if type(source) is Single:
                 waiting.popleft()
-                if source.done:
-                    continue
-                if not waiting:
-                    return self._number(ProduceFrame(lane, Rows((source.row,)), 0, 0, source.deadline, (source,)))
-                singles = lane.take_singles(source, bytes_target, FRAME_COUNT_MAX)
-                deadline = min(single.deadline for single in singles)
-                return self._number(ProduceFrame(lane, rows_of(singles), 0, 0, deadline, singles))
+                if not source.done:
+                    return self._frame_of_singles(lane, source)
+                continue
             assert isinstance(source, Group)
             if source.exhausted:
                 waiting.popleft()
-                continue
-            if self._in_flight and self.pending_bytes + self._body_bytes_max > self.in_flight_bytes_max:
+            elif self.in_flight and self.pending_bytes + self._frame_bytes_max > self.in_flight_bytes_max:
                 return None
-            content, indexes = source.take(bytes_target)
-            if source.exhausted:
-                waiting.popleft()
-            elif lane.queue == ANY_QUEUE:
-                waiting.rotate(-1)  # bulks take turns; to a pinned queue their order stays
-            deadline = min(now + self.delivery_seconds, source.bulk.deadline)
-            self._wake_at = min(self._wake_at, deadline)
-            return self._number(ProduceFrame(lane, content, 0, 0, deadline, (), source, indexes))
+            else:
+                return self._frame_of_group(lane, source, now)
         return None
 
-    def _number(self, frame: ProduceFrame) -> ProduceFrame:
-        frame.first = self._counter
-        frame.born_ms = now_millis()
-        self._counter = (self._counter + len(frame.content)) % UNIQUE_COUNTER_MAX
-        return frame
+    def _frame_of_singles(self, lane: Lane, first: Single) -> ProduceFrame:
+        if lane.waiting:
+            singles: Sequence[Single] = lane.take_singles(first, FRAME_BYTES_TARGET, FRAME_COUNT_MAX)
+            content = Rows([single.row for single in singles])
+            deadline = min([single.deadline for single in singles])
+        else:
+            singles, content, deadline = (first,), Rows((first.row,)), first.deadline
+        head = lane.heads.get(first.flush)
+        if head is None:
+            head = lane.heads[first.flush] = self._head(lane, LAYOUT_ROWS, first.flush, "")
+        return ProduceFrame(lane, head, content, len(singles), self._take_counters(len(singles)), deadline, singles)
+
+    def _frame_of_group(self, lane: Lane, group: Group, now: float) -> ProduceFrame:
+        content, indexes = group.take(min(FRAME_BYTES_TARGET, self._frame_bytes_max - HEAD_BYTES_RESERVED))
+        if group.exhausted:
+            lane.waiting.popleft()
+        elif lane.queue == ANY_QUEUE:
+            lane.waiting.rotate(-1)  # bulks take turns; to a pinned queue their order stays
+        deadline = min(now + self.delivery_seconds, group.bulk.deadline)
+        self._wake_at = min(self._wake_at, deadline)
+        head = group.heads.get(content.layout)
+        if head is None:
+            head = group.heads[content.layout] = self._head(lane, content.layout, group.flush, group.common)
+        count = len(content)
+        return ProduceFrame(lane, head, content, count, self._take_counters(count), deadline, (), group, indexes)
+
+    def _head(self, lane: Lane, layout: int, flush: str, common: str) -> ProduceHead:
+        return ProduceHead(lane.topic, lane.queue, layout, flush, common, self.unique_prefix)
+
+    def _take_counters(self, count: int) -> int:
+        first = self._counter
+        self._counter = (first + count) % UNIQUE_COUNTER_MAX
+        return first
 
     def _too_long(self, frame: ProduceFrame) -> None:
         """A packed frame is longer than the broker takes: halve it, or refuse its only message."""
         assert frame.body is not None
-        if len(frame.content) > 1:
+        if frame.count > 1:
             self._halve(frame)
             return
         self._fail_frame(
             frame,
             MessageIllegal(
-                f"a message to topic {frame.lane.topic!r} takes {len(frame.body)} bytes; the broker takes frames of at "
-                f"most {self._body_bytes_max + HEAD_BYTES_RESERVED}: split it, or keep the content elsewhere and send "
+                f"a message to topic {frame.lane.topic!r} takes a frame of {frame.head.size + len(frame.body)} bytes; "
+                f"the broker takes at most {self._frame_bytes_max}: split it, or keep the content elsewhere and send "
                 "where it is"
             ),
         )
@@ -329,7 +338,7 @@ class Delivery:
     def _acknowledge(self, frame: ProduceFrame, answer: Answer) -> None:
         fields, physical_offsets = answer.fields, answer.body
         queue, queue_offset, stored_ms = fields.get("queue"), fields.get("queue_offset"), fields.get("store_ms")
-        count = len(frame.content)
+        count = frame.count
         if (
             type(queue) is not int
             or type(queue_offset) is not int
@@ -363,7 +372,7 @@ class Delivery:
         if is_retriable(error) and now < frame.deadline:
             frame.lane.retries.append(frame)
             self._backoff.failed(error, now)
-        elif isinstance(error, MessageIllegal) and len(frame.content) > 1:
+        elif isinstance(error, MessageIllegal) and frame.count > 1:
             self._halve(frame)
         else:
             self._fail_frame(frame, error)
@@ -429,7 +438,7 @@ class Delivery:
         )
 
     def _earliest_deadline(self) -> float:
-        earliest = min((frame.deadline for frame in self._in_flight.values()), default=NEVER)
+        earliest = min((frame.deadline for frame in self.in_flight.values()), default=NEVER)
         for lane in self._lanes.values():
             for frame in lane.retries:
                 earliest = min(earliest, frame.deadline)

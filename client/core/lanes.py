@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, TypeAlias
 
-from ...protocol.commands import LAYOUT_COLUMNS
 from ...protocol.errors import FlintError
-from .packing import ColumnSource, Content, Row, Rows, RowSource
+from ..message import Row
+from .heads import ProduceHead
+from .packing import ColumnSource, Content, RowSource
 from .receipts import Acknowledged, Part, Receipt
-from .routing import ANY_QUEUE
+from .times import now_millis
 
 NEVER = inf
 
@@ -89,7 +90,7 @@ class Bulk:
 class Group:
     """Those messages of a bulk that go the same way. ``indexes``: their places in the call, ascending."""
 
-    __slots__ = ("_taken", "bulk", "common", "flush", "indexes", "source")
+    __slots__ = ("_taken", "bulk", "common", "flush", "heads", "indexes", "source")
 
     def __init__(
         self, bulk: Bulk, source: RowSource | ColumnSource, indexes: Sequence[int], common: str, flush: str
@@ -99,6 +100,8 @@ class Group:
         self.indexes = indexes
         self.common = common
         self.flush = flush
+        self.heads: dict[int, ProduceHead] = {}
+        """Of its frames, by layout."""
         self._taken = 0
 
     @property
@@ -128,68 +131,56 @@ class ProduceFrame:
     be told. ``body`` is packed when it is first sent.
     """
 
-    __slots__ = ("body", "born_ms", "content", "deadline", "error", "first", "group", "indexes", "lane", "singles")
+    __slots__ = (
+        "body", "born_ms", "content", "count", "deadline", "error", "first", "group", "head", "indexes", "lane",
+        "singles",
+    )  # fmt: skip
 
     def __init__(
         self,
         lane: Lane,
+        head: ProduceHead,
         content: Content,
+        count: int,
         first: int,
-        born_ms: int,
         deadline: float,
         singles: Sequence[Single] = (),
         group: Group | None = None,
         indexes: Sequence[int] = (),
     ) -> None:
         self.lane = lane
+        self.head = head
         self.content = content
+        self.count = count
         self.first = first
-        self.born_ms = born_ms
         self.deadline = deadline
         self.singles = singles
         self.group = group
         self.indexes = indexes
+        self.born_ms = now_millis()
         self.body: bytes | memoryview | None = None
         self.error: FlintError | None = None
-
-    def fields(self, unique_prefix: str) -> dict[str, Any]:
-        """The fields of the request (``ProduceRequest``)."""
-        lane, group = self.lane, self.group
-        fields: dict[str, Any] = {
-            "topic": lane.topic,
-            "count": len(self.content),
-            "unique_prefix": unique_prefix,
-            "unique_first": self.first,
-            "born_ms": self.born_ms,
-        }
-        if lane.queue != ANY_QUEUE:
-            fields["queue"] = lane.queue
-        if self.content.layout == LAYOUT_COLUMNS:
-            fields["layout"] = LAYOUT_COLUMNS
-        flush = group.flush if group is not None else self.singles[0].flush
-        if flush:
-            fields["flush"] = flush
-        if group is not None and group.common:
-            fields["common"] = group.common
-        return fields
 
     def halves(self) -> tuple[ProduceFrame, ProduceFrame]:
         """Two frames of this one's first and second half; each message keeps its unique key."""
         first, second = self.content.halves()
-        cut = len(first)
-        return self._part(first, 0, cut), self._part(second, cut, cut + len(second))
+        return self._part(first, 0), self._part(second, len(first))
 
-    def _part(self, content: Content, start: int, end: int) -> ProduceFrame:
-        return ProduceFrame(
+    def _part(self, content: Content, start: int) -> ProduceFrame:
+        end = start + len(content)
+        part = ProduceFrame(
             self.lane,
+            self.head,
             content,
+            len(content),
             self.first + start,
-            self.born_ms,
             self.deadline,
             self.singles[start:end],
             self.group,
             self.indexes[start:end],
         )
+        part.born_ms = self.born_ms
+        return part
 
 
 Source: TypeAlias = Single | Group
@@ -202,12 +193,14 @@ class Lane:
     ``waiting`` holds.
     """
 
-    __slots__ = ("in_flight", "offered", "queue", "retries", "topic", "waiting", "window")
+    __slots__ = ("heads", "in_flight", "offered", "queue", "retries", "topic", "waiting", "window")
 
     def __init__(self, topic: str, queue: int, window: int) -> None:
         self.topic = topic
         self.queue = queue
         self.window = window
+        self.heads: dict[str, ProduceHead] = {}
+        """Of frames of single messages, by flush mode."""
         self.in_flight = 0
         self.offered = False
         self.waiting: deque[Source] = deque()
@@ -232,8 +225,3 @@ class Lane:
                 singles.append(following)
                 size += following.size
         return singles
-
-
-def rows_of(singles: Sequence[Single]) -> Rows:
-    """The content of a frame of single messages."""
-    return Rows([single.row for single in singles])

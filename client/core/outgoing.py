@@ -11,12 +11,10 @@ from ...protocol.layout import PROPERTIES_BYTES_MAX
 from ...protocol.record import KEY_SEPARATOR, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, encode_properties
 from ..errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
 from ..message import Message, check_properties, check_tag, check_text, copy_body, join_keys
-from .packing import Row
 from .routing import ANY_QUEUE
 
 FLUSH_MODES = ("", "sync", "async")
 
-_row_of = attrgetter("_row")
 _topic_of = attrgetter("_topic")
 _sharding_key_of = attrgetter("_sharding_key")
 
@@ -26,7 +24,7 @@ class Way(NamedTuple):
 
     topic: str
     queue: int
-    rows: list[Row]
+    messages: list[Message]
     indexes: Sequence[int]
 
 
@@ -73,16 +71,16 @@ def group_messages(messages: list[Message], queue: int, queue_of: Callable[[Mess
     sharding key."""
     topics = set(map(_topic_of, messages))
     if len(topics) == 1 and (queue != ANY_QUEUE or not any(map(_sharding_key_of, messages))):
-        return [Way(topics.pop(), queue, list(map(_row_of, messages)), range(len(messages)))]
-    ways: dict[tuple[str, int], tuple[list[Row], list[int]]] = {}
+        return [Way(topics.pop(), queue, messages, range(len(messages)))]
+    ways: dict[tuple[str, int], tuple[list[Message], list[int]]] = {}
     for index, message in enumerate(messages):
         to = queue if queue != ANY_QUEUE or not message.sharding_key else queue_of(message)
         way = ways.get((message.topic, to))
         if way is None:
             way = ways[message.topic, to] = ([], [])
-        way[0].append(_row_of(message))
+        way[0].append(message)
         way[1].append(index)
-    return [Way(topic, to, rows, indexes) for (topic, to), (rows, indexes) in ways.items()]
+    return [Way(topic, to, mine, indexes) for (topic, to), (mine, indexes) in ways.items()]
 
 
 def check_bodies(bodies: Iterable[Any]) -> list[bytes]:
@@ -114,15 +112,15 @@ def check_bulk_keys(keys: Iterable[Any] | None, count: int) -> list[str | None] 
             return entries
     checked: list[str | None] = []
     for index, entry in enumerate(entries):
-        several = (entry,) if isinstance(entry, str) else tuple(entry) if isinstance(entry, list | tuple) else entry
+        if entry is None:
+            checked.append(None)
+            continue
+        if not isinstance(entry, str | list | tuple):
+            raise InvalidMessageType(f"keys[{index}] must be a str, several, or None, not {type(entry).__name__}")
         try:
-            checked.append(join_keys(several) if several else None)
+            checked.append(join_keys(entry) or None)
         except InvalidMessage as error:
             raise type(error)(f"keys[{index}]: {error}") from None
-        except TypeError:
-            raise InvalidMessageType(
-                f"keys[{index}] must be a str, several, or None, not {type(entry).__name__}"
-            ) from None
     return checked
 
 

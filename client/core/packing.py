@@ -6,6 +6,7 @@ Rows carry properties per message; columns carry only bodies and keys, and cost 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -14,15 +15,14 @@ import msgpack
 
 from ...protocol.commands import LAYOUT_COLUMNS, LAYOUT_ROWS
 from ...protocol.record import PROPERTY_KEYS
+from ..message import Message, Row, bodies_of, rows_of
 from .compression import Compressor
-
-Row: TypeAlias = tuple[Any, ...]
-"""``(body, properties)`` or ``(body, properties, sys_flag)``."""
 
 FRAME_BYTES_TARGET = 192 * 1024
 """Where a frame of many messages is cut: large enough that its cost per message vanishes, small enough for the broker's
 caches and for others who wait behind it."""
 FRAME_COUNT_MAX = 4096
+_LOOK_AT_FIRST = 512
 ROW_OVERHEAD_BYTES = 48
 """What a message takes in a frame beside its body, roughly; only the packed size decides."""
 HEAD_BYTES_RESERVED = 1024
@@ -43,15 +43,35 @@ class Rows:
 
     def pack(self, packer: Any) -> bytes | memoryview:
         """The frame's body. ``packer``: a ``msgpack.Packer`` that no other thread uses meanwhile."""
-        rows = self.rows
-        if len(rows) == 1:
-            return packer.pack(rows[0])  # type: ignore[no-any-return]
-        return memoryview(packer.pack(rows))[_array_head_bytes(len(rows)) :]
+        return _pack_rows(self.rows, packer)
 
     def halves(self) -> tuple[Rows, Rows]:
         """The first and the second half of at least two messages."""
         middle = len(self.rows) // 2
         return Rows(self.rows[:middle]), Rows(self.rows[middle:])
+
+
+class MessageRows:
+    """Messages as they are, packed one by one. Their rows are made for packing only, and gone before the answer comes:
+    thousands of them would keep the garbage collector busy."""
+
+    __slots__ = ("messages",)
+    layout = LAYOUT_ROWS
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def pack(self, packer: Any) -> bytes | memoryview:
+        """The frame's body. ``packer``: a ``msgpack.Packer`` that no other thread uses meanwhile."""
+        return _pack_rows(rows_of(self.messages), packer)
+
+    def halves(self) -> tuple[MessageRows, MessageRows]:
+        """The first and the second half of at least two messages."""
+        middle = len(self.messages) // 2
+        return MessageRows(self.messages[:middle]), MessageRows(self.messages[middle:])
 
 
 class Columns:
@@ -83,7 +103,14 @@ class Columns:
         )
 
 
-Content: TypeAlias = Rows | Columns
+Content: TypeAlias = Rows | MessageRows | Columns
+
+
+def _pack_rows(rows: Sequence[Row], packer: Any) -> bytes | memoryview:
+    if len(rows) == 1:
+        return packer.pack(rows[0])  # type: ignore[no-any-return]
+    # Packed in one go as an array, whose head is left out.
+    return memoryview(packer.pack(rows))[_array_head_bytes(len(rows)) :]
 
 
 def _array_head_bytes(count: int) -> int:
@@ -100,83 +127,85 @@ def new_packer() -> Any:
 
 def count_that_fits(bodies: Sequence[bytes], bytes_target: int) -> int:
     """How many of ``bodies`` make a frame of about ``bytes_target`` bytes: at least 1 of at least 1."""
-    sizes = list(map(len, bodies))
-    if sum(sizes) + ROW_OVERHEAD_BYTES * len(sizes) <= bytes_target:
-        return len(sizes)
-    for count, total in enumerate(accumulate(sizes)):
-        if total + ROW_OVERHEAD_BYTES * (count + 1) > bytes_target:
-            return max(1, count)
-    return len(sizes)
+    totals = list(accumulate(map(len, bodies)))
+    fitting = bisect_right(range(len(totals)), bytes_target, key=lambda at: totals[at] + ROW_OVERHEAD_BYTES * (at + 1))
+    return max(1, fitting)
 
 
-class RowSource:
-    """The messages of a ``send_many``, handed out a frame's worth at a time.
+class _Source:
+    """The messages of one call, handed out a frame's worth at a time; bodies are compressed then.
 
-    ``rows``: ``(body, properties)`` of each message; bodies are compressed when their frame is made.
+    Each time it looks at about as many messages as the last frame took.
     """
 
-    __slots__ = ("_at", "_compressor", "_rows")
+    __slots__ = ("_at", "_compressor", "_count", "_look_at")
 
-    def __init__(self, rows: list[Row], compressor: Compressor) -> None:
-        self._rows = rows
+    def __init__(self, count: int, compressor: Compressor) -> None:
+        self._count = count
         self._compressor = compressor
         self._at = 0
+        self._look_at = _LOOK_AT_FIRST
 
     @property
     def left(self) -> int:
         """Messages not handed out yet."""
-        return len(self._rows) - self._at
+        return self._count - self._at
 
-    def take(self, bytes_target: int) -> Rows:
+    def _advance(self, count: int, looked_at: int) -> None:
+        self._at += count
+        self._look_at = min(FRAME_COUNT_MAX, 4 * looked_at if count == looked_at else count + count // 8 + 8)
+
+    def _must_compress(self, bodies: Sequence[bytes]) -> bool:
+        over_bytes = self._compressor.over_bytes
+        return over_bytes is not None and max(map(len, bodies)) > over_bytes
+
+
+class RowSource(_Source):
+    """The messages of a ``send_many``."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: list[Message], compressor: Compressor) -> None:
+        super().__init__(len(messages), compressor)
+        self._messages = messages
+
+    def take(self, bytes_target: int) -> Content:
         """The next messages that make a frame of about that size; there must be some left."""
-        rows = self._rows[self._at : self._at + FRAME_COUNT_MAX]
-        bodies = [row[0] for row in rows]
-        if _longest(bodies, self._compressor.over_bytes):
-            rows = compress_rows(rows, bytes_target, self._compressor)
+        messages = self._messages[self._at : self._at + self._look_at]
+        bodies = bodies_of(messages)
+        content: Content
+        if self._must_compress(bodies):
+            content = Rows(compress_rows(rows_of(messages), bytes_target, self._compressor))
         else:
-            del rows[count_that_fits(bodies, bytes_target) :]
-        self._at += len(rows)
-        return Rows(rows)
+            content = MessageRows(messages[: count_that_fits(bodies, bytes_target)])
+        self._advance(len(content), len(messages))
+        return content
 
 
-class ColumnSource:
-    """The messages of a ``send_bulk``; see ``RowSource``. ``keys``: a KEYS value or None for each body, or None."""
+class ColumnSource(_Source):
+    """The messages of a ``send_bulk``. ``keys``: a KEYS value or None for each body, or None."""
 
-    __slots__ = ("_at", "_bodies", "_compressor", "_keys")
+    __slots__ = ("_bodies", "_keys")
 
     def __init__(self, bodies: list[bytes], keys: list[str | None] | None, compressor: Compressor) -> None:
+        super().__init__(len(bodies), compressor)
         self._bodies = bodies
         self._keys = keys
-        self._compressor = compressor
-        self._at = 0
-
-    @property
-    def left(self) -> int:
-        """Messages not handed out yet."""
-        return len(self._bodies) - self._at
 
     def take(self, bytes_target: int) -> Content:
         """The next messages that make a frame of about that size, as rows where one of them is compressed."""
-        at = self._at
-        bodies = self._bodies[at : at + FRAME_COUNT_MAX]
-        keys = self._keys[at : at + FRAME_COUNT_MAX] if self._keys is not None else None
-        if _longest(bodies, self._compressor.over_bytes):
-            rows: list[Row] = [
-                (body, {PROPERTY_KEYS: key} if key else {})
-                for body, key in zip(bodies, keys or [None] * len(bodies), strict=True)
-            ]
-            rows = compress_rows(rows, bytes_target, self._compressor)
-            self._at += len(rows)
-            return Rows(rows)
-        count = count_that_fits(bodies, bytes_target)
-        self._at += count
-        if count == len(bodies):
-            return Columns(bodies, keys)
-        return Columns(bodies[:count], keys[:count] if keys is not None else None)
-
-
-def _longest(bodies: list[bytes], over_bytes: int | None) -> bool:
-    return over_bytes is not None and max(map(len, bodies)) > over_bytes
+        start, end = self._at, self._at + self._look_at
+        bodies = self._bodies[start:end]
+        keys = self._keys[start:end] if self._keys is not None else None
+        content: Content
+        if self._must_compress(bodies):
+            wires = [{PROPERTY_KEYS: key} if key else {} for key in keys or [None] * len(bodies)]
+            content = Rows(compress_rows(list(zip(bodies, wires, strict=True)), bytes_target, self._compressor))
+        else:
+            count = count_that_fits(bodies, bytes_target)
+            content = Columns(bodies[:count], keys[:count] if keys is not None else None)
+        self._advance(len(content), len(bodies))
+        return content
 
 
 def compress_rows(rows: Sequence[Row], bytes_target: int, compressor: Compressor) -> list[Row]:

@@ -15,24 +15,25 @@ _JITTER = 0.2
 class Backoff:
     """The pause after failures in a row. ``trouble``: the last of them, None since something succeeded."""
 
-    __slots__ = ("_failures", "_until", "trouble")
+    __slots__ = ("_failures", "trouble", "until")
 
     def __init__(self) -> None:
         self._failures = 0
-        self._until = 0.0
+        self.until = 0.0
+        """When the pause is over, monotonic seconds."""
         self.trouble: FlintError | None = None
 
     def seconds(self, now: float) -> float:
         """How long to wait still. ``now``: monotonic seconds."""
-        return max(0.0, self._until - now)
+        return max(0.0, self.until - now)
 
     def failed(self, error: FlintError, now: float) -> None:
         """Something failed that can be tried again; a lost connection is made again at once the first time."""
-        if now >= self._until:  # not once for each of those that were on their way together
+        if now >= self.until:  # not once for each of those that were on their way together
             self._failures += 1
         self.trouble = error
         at_once = isinstance(error, ConnectionFailed) and self._failures == 1
-        self._until = now if at_once else now + backoff_seconds(self._failures, error)
+        self.until = now if at_once else now + backoff_seconds(self._failures, error)
 
     def succeeded(self) -> None:
         """Something went well."""
@@ -41,7 +42,7 @@ class Backoff:
 
     def end(self) -> None:
         """There is nothing to wait for any more."""
-        self._until = 0.0
+        self.until = 0.0
 
 
 def is_retriable(error: FlintError) -> bool:

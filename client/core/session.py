@@ -5,7 +5,10 @@ A driver writes what ``hello`` and ``request`` return, reads into ``parser.writa
 
 from __future__ import annotations
 
+import struct
 from typing import Any
+
+import msgpack
 
 from ...protocol.commands import HELLO, PROTOCOL_VERSION, Command, HelloAnswer, HelloRequest
 from ...protocol.errors import (
@@ -26,6 +29,9 @@ from ...protocol.frames import (
     encode_head,
 )
 
+_LENGTHS = struct.Struct(">II")
+_SMALL_BYTES_MAX = 1024
+"""What arrives in one piece no longer than this is most often one answer to a PRODUCE."""
 _ZERO_COPY_BYTES_MIN = 256 * 1024
 """A body at least this long keeps the receive buffer instead of being copied out of it."""
 
@@ -80,9 +86,14 @@ class Session:
 
     def request(self, command: Command, fields: dict[str, Any], body_bytes: int) -> tuple[int, bytes]:
         """``(request_id, head)`` of a request whose body of ``body_bytes`` bytes the driver writes behind the head."""
+        request_id = self.new_request_id()
+        return request_id, encode_head(REQUEST, command.code, request_id, fields, body_bytes)
+
+    def new_request_id(self) -> int:
+        """An id that no request in flight has."""
         request_id = self._next_id
         self._next_id = request_id + 1 if request_id < REQUEST_ID_MAX else 1
-        return request_id, encode_head(REQUEST, command.code, request_id, fields, body_bytes)
+        return request_id
 
     def answers(self) -> list[Answer]:
         """All whole answers that have arrived. What a broker may ask of a client is not known yet and left alone.
@@ -90,11 +101,32 @@ class Session:
         Raises ``RemoteProtocolError`` where the bytes are not the protocol; the connection is of no use then.
         """
         parser = self.parser
+        if parser.end - parser.start <= _SMALL_BYTES_MAX and (answer := self._small_answer()) is not None:
+            return [answer]
         answers: list[Answer] = []
         while parser.start != parser.end and (frame := parser.next_frame()) is not None:
             if frame.kind == RESPONSE:
                 answers.append(Answer(frame.request_id, frame.code, frame.fields, self._keep_body(frame)))
         return answers
+
+    def _small_answer(self) -> Answer | None:
+        """The answer that the pending bytes are, read the quick way; None where they may be anything else."""
+        parser = self.parser
+        buffer, start, end = parser.buffer, parser.start, parser.end
+        if end - start < _LENGTHS.size:
+            return None
+        frame_length, header_length = _LENGTHS.unpack_from(buffer, start)
+        body_at = start + _LENGTHS.size + header_length
+        if start + 4 + frame_length != end or body_at > end:
+            return None
+        try:
+            kind, code, request_id, fields = msgpack.unpackb(buffer[start + _LENGTHS.size : body_at])
+        except (ValueError, TypeError, msgpack.UnpackException):
+            return None  # the parser says what is wrong with it
+        if kind != RESPONSE or type(code) is not int or type(request_id) is not int or type(fields) is not dict:
+            return None
+        parser.start = end
+        return Answer(request_id, code, fields, bytes(buffer[body_at:end]))
 
     def _keep_body(self, frame: Frame) -> bytes | memoryview:
         parser = self.parser

@@ -107,9 +107,9 @@ class Connection:
         """Whether some of what was pushed has not gone out yet."""
         return bool(self._unsent)
 
-    def encode(self, command: Command, fields: dict[str, Any], body_bytes: int) -> tuple[int, bytes]:
-        """``(request_id, head)`` of a request, to be pushed with its body of ``body_bytes`` bytes."""
-        return self._session.request(command, fields, body_bytes)
+    def new_request_id(self) -> int:
+        """The id of a request whose frame the caller makes."""
+        return self._session.new_request_id()
 
     def request(self, command: Command, fields: dict[str, Any], body: bytes | memoryview = b"") -> int:
         """Push a request; returns its id."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol, TypeAlias
 
-from ...protocol.commands import PRODUCE
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
 from ..core.delivery import Delivery
 from ..core.lanes import Single
@@ -136,7 +135,7 @@ class DeliveryDriver:
                 self._background.start()
             if self._driver is not None:
                 return
-            if self._connection is None or self._delivery.frames_in_flight:
+            if self._connection is None or self._delivery.in_flight:
                 self._work.notify()
                 return
             self._driver = threading.get_ident()
@@ -201,10 +200,10 @@ class DeliveryDriver:
         """Send what may be sent, wait for something to happen, and take what has come."""
         connection, delivery = self._connection, self._delivery
         assert connection is not None
-        more = delivery.has_more and self._send_some(now)
+        more = delivery.offered and self._send_some(now)
         seconds = 0.0 if more else min(delivery.seconds_to_wait(now), deadline - now)
         answers: Sequence[Answer] = ()
-        if delivery.frames_in_flight or connection.congested:
+        if delivery.in_flight or connection.congested:
             answers = connection.receive(None if seconds == inf else seconds)
         elif not delivery.idle:  # the broker asked for a pause
             self._interrupted.wait(None if seconds == inf else seconds)
@@ -220,15 +219,12 @@ class DeliveryDriver:
         connection, delivery = self._connection, self._delivery
         assert connection is not None
         pushed = 0
-        while delivery.has_more and not connection.congested:
+        while delivery.offered and not connection.congested:
             with self.mutex:
-                frame = delivery.next_frame(now)
-                if frame is None:
-                    return False
-                body = frame.body
-                assert body is not None
-                request_id, head = connection.encode(PRODUCE, frame.fields(delivery.unique_prefix), len(body))
-                delivery.sent(frame, request_id)
+                request = delivery.next_request(now, connection.new_request_id())
+            if request is None:
+                return False
+            head, body = request
             connection.push(head, body)
             pushed += len(body)
             if pushed >= _PUSHED_BYTES_MAX:

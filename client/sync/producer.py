@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from ...protocol import ids
 from ...protocol.errors import FlintError, QueueNotExist, RequestTimeout, TopicNotExist
@@ -159,7 +159,7 @@ class Producer:
         to = ANY_QUEUE if queue is None else check_queue(queue)
         if to == ANY_QUEUE and message.sharding_key is not None:
             to = self._sharded_queue(message, deadline)
-        row: tuple[Any, ...] = message._row
+        row = message.row()
         if len(row[0]) > self._compress_over:
             body, sys_flag = self._compressor.compress(row[0])
             row = (body, row[1], sys_flag) if sys_flag else row
@@ -212,7 +212,7 @@ class Producer:
                 self._write_queues(topic, min(bulk.deadline, bulk.added_at + self._delivery_seconds))
         ways = group_messages(several, to, self._known_queue)
         groups = [
-            (way.topic, way.queue, Group(bulk, RowSource(way.rows, self._compressor), way.indexes, "", mode))
+            (way.topic, way.queue, Group(bulk, RowSource(way.messages, self._compressor), way.indexes, "", mode))
             for way in ways
         ]
         return self._deliver(bulk, groups)

@@ -32,7 +32,7 @@ from tests.integration.rocketmq.harness import (
 )
 from tests.integration.rocketmq.writer import SETTINGS, TOPICS, Batches
 
-pytestmark = [pytest.mark.java, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
 
 ROUNDS = 160
 """Batches of a whole store: about 3,000 messages in three CommitLog and several index files."""
@@ -199,12 +199,7 @@ def append_with(running: RocketMQ, count: int, first: int) -> list[Message]:
     appended = []
     for number in range(first, first + count):
         topic, queue = queues[number % len(queues)]
-        properties = {
-            "KEYS": f"java-{number} ключ-{number}",
-            "TAGS": "日本",
-            "UNIQ_KEY": f"{number:032X}",
-            "WAIT": "true",
-        }
+        properties = {"KEYS": f"java-{number} ключ-{number}", "TAGS": "日本", "UNIQ_KEY": f"{number:032X}"}
         body = "из Java " * (number % 90)
         appended.append(running.call("append", topic=topic, queue=queue, body=body, properties=properties))
     return appended

@@ -11,10 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flintmq.client import ConnectionFailed, DeliveryFailed, FlintError, MessageIllegal, NoPermission, SystemBusy
+from flintmq.client import (
+    ConnectionFailed,
+    DeliveryFailed,
+    FlintError,
+    Message,
+    MessageIllegal,
+    NoPermission,
+    SystemBusy,
+)
 from flintmq.client.core.compression import Compressor
 from flintmq.client.core.delivery import Delivery
-from flintmq.client.core.lanes import Bulk, Group, ProduceFrame, Single
+from flintmq.client.core.lanes import Bulk, Group, Single
 from flintmq.client.core.packing import RowSource
 from flintmq.client.core.receipts import Acknowledged
 from flintmq.client.core.session import Answer
@@ -59,17 +67,16 @@ class DeliveryMachine(RuleBasedStateMachine):
     def add_bulk(self, queue: int, count: int, seconds: float, bad: int) -> None:
         pairs = [self.number(bad=place == bad) for place in range(count)]
         bulk = Bulk(count, self.now, self.now + seconds)
-        source = RowSource([(body, {}) for _, body in pairs], Compressor(None))
+        source = RowSource([Message("t", body) for _, body in pairs], Compressor(None))
         self.delivery.add_bulk(bulk, "t", queue, Group(bulk, source, range(count), "", ""))
         self.bulks[tuple(number for number, _ in pairs)] = bulk
 
     @rule()
     def send(self) -> None:
-        while (frame := self.delivery.next_frame(self.now)) is not None:
-            assert frame.body is not None
-            assert len(frame.body) <= LIMITS.produce_frame_bytes_max
-            self.delivery.sent(frame, self.next_id)
-            self.in_flight[self.next_id] = (frame.lane.queue, self.numbers(frame))
+        while (request := self.delivery.next_request(self.now, self.next_id)) is not None:
+            head, body = request
+            assert len(head) + len(body) <= LIMITS.produce_frame_bytes_max
+            self.in_flight[self.next_id] = (self.delivery.in_flight[self.next_id].lane.queue, self.numbers(body))
             self.next_id += 1
 
     @precondition(lambda self: self.in_flight)
@@ -109,9 +116,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         if self.delivery.expire_due(self.now):
             self.delivery.expire(self.now)
 
-    def numbers(self, frame: ProduceFrame) -> list[int]:
+    def numbers(self, body: bytes | memoryview) -> list[int]:
         unpacker = msgpack.Unpacker()
-        unpacker.feed(frame.body)
+        unpacker.feed(body)
         return [int(row[0].split()[0]) for row in unpacker]
 
     @invariant()
@@ -121,7 +128,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     @invariant()
     def a_pinned_queue_has_one_frame_in_flight(self) -> None:
         for queue in (0, 1):
-            assert sum(frame.lane.queue == queue for frame in self.delivery._in_flight.values()) <= 1
+            assert sum(frame.lane.queue == queue for frame in self.delivery.in_flight.values()) <= 1
 
     @invariant()
     def what_is_acknowledged_is_stored(self) -> None:

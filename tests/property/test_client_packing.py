@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flintmq.client import Message
 from flintmq.client.core.compression import Compressor, decompress
-from flintmq.client.core.packing import Columns, ColumnSource, Rows, RowSource, new_packer
+from flintmq.client.core.packing import Columns, ColumnSource, Content, Rows, RowSource, new_packer
 from flintmq.client.errors import InvalidMessage
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,7 +20,7 @@ keys = text.filter(lambda key: " " not in key)
 properties = st.dictionaries(text.filter(lambda name: not name.startswith(("INNER", "KEYS", "TAGS"))), text, max_size=3)
 
 
-def unpack(content: Rows | Columns) -> list[Any]:
+def unpack(content: Content) -> list[Any]:
     """All msgpack items of a packed frame body, read by msgpack itself."""
     unpacker = msgpack.Unpacker(strict_map_key=True)
     unpacker.feed(content.pack(new_packer()))
@@ -79,7 +79,7 @@ def test_every_message_goes_into_one_frame_in_order(
     pairs: list[tuple[bytes, str | None]], bytes_target: int, over_bytes: int | None
 ) -> None:
     compressor = Compressor(over_bytes, "zlib")
-    rows = RowSource([(body, {"KEYS": key} if key else {}) for body, key in pairs], compressor)
+    rows = RowSource([Message("t", body, keys=key or ()) for body, key in pairs], compressor)
     columns = ColumnSource([body for body, _ in pairs], [key for _, key in pairs], compressor)
     assert plain(taken(rows, bytes_target), over_bytes) == pairs
     assert plain(taken(columns, bytes_target), over_bytes) == pairs
@@ -99,7 +99,7 @@ def test_a_message_is_refused_or_can_be_stored(
         message = Message("t", body, keys=some_keys, tags=tags, properties=some_properties)
     except InvalidMessage:
         return
-    (row,) = unpack(Rows([message._row]))
+    (row,) = unpack(Rows([message.row()]))
     assert row[0] == body
     for name, value in row[1].items():
         assert name

@@ -1,20 +1,21 @@
-"""The dispatch kernels against their plain twin: what they take for a record, and the units and keys they make of it."""
+"""The dispatch kernels against their plain twin: what they take for a record, and the units and keys that follow."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.twins import log as twin
-from tests.twins.arrays import SENTINELS, examples, fenced, room
-from tests.twins.dispatch_call import Table, Work, copy_of, dispatch, next_offsets
-from tests.twins.log import SCHEDULE_TOPIC, Queue, QueueName, Queues, Stopped, read_record, size_at, write_log
 
 from flintmq.broker.kernels import dispatch as kernel
 from flintmq.protocol.layout import MAGIC_BLANK, SysFlag
 from flintmq.protocol.record import Record, encode_host
+from tests.twins import log as twin
+from tests.twins.arrays import SENTINELS, examples, fenced, room
+from tests.twins.dispatch_call import Table, Work, copy_of, dispatch, next_offsets
+from tests.twins.log import SCHEDULE_TOPIC, Queue, QueueName, Queues, Stopped, judge_record, size_at, write_log
 
 V4 = encode_host("10.0.0.7", 10911)
 V6 = encode_host("2001:db8::7", 10911)
@@ -25,12 +26,16 @@ UNKNOWN: QueueName = (b"unknown", 0)
 sentinels = st.sampled_from(SENTINELS)
 seeds = st.integers(0, 2**32 - 1)
 
-NAMES_OF_PROPERTIES = [b"UNIQ_KEY", b"KEYS", b"TAGS", b"DELAY", b"KEY", b"TAGSX", b"UNIQ_KEZ", b"A", b"", b"KEYS2", b"\xff"]
-VALUES = [
-    b"", b"a", b"Aa", b"BB", b"k1 k2", b" k1  k2 ", b"  ", "größe 日本語 a😀b".encode(), b"\xff\xfe", b"k\xe2\x82 x\xf0\x9f\x98",
-    b"a\x01b", b"polygenelubricants", b"x" * 100, b"TagA", b"12345678", b"1234567\xc3\xa9",
+NAMES_OF_PROPERTIES = [
+    b"UNIQ_KEY", b"KEYS", b"TAGS", b"DELAY", b"KEY", b"TAGSX", b"UNIQ_KEZ", b"A", b"", b"KEYS2", b"\xff",
 ]  # fmt: skip
-DELAYS = [b"0", b"1", b"3", b"18", b"19", b"99", b"100", b"1000", b"99999999999", b"+2", b"-1", b"x1", b"1x", b"007", b""]
+VALUES = [
+    b"", b"a", b"Aa", b"BB", b"k1 k2", b" k1  k2 ", b"  ", "größe 日本語 a😀b".encode(), b"\xff\xfe",
+    b"k\xe2\x82 x\xf0\x9f\x98", b"a\x01b", b"polygenelubricants", b"x" * 100, b"TagA", b"12345678", b"1234567\xc3\xa9",
+]  # fmt: skip
+DELAYS = [
+    b"0", b"1", b"3", b"18", b"19", b"99", b"100", b"1000", b"99999999999", b"+2", b"-1", b"x1", b"1x", b"007", b"",
+]  # fmt: skip
 
 
 def rich_properties(seed: int) -> bytes:
@@ -48,7 +53,9 @@ pairs = st.tuples(st.sampled_from(NAMES_OF_PROPERTIES), st.one_of(st.sampled_fro
 properties = st.one_of(
     seeds.map(rich_properties),
     st.lists(pairs, max_size=5).map(lambda many: b"".join(name + b"\x01" + value + b"\x02" for name, value in many)),
-    st.lists(st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"\x01", b"\x02", b"v", b" ", b"\xc3"]), max_size=9).map(b"".join),
+    st.lists(st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"\x01", b"\x02", b"v", b" ", b"\xc3"]), max_size=9).map(
+        b"".join
+    ),
     st.binary(max_size=30),
 )
 
@@ -89,7 +96,9 @@ def make_queues(seed: int, log_bytes: int, file_base: int) -> Queues:
     """Every known queue, some further on than others, some with a topic that was deleted."""
     chance = random.Random(seed)
     return {
-        name: Queue(chance.choice([0, 0, 5, 2**40]), chance.choice([0] * 6 + [file_base + chance.randint(0, log_bytes)]))
+        name: Queue(
+            chance.choice([0, 0, 5, 2**40]), chance.choice([0] * 6 + [file_base + chance.randint(0, log_bytes)])
+        )
         for name in NAMES
     }
 
@@ -114,11 +123,15 @@ tails = st.one_of(
     st.just(b""),
     st.integers(0, 20).map(bytes),
     st.binary(max_size=40),
-    st.integers(8, 40).map(lambda size: size.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True) + b"\xee" * (size - 8)),
+    st.integers(8, 40).map(
+        lambda size: size.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True) + b"\xee" * (size - 8)
+    ),
 )
 
 
-def check_dispatch(log: bytes, at: int, end: int, file_base: int, queues: Queues, index_from: int, sentinel: int) -> None:
+def check_dispatch(
+    log: bytes, at: int, end: int, file_base: int, queues: Queues, index_from: int, sentinel: int
+) -> None:
     """Hold one call, with room for everything, against the twin."""
     table = Table(queues.items(), sentinel=sentinel)
     answer = dispatch(
@@ -130,7 +143,11 @@ def check_dispatch(log: bytes, at: int, end: int, file_base: int, queues: Queues
     assert answer.units == expected.units
     assert list(answer.units) == list(expected.units)
     assert answer.keys == expected.keys
-    assert (answer.records, answer.last_store_ms, answer.gap) == (expected.records, expected.last_store_ms, expected.gap)
+    assert (answer.records, answer.last_store_ms, answer.gap) == (
+        expected.records,
+        expected.last_store_ms,
+        expected.gap,
+    )
     assert next_offsets(table) == {name: queue.next for name, queue in moved.items()}
 
 
@@ -147,13 +164,15 @@ def test_units_and_keys_are_those_that_the_twin_makes(
 
 @given(stretches(), seeds, sentinels)
 @examples(60)
-def test_a_damaged_log_stops_where_the_twin_stops(stretch: tuple[bytes, int, int, Queues], seed: int, sentinel: int) -> None:
+def test_a_damaged_log_stops_where_the_twin_stops(
+    stretch: tuple[bytes, int, int, Queues], seed: int, sentinel: int
+) -> None:
     log, at, file_base, queues = stretch
     for _, damaged in zip(range(10), damages(log, seed), strict=False):
         check_dispatch(damaged, at, len(damaged), file_base, queues, 0, sentinel)
 
 
-def damages(log: bytes, seed: int):  # type: ignore[no-untyped-def]
+def damages(log: bytes, seed: int) -> Iterator[bytes]:
     """The log with a bit flipped, bytes changed, cut, filled with zeros; without end."""
     chance = random.Random(seed)
     while True:
@@ -202,11 +221,16 @@ def test_many_calls_with_little_room_make_the_same_as_one(
     assert keys == expected.keys
 
 
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=12), st.integers(13, 30), sentinels)
+@given(st.lists(st.sampled_from([0, 1, 2, 5, 12, 13]), min_size=1, max_size=12), st.integers(13, 30), sentinels)
 @examples(60)
 def test_keys_that_do_not_fit_wait_for_the_next_call(key_counts: list[int], key_room: int, sentinel: int) -> None:
     records = [
-        Record(b"orders", b"", b"KEYS\x01" + b" ".join(b"k%d" % k for k in range(count)) + b"\x02" if count else b"", queue_offset=place)
+        Record(
+            b"orders",
+            b"",
+            b"KEYS\x01" + b" ".join(b"k%d" % k for k in range(count)) + b"\x02" if count else b"",
+            queue_offset=place,
+        )
         for place, count in enumerate(key_counts)
     ]
     log = write_log(records)
@@ -243,10 +267,9 @@ def check_locate(log: bytes, at: int, physical_offset: int, sentinel: int) -> No
     found = kernel.locate(array.array, at, len(log), physical_offset, parts.array)
     assert array.intact
     assert parts.intact
-    try:
-        record = read_record(log, at, physical_offset, check_body=True)
-    except Stopped as stopped:
-        assert found == stopped.status
+    record = judge_record(log, at, physical_offset)
+    if isinstance(record, Stopped):
+        assert found == record.status
         return
     assert found == kernel.DONE
     values = parts.values()
@@ -275,7 +298,11 @@ def test_random_bytes_are_no_records(blob: bytes, at: int, file_base: int, senti
     check_scan(blob, min(at, len(blob)), len(blob), file_base, sentinel)
 
 
-@given(st.lists(st.tuples(st.binary(max_size=6), st.integers(0, 3)), unique=True, max_size=30), st.integers(0, 3), sentinels)
+@given(
+    st.lists(st.tuples(st.binary(max_size=6), st.integers(0, 3)), unique=True, max_size=30),
+    st.integers(0, 3),
+    sentinels,
+)
 @examples(100)
 def test_every_queue_is_found_at_its_row_and_no_other_is(
     names: list[tuple[bytes, int]], spread: int, sentinel: int

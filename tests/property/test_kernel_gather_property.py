@@ -7,14 +7,14 @@ import random
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.twins import pull as twin
-from tests.twins.arrays import SENTINELS, Fenced, examples, fenced, room
-from tests.twins.log import write_log
-from tests.twins.pull import Chosen
 
 from flintmq.broker.kernels import gather as kernel
 from flintmq.protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
 from flintmq.protocol.record import Record
+from tests.twins import pull as twin
+from tests.twins.arrays import SENTINELS, Fenced, examples, fenced, room
+from tests.twins.log import write_log
+from tests.twins.pull import Chosen
 
 sentinels = st.sampled_from(SENTINELS)
 seeds = st.integers(0, 2**32 - 1)
@@ -35,7 +35,11 @@ def read_rows(array: Fenced, count: int, width: int) -> list[tuple[int, ...]]:
 units = st.lists(
     st.tuples(
         st.one_of(st.integers(0, 2000), st.integers(0, 2000), st.integers(0, 2000), ANY_I64),
-        st.one_of(st.integers(1, 300), st.integers(1, 300), st.sampled_from([0, -1, PRE_BLANK_SIZE, -(2**31), PRE_BLANK_SIZE - 1])),
+        st.one_of(
+            st.integers(1, 300),
+            st.integers(1, 300),
+            st.sampled_from([0, -1, PRE_BLANK_SIZE, -(2**31), PRE_BLANK_SIZE - 1]),
+        ),
         st.sampled_from([0, 1, 2, -5, 2**40, -(2**63)]),
     ),
     max_size=20,
@@ -86,7 +90,10 @@ def chosen_records(draw: st.DrawFn) -> list[Chosen]:
 def test_reads_are_planned_as_the_twin_plans_and_hold_every_record(
     chosen: list[Chosen], file_bytes: int, gap_max: int, sparse_max: int, span_max: int, sentinel: int
 ) -> None:
-    array, reads = rows(list(chosen), kernel.CHOSEN_ROW, sentinel), room(len(chosen) * kernel.READ_ROW, np.int64, sentinel)
+    array, reads = (
+        rows(list(chosen), kernel.CHOSEN_ROW, sentinel),
+        room(len(chosen) * kernel.READ_ROW, np.int64, sentinel),
+    )
     count = kernel.plan_reads(array.array, len(chosen), file_bytes, gap_max, sparse_max, span_max, reads.array)
     assert array.intact
     assert reads.intact
@@ -108,7 +115,12 @@ def make_records(seed: int, count: int) -> tuple[list[bytes], list[Chosen], int]
     chance = random.Random(seed)
     queue_id = chance.choice([0, 3, 65_535])
     every = [
-        Record(chance.choice([b"t", b"x" * 200]), chance.randbytes(chance.randrange(40)), queue_id=queue_id, queue_offset=1000 + k)
+        Record(
+            chance.choice([b"t", b"x" * 200]),
+            chance.randbytes(chance.randrange(40)),
+            queue_id=queue_id,
+            queue_offset=1000 + k,
+        )
         for k in range(count)
     ]
     write_log(every, chance.choice([0, 2**40]))
@@ -119,7 +131,9 @@ def make_records(seed: int, count: int) -> tuple[list[bytes], list[Chosen], int]
 
 @given(seeds, st.integers(1, 8), st.integers(0, 9), sentinels)
 @examples(100)
-def test_records_are_copied_out_of_a_span_one_behind_the_other(seed: int, count: int, before: int, sentinel: int) -> None:
+def test_records_are_copied_out_of_a_span_one_behind_the_other(
+    seed: int, count: int, before: int, sentinel: int
+) -> None:
     records, chosen, _ = make_records(seed, count)
     chance = random.Random(seed)
     begin = chosen[0][0] - chance.choice([0, 5])

@@ -6,12 +6,12 @@ import random
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.twins.arrays import SENTINELS, examples, fenced
-from tests.twins.index import Index, Key, entry_at, file_bytes, slot_at
-from tests.twins.index_call import check, put, select
 
 from flintmq.broker.kernels import index as kernel
 from flintmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER
+from tests.twins.arrays import SENTINELS, examples, fenced
+from tests.twins.index import Index, Key, entry_at, file_bytes, slot_at
+from tests.twins.index_call import check, put, select
 
 sentinels = st.sampled_from(SENTINELS)
 hashes = st.one_of(st.integers(0, 12), st.integers(0, 2**31 - 1), st.sampled_from([0, 2**31 - 1]))
@@ -137,7 +137,9 @@ def test_a_changed_hash_or_offset_is_found_unless_the_file_could_be_like_that(
             before = twin.keys[number - 2][1] if number > 1 else 0
             behind = twin.keys[number][1] if number < len(twin.keys) else physical_offset
             hash_may = other_hash >= 0 and other_hash % twin.slots == key_hash % twin.slots
-            offset_may = before <= other_physical <= behind if number < len(twin.keys) else other_physical == physical_offset
+            offset_may = (
+                before <= other_physical <= behind if number < len(twin.keys) else other_physical == physical_offset
+            )
             expected = kernel.SOUND if hash_may and offset_may else kernel.DAMAGED
             assert check(damaged, twin, sentinel)[0] == expected, (number, store_ms)
 
@@ -190,7 +192,9 @@ def test_an_entry_count_that_cannot_be_is_damage(case: tuple[Index, list[Key]], 
 
 @given(st.binary(max_size=400), st.integers(1, 5), st.integers(1, 10), st.integers(0, 2**32), sentinels)
 @examples(150)
-def test_random_bytes_never_lead_out_of_the_file(blob: bytes, slots: int, entries: int, seed: int, sentinel: int) -> None:
+def test_random_bytes_never_lead_out_of_the_file(
+    blob: bytes, slots: int, entries: int, seed: int, sentinel: int
+) -> None:
     chance = random.Random(seed)
     twin = Index(slots, entries)
     size = file_bytes(slots, entries)

@@ -10,6 +10,9 @@ from typing import Any
 import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
+
+from flintmq.broker.kernels import produce as kernel
+from flintmq.protocol.record import Record, decode_record
 from tests.twins import frames
 from tests.twins.arrays import SENTINELS, examples, fenced
 from tests.twins.produce import (
@@ -19,6 +22,7 @@ from tests.twins.produce import (
     Batch,
     Message,
     Refused,
+    judge,
     lay_out,
     make_records,
     property_problem,
@@ -26,9 +30,6 @@ from tests.twins.produce import (
     size_of,
 )
 from tests.twins.produce_call import FILE_BASE, UNTOUCHED, produce
-
-from flintmq.broker.kernels import produce as kernel
-from flintmq.protocol.record import Record, decode_record
 
 sentinels = st.sampled_from(SENTINELS)
 layouts = st.sampled_from([ROWS, COLUMNS])
@@ -41,10 +42,9 @@ def check(batch: Batch, before: bytes = b"", position: int = 0, sentinel: int = 
     call = produce(batch, file_bytes=position + bound, position=position, before=before, sentinel=sentinel)
     assert call.intact
     assert call.frame.bytes() == before + batch.body
-    try:
-        records = make_records(batch)
-    except Refused as refused:
-        assert (call.status, call.message) == (refused.status, refused.message)
+    records = judge(batch)
+    if isinstance(records, Refused):
+        assert (call.status, call.message) == (records.status, records.message)
         assert call.nothing_written
         return False
     places = lay_out(records, position, position + bound, FILE_BASE)
@@ -115,7 +115,9 @@ def _check_against_msgpack(batch: Batch) -> None:
     if batch.layout == ROWS:
         rows = [[*row, 0, 0][:4] for row in values]
     else:
-        rows = [[body, Pairs([("KEYS", key)] if key else []), batch.sys_flag, 0] for body, key in zip(*values, strict=True)]
+        rows = [
+            [body, Pairs([("KEYS", key)] if key else []), batch.sys_flag, 0] for body, key in zip(*values, strict=True)
+        ]
     position = 0
     for body, pairs, sys_flag, flag in rows:
         record = decode_record(call.log.bytes(), position)

@@ -6,12 +6,12 @@ import zlib
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.twins.arrays import SENTINELS, examples, fenced
-from tests.twins.produce import text_problem
 
 from flintmq.broker.kernels import produce, text
 from flintmq.broker.kernels.crc32 import crc32
 from flintmq.protocol.javahash import java_hash
+from tests.twins.arrays import SENTINELS, examples, fenced
+from tests.twins.produce import text_problem
 
 sentinels = st.sampled_from(SENTINELS)
 rough = st.lists(
@@ -19,7 +19,9 @@ rough = st.lists(
               st.characters(exclude_categories=["Cs"]).map(str.encode)),
     max_size=9,
 ).map(b"".join)  # fmt: skip
-blobs = st.one_of(st.binary(max_size=60), rough, st.text(st.characters(exclude_categories=["Cs"]), max_size=30).map(str.encode))
+blobs = st.one_of(
+    st.binary(max_size=60), rough, st.text(st.characters(exclude_categories=["Cs"]), max_size=30).map(str.encode)
+)
 
 
 @given(blobs, st.binary(max_size=9), st.binary(max_size=9), sentinels)
@@ -29,7 +31,11 @@ def test_any_bytes_are_judged_hashed_and_summed_as_python_does(
 ) -> None:
     array = fenced(before + blob + behind, sentinel=sentinel)
     at, end = len(before), len(before) + len(blob)
-    expected = {produce.OK: text.TEXT_OK, produce.NOT_UTF8: text.TEXT_NOT_UTF8, produce.HAS_SEPARATOR: text.TEXT_SEPARATOR}
+    expected = {
+        produce.OK: text.TEXT_OK,
+        produce.NOT_UTF8: text.TEXT_NOT_UTF8,
+        produce.HAS_SEPARATOR: text.TEXT_SEPARATOR,
+    }
     assert text.text_status(array.array, at, end) == expected[text_problem(blob)]
     assert text.java_hash(array.array, at, end) == java_hash(blob.decode("utf-8", "replace"))
     assert crc32(array.array, at, end) == zlib.crc32(blob)

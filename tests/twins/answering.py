@@ -9,15 +9,17 @@ from typing import Any
 import msgpack
 import pytest
 
-from flintmq.client import ConnectionFailed, DeliveryFailed
+from flintmq.client import ConnectionFailed, DeliveryFailed, Message
 from flintmq.client.core.compression import Compressor
 from flintmq.client.core.delivery import Delivery
 from flintmq.client.core.lanes import Bulk, Group, ProduceFrame, Single
 from flintmq.client.core.packing import RowSource
 from flintmq.client.core.receipts import settle
 from flintmq.client.core.session import Answer
-from flintmq.protocol.commands import HelloAnswer
+from flintmq.protocol.commands import PRODUCE, HelloAnswer, ProduceRequest
 from flintmq.protocol.errors import BrokerError
+from flintmq.protocol.fields import decode_fields
+from flintmq.protocol.frames import REQUEST, FrameParser
 
 PREFIX = "7F00000155A7382098"
 NO_COMPRESSION = Compressor(None)
@@ -33,6 +35,7 @@ class AnsweringBroker:
         self.now = 1000.0
         self.in_flight: dict[int, ProduceFrame] = {}
         self.sent: list[ProduceFrame] = []
+        self.fields: dict[ProduceFrame, dict[str, Any]] = {}
         self.stored: dict[tuple[str, int], list[bytes]] = {}
         self._next_id = 1
         self._physical_offset = 0
@@ -40,14 +43,33 @@ class AnsweringBroker:
     def take(self) -> list[ProduceFrame]:
         """Everything that the delivery sends now."""
         frames = []
-        while (frame := self.delivery.next_frame(self.now)) is not None:
-            assert frame.body is not None
-            self.delivery.sent(frame, self._next_id)
+        while (request := self.delivery.next_request(self.now, self._next_id)) is not None:
+            head, body = request
+            frame = self.delivery.in_flight[self._next_id]
+            self.fields[frame] = self._read(head, body)
             self.in_flight[self._next_id] = frame
             self._next_id += 1
             frames.append(frame)
         self.sent += frames
         return frames
+
+    def _read(self, head: bytes, body: bytes | memoryview) -> dict[str, Any]:
+        """The fields of a request, read as the broker reads them."""
+        parser = FrameParser()
+        blob = head + bytes(body)
+        assert len(blob) <= self.limits.produce_frame_bytes_max
+        while blob:
+            room = parser.writable()
+            part = blob[: len(room)]
+            room[: len(part)] = part
+            parser.received(len(part))
+            blob = blob[len(part) :]
+            frame = parser.next_frame()
+        assert frame is not None
+        assert (frame.kind, frame.code, frame.request_id) == (REQUEST, PRODUCE.code, self._next_id)
+        assert bytes(frame.body) == bytes(body)
+        decode_fields(ProduceRequest, frame.fields)
+        return frame.fields
 
     def store(self, frame: ProduceFrame) -> None:
         """Answer a frame with success."""
@@ -85,7 +107,7 @@ class AnsweringBroker:
 
     def bulk(self, bodies: list[bytes], queue: int = -1, seconds: float = inf, topic: str = "t") -> Bulk:
         bulk = Bulk(len(bodies), self.now, self.now + seconds)
-        source = RowSource([(body, {}) for body in bodies], NO_COMPRESSION)
+        source = RowSource([Message(topic, body) for body in bodies], NO_COMPRESSION)
         self.delivery.add_bulk(bulk, topic, queue, Group(bulk, source, range(len(bodies)), "", ""))
         return bulk
 

@@ -24,9 +24,7 @@ F = TypeVar("F", bound=Callable[..., None])
 
 def examples(count: int) -> Callable[[F], F]:
     """As many Hypothesis examples, and a fifth of them where kernels run interpreted."""
-    decorate: Callable[[F], F] = settings(
-        max_examples=max(count // 5, 10) if INTERPRETED else count, deadline=None
-    )
+    decorate: Callable[[F], F] = settings(max_examples=max(count // 5, 10) if INTERPRETED else count, deadline=None)
     return decorate
 
 
@@ -71,7 +69,7 @@ def recording(content: bytes) -> Recording:
 
 
 class Fenced:
-    """``array``: ``content``, inside of a larger buffer. A kernel gets ``array``; ``intact`` says if it stayed there."""
+    """``array``: the content, inside of a larger buffer; a kernel gets it. ``intact``: whether it stayed in there."""
 
     def __init__(self, content: Any, kind: Any = np.uint8, sentinel: int = 0xA5) -> None:
         items = np.frombuffer(bytes(content), np.uint8) if kind is np.uint8 else np.asarray(content, kind)

@@ -137,7 +137,9 @@ def dispatch(
         first_expected += count
         units[table.names[row]] = [grouped[UNIT_BYTES * k : UNIT_BYTES * (k + 1)] for k in range(first, first + count)]
     assert first_expected == state[kernel.S_UNITS]
-    rows = np.asarray(work.keys.array)[: kernel.KEY_ROW * int(state[kernel.S_KEYS])].reshape(-1, kernel.KEY_ROW).tolist()
+    rows = (
+        np.asarray(work.keys.array)[: kernel.KEY_ROW * int(state[kernel.S_KEYS])].reshape(-1, kernel.KEY_ROW).tolist()
+    )
     keys = [(row[kernel.K_HASH], row[kernel.K_PHYSICAL_OFFSET], row[kernel.K_STORE_MS]) for row in rows]
     records = int(state[kernel.S_RECORDS])
     gap = table.names[int(state[kernel.S_GAP_QUEUE])] if status == kernel.GAP else None

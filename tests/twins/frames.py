@@ -34,7 +34,9 @@ seeds = st.integers(0, 2**32 - 1)
 clean_text = st.one_of(
     st.sampled_from([b"a", b"o-1", b"eu", b"12345678", b"two words", b"x" * 31, b"x" * 32, b"y" * 255, b"z" * 256]),
     st.sampled_from(["é", "日本語", "a😀b", "seven c\u0080", "\U0010ffff" * 9]).map(str.encode),
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=9).map(str.encode),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=9).map(
+        str.encode
+    ),
 )
 known_names = st.sampled_from([b"KEYS", b"TAGS", b"UNIQ_KEY", b"WAIT", b"UNIQ_KEZ", b"DELAX", b"KEYS2", b"INNER_NUN"])
 clean_names = st.one_of(known_names, clean_text)
@@ -46,14 +48,18 @@ clean_pairs = st.one_of(
 )
 
 pieces = [b"a", b"seven c", b"\x01", b"\x02", b"\xe9", b"\xc3\xa9", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"\xf0\x9f"]
-rough_bytes = st.one_of(st.binary(max_size=12), st.lists(st.sampled_from(pieces), max_size=4).map(b"".join), st.just(b""))
+rough_bytes = st.one_of(
+    st.binary(max_size=12), st.lists(st.sampled_from(pieces), max_size=4).map(b"".join), st.just(b"")
+)
 refused_names = st.sampled_from(
     [name.encode() for name in FORBIDDEN_PROPERTIES + NOT_SUPPORTED_PROPERTIES]
     + [FORBIDDEN_PROPERTY_PREFIX.encode() + tail for tail in (b"", b"X", b"\xc3\xa9")]
 )
 any_delays = st.one_of(
     st.integers(-5, 25).map(lambda level: b"%d" % level),
-    st.sampled_from([b"+1", b"1 ", b"0x1", b"1.0", b"-", b"+", b"--1", b"1234567890", b"0000000001", b"\xd9\xa1", b"true"]),
+    st.sampled_from(
+        [b"+1", b"1 ", b"0x1", b"1.0", b"-", b"+", b"--1", b"1234567890", b"0000000001", b"\xd9\xa1", b"true"]
+    ),
     st.text("+-0123456789a", max_size=12).map(str.encode),
 )
 any_pairs = st.one_of(
@@ -144,7 +150,9 @@ def tampered(batch: Batch, seed: int) -> Batch:
             return dataclasses.replace(batch, count=max(batch.count + chance.choice([-2, -1, 1, 2, 50]), 1))
         case "layout":
             return dataclasses.replace(batch, layout=1 - batch.layout)
-    inserted = chance.choice([b"", chance.randbytes(1), chance.randbytes(2), chance.choice(MARKERS), chance.choice(NOT_A_BIN)])
+    inserted = chance.choice(
+        [b"", chance.randbytes(1), chance.randbytes(2), chance.choice(MARKERS), chance.choice(NOT_A_BIN)]
+    )
     return dataclasses.replace(batch, body=body[:at] + inserted + body[at + chance.choice([len(inserted), 0, 1, 2]) :])
 
 

@@ -35,8 +35,10 @@ def file_bytes(slots: int, entries: int) -> int:
 
 @dataclass
 class Index:
-    """A file of so many slots and entries; entry 0 is never used. ``begin_ms``, ``begin_physical``: what the header of a
-    new file takes over from the file before."""
+    """A file of so many slots and entries; entry 0 is never used.
+
+    ``begin_ms``, ``begin_physical``: what the header of a new file takes over from the file before.
+    """
 
     slots: int
     entries: int

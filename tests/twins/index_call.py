@@ -39,7 +39,14 @@ def check(blob: bytes, twin: Index, sentinel: int = 0xA5) -> tuple[int, bytes]:
 
 
 def select(
-    blob: bytes, twin: Index, begin_timestamp: int, key_hash: int, begin_ms: int, end_ms: int, step: int, sentinel: int = 0xA5
+    blob: bytes,
+    twin: Index,
+    begin_timestamp: int,
+    key_hash: int,
+    begin_ms: int,
+    end_ms: int,
+    step: int,
+    sentinel: int = 0xA5,
 ) -> list[tuple[int, int]]:
     """The whole chain, ``step`` entries a call."""
     file = fenced(blob, sentinel=sentinel)

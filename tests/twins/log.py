@@ -60,6 +60,14 @@ def read_record(log: bytes, at: int, physical_offset: int, *, check_body: bool) 
     return record
 
 
+def judge_record(log: bytes, at: int, physical_offset: int) -> Record | Stopped:
+    """The record at ``at``, its body checked too, or why there is none."""
+    try:
+        return read_record(log, at, physical_offset, check_body=True)
+    except Stopped as stopped:
+        return stopped
+
+
 def size_at(log: bytes, at: int) -> int:
     """Total size of the record there."""
     size: int = struct.unpack_from(">i", log, at)[0]

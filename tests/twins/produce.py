@@ -197,20 +197,22 @@ def _read_key(reader: _Reader) -> bytes:
 
 def _read_columns(reader: _Reader, batch: Batch) -> list[Message]:
     messages: list[Message] = []
-    number = 0
+    reading = 0
     try:
         if reader.length("array", kernel.WRONG_COUNT) != batch.count:
             raise _Wrong(kernel.WRONG_COUNT)
-        for number in range(batch.count):
+        while reading < batch.count:
             messages.append(Message(reader.blob("bin", kernel.BODY_NOT_BIN), [], batch.sys_flag))
-        number = 0
+            reading += 1
+        reading = 0
         if reader.length("array", kernel.WRONG_COUNT) != batch.count:
             raise _Wrong(kernel.WRONG_COUNT)
-        for number in range(batch.count):
+        while reading < batch.count:
             if key := _read_key(reader):
-                messages[number].properties.append((b"KEYS", key))
+                messages[reading].properties.append((b"KEYS", key))
+            reading += 1
     except _Wrong as wrong:
-        raise Refused(wrong.status, number) from None
+        raise Refused(wrong.status, reading) from None
     return messages
 
 
@@ -246,6 +248,14 @@ def make_records(batch: Batch) -> list[Record]:
     if total > batch.records_max:
         raise Refused(kernel.RECORDS_TOO_LONG, 0)
     return records
+
+
+def judge(batch: Batch) -> list[Record] | Refused:
+    """The records of a frame, or why it is refused."""
+    try:
+        return make_records(batch)
+    except Refused as refused:
+        return refused
 
 
 def size_of(batch: Batch, body: bytes, properties: bytes) -> int:

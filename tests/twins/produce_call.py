@@ -96,7 +96,9 @@ def _numbers(batch: Batch, body_at: int, position: int, file_bytes: int) -> list
     return [slots[slot] for slot in range(kernel.N_LENGTH)]
 
 
-def produce(batch: Batch, *, file_bytes: int = 4096, position: int = 0, before: bytes = b"", sentinel: int = 0xA5) -> Call:
+def produce(
+    batch: Batch, *, file_bytes: int = 4096, position: int = 0, before: bytes = b"", sentinel: int = 0xA5
+) -> Call:
     """One call of ``produce``. ``before``: bytes of the frame in front of the messages, its header."""
     texts = batch.unique_prefix.ljust(20) + batch.common + batch.topic + batch.born_host + batch.store_host
     call = Call(
@@ -107,6 +109,8 @@ def produce(batch: Batch, *, file_bytes: int = 4096, position: int = 0, before: 
         log=fenced(bytes([UNTOUCHED]) * file_bytes, sentinel=sentinel),
         physical_offsets=fenced(bytes(8 * batch.count), sentinel=sentinel),
     )
-    arrays = (call.frame, call.numbers, call.texts, call.plan, call.log, call.physical_offsets)
-    call.status, call.message, call.position = kernel.produce(*(each.array for each in arrays))
+    call.status, call.message, call.position = kernel.produce(
+        call.frame.array, call.numbers.array, call.texts.array, call.plan.array, call.log.array,
+        call.physical_offsets.array,
+    )  # fmt: skip
     return call

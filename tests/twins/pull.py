@@ -6,7 +6,15 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flintmq.protocol.layout import MAGIC_V1, MAGIC_V2, PRE_BLANK_SIZE, RECORD_BYTES_MIN, RECORD_STRUCT, UNIT_BYTES, UNIT_STRUCT
+from flintmq.protocol.layout import (
+    MAGIC_V1,
+    MAGIC_V2,
+    PRE_BLANK_SIZE,
+    RECORD_BYTES_MIN,
+    RECORD_STRUCT,
+    UNIT_BYTES,
+    UNIT_STRUCT,
+)
 
 Chosen = tuple[int, int, int]
 """(physical offset, size, queue offset)."""
@@ -48,7 +56,7 @@ class Read:
 
 
 def plan_reads(chosen: Sequence[Chosen], file_bytes: int, gap_max: int, sparse_max: int, span_max: int) -> list[Read]:
-    """Few reads that hold all chosen records, in order: each goes on as long as the rules of the kernel's docstring let it."""
+    """Few reads that hold all chosen records, in order: each goes on as long as the kernel's docstring lets it."""
     reads: list[Read] = []
     for record in chosen:
         begin, end = record[0], record[0] + record[1]

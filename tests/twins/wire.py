@@ -92,9 +92,32 @@ class Packer:
         return self.choose(array_heads(len(items))) + b"".join(items)
 
 
-NOT_A_BIN = [b"\xa1x", b"\x05", NIL, b"\x90", b"\x80", b"\xc2", b"\xcb" + bytes(8), b"\xc7\x00\x01", b"\xd4\x01x", b"\xc1", b"\xd9\x01x"]
+NOT_A_BIN = [
+    b"\xa1x",
+    b"\x05",
+    NIL,
+    b"\x90",
+    b"\x80",
+    b"\xc2",
+    b"\xcb" + bytes(8),
+    b"\xc7\x00\x01",
+    b"\xd4\x01x",
+    b"\xc1",
+    b"\xd9\x01x",
+]
 """Values of every other type, and 0xC1, which is none."""
 NOT_A_MAP = [b"\xa1x", b"\x05", NIL, b"\x90", b"\xc4\x00", b"\xc3", b"\xca" + bytes(4), b"\xc1", b"\xdc\x00\x00"]
 NOT_A_STR = [b"\xc4\x01x", b"\x05", NIL, b"\x90", b"\x80", b"\xc2", b"\xc8\x00\x00\x01", b"\xc1"]
-NOT_AN_INT = [b"\xa11", b"\xc4\x011", NIL, b"\x90", b"\x80", b"\xc2", b"\xc3", b"\xcb" + struct.pack(">d", 1.0), b"\xd4\x01x", b"\xc1"]
+NOT_AN_INT = [
+    b"\xa11",
+    b"\xc4\x011",
+    NIL,
+    b"\x90",
+    b"\x80",
+    b"\xc2",
+    b"\xc3",
+    b"\xcb" + struct.pack(">d", 1.0),
+    b"\xd4\x01x",
+    b"\xc1",
+]
 NOT_AN_ARRAY = [b"\xa1x", b"\x05", NIL, b"\x82", b"\xc4\x02xx", b"\xc2", b"\xde\x00\x02", b"\xc1", b"\xd9\x02xx"]

@@ -106,7 +106,7 @@ class TestOutgoing:
         messages = [Message("t", b"%d" % number) for number in range(3)]
         (way,) = group_messages(messages, -1, lambda message: 0)
         assert (way.topic, way.queue, way.indexes) == ("t", -1, range(3))
-        assert [row[0] for row in way.rows] == [b"0", b"1", b"2"]
+        assert [message.body for message in way.messages] == [b"0", b"1", b"2"]
 
     def test_topics_and_queues_are_taken_apart_in_order(self) -> None:
         messages = [

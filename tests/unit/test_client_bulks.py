@@ -22,7 +22,7 @@ class TestBulks:
         bulk = broker.bulk([b"x" * 100] * 100_000)
         frames = broker.take()
         assert len(frames) == BULK_WINDOW
-        assert all("queue" not in frame.fields(PREFIX) for frame in frames)
+        assert all("queue" not in broker.fields[frame] for frame in frames)
         while frames:
             for frame in frames:
                 broker.store(frame)
@@ -135,7 +135,7 @@ class TestBulks:
         source = ColumnSource([b"a", b"b"], ["k1", None], NO_COMPRESSION)
         broker.delivery.add_bulk(bulk, "t", -1, Group(bulk, source, range(2), "TAGS\x01eu\x02", "sync"))
         (frame,) = broker.take()
-        fields = frame.fields(PREFIX)
+        fields = broker.fields[frame]
         assert (fields["layout"], fields["common"], fields["flush"]) == (1, "TAGS\x01eu\x02", "sync")
         unpacker = msgpack.Unpacker()
         unpacker.feed(frame.body)

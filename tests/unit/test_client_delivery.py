@@ -28,7 +28,7 @@ class TestSingles:
     def test_a_message_is_acknowledged(self, broker: AnsweringBroker) -> None:
         single = broker.single(b"hello")
         (frame,) = broker.take()
-        assert frame.fields(PREFIX) == {
+        assert broker.fields[frame] == {
             "topic": "t",
             "count": 1,
             "unique_prefix": PREFIX,
@@ -59,7 +59,7 @@ class TestSingles:
     def test_topics_and_queues_do_not_wait_for_each_other(self, broker: AnsweringBroker) -> None:
         for topic, queue in (("a", -1), ("b", -1), ("a", 1), ("a", 2)):
             broker.single(topic=topic, queue=queue)
-        assert [(frame.lane.topic, frame.fields(PREFIX).get("queue")) for frame in broker.take()] == [
+        assert [(frame.lane.topic, broker.fields[frame].get("queue")) for frame in broker.take()] == [
             ("a", None),
             ("b", None),
             ("a", 1),
@@ -71,7 +71,7 @@ class TestSingles:
             broker.single(flush=mode, queue=3)
         sent = []
         while frames := broker.take():
-            sent += [(len(frame.content), frame.fields(PREFIX).get("flush")) for frame in frames]
+            sent += [(len(frame.content), broker.fields[frame].get("flush")) for frame in frames]
             broker.store(frames[0])
         assert sent == [(1, None), (2, "sync"), (1, None)]
 
@@ -102,7 +102,7 @@ class TestRetries:
         assert 0.3 <= broker.delivery.seconds_to_wait(broker.now) <= 0.4
         broker.now += 0.4
         (again,) = broker.take()
-        assert again.fields(PREFIX)["unique_first"] == 1000
+        assert broker.fields[again]["unique_first"] == 1000
         broker.store(again)
         assert single.receipt().message_id == f"{PREFIX}{1000:012X}"
 

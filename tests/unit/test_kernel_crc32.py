@@ -6,9 +6,9 @@ import random
 import zlib
 
 import pytest
-from tests.twins.arrays import SENTINELS, fenced
 
 from flintmq.broker.kernels.crc32 import crc32
+from tests.twins.arrays import SENTINELS, fenced
 
 
 @pytest.mark.parametrize("length", [*range(40), 255, 256, 1000, 4096])
@@ -22,6 +22,8 @@ def test_it_is_zlibs(length: int, at: int) -> None:
         assert array.intact
 
 
-@pytest.mark.parametrize(("blob", "expected"), [(b"", 0), (b"123456789", 0xCBF43926), (b"\x00" * 32, 0x190A55AD), (b"\xff" * 32, 0xFF6CAB0B)])
+@pytest.mark.parametrize(
+    ("blob", "expected"), [(b"", 0), (b"123456789", 0xCBF43926), (b"\x00" * 32, 0x190A55AD), (b"\xff" * 32, 0xFF6CAB0B)]
+)
 def test_it_has_the_values_of_the_specification(blob: bytes, expected: int) -> None:
     assert crc32(fenced(blob).array, 0, len(blob)) == expected

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.twins.arrays import SENTINELS, fenced, room
-from tests.twins.dispatch_call import KEYS_OF_ONE_RECORD_MAX, Answer, Table, Work, dispatch, next_offsets
-from tests.twins.log import SCHEDULE_TOPIC, Queue, QueueName, keys_of, unit_of, write_log
 
 from flintmq.broker.kernels import dispatch as kernel
 from flintmq.protocol.javahash import index_key_hash, java_hash
 from flintmq.protocol.layout import MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD, UNIT_STRUCT, SysFlag
 from flintmq.protocol.record import Record, encode_host
+from tests.twins.arrays import SENTINELS, fenced, room
+from tests.twins.dispatch_call import KEYS_OF_ONE_RECORD_MAX, Answer, Table, Work, dispatch, next_offsets
+from tests.twins.log import SCHEDULE_TOPIC, Queue, QueueName, keys_of, unit_of, write_log
 
 ORDERS: QueueName = (b"orders", 0)
 SCHEDULE: QueueName = (SCHEDULE_TOPIC, 2)
@@ -93,7 +93,9 @@ def test_a_record_that_no_consumer_may_see_gets_no_unit_and_takes_no_offset(tran
 
 def test_units_stand_by_queue_in_the_order_of_the_log() -> None:
     other: QueueName = (b"orders", 1)
-    records = [a_record(queue=queue, queue_offset=place) for place, queue in [(0, other), (0, ORDERS), (1, ORDERS), (1, other)]]
+    records = [
+        a_record(queue=queue, queue_offset=place) for place, queue in [(0, other), (0, ORDERS), (1, ORDERS), (1, other)]
+    ]
     answer = run(*records, queues={ORDERS: Queue(), other: Queue()})
     assert list(answer.units) == [other, ORDERS]
     assert {name: [UNIT_STRUCT.unpack(unit)[0] for unit in units] for name, units in answer.units.items()} == {
@@ -118,13 +120,22 @@ def test_the_unique_key_comes_first_and_then_each_key() -> None:
 
 
 def test_the_last_of_several_properties_of_a_name_counts() -> None:
-    answer = run(a_record(b"KEYS\x01a b\x02TAGS\x01x\x02UNIQ_KEY\x01u\x02KEYS\x01c\x02TAGS\x01TagA\x02UNIQ_KEY\x01v\x02"))
+    answer = run(
+        a_record(b"KEYS\x01a b\x02TAGS\x01x\x02UNIQ_KEY\x01u\x02KEYS\x01c\x02TAGS\x01TagA\x02UNIQ_KEY\x01v\x02")
+    )
     assert key_names(answer, "v", "c")
     assert UNIT_STRUCT.unpack(answer.units[ORDERS][0])[2] == 2598919
 
 
 @pytest.mark.parametrize(
-    "blob", [b"KEYS\x01a", b"KEYS\x01a\x02", b"\x02KEYS\x01a\x02\x02", b"\x01x\x02KEYS\x01a\x02KEYS\x01\x02KEYS\x02KEYS", b"K\x01KEYS\x01x\x02KEYS\x01a"]
+    "blob",
+    [
+        b"KEYS\x01a",
+        b"KEYS\x01a\x02",
+        b"\x02KEYS\x01a\x02\x02",
+        b"\x01x\x02KEYS\x01a\x02KEYS\x01\x02KEYS\x02KEYS",
+        b"K\x01KEYS\x01x\x02KEYS\x01a",
+    ],
 )
 def test_pairs_without_a_name_or_a_value_are_ignored_and_the_last_separator_may_be_missing(blob: bytes) -> None:
     assert key_names(run(a_record(blob)), "a")
@@ -160,7 +171,9 @@ def _text_with_hash(prefix: str, wanted: int) -> str:
     return "".join(reversed(digits))
 
 
-@pytest.mark.parametrize(("java", "stored"), [(-(2**31), 0), (-(2**31) + 1, 2**31 - 1), (-1, 1), (0, 0), (2**31 - 1, 2**31 - 1)])
+@pytest.mark.parametrize(
+    ("java", "stored"), [(-(2**31), 0), (-(2**31) + 1, 2**31 - 1), (-1, 1), (0, 0), (2**31 - 1, 2**31 - 1)]
+)
 def test_a_keys_hash_is_absolute_and_0_for_the_smallest_integer(java: int, stored: int) -> None:
     key = _text_with_hash("orders#", java)
     assert java_hash(f"orders#{key}") == java
@@ -280,7 +293,11 @@ def test_what_is_no_sound_record_stops_a_scan_and_says_why(at: int, content: byt
     assert len(log) == 105
     log[at : at + len(content)] = content
     for sentinel in SENTINELS:
-        array, parts, state = fenced(log, sentinel=sentinel), room(kernel.PARTS, np.int64), fenced([0] * kernel.STATE, np.int64)
+        array, parts, state = (
+            fenced(log, sentinel=sentinel),
+            room(kernel.PARTS, np.int64),
+            fenced([0] * kernel.STATE, np.int64),
+        )
         assert kernel.scan(array.array, 0, len(log), 0, parts.array, state.array) == (status, 0)
         assert kernel.locate(array.array, 0, len(log), 0, parts.array) == status
         answer = dispatch(array, 0, len(log), 0, Table([(ORDERS, Queue())]))
@@ -291,11 +308,17 @@ def test_what_is_no_sound_record_stops_a_scan_and_says_why(at: int, content: byt
 
 def test_a_record_that_is_cut_at_any_byte_is_none() -> None:
     for properties in (b"", b"KEYS\x01k\x02"):
-        for record in (a_record(properties), a_record(properties, (b"x" * 200, 0)), a_record(born_host=V6, store_host=V6)):
+        for record in (
+            a_record(properties),
+            a_record(properties, (b"x" * 200, 0)),
+            a_record(born_host=V6, store_host=V6),
+        ):
             blob = write_log([record])
             for end in range(len(blob)):
                 array, parts = fenced(blob[:end], sentinel=blob[end]), room(kernel.PARTS, np.int64)
-                assert kernel.locate(array.array, 0, end, 0, parts.array) == (kernel.NO_RECORD if end < 8 else kernel.BAD_LENGTH)
+                assert kernel.locate(array.array, 0, end, 0, parts.array) == (
+                    kernel.NO_RECORD if end < 8 else kernel.BAD_LENGTH
+                )
             array, parts = fenced(blob), room(kernel.PARTS, np.int64)
             assert kernel.locate(array.array, 0, len(blob), 0, parts.array) == kernel.DONE
 
@@ -307,7 +330,10 @@ def test_an_empty_bodys_checksum_is_not_looked_at() -> None:
     assert kernel.locate(log.array, 0, len(log.array), 0, room(kernel.PARTS, np.int64).array) == kernel.DONE
 
 
-@pytest.mark.parametrize(("size", "status"), [(8, kernel.BLANK), (50, kernel.BLANK), (7, kernel.BAD_MAGIC), (51, kernel.BAD_MAGIC), (-1, kernel.BAD_MAGIC)])
+@pytest.mark.parametrize(
+    ("size", "status"),
+    [(8, kernel.BLANK), (50, kernel.BLANK), (7, kernel.BAD_MAGIC), (51, kernel.BAD_MAGIC), (-1, kernel.BAD_MAGIC)],
+)
 def test_a_blank_record_ends_a_file_where_it_fits_the_file(size: int, status: int) -> None:
     first = a_record()
     log = write_log([first]) + struct.pack(">ii", size, MAGIC_BLANK) + b"\xee" * 42
@@ -316,7 +342,14 @@ def test_a_blank_record_ends_a_file_where_it_fits_the_file(size: int, status: in
 
 
 def test_every_reason_to_stop_for_damage_has_a_name() -> None:
-    damage = {kernel.NO_RECORD, kernel.BAD_LENGTH, kernel.BAD_MAGIC, kernel.BAD_PHYSICAL_OFFSET, kernel.BAD_CRC, kernel.BAD_PARTS}
+    damage = {
+        kernel.NO_RECORD,
+        kernel.BAD_LENGTH,
+        kernel.BAD_MAGIC,
+        kernel.BAD_PHYSICAL_OFFSET,
+        kernel.BAD_CRC,
+        kernel.BAD_PARTS,
+    }
     assert damage <= set(kernel.BAD_NAMES)
     assert not {kernel.DONE, kernel.BLANK, kernel.NEW_QUEUE, kernel.GAP, kernel.FULL} & set(kernel.BAD_NAMES)
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.twins.arrays import fenced, room
-from tests.twins.log import write_log
 
 from flintmq.broker.kernels import gather as kernel
 from flintmq.protocol.layout import PRE_BLANK_SIZE, UNIT_STRUCT
 from flintmq.protocol.record import Record
+from tests.twins.arrays import fenced, room
+from tests.twins.log import write_log
 
-LOG = range(0, 1 << 40)
+LOG = range(1 << 40)
 
 
 def choose(
-    units: list[tuple[int, int, int]], tags: tuple[int, ...] = (), log: range = LOG, count_max: int = 100, bytes_max: int = 1 << 20
+    units: list[tuple[int, int, int]],
+    tags: tuple[int, ...] = (),
+    log: range = LOG,
+    count_max: int = 100,
+    bytes_max: int = 1 << 20,
 ) -> tuple[tuple[int, int, int], list[int]]:
     """(the kernel's answer, queue offsets chosen) of units from queue offset 50 on."""
     array = fenced(b"".join(UNIT_STRUCT.pack(*unit) for unit in units))
@@ -54,13 +58,27 @@ def test_no_more_than_the_count_are_chosen() -> None:
     assert choose([(0, 100, 0)] * 5, count_max=2) == ((2, 2, 200), [50, 51])
 
 
-@pytest.mark.parametrize("unit", [(0, 0, 0), (0, -1, 0), (0, PRE_BLANK_SIZE, 0), (99, 100, 0), (901, 100, 0), (2**63 - 1, 100, 0), (-(2**63), 100, 0), (2**63 - 50, 2**31 - 2, 0)])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        (0, 0, 0),
+        (0, -1, 0),
+        (0, PRE_BLANK_SIZE, 0),
+        (99, 100, 0),
+        (901, 100, 0),
+        (2**63 - 1, 100, 0),
+        (-(2**63), 100, 0),
+        (2**63 - 50, 2**31 - 2, 0),
+    ],
+)
 def test_a_unit_that_points_at_no_record_of_the_log_is_passed_over(unit: tuple[int, int, int]) -> None:
     log = range(100, 1000)
     assert choose([unit, (100, 900, 0), unit], log=log) == ((3, 1, 900), [51])
 
 
-def finish(record: Record, unit: tuple[int, int, int], queue_id: int = 3, body: bytes | None = None) -> tuple[int, bytes]:
+def finish(
+    record: Record, unit: tuple[int, int, int], queue_id: int = 3, body: bytes | None = None
+) -> tuple[int, bytes]:
     """What ``finish`` says of one record, and the size it wrote in front."""
     blob = record.encode() if body is None else body
     out = fenced(b"\xee" * 4 + blob)
@@ -92,15 +110,16 @@ def test_a_size_that_is_too_small_for_a_record_is_named_before_anything_behind_i
     assert finish(record, (4096, size, 8), body=body) == (0, b"\xee" * 4)
 
 
-def plan(chosen: list[tuple[int, int]], **limits: int) -> list[tuple[int, int, int, int]]:
-    """The reads planned."""
+def plan(
+    chosen: list[tuple[int, int]], file_bytes: int = 1 << 30, span_max: int = 1 << 22
+) -> list[tuple[int, int, int, int]]:
+    """The reads planned, with gaps of up to 4,096 bytes and up to eight times what is wanted."""
     rows = fenced(np.array([(at, size, 0) for at, size in chosen], np.int64).reshape(-1), np.int64)
     reads = room(len(chosen) * kernel.READ_ROW, np.int64)
-    settings = {"file_bytes": 1 << 30, "gap_max": 4096, "sparse_max": 8, "span_max": 1 << 22, **limits}
-    count = kernel.plan_reads(rows.array, len(chosen), *settings.values(), reads.array)
+    count = kernel.plan_reads(rows.array, len(chosen), file_bytes, 4096, 8, span_max, reads.array)
     assert reads.intact
-    values = reads.values()[: count * kernel.READ_ROW]
-    return [tuple(values[at : at + kernel.READ_ROW]) for at in range(0, len(values), kernel.READ_ROW)]
+    values = reads.values()
+    return [(values[at], values[at + 1], values[at + 2], values[at + 3]) for at in range(0, 4 * count, kernel.READ_ROW)]
 
 
 def test_records_side_by_side_are_one_read() -> None:
@@ -136,7 +155,9 @@ def test_records_are_gathered_without_what_lies_between() -> None:
     records = [Record(b"t", bytes([place]) * place, queue_offset=place) for place in range(4)]
     log = write_log(records, file_base=500)
     wanted = [records[0], records[2], records[3]]
-    rows = fenced(np.array([(r.physical_offset, len(r.encode()), r.queue_offset) for r in wanted], np.int64).reshape(-1), np.int64)
+    rows = fenced(
+        np.array([(r.physical_offset, len(r.encode()), r.queue_offset) for r in wanted], np.int64).reshape(-1), np.int64
+    )
     expected = b"".join(record.encode() for record in wanted)
     out = room(12 + len(expected))
     assert kernel.gather(fenced(log).array, 500, rows.array, 0, 3, out.array, 12) == 12 + len(expected)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import struct
 
 import pytest
-from tests.twins.arrays import fenced, recording
-from tests.twins.index import Index, Key, entry_at, file_bytes, slot_at
-from tests.twins.index_call import check, key_array, put, select
 
 from flintmq.broker.kernels import index as kernel
 from flintmq.broker.kernels.jit import INTERPRETED
+from flintmq.broker.store.reads import _parse_cursor
+from flintmq.protocol.errors import InvalidParameter
 from flintmq.protocol.layout import INDEX_HEADER
+from tests.twins.arrays import fenced, recording
+from tests.twins.index import Index, Key, entry_at, file_bytes, slot_at
+from tests.twins.index_call import check, key_array, put, select
 
 NOW_MS = 1_700_000_000_000
 SLOTS = 4
@@ -115,7 +117,13 @@ def test_a_chain_is_given_newest_first_and_by_its_hash_alone() -> None:
 
 @pytest.mark.parametrize(
     ("begin_ms", "end_ms", "numbers"),
-    [(NOW_MS, NOW_MS, [2, 1]), (NOW_MS + 999, NOW_MS + 999, [2, 1]), (NOW_MS + 1000, NOW_MS + 1000, []), (0, NOW_MS - 1, []), (NOW_MS, 0, [])],
+    [
+        (NOW_MS, NOW_MS, [2, 1]),
+        (NOW_MS + 999, NOW_MS + 999, [2, 1]),
+        (NOW_MS + 1000, NOW_MS + 1000, []),
+        (0, NOW_MS - 1, []),
+        (NOW_MS, 0, []),
+    ],
 )
 def test_times_are_whole_seconds_rounded_outwards(begin_ms: int, end_ms: int, numbers: list[int]) -> None:
     blob, twin = filled(KEYS)
@@ -128,6 +136,14 @@ def test_a_chain_that_points_at_itself_or_forward_ends() -> None:
         damaged = bytearray(blob)
         struct.pack_into(">i", damaged, entry_at(SLOTS, 2) + 16, previous)
         assert select(bytes(damaged), twin, NOW_MS, 5, 0, 2**62, 1) == [(100, 2)]
+
+
+@pytest.mark.parametrize("cursor", [f"20250101000000000:{'9' * 19}:1", f"20250101000000000:1:{'9' * 19}"])
+def test_a_cursor_beyond_all_integers_of_a_kernel_is_none(cursor: str) -> None:
+    with pytest.raises(InvalidParameter, match="is no cursor"):
+        _parse_cursor(cursor)
+    name, _, numbers = cursor.partition(":")
+    assert _parse_cursor(f"{name}:{numbers.replace('9' * 19, '9' * 18)}") is not None
 
 
 def test_a_sound_file_is_left_as_it_is() -> None:

@@ -1,7 +1,7 @@
 """The kernels' tests once more with the kernels interpreted, where every access is checked against its array.
 
-Compiled kernels check no bounds; the same source as plain Python raises where it leaves an array, and warns, which is an
-error here, where an integer overflows.
+Compiled kernels check no bounds; the same source as plain Python raises where it leaves an array, and warns, which is
+an error here, where an integer overflows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def test_no_kernel_leaves_its_arrays_and_all_do_the_same_interpreted() -> None:
     assert len(files) >= 12
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, files)]
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        command, cwd=TESTS.parent, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None

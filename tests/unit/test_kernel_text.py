@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from tests.twins.arrays import SENTINELS, fenced
-from tests.twins.produce import text_problem
 
 from flintmq.broker.kernels import text as kernel
 from flintmq.broker.kernels.jit import INTERPRETED
 from flintmq.protocol.javahash import java_hash
+from tests.twins.arrays import SENTINELS, fenced
+from tests.twins.produce import text_problem
 
 JAVA_HASHES = {
     "": 0,
@@ -87,7 +87,7 @@ def test_surrogates_written_as_utf_8_are_malformed() -> None:
         assert kernel.text_status(fenced(blob).array, 0, len(blob)) == kernel.TEXT_NOT_UTF8
 
 
-EDGES = [0x00, 0x01, 0x02, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xEC, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF3, 0xF4, 0xF5, 0xFF]  # fmt: skip
+EDGES = list(bytes.fromhex("00 01 02 41 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff"))
 """The bytes at which the rules of UTF-8 change."""
 
 
@@ -110,7 +110,8 @@ def test_every_sequence_of_edges_is_judged_as_python_judges_it(first: int) -> No
 def test_a_separator_or_a_bad_byte_is_found_at_every_place(length: int, at: int) -> None:
     for sentinel in SENTINELS:
         for place, (byte, status) in itertools.product(
-            range(length), [(1, kernel.TEXT_SEPARATOR), (2, kernel.TEXT_SEPARATOR), (0xFF, kernel.TEXT_NOT_UTF8), (3, 0), (0, 0)]
+            range(length),
+            [(1, kernel.TEXT_SEPARATOR), (2, kernel.TEXT_SEPARATOR), (0xFF, kernel.TEXT_NOT_UTF8), (3, 0), (0, 0)],
         ):
             blob = bytearray(b"\x03" * at + b"x" * length + b"\x03")
             blob[at + place] = byte

@@ -8,12 +8,27 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
-from tests.twins.arrays import FENCE_ITEMS, fenced
 
 from flintmq.broker.kernels import words
 from flintmq.broker.kernels.jit import INTERPRETED
+from tests.twins.arrays import FENCE_ITEMS, fenced
 
-VALUES = (0, 1, -1, 0x7F, 0x80, 0x1234, 0x7FFF, -0x8000, 0x12345678, -0x80000000, 0x7FFFFFFF, 2**63 - 1, -(2**63), 0x0102030405060708)
+VALUES = (
+    0,
+    1,
+    -1,
+    0x7F,
+    0x80,
+    0x1234,
+    0x7FFF,
+    -0x8000,
+    0x12345678,
+    -0x80000000,
+    0x7FFFFFFF,
+    2**63 - 1,
+    -(2**63),
+    0x0102030405060708,
+)
 
 
 def _load_all(array: np.ndarray, at: int, out: np.ndarray) -> None:
@@ -42,7 +57,7 @@ def _copy(source: np.ndarray, at: int, target: np.ndarray, target_at: int, lengt
 
 def _compiled(function: Callable[..., None]) -> Callable[..., Any]:
     """The function as kernels get it: words are no functions of Python where they are compiled."""
-    return function if INTERPRETED else numba.njit(function)  # type: ignore[no-any-return]
+    return function if INTERPRETED else numba.njit(function)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +108,12 @@ def test_bytes_are_copied_from_any_byte_to_any_byte(copy: Callable[..., Any], le
 
 @pytest.mark.skipif(INTERPRETED, reason="the twins are what is tested")
 def test_the_plain_twins_load_and_store_the_same(load_all: Callable[..., Any]) -> None:
-    twins = [words._load_twin(*rule) for rule in ((2, "big", True), (4, "big", True), (8, "big", True), (4, "little", False), (8, "little", True))]  # fmt: skip
-    stores = [(words._store_twin(2), _compiled(_store_16)), (words._store_twin(4), _compiled(_store_32)), (words._store_twin(8), _compiled(_store_64))]  # fmt: skip
+    rules = ((2, "big", True), (4, "big", True), (8, "big", True), (4, "little", False), (8, "little", True))
+    twins = [words._load_twin(*rule) for rule in rules]
+    stores = [
+        (words._store_twin(width), _compiled(store))
+        for width, store in ((2, _store_16), (4, _store_32), (8, _store_64))
+    ]
     for value in VALUES:
         array = fenced(b"\x11" + (value & (2**64 - 1)).to_bytes(8, "big"))
         out = np.zeros(5, np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgpack
@@ -42,12 +42,12 @@ def files() -> WatchedFiles:
 
 
 @pytest.fixture
-def store(tmp_path: Path, files: WatchedFiles) -> Iterator[MessageStore]:
+def store(tmp_path: Path, files: WatchedFiles) -> MessageStore:
+    """An open store; the test closes it."""
     opened = MessageStore(tmp_path / "store", SETTINGS, files=files)
     opened.open()
     opened.topics.put(TOPIC)
-    yield opened
-    opened.close()
+    return opened
 
 
 def append(store: MessageStore, body: bytes = bytes(400_000)) -> None:
@@ -74,6 +74,7 @@ def test_a_file_made_ahead_is_not_in_the_logs_folder_before_a_record_is(store: M
     assert log_files(store) == [f"{0:020d}"]
     append(store)
     assert log_files(store) == [f"{0:020d}", f"{FILE_BYTES:020d}"]
+    store.close()
 
 
 def test_a_file_made_ahead_and_not_used_is_gone_after_the_next_start(store: MessageStore) -> None:
@@ -98,6 +99,7 @@ def test_the_name_of_a_new_file_is_on_disk_before_its_bytes_count_as_flushed(
     assert store.flush() > FILE_BYTES
     assert len(flushed_at_sync) == 1
     assert flushed_at_sync[0] < FILE_BYTES
+    store.close()
 
 
 def test_a_frame_whose_next_file_cannot_be_entered_stops_the_store_and_loses_nothing_before_it(

@@ -17,7 +17,7 @@ from ....protocol.errors import InvalidParameter, QueueNotExist
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name
-from .context import Peer
+from .context import Broker, Peer
 from .pull import check_readable
 
 
@@ -98,19 +98,34 @@ def update_consumer_offset(peer: Peer, frame: Frame) -> None:
         raise InvalidParameter(
             f"a body of {body_bytes} bytes; {request.count} offsets take {request.count * CONSUMER_OFFSET_STRUCT.size}"
         )
-    store = peer.broker.store
-    topic = store.topics.get(request.topic)
-    assert topic is not None, "checked above"
-    entries = list(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
-    for queue, offset in entries:
+    entries: list[tuple[int, int]] = list(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
+
+    def commit() -> None:
+        _check_commit(peer.broker, request.topic, entries)
+        for queue, offset in entries:
+            peer.broker.store.consumer_offsets.commit(request.group, request.topic, queue, offset)
+        peer.answer(frame, EmptyAnswer())
+
+    _check_queues(peer.broker, request.topic, entries)
+    if all(offset <= peer.broker.store.max_offset(request.topic, queue) for queue, offset in entries):
+        commit()
+    else:
+        peer.after_dispatch(frame, commit)
+
+
+def _check_queues(broker: Broker, name: str, entries: list[tuple[int, int]]) -> None:
+    topic = broker.store.topics.get(name)
+    assert topic is not None, "checked before"
+    for queue, _ in entries:
         if not 0 <= queue < topic.queues:
-            raise QueueNotExist(f"topic {topic.name} has no queue {queue}; it has {topic.queues}", queues=topic.queues)
-        max_offset = store.max_offset(topic.name, queue)
+            raise QueueNotExist(f"topic {name} has no queue {queue}; it has {topic.queues}", queues=topic.queues)
+
+
+def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) -> None:
+    for queue, offset in entries:
+        max_offset = broker.store.max_offset(topic, queue)
         if not 0 <= offset <= max_offset:
             raise InvalidParameter(
-                f"offset {offset} cannot be committed for topic {topic.name}, queue {queue}: "
+                f"offset {offset} cannot be committed for topic {topic}, queue {queue}: "
                 f"its next message will have offset {max_offset}"
             )
-    for queue, offset in entries:
-        store.consumer_offsets.commit(request.group, topic.name, queue, offset)
-    peer.answer(frame, EmptyAnswer())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from flintmq.protocol.record import decode_record
 from tests.integration.rocketmq.writer import SETTINGS, shown_host
 
 FOLDER = Path(__file__).parent
+JDK_MIN = 11
 FETCH_TIMEOUT_S = 240.0
 COMMAND_TIMEOUT_S = 120.0
 SOON_DONE = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -53,17 +55,23 @@ def class_path() -> str:
     for program, package in (("java", "a JDK"), ("javac", "a JDK"), ("mvn", "Maven")):
         if shutil.which(program) is None:
             pytest.skip(f"`{program}` is not on PATH; install {package} to see whether RocketMQ accepts the store")
+    said = subprocess.run(["javac", "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.match(r"javac (\d+)", said)
+    if version is None or int(version[1]) < JDK_MIN:
+        pytest.skip(f"the JDK on PATH is older than {JDK_MIN} ({said.strip() or 'javac does not know --version'})")
     sources = [FOLDER / "pom.xml", *sorted(FOLDER.glob("*.java"))]
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flintmq"
     made = cache / f"rocketmq-{digest}"
-    if not (made.is_dir() and all(Path(jar).exists() for jar in _jars(made).split(os.pathsep))):
+    if not all(Path(jar).exists() for jar in _jars(made).split(os.pathsep)):
         shutil.rmtree(made, ignore_errors=True)
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            _fetch_jars(Path(scratch))
-            _compile(Path(scratch), sources[1:])
-            shutil.copytree(scratch, made)
+            folder = Path(scratch) / "made"
+            folder.mkdir()
+            _fetch_jars(folder)
+            _compile(folder, sources[1:])
+            folder.rename(made)
     return f"{_jars(made)}{os.pathsep}{made}"
 
 
@@ -84,7 +92,7 @@ def _fetch_jars(folder: Path) -> None:
         pytest.skip(f"Maven did not get RocketMQ's jars within {FETCH_TIMEOUT_S:.0f} s; is there a network?")
     if fetched.returncode or _jars(folder) == "missing":
         said = [line for line in fetched.stdout.splitlines() if "[ERROR]" in line]
-        reason = said[0] if said else fetched.stderr[-300:]
+        reason = said[0].partition("[ERROR] ")[2] if said else fetched.stderr[-300:]
         pytest.skip(f"Maven cannot get RocketMQ's jars; is there a network? {reason}")
 
 
@@ -110,7 +118,7 @@ class RocketMQ:
         self.home = home
         lines = {"storePathRootDir": store, **ROCKETMQ_SETTINGS, **settings}
         (home / "settings").write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
-        options = [*JAVA_OPTIONS, f"-Duser.home={home}", "-cp", classes]
+        options = [*JAVA_OPTIONS, f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", "-cp", classes]
         with (home / "stderr").open("w") as errors:
             self.process = subprocess.Popen(
                 ["java", *options, driver, str(home / "settings")],

@@ -1,0 +1,219 @@
+"""A process that dies at any of its changes to the file system: the next one comes to the same result."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.store import MessageStore, TopicConfig
+from tests.fault.dying_files import Died, DyingFiles
+from tests.store_tools import (
+    SMALL,
+    Message,
+    Sent,
+    append,
+    assert_holds,
+    dispatch,
+    find,
+    index_files,
+    kill,
+    make_batch,
+    make_topic,
+    open_store,
+    overwrite,
+    plain,
+    pull_all,
+    put,
+    queue_files,
+    reopen,
+    restore,
+    save,
+    sent_of,
+)
+
+Damage = Callable[[Path], None]
+FIRST = f"{0:020d}"
+
+
+def torn(path: Path) -> None:
+    """The log's tail, behind what was flushed."""
+    with (path / "commitlog" / FIRST).open("r+b") as file:
+        end = len(file.read().rstrip(b"\0"))
+        file.seek(end - 100)
+        file.write(bytes(100))
+
+
+def queue_and_index_lost(path: Path) -> None:
+    torn(path)
+    shutil.rmtree(path / "consumequeue" / "orders" / "1")
+    overwrite(sorted((path / "index").iterdir())[0], 600, bytes(400))
+
+
+def queue_misplaced(path: Path) -> None:
+    (path / "consumequeue" / "orders" / "0" / FIRST).unlink()
+
+
+def only_the_log(path: Path) -> None:
+    for name in ("consumequeue", "index", "config"):
+        shutil.rmtree(path / name)
+    (path / "checkpoint").unlink()
+
+
+def no_checkpoint(path: Path) -> None:
+    (path / "checkpoint").unlink()
+    shutil.rmtree(path / "index")
+
+
+def nothing_synced(path: Path) -> None:
+    """The mark says that nothing is dispatched."""
+    (path / "checkpoint").write_bytes(bytes(4096))
+
+
+@pytest.mark.parametrize(
+    "damage", [torn, queue_and_index_lost, queue_misplaced, only_the_log, no_checkpoint, nothing_synced]
+)
+def test_a_recovery_that_dies_anywhere_starts_over_and_comes_to_the_same_result(tmp_path: Path, damage: Damage) -> None:
+    path = tmp_path / "store"
+    store = open_store(path)
+    old = put(store, "orders", 0, plain(20))
+    store.topics.remove("orders")
+    store.delete_topic("orders")
+    sent = []
+    for number in range(10):
+        sent += put(store, "orders", number % 2, plain(15, first=100 + 15 * number))
+    sent += put(store, "bills", 0, plain(10))
+    store.sync_derived()
+    queues, index = queue_files(path), index_files(path)
+    append(store, "orders", 0, plain(1, first=900))
+    kill(store)
+    torn(path)
+    kill(open_store(path))
+    damage(path)
+    saved = save(path)
+
+    source = random.Random(damage.__name__)
+    lives = 0
+    died = True
+    while died:
+        restore(path, saved)
+        died = False
+        for attempt in (lives, source.randrange(lives + 5)):  # and the recovery of the recovery dies too
+            files = DyingFiles(attempt, half=bool(lives % 2))
+            try:
+                kill(open_store(path, files=files))
+            except Died:
+                died = True
+        store, report = reopen(path)
+        assert not report.clean
+        assert_holds(store, sent)
+        assert find(store, "orders", old[0].message.keys[0]) == []
+        kill(store)
+        assert index_files(path) == index, lives
+        after = queue_files(path)
+        # The deleted topic's units may be there or not; nobody sees them.
+        assert {name: after[name] for name in after if not name.startswith("orders/0/")} == {
+            name: queues[name] for name in queues if not name.startswith("orders/0/")
+        }
+        lives += 1 + lives // 40
+    assert lives > 20
+
+
+class Run:
+    """A broker's life on files that may die, and what was promised to whom."""
+
+    def __init__(self, path: Path, files: DyingFiles) -> None:
+        self._path = path
+        self._files = files
+        self.acknowledged: list[Sent] = []
+        self.deleted: list[Sent] = []
+        self.in_doubt = ""
+        """What was being deleted."""
+        self.committed = 0
+        self.store = MessageStore(path, SMALL, files=files)
+
+    def live(self) -> None:
+        """Everything that a broker does. Raises ``Died``."""
+        self.store.open()
+        self._send("orders", 0, plain(60, size=2000))
+        self._send("orders", 1, plain(120, first=60))
+        self.store.sync_derived()
+        self._send("bills", 0, plain(10, size=300_000))
+        self.store.consumer_offsets.commit("group", "orders", 0, 10)
+        self.store.consumer_offsets.persist()
+        self.committed = 10
+        self._send("bills", 0, [Message(bytes([number]) * 400_000) for number in range(12)])
+        self._delete("bills")
+        self.store.sync_derived()
+        self._send("bills", 1, plain(5, first=500))
+        self._send("bills", 0, plain(5, first=600))
+        self._send("orders", 0, plain(130, first=700))
+        self.store.close()
+
+    def _send(self, topic: str, queue: int, messages: list[Message]) -> None:
+        store = self.store
+        if store.topics.get(topic) is None:
+            store.topics.put(TopicConfig(topic))
+            store.topics.persist()
+        config = make_topic(store, topic)
+        appended = store.append(config, queue, make_batch(messages))
+        store.flush()
+        self.acknowledged += sent_of(appended, topic, queue, messages)
+        while store.reput_offset < store.write_offset:
+            store.dispatch(store.write_offset)
+
+    def _delete(self, topic: str) -> None:
+        self.in_doubt = topic
+        self.store.topics.remove(topic)
+        self.store.delete_topic(topic)
+        self.in_doubt = ""
+        self.deleted += [each for each in self.acknowledged if each.topic == topic]
+        self.acknowledged = [each for each in self.acknowledged if each.topic != topic]
+
+
+def assert_kept(store: MessageStore, run: Run) -> None:
+    """What was promised is kept."""
+    sure = [each for each in run.acknowledged if each.topic != run.in_doubt]
+    for each in sure:
+        records = {record.queue_offset: record for record in pull_all(store, each.topic, each.queue)}
+        assert records[each.queue_offset].body == each.message.body
+        for key in each.message.keys:
+            assert each.physical_offset in [record.physical_offset for record in find(store, each.topic, key)]
+    for topic in {each.topic for each in run.deleted}:
+        if store.topics.get(topic) is not None:
+            gone = {each.physical_offset for each in run.deleted}
+            assert not gone & {record.physical_offset for queue in range(4) for record in pull_all(store, topic, queue)}
+    assert store.consumer_offsets.committed("group", "orders").get(0, 0) >= run.committed
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["before a write", "in the middle of a write"])
+def test_a_broker_that_dies_anywhere_keeps_what_it_promised(tmp_path: Path, half: bool) -> None:
+    source = random.Random(half)
+    lives = 0
+    died = True
+    while died:
+        path = tmp_path / "store"
+        run = Run(path, DyingFiles(lives, half=half))
+        died = False
+        try:
+            run.live()
+        except Died:
+            died = True
+            kill(run.store)
+        store, report = reopen(path)
+        assert report.clean or died
+        assert report.rebuilt == []
+        assert_kept(store, run)
+        for topic in ("orders", "bills"):
+            before = store.max_offset(topic, 0) if store.topics.get(topic) is not None else None
+            new = put(store, topic, 0, plain(2, first=9000))
+            assert before is None or new[0].queue_offset == before
+            assert_kept(store, run)
+        dispatch(store)
+        store.close()
+        shutil.rmtree(path)
+        lives += source.randrange(1, 6)
+    assert lives > 100
