@@ -53,7 +53,9 @@ class HelloAnswer:
     frame_bytes_max: int = integer("largest frame in either direction")
     produce_frame_bytes_max: int = integer("largest PRODUCE frame")
     message_bytes_max: int = integer("largest stored record of a produced message")
-    auto_create_queues: int = integer("queues that a topic gets at its first message; 0: none is made", 0, QUEUES_MAX, 4)
+    auto_create_queues: int = integer(
+        "queues that a topic gets at its first message; 0: none is made", 0, QUEUES_MAX, 4
+    )
     auth_required: bool = boolean("whether AUTH must follow before anything else", False)
 
 

@@ -1,7 +1,7 @@
 """CRC-32 (the polynomial of zlib and of Java's ``java.util.zip.CRC32``), sixteen bytes a step.
 
-Slicing by sixteen: table k holds the checksum of a byte followed by k zero bytes, so that the sixteen look-ups of a step
-do not wait for each other.
+Slicing by sixteen: table k holds the checksum of a byte followed by k zero bytes, so that the sixteen look-ups of a
+step do not wait for each other.
 """
 
 from __future__ import annotations

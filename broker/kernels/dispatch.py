@@ -1,9 +1,9 @@
 """CommitLog records: check them, and turn them into ConsumeQueue units and index keys.
 
-``scan`` finds the end of a log and its damage. ``dispatch`` is the heart of reput: one pass over a stretch of the log gives
-the units of each queue, grouped by queue, and the hash of every key. What the kernel needs to know of the queues stands in
-``QueueTable``'s arrays: a row of integers a queue (``Q_``), the topics' names, and a hash table from (topic, queue id) to
-the row. A queue that is not there ends the call, so that the caller can add it and go on.
+``scan`` finds the end of a log and its damage. ``dispatch`` is the heart of reput: one pass over a stretch of the log
+gives the units of each queue, grouped by queue, and the hash of every key. What the kernel needs to know of the queues
+stands in ``QueueTable``'s arrays: a row of integers a queue (``Q_``), the topics' names, and a hash table from (topic,
+queue id) to the row. A queue that is not there ends the call, so that the caller can add it and go on.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _locate(log: np.ndarray, at: int, end: int, physical_offset: int, parts: np.
         return BAD_PARTS
     topic_bytes = np.int64(log[body_end]) if magic == MAGIC_V1 else load_be16(log, body_end)
     topic_at = body_end + topic_length_bytes
-    if topic_bytes < 0 or topic_bytes > 127 and magic == MAGIC_V1 or topic_at + topic_bytes + 2 > record_end:
+    if topic_bytes < 0 or (topic_bytes > 127 and magic == MAGIC_V1) or topic_at + topic_bytes + 2 > record_end:
         return BAD_PARTS
     properties_bytes = load_be16(log, topic_at + topic_bytes)
     if properties_bytes < 0 or topic_at + topic_bytes + 2 + properties_bytes != record_end:
@@ -178,7 +178,8 @@ def scan(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray, 
     """Check the records of ``log[at:end]``, body checksums included.
 
     ``file_base``: physical offset of the array's first byte. Counts into ``state[S_RECORDS]`` and leaves the last store
-    time in ``state[S_LAST_STORE_MS]``. Returns (why it stopped, where): DONE where a record would begin at or behind ``end``.
+    time in ``state[S_LAST_STORE_MS]``. Returns (why it stopped, where): DONE where a record would begin at or behind
+    ``end``.
     """
     while at < end:
         status = _locate(log, at, len(log), file_base + at, parts)
@@ -203,7 +204,7 @@ def locate(log: np.ndarray, at: int, end: int, physical_offset: int, parts: np.n
 
 @inlined
 def _same_bytes(left: np.ndarray, left_at: int, right: np.ndarray, right_at: int, length: int) -> bool:
-    for step in range(length):
+    for step in range(length):  # noqa: SIM110 - a generator cannot be compiled
         if left[left_at + step] != right[right_at + step]:
             return False
     return True
@@ -373,10 +374,10 @@ def dispatch(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarr
              keys: np.ndarray, scratch: np.ndarray, state: np.ndarray) -> tuple[int, int]:  # fmt: skip
     """Turn the records of ``log[at:end]`` into units and keys.
 
-    ``units``, ``unit_rows`` (one integer a unit) and ``scratch`` (``PARTS`` + 8 integers) are work space. Out: ``grouped``,
-    the units sorted by queue; ``touched``, (row, first unit, units) for each queue that got any; ``keys``; and counts in
-    ``state``. A record whose queue offset is below its queue's next one has its unit already. Returns (why it stopped,
-    where); what came before is complete.
+    ``units``, ``unit_rows`` (one integer a unit) and ``scratch`` (``PARTS`` + 8 integers) are work space. Out:
+    ``grouped``, the units sorted by queue; ``touched``, (row, first unit, units) for each queue that got any; ``keys``;
+    and counts in ``state``. A record whose queue offset is below its queue's next one has its unit already. Returns
+    (why it stopped, where); what came before is complete.
     """
     found = scratch[PARTS:]
     unit_room = len(unit_rows)
@@ -424,7 +425,9 @@ def dispatch(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarr
                 unit = state[S_UNITS]
                 store_be64(units, unit * UNIT_BYTES, physical_offset)
                 store_be32(units, unit * UNIT_BYTES + _UNIT_SIZE_AT, scratch[R_SIZE])
-                store_be64(units, unit * UNIT_BYTES + _UNIT_TAGS_AT, _tags_code(log, found, queues[row, Q_KIND], store_ms))
+                store_be64(
+                    units, unit * UNIT_BYTES + _UNIT_TAGS_AT, _tags_code(log, found, queues[row, Q_KIND], store_ms)
+                )
                 unit_rows[unit] = row
                 if queues[row, Q_PENDING] == 0:
                     touched[3 * state[S_TOUCHED]] = row

@@ -37,9 +37,9 @@ def choose(units: np.ndarray, unit_count: int, first_queue_offset: int, tags: np
            ) -> tuple[int, int, int]:  # fmt: skip
     """Choose records from ConsumeQueue units, in order, until one limit is met.
 
-    ``tags``: the tag codes wanted, none (``tag_count`` 0): all. A unit that lies outside ``[physical_min, physical_max)``
-    or says no size is passed over. One record is always taken, however large. Returns (units looked at, records chosen,
-    their bytes); ``chosen`` gets (physical offset, size, queue offset) of each.
+    ``tags``: the tag codes wanted, none (``tag_count`` 0): all. A unit that lies outside ``[physical_min,
+    physical_max)`` or says no size is passed over. One record is always taken, however large. Returns (units looked at,
+    records chosen, their bytes); ``chosen`` gets (physical offset, size, queue offset) of each.
     """
     taken = 0
     taken_bytes = 0
@@ -112,7 +112,8 @@ def plan_reads(chosen: np.ndarray, count: int, file_bytes: int, gap_max: int, sp
 @kernel(i64, bytes_array, i64, i64_array, i64, i64, bytes_array, i64)
 def gather(span: np.ndarray, span_physical: int, chosen: np.ndarray, first: int, count: int, out: np.ndarray, at: int,
            ) -> int:  # fmt: skip
-    """Copy ``count`` chosen records from ``first`` on out of a span read from ``span_physical``; returns behind them."""
+    """Copy ``count`` chosen records from ``first`` on out of a span read from ``span_physical``; returns behind
+    them."""
     for k in range(first, first + count):
         size = chosen[k * CHOSEN_ROW + C_SIZE]
         copy_bytes(span, chosen[k * CHOSEN_ROW + C_PHYSICAL_OFFSET] - span_physical, out, at, size)

@@ -38,7 +38,8 @@ def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: in
     """Put the keys from ``first`` to ``count`` of ``dispatch``'s ``keys`` into the file mapped at ``index``.
 
     Returns how many of ``count`` are in now; fewer than ``count`` where the file is full. An entry is stored before its
-    slot, and the header last: a reader beside it, and a process that starts after this one was killed, find whole chains.
+    slot, and the header last: a reader beside it, and a process that starts after this one was killed, find whole
+    chains.
     """
     if first >= count:
         return count

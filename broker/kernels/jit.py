@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 
 import numba
 from numba import types
+from numba.core import config
 
 from ...protocol import layout, record
 
-INTERPRETED = bool(numba.config.DISABLE_JIT)
+INTERPRETED = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
 """Whether kernels run as plain Python (``NUMBA_DISABLE_JIT=1``)."""
 
 CACHE_VARIABLE = "FLINTMQ_KERNEL_CACHE"
@@ -64,9 +65,10 @@ def _cache_folder() -> Path | None:
 
     Each is taken as a parent: the folder itself is named by the digest.
     """
-    xdg = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    user = Path(xdg) if xdg else Path("~/.cache").expanduser()
     chosen = os.environ.get(CACHE_VARIABLE)
-    parents = [Path(chosen)] if chosen else [Path(__file__).parent / "__kernelcache__", Path(xdg) / "flintmq" / "kernels"]
+    parents = [Path(chosen)] if chosen else [Path(__file__).parent / "__kernelcache__", user / "flintmq" / "kernels"]
     name = _digest()
     # A folder that is filled already wins, also where it cannot be written (an image run by another user).
     for parent in parents:
@@ -81,9 +83,16 @@ def _cache_folder() -> Path | None:
 
 CACHE_FOLDER = None if INTERPRETED else _cache_folder()
 if CACHE_FOLDER is not None:
-    numba.config.CACHE_DIR = str(CACHE_FOLDER)
+    config.CACHE_DIR = str(CACHE_FOLDER)  # type: ignore[attr-defined]
 elif not INTERPRETED:
-    log.warning("no folder for compiled kernels can be written: they are compiled at every start; set %s", CACHE_VARIABLE)
+    log.warning(
+        "no folder for compiled kernels can be written: they are compiled at every start; set %s", CACHE_VARIABLE
+    )
+
+
+_COMPILE: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "_nrt": False}
+"""``_nrt``: no reference counts. Kernels allocate nothing, and the atomic counts of the arrays that they hand to each
+other cost more than the work on a small message."""
 
 
 def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
@@ -92,9 +101,7 @@ def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         if INTERPRETED:
             return function
-        compiled: F = numba.njit(
-            result(*arguments), cache=CACHE_FOLDER is not None, nogil=True, boundscheck=False, error_model="numpy", _nrt=False
-        )(function)
+        compiled: F = numba.njit(result(*arguments), cache=CACHE_FOLDER is not None, **_COMPILE)(function)
         return compiled
 
     return decorate
@@ -104,10 +111,10 @@ def inlined(function: F) -> F:
     """A helper that kernels call; compiled as part of each of them."""
     if INTERPRETED:
         return function
-    compiled: F = numba.njit(nogil=True, boundscheck=False, error_model="numpy", _nrt=False)(function)
+    compiled: F = numba.njit(**_COMPILE)(function)
     return compiled
 
 
 def results(*kinds: Any) -> Any:
     """The type of a tuple result."""
-    return types.UniTuple(kinds[0], len(kinds)) if len(set(kinds)) == 1 else types.Tuple(kinds)
+    return types.Tuple(kinds)  # type: ignore[no-untyped-call]

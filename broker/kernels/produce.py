@@ -1,11 +1,11 @@
 """The messages of a PRODUCE frame: validate all of them, then write them as records into the mapped CommitLog.
 
 ``plan`` walks the msgpack of the body without making objects, checks every rule a producer must keep, and notes per
-message where its parts lie. Only when the whole frame is sound does ``produce`` call ``write``, so a refused frame leaves
-no byte behind the tail that recovery could take for a record. Within a record, magic and size are stored last.
+message where its parts lie. Only when the whole frame is sound does ``produce`` call ``write``, so a refused frame
+leaves no byte behind the tail that recovery could take for a record. Within a record, magic and size are stored last.
 
-What is the same for all messages comes in two arrays: ``numbers`` (see ``N_``) and ``texts``, a run of bytes whose parts
-``numbers`` locates.
+What is the same for all messages comes in two arrays: ``numbers`` (see ``N_``) and ``texts``, a run of bytes whose
+parts ``numbers`` locates.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ _BLANK_ROOM = 8
 
 @inlined
 def _same(array: np.ndarray, at: int, length: int, name: np.ndarray, name_at: int) -> bool:
-    for step in range(length):
+    for step in range(length):  # noqa: SIM110 - a generator cannot be compiled
         if array[at + step] != name[name_at + step]:
             return False
     return True
@@ -316,7 +316,7 @@ def _plan_rows(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> tupl
         if status != OK:
             return status, message, at
         flags = (0, 0)
-        for k in range(items - 2):
+        for _ in range(items - 2):
             value, at, sound = _read_i32(frame, at, end)
             if not sound:
                 return FLAG_NOT_INTEGER, message, at
@@ -531,8 +531,8 @@ def produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.
     Records go to ``[numbers[N_POSITION], numbers[N_LIMIT])``; each must leave room for a blank record behind it.
 
     Returns ``(OK, messages written, position behind them)``: fewer than ``N_COUNT`` where the file is full and
-    ``produce_on`` must go on in the next; or ``(what is wrong, number of the message, byte of the frame or the size that
-    is too large)`` with nothing written.
+    ``produce_on`` must go on in the next; or ``(what is wrong, number of the message, byte of the frame or the size
+    that is too large)`` with nothing written.
     """
     return _produce(frame, numbers, texts, plan, log, physical_offsets, _PLAN_FIRST)
 

@@ -34,8 +34,8 @@ def find_byte(array: np.ndarray, at: int, end: int, wanted: int) -> int:
 def _sequence(array: np.ndarray, at: int, end: int) -> tuple[int, int]:
     """One UTF-8 sequence that begins with a byte >= 0x80: (code point, its bytes), or (-1, bytes of the bad prefix).
 
-    A bad sequence is as long as its longest prefix that could have been good, as Unicode recommends. Java does the same,
-    but for surrogates: it takes the three bytes of one as one bad sequence.
+    A bad sequence is as long as its longest prefix that could have been good, as Unicode recommends. Java does the
+    same, but for surrogates: it takes the three bytes of one as one bad sequence.
     """
     first = np.int64(array[at])
     if first < 0xC2 or first > 0xF4:

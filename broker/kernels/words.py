@@ -1,8 +1,8 @@
 """Loads and stores of whole words at any byte of an array.
 
 Compiled, each is one unaligned machine access with a byte swap; interpreted, its twin below does the same with
-``int.from_bytes``. Results are signed 64-bit integers, as everything in the kernels is. No bounds are checked: the caller
-has compared with the array's length before.
+``int.from_bytes``. Results are signed 64-bit integers, as everything in the kernels is. No bounds are checked: the
+caller has compared with the array's length before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if sys.byteorder != "little":  # the intrinsics below swap bytes
 
 def _load_twin(width: int, order: str, signed: bool) -> Callable[[Any, int], int]:
     def load(array: Any, at: int) -> int:
-        return int.from_bytes(array[at : at + width].tobytes(), order, signed=signed)  # type: ignore[arg-type]
+        return int.from_bytes(array[at : at + width].tobytes(), order, signed=signed)
 
     return load
 
@@ -53,14 +53,15 @@ else:
     from numba.core.cgutils import raw_memcpy
     from numba.extending import intrinsic
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def copy_bytes(typing_context: Any, source: Any, at: Any, target: Any, target_at: Any, length: Any) -> Any:
         """memcpy: a loop over bytes is vectorised with checks that cost more than a short copy."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             read = context.make_array(signature.args[0])(context, builder, args[0])
             write = context.make_array(signature.args[2])(context, builder, args[2])
-            raw_memcpy(builder, builder.gep(write.data, [args[3]]), builder.gep(read.data, [args[1]]), args[4], 1)
+            to, source_at = builder.gep(write.data, [args[3]]), builder.gep(read.data, [args[1]])
+            raw_memcpy(builder, to, source_at, args[4], 1)  # type: ignore[no-untyped-call]
             return context.get_dummy_value()
 
         return types.void(source, types.int64, target, types.int64, types.int64), generate
@@ -70,7 +71,7 @@ else:
         return builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(bits).as_pointer())
 
     def _load(bits: int, swap: bool, signed: bool) -> Any:
-        @intrinsic  # type: ignore[untyped-decorator]
+        @intrinsic
         def load(typing_context: Any, array: Any, at: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 word = builder.load(_pointer(context, builder, signature, args, bits))
@@ -86,7 +87,7 @@ else:
         return load
 
     def _store(bits: int) -> Any:
-        @intrinsic  # type: ignore[untyped-decorator]
+        @intrinsic
         def store(typing_context: Any, array: Any, at: Any, value: Any) -> Any:
             def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 word = args[2] if bits == 64 else builder.trunc(args[2], ir.IntType(bits))

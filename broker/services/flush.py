@@ -1,13 +1,14 @@
 """Flushing the CommitLog: GroupCommitService for sync, FlushRealTimeService for async.
 
-Both own one thread, the only one that calls ``fdatasync``. A producer that must wait for the disk leaves a callback with
-the offset it waits for; one fdatasync serves all that wait. A failed fdatasync is the end of the process: the kernel marks
-the pages clean whatever happened to them, so trying again would report a success that never was.
+Both own one thread, the only one that calls ``fdatasync``. A producer that must wait for the disk leaves a callback
+with the offset it waits for; one fdatasync serves all that wait. A failed fdatasync is the end of the process: the
+kernel marks the pages clean whatever happened to them, so trying again would report a success that never was.
 """
 
 from __future__ import annotations
 
 import _thread
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -50,10 +51,8 @@ class FlushService(Service):
     def wake(self) -> None:
         """New bytes were written. Any thread; cheap."""
         if self._signal.locked():
-            try:
+            with contextlib.suppress(RuntimeError):  # another thread woke it between the two lines
                 self._signal.release()
-            except RuntimeError:
-                pass  # another thread woke it between the two lines
 
     def stop(self) -> None:
         """Flush what is there, answer those that wait, end the thread."""
@@ -73,8 +72,8 @@ class FlushService(Service):
             flushed = store.flush()
         except OSError as error:
             store.failed = StoreFailed(
-                f"fdatasync of the CommitLog in {store.path} failed: {error}. What was written last may not be on disk, and "
-                "trying again cannot tell: the broker ends. Check the disk, then start it again"
+                f"fdatasync of the CommitLog in {store.path} failed: {error}. What was written last may not be on "
+                "disk, and trying again cannot tell: the broker ends. Check the disk, then start it again"
             )
             self._post(self._fail)
             raise store.failed from error
@@ -87,7 +86,9 @@ class FlushService(Service):
         self.on_flushed()
 
     def _fail(self) -> None:
-        self._failure = ServiceNotAvailable("the disk failed while the message was flushed; it may or may not be stored")
+        self._failure = ServiceNotAvailable(
+            "the disk failed while the message was flushed; it may or may not be stored"
+        )
         while self._waiting:
             self._waiting.popleft()[1](self._failure)
 
@@ -109,8 +110,8 @@ class GroupCommitService(FlushService):
 
 
 class FlushRealTimeService(FlushService):
-    """Async: flush every interval if enough pages are dirty, everything after the thorough interval, and at once where a
-    produce asked for sync."""
+    """Async: flush every interval if enough pages are dirty, everything after the thorough interval, and at once where
+    a produce asked for sync."""
 
     name = "flush-real-time"
 

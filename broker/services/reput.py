@@ -1,8 +1,8 @@
 """ReputMessageService: turns the log into queues and index entries, behind the producers' backs.
 
-It has one owner at a time, changed only on the loop. While the backlog fits one chunk the loop steps it itself, right after
-it answered the producers: a message is visible to a held pull within a fraction of a millisecond. A larger backlog goes to
-the thread, whose kernels run beside the loop on another core; caught up, the thread gives it back.
+It has one owner at a time, changed only on the loop. While the backlog fits one chunk the loop steps it itself, right
+after it answered the producers: a message is visible to a held pull within a fraction of a millisecond. A larger
+backlog goes to the thread, whose kernels run beside the loop on another core; caught up, the thread gives it back.
 """
 
 from __future__ import annotations

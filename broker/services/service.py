@@ -1,7 +1,7 @@
 """What every background service is: a thread that sleeps until it is woken, does one piece of work, and can be stopped.
 
-A service that dies takes the broker down: the exception goes to ``on_fatal`` on the event loop, and nothing goes on half
-alive.
+A service that dies takes the broker down: the exception goes to ``on_fatal`` on the event loop, and nothing goes on
+half alive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ OnFatal = Callable[[str, BaseException], None]
 
 
 class Service:
-    """A named thread. Subclasses say in ``do_once`` what one piece of work is, and in ``behind`` how much is waiting."""
+    """A named thread. Subclasses say in ``do_once`` what one piece of work is, and in ``behind`` how much is
+    waiting."""
 
     name = "service"
     interval_seconds: float | None = None
@@ -69,7 +70,7 @@ class Service:
                     self._woken.wait(self.interval_seconds)
                 self._woken.clear()
             self.last_work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the broker must not go on without this service
+        except BaseException as error:
             log.critical("the service %s ended", self.name, exc_info=True)
             self._died(error)
 

@@ -29,7 +29,8 @@ _MESSAGE_BYTES_MIN = (4, 3)
 """The fewest bytes of a message in a frame, by layout."""
 
 FRAME_RECORDS_BYTES_MAX = 64 * 1024 * 1024
-"""The records of one frame take at most this: common properties multiply, and a frame must not hold the loop for long."""
+"""The records of one frame take at most this: common properties multiply, and a frame must not hold the loop for
+long."""
 
 _RULES = {
     kernel.TRUNCATED: "the body ends in the middle of it",
@@ -218,8 +219,8 @@ class CommitLog:
             )  # fmt: skip
         if status == kernel.RECORDS_TOO_LONG:
             return MessageIllegal(
-                f"the records of this frame would take more than {FRAME_RECORDS_BYTES_MAX:,} bytes; send fewer messages "
-                "a frame; nothing of it was written"
+                f"the records of this frame would take more than {FRAME_RECORDS_BYTES_MAX:,} bytes; send fewer "
+                "messages a frame; nothing of it was written"
             )
         return MessageIllegal(
             f"message {message}: {_RULES[status]} (byte {detail - int(self._numbers[kernel.N_BODY_AT])} of the body); "
@@ -254,8 +255,8 @@ class CommitLog:
         folder = self.queue.folder
         free = self.os.free_bytes(folder)
         return ServiceNotAvailable(
-            f"the disk of {folder} is full: {free:,} bytes are free, {needed_bytes:,} were needed; nothing was written. "
-            "Free space or shorten retention.file_reserved_hours; writes resume by themselves",
+            f"the disk of {folder} is full: {free:,} bytes are free, {needed_bytes:,} were needed; nothing was "
+            "written. Free space or shorten retention.file_reserved_hours; writes resume by themselves",
             retry_after_ms=1000, free_bytes=free, needed_bytes=needed_bytes,
         )  # fmt: skip
 

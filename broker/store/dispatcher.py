@@ -186,8 +186,8 @@ class Dispatcher:
         elif queue_offset - queue.max_offset > GAP_MAX:
             raise CorruptLog(
                 f"the record at physical offset {self.reput_offset:,} says queue offset {queue_offset:,}, but queue "
-                f"{queue.queue_id} of {queue.topic} ends at {queue.max_offset:,}. Restore the log from a backup; it was "
-                "not changed"
+                f"{queue.queue_id} of {queue.topic} ends at {queue.max_offset:,}. Restore the log from a backup; it "
+                "was not changed"
             )
         else:
             if complete is not None and queue.row not in complete:

@@ -270,8 +270,8 @@ class LogRecovery:
 def _lost_its_tail(array: np.ndarray, end: int, parts: np.ndarray) -> bool:
     """Whether the last record, which ends at ``end`` in front of zeros, itself ends in zeros that it never had.
 
-    Its last page may not have reached the disk. No checksum covers what stands behind the body; but properties end with a
-    separator or a text, and a topic with a letter.
+    Its last page may not have reached the disk. No checksum covers what stands behind the body; but properties end with
+    a separator or a text, and a topic with a letter.
     """
     if parts[kernel.R_SIZE] == 0:
         return False

@@ -1,8 +1,8 @@
 """Reading the store: pull by offset, query by key, view by id, offsets by time.
 
 Every function is synchronous and takes ``hot``. With ``hot`` it answers from the page cache alone and raises
-``WouldBlock`` where it cannot; the caller repeats it with ``hot=False`` in a reader thread, so that a consumer at the far
-end of the log never holds up a producer. No view of a map leaves: records are read into a fresh buffer.
+``WouldBlock`` where it cannot; the caller repeats it with ``hot=False`` in a reader thread, so that a consumer at the
+far end of the log never holds up a producer. No view of a map leaves: records are read into a fresh buffer.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ class Reads:
         min_offset = self._min_offset(queue, hot) if queue is not None else max_offset
         if not min_offset <= offset <= max_offset:
             raise OffsetOutOfRange(
-                f"offset {offset} of queue {queue_id} of {topic!r} is outside of [{min_offset}, {max_offset}]; pull from "
-                "one of these on",
+                f"offset {offset} of queue {queue_id} of {topic!r} is outside of [{min_offset}, {max_offset}]; pull "
+                "from one of these on",
                 min_offset=min_offset, max_offset=max_offset,
             )  # fmt: skip
         if queue is None or offset == max_offset:
@@ -228,7 +228,9 @@ class Reads:
         looked_max = FILTERED_UNITS_MAX if tags else min(max_count, max_bytes // RECORD_BYTES_MIN + 1)
         looked = 0
         while True:
-            step = min(UNITS_A_STEP if tags else looked_max, max_offset - offset, looked_max - looked, UNITS_A_STEP * 16)
+            step = min(
+                UNITS_A_STEP if tags else looked_max, max_offset - offset, looked_max - looked, UNITS_A_STEP * 16
+            )
             units = queue.read_units(offset, step, hot=hot)
             unit_count = len(units) // UNIT_BYTES
             if unit_count == 0:
@@ -254,7 +256,9 @@ class Reads:
             chosen, count, log_files.file_bytes, GAP_BYTES_MAX, SPARSE_MAX, SPAN_BYTES_MAX, reads
         )
         at = records_at
-        for begin, length, first, records in reads[: read_count * kernel.READ_ROW].reshape(-1, kernel.READ_ROW).tolist():
+        for begin, length, first, records in (
+            reads[: read_count * kernel.READ_ROW].reshape(-1, kernel.READ_ROW).tolist()
+        ):
             wanted = int(chosen[first * 3 + 1 : (first + records) * 3 : 3].sum()) if records > 1 else length
             if wanted == length:
                 log_files.read(begin, view[at : at + length], hot=hot)
@@ -302,8 +306,8 @@ class Reads:
         self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, *, hot: bool,
         behind_bytes: int = 0, visible_below: int | None = None,
     ) -> Found:  # fmt: skip
-        """Messages of the topic with that key (one of KEYS, or the unique key), stored in ``[begin_ms, end_ms]``, newest
-        first.
+        """Messages of the topic with that key (one of KEYS, or the unique key), stored in ``[begin_ms, end_ms]``,
+        newest first.
 
         ``visible_below``: records at or behind this physical offset are not shown (not yet flushed). Raises
         ``TopicNotExist``, ``InvalidParameter`` for a cursor that is none, and with ``hot`` ``WouldBlock``.
@@ -354,7 +358,9 @@ class Reads:
             for physical_offset, number in file.chain(key_hash, begin_ms, end_ms, entry, hot=hot):
                 yield file, physical_offset, number
 
-    def _match(self, topic: str, key: str, begin_ms: int, end_ms: int, physical_offset: int, hot: bool) -> bytearray | None:
+    def _match(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, physical_offset: int, hot: bool
+    ) -> bytearray | None:
         """The record there if it really is of that topic, key and time: hashes collide, and entries keep seconds."""
         blob = self._raw(physical_offset, 0, hot) if physical_offset >= self._state.deleted_below(topic) else None
         if blob is None:
@@ -398,7 +404,9 @@ class Reads:
             if found.count:
                 return Found(1, "", 0, found.body)
         where = f"topic {topic!r}" if topic else "any topic"
-        raise MessageNotFound(f"no message with id {message_id!r} was found in {where}; it may be expired or not indexed yet")
+        raise MessageNotFound(
+            f"no message with id {message_id!r} was found in {where}; it may be expired or not indexed yet"
+        )
 
 
 def _join(records: list[bytearray]) -> bytearray:
@@ -424,4 +432,3 @@ def _parse_cursor(cursor: str) -> tuple[str, int, int] | None:
 
 def _digits(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 18  # fits the kernels' integers
-
