@@ -14,8 +14,6 @@ from ...protocol.layout import RECORD_BYTES_MIN
 from .stored import BODY_AT, CRC_MASK, PLAIN_MASK, StoredMessage
 from .tags import EVERYTHING, TagFilter
 
-_COPIED_RECORD_BYTES = 4096
-"""Records shorter than this on average are decoded from bytes: slicing them is cheaper than slicing a view."""
 _STRUCTS_MAX = 4096
 
 
@@ -39,45 +37,48 @@ class Records:
     Raises ``RemoteProtocolError`` where the sizes do not fit what is there.
     """
 
-    __slots__ = ("raw", "sizes")
+    __slots__ = ("_body", "_records_at", "sizes")
 
-    def __init__(self, body: bytes | memoryview, count: int) -> None:
+    def __init__(self, body: bytes, count: int) -> None:
         records_at = RECORD_SIZE_STRUCT.size * count
         if records_at > len(body):
             raise RemoteProtocolError(f"{count} records announced in a body of {len(body)} bytes")
         self.sizes: tuple[int, ...] = struct.unpack_from(f">{count}I", body)
         if sum(self.sizes) != len(body) - records_at or (count and min(self.sizes) < RECORD_BYTES_MIN):
             raise RemoteProtocolError(f"the sizes of {count} records do not fit a body of {len(body)} bytes")
-        self.raw = memoryview(body)[records_at:]
+        self._body = body
+        self._records_at = records_at
+
+    @property
+    def raw(self) -> memoryview:
+        """The records, one behind the other."""
+        return memoryview(self._body)[self._records_at :]
 
     def messages(self, topic: str) -> list[StoredMessage]:
         """A message for each record, not decoded yet."""
         sizes = self.sizes
-        starts = accumulate(sizes, initial=0)
-        records: bytes | memoryview = self.raw
-        if len(records) < _COPIED_RECORD_BYTES * len(sizes):
-            records = bytes(records)
+        starts = accumulate(sizes, initial=self._records_at)
         # sizes ends first, so that the last start (the end of all) makes no message.
-        return list(map(StoredMessage, sizes, starts, repeat(records), repeat(topic)))
+        return list(map(StoredMessage, sizes, starts, repeat(self._body), repeat(topic)))
 
     def bodies(self, topic: str) -> list[bytes]:
         """All bodies, decompressed and checked, in one pass."""
-        raw, sizes, crc32, structs = self.raw, self.sizes, zlib.crc32, _body_structs
+        content, sizes, crc32, structs = self._body, self.sizes, zlib.crc32, _body_structs
         bodies: list[bytes] = []
         append = bodies.append
-        at = 0
+        at = self._records_at
         # What of a record is not its body: guessed from the one before it, because it seldom changes.
-        beside = sizes[0] - _body_length(raw, 0, sizes[0]) if sizes else 0
+        beside = sizes[0] - _body_length(content, at, sizes[0]) if sizes else 0
         for size in sizes:
             length = size - beside
             if length >= 0:
-                crc, sys_flag, real_length, body = structs[length](raw, at)
+                crc, sys_flag, real_length, body = structs[length](content, at)
                 if real_length == length and crc32(body) & CRC_MASK == crc and not sys_flag & PLAIN_MASK:
                     append(body)
                     at += size
                     continue
-            append(StoredMessage(size, at, raw, topic).body)
-            beside = size - _body_length(raw, at, size)
+            append(StoredMessage(size, at, content, topic).body)
+            beside = size - _body_length(content, at, size)
             at += size
         return bodies
 
@@ -97,7 +98,7 @@ class Batch:
         self,
         topic: str,
         queue: int,
-        body: bytes | memoryview,
+        body: bytes,
         count: int,
         *,
         next_offset: int,
@@ -171,9 +172,7 @@ class Found(Sequence[StoredMessage]):
 
     __slots__ = ("_messages", "cursor", "index_behind_bytes")
 
-    def __init__(
-        self, topic: str, body: bytes | memoryview, count: int, cursor: str | None, index_behind_bytes: int
-    ) -> None:
+    def __init__(self, topic: str, body: bytes, count: int, cursor: str | None, index_behind_bytes: int) -> None:
         self.cursor = cursor
         self.index_behind_bytes = index_behind_bytes
         self._messages = Records(body, count).messages(topic)
@@ -195,7 +194,7 @@ class Found(Sequence[StoredMessage]):
         return f"<Found {len(self)} messages{', more to come' if self.cursor else ''}>"
 
 
-def _body_length(raw: memoryview, at: int, size: int) -> int:
+def _body_length(records: bytes, at: int, size: int) -> int:
     """The body's length that a record claims, kept within the record."""
-    length: int = struct.unpack_from(">i", raw, at + BODY_AT - 4)[0]
+    length: int = struct.unpack_from(">i", records, at + BODY_AT - 4)[0]
     return min(max(length, 0), size - BODY_AT)

@@ -19,29 +19,21 @@ from ...protocol.errors import (
     error_from_answer,
 )
 from ...protocol.fields import decode_fields, encode_fields
-from ...protocol.frames import (
-    INITIAL_BUFFER_BYTES,
-    REQUEST,
-    REQUEST_ID_MAX,
-    RESPONSE,
-    Frame,
-    FrameParser,
-    encode_head,
-)
+from ...protocol.frames import REQUEST, REQUEST_ID_MAX, RESPONSE, FrameParser, encode_head
 
 _LENGTHS = struct.Struct(">II")
 _SMALL_BYTES_MAX = 1024
 """What arrives in one piece no longer than this is most often one answer to a PRODUCE."""
-_ZERO_COPY_BYTES_MIN = 256 * 1024
-"""A body at least this long keeps the receive buffer instead of being copied out of it."""
+_KEEP_BYTES = 4 * 1024 * 1024
+"""How large the receive buffer may stay after large frames."""
 
 
 class Answer:
-    """One answer. ``body`` is the caller's to keep: bytes, or a view of a buffer that nothing else writes to."""
+    """One answer."""
 
     __slots__ = ("body", "code", "fields", "request_id")
 
-    def __init__(self, request_id: int, code: int, fields: dict[str, Any], body: bytes | memoryview) -> None:
+    def __init__(self, request_id: int, code: int, fields: dict[str, Any], body: bytes) -> None:
         self.request_id = request_id
         self.code = code
         self.fields = fields
@@ -54,7 +46,7 @@ class Session:
     __slots__ = ("_next_id", "limits", "parser")
 
     def __init__(self) -> None:
-        self.parser = FrameParser()
+        self.parser = FrameParser(keep_bytes=_KEEP_BYTES)
         self.limits: HelloAnswer | None = None
         self._next_id = 1
 
@@ -106,7 +98,8 @@ class Session:
         answers: list[Answer] = []
         while parser.start != parser.end and (frame := parser.next_frame()) is not None:
             if frame.kind == RESPONSE:
-                answers.append(Answer(frame.request_id, frame.code, frame.fields, self._keep_body(frame)))
+                # A copy, and the buffer stays: new pages for a buffer each time would cost ten times as much.
+                answers.append(Answer(frame.request_id, frame.code, frame.fields, bytes(frame.body)))
         return answers
 
     def _small_answer(self) -> Answer | None:
@@ -127,12 +120,3 @@ class Session:
             return None
         parser.start = end
         return Answer(request_id, code, fields, bytes(buffer[body_at:end]))
-
-    def _keep_body(self, frame: Frame) -> bytes | memoryview:
-        parser = self.parser
-        body_at, body_end = frame.body_at, frame.body_end
-        if body_end - body_at >= _ZERO_COPY_BYTES_MIN and parser.start == parser.end:
-            parser.buffer = bytearray(INITIAL_BUFFER_BYTES)
-            parser.start = parser.end = 0
-            return frame.body.toreadonly()
-        return bytes(memoryview(frame.buffer)[body_at:body_end])

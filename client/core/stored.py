@@ -34,6 +34,8 @@ _OWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHA
 _AT = RECORD.at
 assert (_AT["body_crc"], _AT["sys_flag"], _AT["body_length"]) == (8, 36, 84)
 BODY_HEAD = struct.Struct(">8xI24xI44xi")
+_unpack_body_head = BODY_HEAD.unpack_from
+_crc32 = zlib.crc32
 BODY_AT = RECORD_HEAD_BYTES
 PLAIN_MASK = SysFlag.COMPRESSED | SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 CRC_MASK = 0x7FFFFFFF
@@ -61,7 +63,7 @@ class StoredMessage:
 
     __slots__ = ("_at", "_body", "_properties", "_records", "_size", "_topic")
 
-    def __init__(self, size: int, at: int, records: bytes | memoryview, topic: str) -> None:
+    def __init__(self, size: int, at: int, records: bytes, topic: str) -> None:
         self._records = records
         self._at = at
         self._size = size
@@ -73,19 +75,20 @@ class StoredMessage:
     def body(self) -> bytes:
         """The body, decompressed where it was compressed; its checksum holds."""
         body = self._body
-        if body is None:
-            body = self._body = self._read_body()
+        if body is not None:
+            return body
+        start = self._at + BODY_AT
+        crc, sys_flag, length = _unpack_body_head(self._records, self._at)
+        if not sys_flag & PLAIN_MASK:
+            body = self._records[start : start + length]
+            if _crc32(body) & CRC_MASK == crc and len(body) == length:
+                self._body = body
+                return body
+        body = self._body = self._read_body(sys_flag)
         return body
 
-    def _read_body(self) -> bytes:
-        records, at = self._records, self._at
-        crc, sys_flag, length = BODY_HEAD.unpack_from(records, at)
-        if not sys_flag & PLAIN_MASK and 0 <= length <= self._size - BODY_AT:
-            start = at + BODY_AT
-            body = records[start : start + length]
-            if zlib.crc32(body) & CRC_MASK == crc or not length:
-                return body if type(body) is bytes else bytes(body)
-            raise self._corrupt(f"its body's checksum is {zlib.crc32(body) & CRC_MASK:#010x}, it says {crc:#010x}")
+    def _read_body(self, sys_flag: int) -> bytes:
+        """The body where it takes more than a slice; raises where it is damaged."""
         record = self._decode()
         if not sys_flag & SysFlag.COMPRESSED:
             return record.body
@@ -210,7 +213,7 @@ class StoredMessage:
         return value
 
     def _bytes(self, start: int, end: int) -> bytes:
-        return bytes(self._records[self._at + start : self._at + end])
+        return self._records[self._at + start : self._at + end]
 
     def _host_end(self, hosts: int) -> int:
         """Where the field behind the born host (1) or behind the store host (2) begins, within the record."""
@@ -231,7 +234,7 @@ class StoredMessage:
             properties = self._properties = decode_properties(self._property_bytes())
         return properties
 
-    def _property_bytes(self) -> bytes | memoryview:
+    def _property_bytes(self) -> bytes:
         records, at, end = self._records, self._at, self._at + self._size
         _, sys_flag, length = BODY_HEAD.unpack_from(records, at)
         if not sys_flag & PLAIN_MASK and _SIZE_AND_MAGIC.unpack_from(records, at) == (self._size, MAGIC_V1):

@@ -202,6 +202,18 @@ def test_a_record_of_as_many_keys_as_properties_hold_is_indexed_in_one_call() ->
     assert len(second.keys) == count
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "records"), [(1, 13, 1), (2, 12, 1), (13, 1, 1), (1, 12, 2), (0, 13, 2), (13, 0, 2)]
+)
+def test_a_call_stops_in_front_of_the_record_whose_keys_do_not_fit_any_more(
+    first: int, second: int, records: int
+) -> None:
+    properties = [b"KEYS\x01" + b" ".join([b"k"] * count) + b"\x02" if count else b"" for count in (first, second)]
+    answer = run(a_record(properties[0]), a_record(properties[1], queue_offset=1), work=Work(unit_room=8, key_room=13))
+    assert (answer.status, answer.records) == (kernel.DONE if records == 2 else kernel.FULL, records)
+    assert len(answer.keys) == (first + second if records == 2 else first)
+
+
 # ---- deleted topics ----
 
 

@@ -1,0 +1,240 @@
+"""A full disk: producers are refused before anything is written, nothing is lost or doubled, and all goes on by itself."""
+
+from __future__ import annotations
+
+import errno
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.store import MessageStore, StoreFailed, TopicConfig
+from flintmq.protocol.errors import ServiceNotAvailable
+from tests.store_tools import (
+    SMALL,
+    Message,
+    Sent,
+    UnsyncedFiles,
+    append,
+    assert_holds,
+    index_files,
+    kill,
+    open_store,
+    plain,
+    put,
+    queue_files,
+    reopen,
+)
+
+
+class FullFiles(UnsyncedFiles):
+    """A disk with room for ``room`` more allocations, writes and new files; None: for any number."""
+
+    def __init__(self, room: int | None = None) -> None:
+        self.room = room
+        self.refused = 0
+
+    def _take(self) -> None:
+        if self.room is None:
+            return
+        if self.room == 0:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= 1
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        """Takes room where the file is new."""
+        if create and not path.exists():
+            self._take()
+        return super().open(path, create=create)
+
+    def allocate(self, fd: int, at: int, size: int) -> None:
+        """Takes room."""
+        self._take()
+        super().allocate(fd, at, size)
+
+    def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
+        """Takes room; half of it is written where there is none."""
+        try:
+            self._take()
+        except OSError:
+            super().write(fd, memoryview(data)[: len(data) // 2], at)
+            raise
+        super().write(fd, data, at)
+
+    def free_bytes(self, path: Path) -> int:
+        """What is left."""
+        return 4096 if self.room == 0 else super().free_bytes(path)
+
+
+def log_bytes(store: MessageStore) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted((store.path / "commitlog").iterdir()))
+
+
+def test_at_every_allocation_a_produce_is_refused_whole_and_resumes(tmp_path: Path) -> None:
+    """The disk is full at each place where a frame over several files may need it."""
+    frame = [Message(bytes([number]) * 300_000, keys=(f"k{number}",)) for number in range(45)]
+    room = 0
+    refused = True
+    while refused:
+        files = FullFiles()
+        store = open_store(tmp_path / "store", files=files)
+        sent = put(store, "orders", 0, plain(5))
+        end, log = store.write_offset, log_bytes(store)
+        files.room = room
+        refused = False
+        for _ in range(2):
+            try:
+                sent += append(store, "orders", 0, frame)
+                break
+            except ServiceNotAvailable as error:
+                refused = True
+                assert "is full" in str(error)
+                assert "nothing was written" in str(error)
+                assert error.details["free_bytes"] == 4096
+                assert store.write_offset == end
+                assert log_bytes(store) == log
+            files.room = 0
+        files.room = None
+        if refused:
+            sent += append(store, "orders", 0, frame)
+        assert [each.queue_offset for each in sent] == list(range(50))
+        store.flush()
+        while store.reput_offset < store.write_offset:
+            store.dispatch(store.write_offset)
+        assert_holds(store, sent)
+        store.close()
+        store = open_store(tmp_path / "store")
+        assert_holds(store, sent)
+        store.close()
+        shutil.rmtree(store.path)
+        room += 1
+    assert room > 5
+
+
+def test_reads_and_what_still_fits_go_on_while_the_disk_is_full(tmp_path: Path) -> None:
+    files = FullFiles()
+    store = open_store(tmp_path / "store", files=files)
+    sent = put(store, "orders", 0, plain(10, size=90_000))
+    files.room = 0
+    with pytest.raises(ServiceNotAvailable):
+        append(store, "orders", 0, plain(10, size=400_000))
+    assert_holds(store, sent)
+    while True:
+        try:
+            sent += append(store, "orders", 0, plain(1, first=len(sent), size=1000))
+        except ServiceNotAvailable:
+            break
+    assert len(sent) > 11
+    files.room = None
+    assert [each.queue_offset for each in sent] == list(range(len(sent)))
+    store.close()
+    store = open_store(tmp_path / "store")
+    assert_holds(store, sent)
+    store.close()
+
+
+def dispatch_on_a_disk_that_fills(store: MessageStore, files: FullFiles, source: random.Random) -> int:
+    """Dispatch all, with the disk full now and then; how often it was."""
+    refused = 0
+    while store.reput_offset < store.write_offset:
+        files.room = source.choice([0, 0, 1, 2, 3, 7, None])
+        try:
+            store.dispatch(store.write_offset, chunk_bytes=source.choice([100, 3000, 1 << 20]))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+            refused += 1
+    files.room = None
+    return refused
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_queues_and_index_lose_and_double_nothing_when_the_disk_is_full_in_between(tmp_path: Path, seed: int) -> None:
+    source = random.Random(seed)
+    files = FullFiles()
+    store = open_store(tmp_path / "store", files=files)
+    untroubled = open_store(tmp_path / "untroubled")
+    sent: list[Sent] = []
+    for each in (store, untroubled):
+        for topic in ("orders", "bills"):
+            each.topics.put(TopicConfig(topic))
+    refused = 0
+    for number in range(0, 600, 20):
+        topic, queue = source.choice(["orders", "bills"]), source.randrange(3)
+        sent += append(store, topic, queue, plain(20, first=number))
+        put(untroubled, topic, queue, plain(20, first=number))
+        store.flush()
+        refused += dispatch_on_a_disk_that_fills(store, files, source)
+    assert refused > 20
+    assert_holds(store, sent)
+    queues, index = queue_files(store.path), index_files(store.path)
+    assert queues.keys() == queue_files(untroubled.path).keys()
+    untroubled.close()
+    kill(store)
+    shutil.rmtree(store.path / "consumequeue")
+    shutil.rmtree(store.path / "index")
+    store = open_store(tmp_path / "store")
+    assert queue_files(store.path) == queues
+    assert index_files(store.path) == index
+    store.close()
+
+
+def test_a_start_without_room_says_so_and_works_once_there_is_some(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(300))
+    store.sync_derived()
+    kill(store)
+    shutil.rmtree(store.path / "consumequeue")
+    shutil.rmtree(store.path / "index")
+    room = 0
+    while True:
+        try:
+            store, report = reopen(tmp_path / "store", files=FullFiles(room))
+            break
+        except StoreFailed as error:
+            assert "is full" in str(error)
+            assert str(store.path) in str(error)
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+        room += 1
+    assert room > 10
+    assert_holds(store, sent)
+    assert not report.clean
+    store.close()
+
+
+def test_a_close_without_room_leaves_the_store_unclean_and_whole(tmp_path: Path) -> None:
+    files = FullFiles()
+    store = open_store(tmp_path / "store", files=files)
+    sent = put(store, "orders", 0, plain(10)) + append(store, "orders", 0, plain(300, first=10))
+    files.room = 0
+    with pytest.raises(OSError, match="No space"):
+        store.close()
+    assert (store.path / "abort").exists()
+    store, report = reopen(tmp_path / "store")
+    assert not report.clean
+    assert_holds(store, sent)
+    store.close()
+
+
+def test_room_for_the_next_file_is_made_ahead_and_a_full_disk_there_refuses_nobody(tmp_path: Path) -> None:
+    files = FullFiles()
+    store = open_store(tmp_path / "store", files=files)
+    sent = put(store, "orders", 0, plain(9, size=400_000))
+    files.room = 0
+    with pytest.raises(OSError, match="No space"):
+        while store.commitlog.prepare_ahead():
+            pass
+    files.room = None
+    while store.commitlog.prepare_ahead():
+        pass
+    assert len(list((store.path / "commitlog").iterdir())) == 1, "a file is entered when it is needed"
+    files.room = 0
+    sent += append(store, "orders", 0, plain(3, first=9, size=200_000))
+    assert sent[-1].physical_offset > SMALL.commitlog_file_bytes
+    files.room = None
+    store.close()
+    store = open_store(tmp_path / "store")
+    assert_holds(store, sent)
+    store.close()

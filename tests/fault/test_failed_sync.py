@@ -1,0 +1,119 @@
+"""A disk that fails: nothing is acknowledged that may not be there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.services.flush import FlushService, flush_service
+from flintmq.broker.store import MessageStore, StoreFailed, StoreSettings
+from flintmq.protocol.errors import BrokerError, ServiceNotAvailable
+from tests.store_tools import (
+    MIB,
+    SMALL,
+    UnsyncedFiles,
+    append,
+    assert_holds,
+    make_topic,
+    open_store,
+    plain,
+    put,
+    reopen,
+)
+
+
+class FailingDisk(UnsyncedFiles):
+    """fdatasync fails with ``error`` while it is set."""
+
+    error = 0
+
+    def sync_data(self, fd: int) -> None:
+        """Fail, or nothing."""
+        if self.error:
+            raise OSError(self.error, "the disk failed")
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_a_flush_that_fails_claims_nothing(tmp_path: Path, error: int) -> None:
+    files = FailingDisk()
+    store = open_store(tmp_path / "store", files=files)
+    sent = put(store, "orders", 0, plain(3))
+    flushed = store.flushed_offset
+    append(store, "orders", 0, plain(3))
+    files.error = error
+    with pytest.raises(OSError, match="the disk failed"):
+        store.flush()
+    assert store.flushed_offset == store.dispatchable_offset == flushed
+    assert_holds(store, sent)
+    with pytest.raises(OSError, match="the disk failed"):
+        store.close()
+    assert (store.path / "abort").exists()
+
+
+@pytest.mark.parametrize("policy", ["sync", "async"])
+async def test_everyone_who_waits_hears_of_the_failure_and_nobody_is_acknowledged(tmp_path: Path, policy: str) -> None:
+    files = FailingDisk()
+    settings = StoreSettings(
+        commitlog_file_bytes=4 * MIB, consumequeue_file_bytes=1000, index_slots=500, index_entries=200,
+        allocate_step_bytes=MIB, flush_policy=policy, flush_interval_ms=1,
+    )  # fmt: skip
+    store = open_store(tmp_path / "store", settings, files)
+    loop = asyncio.get_running_loop()
+    fatal: asyncio.Future[tuple[str, BaseException]] = loop.create_future()
+    service = flush_service(store, loop.call_soon_threadsafe, lambda name, error: fatal.set_result((name, error)))
+    service.start()
+    make_topic(store, "orders")
+    assert await flushed(service, store) is None
+
+    files.error = errno.EIO
+    answers = [flushed(service, store) for _ in range(5)]
+    for answer in await asyncio.gather(*answers):
+        assert isinstance(answer, ServiceNotAvailable)
+        assert "may or may not be stored" in str(answer)
+    name, error = await fatal
+    assert name == service.name
+    assert isinstance(error, StoreFailed)
+    assert store.failed is error
+
+    files.error = 0  # trying again would succeed, and lie
+    assert isinstance(await flushed(service, store, written=False), ServiceNotAvailable)
+    with pytest.raises(ServiceNotAvailable, match="stopped writing"):
+        append(store, "orders", 0, plain(1))
+    service.stop()
+    store.close()
+    assert (store.path / "abort").exists()
+    store, report = reopen(tmp_path / "store", settings)
+    assert not report.clean
+    assert store.max_offset("orders", 0) >= 1
+    store.close()
+
+
+async def flushed(service: FlushService, store: MessageStore, *, written: bool = True) -> BrokerError | None:
+    """Append a message and wait for the disk; the answer."""
+    if written:
+        append(store, "orders", 0, plain(1))
+    answer: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
+    service.wait_for(store.write_offset, answer.set_result)
+    service.wake()
+    return await answer
+
+
+def test_a_sync_of_queues_that_fails_leaves_the_mark_where_it_was(tmp_path: Path) -> None:
+    files = FailingDisk()
+    store = open_store(tmp_path / "store", files=files)
+    sent = put(store, "orders", 0, plain(70))
+    before = (store.path / "checkpoint").read_bytes()
+    files.error = errno.EIO
+    with pytest.raises(OSError, match="the disk failed"):
+        store.sync_derived()
+    assert (store.path / "checkpoint").read_bytes() == before
+    files.error = 0
+    store.sync_derived()
+    assert (store.path / "checkpoint").read_bytes() != before
+    store.close()
+    store = open_store(tmp_path / "store", SMALL)
+    assert_holds(store, sent)
+    store.close()
