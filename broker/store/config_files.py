@@ -155,6 +155,8 @@ class TopicTable:
         self._lock = threading.Lock()
         self._topics: dict[str, TopicConfig] = {}
         self._rest: dict[str, Any] = {}
+        self.dirty = False
+        """Whether something was changed since the last ``persist``."""
 
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
@@ -175,10 +177,12 @@ class TopicTable:
         if before is not None and not config.extra:
             config = replace(config, extra=before.extra)
         self._topics[config.name] = config
+        self.dirty = True
 
     def remove(self, name: str) -> None:
         """Forget a topic, in memory."""
         self._topics.pop(name, None)
+        self.dirty = True
 
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(list(self._topics.values()))
@@ -189,9 +193,14 @@ class TopicTable:
     def persist(self) -> None:
         """Write the table; durable when it returns. Blocks."""
         with self._lock:
-            rows = {config.name: config.to_json() for config in self}
-            self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
-            self._file.save({**self._rest, "topicConfigTable": rows})
+            self.dirty = False
+            try:
+                rows = {config.name: config.to_json() for config in self}
+                self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
+                self._file.save({**self._rest, "topicConfigTable": rows})
+            except BaseException:
+                self.dirty = True
+                raise
 
 
 class ConsumerOffsetTable:
@@ -236,12 +245,16 @@ class ConsumerOffsetTable:
         """Write the table; durable when it returns. Blocks."""
         with self._lock:
             self.dirty = False
-            rows = {
-                key: {str(queue): next_offset for queue, next_offset in sorted(row.items())}
-                for key, row in list(self._offsets.items())
-            }
-            self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
-            self._file.save({**self._rest, "offsetTable": rows})
+            try:
+                rows = {
+                    key: {str(queue): next_offset for queue, next_offset in sorted(list(row.items()))}  # noqa: C414
+                    for key, row in list(self._offsets.items())
+                }
+                self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
+                self._file.save({**self._rest, "offsetTable": rows})
+            except BaseException:
+                self.dirty = True
+                raise
 
 
 class DelayOffsetTable:

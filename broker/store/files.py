@@ -142,8 +142,10 @@ def zero(files: Files, fd: int, at: int, end: int) -> int:
     return reached
 
 
-def create_whole(files: Files, path: Path, size: int, scratch_folder: Path, *, allocate: int = 0) -> int:
-    """Make a file of ``size`` zeros that is there whole or not at all; returns its descriptor.
+def create_whole(
+    files: Files, path: Path, size: int, scratch_folder: Path, *, allocate: int = 0, head: bytes = b""
+) -> int:
+    """Make a file of ``size`` zeros behind ``head`` that is there whole or not at all; returns its descriptor.
 
     It is made under another name in ``scratch_folder`` (same file system), its first ``allocate`` bytes get blocks,
     then it is synced and renamed: a crash never leaves a file of the wrong length, which RocketMQ would refuse to start
@@ -157,11 +159,15 @@ def create_whole(files: Files, path: Path, size: int, scratch_folder: Path, *, a
         files.resize(fd, size)
         if allocate:
             files.allocate(fd, 0, min(allocate, size))
+        if head:
+            files.write(fd, head, 0)
         files.sync_data(fd)
         files.rename(scratch, path)
         files.sync_folder(path.parent)
     except OSError:
         files.close(fd)
+        if scratch.exists():  # on a full disk it would take what others could use
+            files.unlink(scratch)
         raise
     return fd
 

@@ -117,7 +117,7 @@ class IndexFile:
 
     def check(self) -> int:
         """Whether its chains are whole: ``kernels.index.SOUND``, ``REPAIRED`` or ``DAMAGED``. Reads the whole file."""
-        if self.index_count == 0:  # stopped before its header was written, but maybe not before its slots were
+        if self.index_count == 0:  # made by RocketMQ, which writes the header later
             self.files.write(self.fd, INDEX_HEADER_STRUCT.pack(0, 0, 0, 0, 0, 1), 0)
         result = kernel.check(self.array(), self.slots, self.entries, np.zeros(self.slots, np.int32))
         self._header = None
@@ -326,10 +326,9 @@ class IndexService:
         path = self.folder / name
         slots_end = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
         size = index_file_bytes(self.slots, self.entries)
-        fd = create_whole(self._os, path, size, self._scratch, allocate=slots_end)
         end_ms, end_physical = (before.end_timestamp, before.end_physical_offset) if before else (0, 0)
         header = INDEX_HEADER_STRUCT.pack(end_ms, end_ms, end_physical, end_physical, 0, 1)
-        self._os.write(fd, header, 0)
+        fd = create_whole(self._os, path, size, self._scratch, allocate=slots_end, head=header)
         if self.files:
             self.files[-1].release()
         file = IndexFile(self._os, path, fd, self.slots, self.entries)

@@ -204,8 +204,9 @@ class MessageStore:
                 while self.dispatcher.reput_offset < self.commitlog.write_offset:
                     self.dispatch(self.commitlog.write_offset)
                 self.sync_derived()
-                self.topics.persist()
-                self.consumer_offsets.persist()
+                for table in (self.topics, self.consumer_offsets):
+                    if table.dirty:
+                        table.persist()
                 self.files.unlink(self.path / "abort")
                 self.files.sync_folder(self.path)
         finally:

@@ -19,13 +19,13 @@ from ...protocol.errors import (
     error_from_answer,
 )
 from ...protocol.fields import decode_fields, encode_fields
-from ...protocol.frames import REQUEST, REQUEST_ID_MAX, RESPONSE, FrameParser, encode_head
+from ...protocol.frames import FRAME_BYTES_MAX, REQUEST, REQUEST_ID_MAX, RESPONSE, FrameParser, encode_head
 
 _LENGTHS = struct.Struct(">II")
 _SMALL_BYTES_MAX = 1024
 """What arrives in one piece no longer than this is most often one answer to a PRODUCE."""
-_KEEP_BYTES = 4 * 1024 * 1024
-"""How large the receive buffer may stay after large frames."""
+_KEEP_BYTES = FRAME_BYTES_MAX + 64 * 1024
+"""How large the receive buffer may stay after large frames: whoever pulls large batches goes on doing so."""
 
 
 class Answer:

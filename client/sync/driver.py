@@ -22,6 +22,8 @@ from ..errors import ClientClosed
 from .connection import Connection
 from .pool import CONNECT_SECONDS_MAX, Dialer
 
+SILENCE_SECONDS_MAX = 15
+"""A connection on which something was asked and nothing was answered for this long is given up for a new one."""
 _PUSHED_BYTES_MAX = 1 << 20
 """After this many bytes in one go the answers are looked at."""
 
@@ -83,6 +85,7 @@ class DeliveryDriver:
         self._connected = connected
         self._settle = settle
         self._connection: Connection | None = None
+        self._unanswered_since = inf
         self._driver: int | None = None
         """The thread that drives."""
         self._followers: dict[_Follower, None] = {}
@@ -204,7 +207,15 @@ class DeliveryDriver:
         seconds = 0.0 if more else min(delivery.seconds_to_wait(now), deadline - now)
         answers: Sequence[Answer] = ()
         if delivery.in_flight or connection.congested:
-            answers = connection.receive(None if seconds == inf else seconds)
+            self._unanswered_since = min(self._unanswered_since, now)
+            silent_at = self._unanswered_since + SILENCE_SECONDS_MAX
+            answers = connection.receive(min(seconds, max(0.0, silent_at - now)))
+            if answers:
+                self._unanswered_since = inf
+            elif time.monotonic() > silent_at:
+                raise ConnectionFailed(
+                    f"the broker at {connection.address} has not answered for {SILENCE_SECONDS_MAX} s"
+                )
         elif not delivery.idle:  # the broker asked for a pause
             self._interrupted.wait(None if seconds == inf else seconds)
         now = time.monotonic()
@@ -244,6 +255,7 @@ class DeliveryDriver:
         with self.mutex:
             if not self._stopping:
                 self._connection = connection
+                self._unanswered_since = inf
                 self._connected(connection)
                 self._delivery.connected(connection.limits)
                 return
@@ -267,6 +279,7 @@ class DeliveryDriver:
 
     def _close_connection(self) -> None:
         if self._connection is not None:
+            self._dialer.failed(self._connection.address)
             self._connection.close()
             self._connection = None
 

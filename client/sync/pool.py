@@ -40,6 +40,11 @@ class Dialer:
         self._addresses = addresses
         self._first = 0
 
+    def failed(self, address: Address) -> None:
+        """A connection to this address was of no use: try the next address first."""
+        if self._addresses[self._first] == address:
+            self._first = (self._first + 1) % len(self._addresses)
+
     def dial(self, timeout: float) -> Connection:
         """A new connection, within ``timeout`` seconds.
 
@@ -107,10 +112,12 @@ class ConnectionPool:
                 return
         connection.close()
 
-    def discard(self, connection: Connection) -> None:
-        """Close a connection that is of no more use."""
+    def discard(self, connection: Connection, *, failed: bool = False) -> None:
+        """Close a connection that is of no more use; ``failed``: because of the other end."""
         with self._lock:
             self._busy.discard(connection)
+            if failed:
+                self._dialer.failed(connection.address)
         connection.close()
 
     def close(self) -> None:
@@ -189,7 +196,7 @@ class Caller:
             if answered:
                 self.pool.release(connection)
             else:
-                self.pool.discard(connection)
+                self.pool.discard(connection, failed=True)
         return operation.result(answer)
 
     def run(self, plan: Plan[T], deadline: float) -> T:

@@ -108,6 +108,10 @@ QUEUE = Path("consumequeue") / "orders" / "1"
 FIRST, SECOND = f"{0:020d}", f"{SMALL.consumequeue_file_bytes:020d}"
 
 
+def no_damage(path: Path) -> None:
+    pass
+
+
 def all_queues_gone(path: Path) -> None:
     shutil.rmtree(path / "consumequeue")
 
@@ -450,7 +454,7 @@ def test_a_queue_that_begins_late_begins_late_again(tmp_path: Path) -> None:
     store.close()
     (store.path / "commitlog" / f"{0:020d}").unlink()
     (store.path / "checkpoint").unlink()
-    for damage in (lambda path: None, lambda path: shutil.rmtree(path / "consumequeue"), lambda path: None):
+    for damage in (no_damage, all_queues_gone, no_damage):
         damage(store.path)
         store = open_store(store.path)
         low = kept[0].queue_offset
@@ -536,7 +540,7 @@ def test_what_rocketmq_deleted_stays_deleted(tmp_path: Path) -> None:
     shutil.rmtree(store.path / "consumequeue" / "orders")
     shutil.rmtree(store.path / "flintmq")
     (store.path / "checkpoint").unlink()
-    for damage in (lambda path: None, lambda path: None, all_queues_gone):
+    for damage in (no_damage, no_damage, all_queues_gone):
         damage(store.path)
         store = open_store(store.path)
         assert [config.name for config in store.topics] == ["bills"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.services.flush import FlushService, flush_service
-from flintmq.broker.store import MessageStore, StoreFailed, StoreSettings
+from flintmq.broker.store import StoreFailed, StoreSettings
 from flintmq.protocol.errors import BrokerError, ServiceNotAvailable
 from tests.store_tools import (
     MIB,
@@ -66,11 +66,15 @@ async def test_everyone_who_waits_hears_of_the_failure_and_nobody_is_acknowledge
     service = flush_service(store, loop.call_soon_threadsafe, lambda name, error: fatal.set_result((name, error)))
     service.start()
     make_topic(store, "orders")
-    assert await flushed(service, store) is None
+    append(store, "orders", 0, plain(1))
+    assert await flushed(service, store.write_offset) is None
 
+    ends = []
+    for _ in range(5):
+        append(store, "orders", 0, plain(1))
+        ends.append(store.write_offset)
     files.error = errno.EIO
-    answers = [flushed(service, store) for _ in range(5)]
-    for answer in await asyncio.gather(*answers):
+    for answer in await asyncio.gather(*[flushed(service, end) for end in ends]):
         assert isinstance(answer, ServiceNotAvailable)
         assert "may or may not be stored" in str(answer)
     name, error = await fatal
@@ -79,7 +83,7 @@ async def test_everyone_who_waits_hears_of_the_failure_and_nobody_is_acknowledge
     assert store.failed is error
 
     files.error = 0  # trying again would succeed, and lie
-    assert isinstance(await flushed(service, store, written=False), ServiceNotAvailable)
+    assert isinstance(await flushed(service, ends[0]), ServiceNotAvailable)
     with pytest.raises(ServiceNotAvailable, match="stopped writing"):
         append(store, "orders", 0, plain(1))
     service.stop()
@@ -91,12 +95,10 @@ async def test_everyone_who_waits_hears_of_the_failure_and_nobody_is_acknowledge
     store.close()
 
 
-async def flushed(service: FlushService, store: MessageStore, *, written: bool = True) -> BrokerError | None:
-    """Append a message and wait for the disk; the answer."""
-    if written:
-        append(store, "orders", 0, plain(1))
+async def flushed(service: FlushService, end_offset: int) -> BrokerError | None:
+    """Wait until the disk has everything below ``end_offset``; the answer."""
     answer: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
-    service.wait_for(store.write_offset, answer.set_result)
+    service.wait_for(end_offset, answer.set_result)
     service.wake()
     return await answer
 

@@ -28,6 +28,11 @@ from flintmq.client import (
     RequestTimeout,
     TopicNotExist,
 )
+from flintmq.client.core.routing import queue_of
+from flintmq.client.sync import driver
+from flintmq.protocol.commands import HelloAnswer
+from flintmq.protocol.fields import encode_fields
+from flintmq.protocol.frames import RESPONSE, encode_frame
 
 if TYPE_CHECKING:
     from tests.conftest import BrokerFactory, RunningBroker
@@ -159,6 +164,25 @@ class TestUnreachable:
             pytest.raises(ConnectionFailed),
         ):
             producer.send(Message("t", b""))
+
+    def test_a_broker_that_falls_silent_is_given_up_for_the_next(
+        self, shared_broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def answer_hello_only(connection: socket.socket) -> None:
+            answer = HelloAnswer(1, "silent", "0", "async", 1 << 24, 1 << 20, 1 << 19)
+            connection.recv(1000)
+            connection.sendall(encode_frame(RESPONSE, 0, 1, encode_fields(answer)))
+            while connection.recv(1000):
+                pass
+
+        monkeypatch.setattr(driver, "SILENCE_SECONDS_MAX", 0.3)
+        with listener_that(answer_hello_only) as address:
+            with Producer(f"{address},{shared_broker.address}") as producer:
+                assert producer.send(Message(topic, b"x")).topic == topic
+            with Consumer(f"{address},{shared_broker.address}") as consumer:
+                with pytest.raises(RequestTimeout):
+                    consumer.topic_stats(topic, timeout=0.3)
+                assert len(consumer.topic_stats(topic)) == 4
 
 
 class TestRestart:
@@ -413,3 +437,10 @@ class TestUse:
                 producer.send_many([Message("t", b"")] * 3)
             admin.create_topic("t", queues=2)
             assert producer.send(Message("t", b"", sharding_key="a")).queue < 2
+
+    def test_a_sharding_key_decides_before_the_topic_is_there(self, broker: BrokerFactory) -> None:
+        running = broker(settings={"topics.default_queues": 7})
+        with Producer(running.address) as producer:
+            receipts = producer.send_many([Message("t", b"", sharding_key=str(number)) for number in range(100)])
+            assert [receipt.queue for receipt in receipts] == [queue_of(str(number), 7) for number in range(100)]
+            assert producer.send_bulk("u", [b""], sharding_key="x")[0].queue == queue_of("x", 7)

@@ -33,5 +33,6 @@ def hello(peer: Peer, frame: Frame) -> None:
             frame_bytes_max=settings.limits.frame_bytes_max,
             produce_frame_bytes_max=settings.limits.produce_frame_bytes_max,
             message_bytes_max=settings.store.message_bytes_max,
+            auto_create_queues=settings.topics.default_queues if peer.broker.auto_create else 0,
         ),
     )
