@@ -1,8 +1,9 @@
 """Files of a machine whose power may go: what was not synced may be lost, page by page and name by name.
 
-The files are real, so maps work. Beside them stands what a disk is sure to hold: a copy of each file as it was at its last
-``sync_data``, and the names of each folder as of its last ``sync_folder``. A cut makes a new tree out of both: every page
-written since may have reached the disk or not, and of the changes of names that were not synced some first ones have.
+The files are real, so maps work. Beside them stands what a disk is sure to hold: a copy of each file as it was at its
+last ``sync_data``, and the names of each folder as of its last ``sync_folder``. A cut makes a new tree out of both:
+every page written since may have reached the disk or not, and of the changes of names that were not synced some first
+ones have.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 from pathlib import Path
@@ -212,10 +213,8 @@ def cut_in_recovery(path: Path, source: random.Random, policy: str) -> Path:
     """Begin a start, and let the power go again in the middle of it; where what is left lies."""
     files = PowerCutFiles(path, source.randrange(1, 150))
     store = MessageStore(path, tiny(policy), store_host=HOST, files=files)
-    try:
+    with contextlib.suppress(PowerCut):
         store.open()
-    except PowerCut:
-        pass
     kill(store)
     target = path.with_name(path.name + "-again")
     files.cut(target, source)
