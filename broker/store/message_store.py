@@ -135,10 +135,10 @@ class MessageStore:
         ).run()  # fmt: skip
         self._adopt_topics()
         if not clean:
-            self.consumer_offsets.clamp(self._next_offset)
+            self.consumer_offsets.clamp(self.reads.end_offset)
             if self.consumer_offsets.dirty:
                 self.consumer_offsets.persist()
-            self._delay_offsets.clamp(lambda queue_id: self._next_offset(SCHEDULE_TOPIC, queue_id))
+            self._delay_offsets.clamp(lambda queue_id: self.reads.end_offset(SCHEDULE_TOPIC, queue_id))
         self._note_what_is_there()
         remove_content(self.files, self._own / "aside")
         return report
@@ -161,15 +161,13 @@ class MessageStore:
 
     def _note_what_is_there(self) -> None:
         """Once all is dispatched and on disk: what the next start must find."""
-        sizes = {
+        self.state.take(self._take_snapshot())
+        self.state.sizes = {
             QUEUE_SIZE: self.settings.consumequeue_file_bytes,
             SLOTS: self.settings.index_slots,
             ENTRIES: self.settings.index_entries,
         }
-        changed = self.state.take(self._take_snapshot()) or self.state.sizes != sizes
-        self.state.sizes = sizes
-        if changed:
-            self.state.persist()
+        self.state.persist()
 
     def _adopt_topics(self) -> None:
         """Topics that stand in the log but not in the table (a store that is only a log) are entered."""
@@ -183,15 +181,6 @@ class MessageStore:
             self.topics.put(TopicConfig(name, read_queues=queues, write_queues=queues))
         if found:
             self.topics.persist()
-
-    def _next_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset of the queue's next message, when this process has appended none to it yet.
-
-        All that was in the log at the start is dispatched, so the ConsumeQueue's end is right, unless retention or a
-        deletion took its records: then only the store's state knows.
-        """
-        queue = self.queues.get(topic, queue_id)
-        return max(queue.max_offset if queue is not None else 0, self.state.next_offset(topic, queue_id))
 
     def close(self) -> None:
         """Flush, dispatch what is left, sync queues and index, write the tables and the checkpoint, remove ``abort``.
@@ -268,7 +257,7 @@ class MessageStore:
             self._topic_bytes[topic.name] = topic.name.encode()
         queue_offset = queues.get(queue_id, -1)
         if queue_offset < 0:
-            queue_offset = self._next_offset(topic.name, queue_id)
+            queue_offset = self.reads.next_offset(topic.name, queue_id)
         try:
             appended = self.commitlog.append(self._topic_bytes[topic.name], queue_id, queue_offset, batch)
         except StoreFailed as failure:
@@ -298,8 +287,8 @@ class MessageStore:
         # A snapshot holds once all that it speaks of is on disk: at once where nothing is on its way, else next time.
         for snapshot in (taken, self._pending_snapshot):
             if 0 < snapshot.physical_offset <= dispatched:
-                if self.state.take(snapshot):
-                    self.state.persist()
+                self.state.take(snapshot)
+                self.state.persist()
                 break
         else:
             self._pending_snapshot = taken
@@ -323,7 +312,7 @@ class MessageStore:
         queue_ids = {*self.queues.by_topic.get(name, {}), *self._append_next.get(name, {})}
         appended = self._append_next.get(name, {})
         next_offsets = {
-            queue_id: appended.get(queue_id) or self._next_offset(name, queue_id) for queue_id in sorted(queue_ids)
+            queue_id: appended.get(queue_id) or self.reads.next_offset(name, queue_id) for queue_id in sorted(queue_ids)
         }
         # The table first: stopped in between, the topic is still there, and it is found again by its messages.
         self.topics.persist()

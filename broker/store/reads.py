@@ -114,20 +114,29 @@ class Reads:
         queue = self._queues.get(topic, queue_id)
         return queue if queue is not None and queue.max_offset > queue.start_offset else None
 
-    def _end_of_empty(self, topic: str, queue_id: int) -> int:
-        """Where the offsets of a queue without messages go on: behind those that it had."""
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The queue offset of the queue's next message, when all that was appended is dispatched.
+
+        The ConsumeQueue's end, unless retention or a deletion took its records: then only the store's state knows.
+        """
         queue = self._queues.get(topic, queue_id)
         return max(queue.max_offset if queue is not None else 0, self._state.next_offset(topic, queue_id))
 
+    def end_offset(self, topic: str, queue_id: int) -> int:
+        """Behind the queue's last message, or where its offsets go on if it has none, whether there is such a topic or
+        not."""
+        queue = self._with_messages(topic, queue_id)
+        return queue.max_offset if queue is not None else self.next_offset(topic, queue_id)
+
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The offset that the queue's next dispatched message has."""
-        queue = self.queue(topic, queue_id)
-        return queue.max_offset if queue is not None else self._end_of_empty(topic, queue_id)
+        self.queue(topic, queue_id)
+        return self.end_offset(topic, queue_id)
 
     def min_offset(self, topic: str, queue_id: int, *, hot: bool) -> int:
         """The first offset that can be read."""
         queue = self.queue(topic, queue_id)
-        return self._min_offset(queue, hot) if queue is not None else self._end_of_empty(topic, queue_id)
+        return self._min_offset(queue, hot) if queue is not None else self.next_offset(topic, queue_id)
 
     def _min_offset(self, queue: ConsumeQueue, hot: bool) -> int:
         log_start = max(self._commitlog.start_offset, self._state.deleted_below(queue.topic))
@@ -152,7 +161,7 @@ class Reads:
         """The first offset whose store time is not before ``timestamp_ms``; the max offset where all are before."""
         queue = self.queue(topic, queue_id)
         if queue is None:
-            return self._end_of_empty(topic, queue_id)
+            return self.next_offset(topic, queue_id)
         low, high = self._min_offset(queue, hot), queue.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -180,7 +189,7 @@ class Reads:
         for queue_id in range(config.queues if config is not None else 0):
             queue = self._with_messages(topic, queue_id)
             if queue is None:
-                next_offset = self._end_of_empty(topic, queue_id)
+                next_offset = self.next_offset(topic, queue_id)
                 rows.append((queue_id, next_offset, next_offset, -1))
                 continue
             low, high = self._min_offset(queue, hot), queue.max_offset
@@ -200,7 +209,7 @@ class Reads:
         ``QueueNotExist``, ``CorruptLog`` where a unit's record is damaged, and with ``hot`` ``WouldBlock``.
         """
         queue = self.queue(topic, queue_id)
-        max_offset = queue.max_offset if queue is not None else self._end_of_empty(topic, queue_id)
+        max_offset = queue.max_offset if queue is not None else self.next_offset(topic, queue_id)
         min_offset = self._min_offset(queue, hot) if queue is not None else max_offset
         if not min_offset <= offset <= max_offset:
             raise OffsetOutOfRange(

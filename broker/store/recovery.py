@@ -95,6 +95,8 @@ class Recovery:
         end = self._log.find_end()
         self._before_changes()
         self._log.cut(end)
+        for topic in self._state.log_ends_at(end):
+            self._queues.topic_deleted(topic)
         self._leave_deleted_topics(end)
         self.report.messages_checked = self._log.messages_checked
         self.report.truncated_bytes = self._log.cut_bytes

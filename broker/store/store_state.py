@@ -51,6 +51,7 @@ class StoreState:
         """Where the offsets of queues go on that have no files any more."""
         self.sizes: dict[str, int] = {}
         """The settings that the store's files were made with, by name; empty where FlintMQ has not had it yet."""
+        self._saved: dict[str, Any] = {}
 
     def load(self) -> None:
         """Read the file. Raises ``CorruptFile``."""
@@ -69,6 +70,7 @@ class StoreState:
         )
         self.kept_offsets = _queue_ends(table.get("keptOffsets", {}))
         self.sizes = {str(name): int(size) for name, size in table.get("sizes", {}).items()}
+        self._saved = table
 
     def deleted_below(self, topic: str) -> int:
         """At which physical offset the topic was deleted last; 0 if never."""
@@ -84,23 +86,28 @@ class StoreState:
             self.kept_offsets.get(topic, {}).get(queue_id, 0),
         )
 
-    def take(self, snapshot: Snapshot) -> bool:
-        """Replace the snapshot; whether it differs, so that ``persist`` is due. Ends that it lacks are kept."""
-        if snapshot == self.snapshot:
-            return False
+    def take(self, snapshot: Snapshot) -> None:
+        """Replace the snapshot, in memory. Ends that it lacks are kept."""
         with self._lock:
             for topic, row in self.snapshot.next_offsets.items():
                 for queue_id, next_offset in row.items():
                     if snapshot.next_offsets.get(topic, {}).get(queue_id, 0) < next_offset:
                         self.kept_offsets.setdefault(topic, {})[queue_id] = next_offset
             self.snapshot = snapshot
-        return True
 
     def keep_offset(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Note where a queue goes on that is about to lose its files, in memory."""
         with self._lock:
             row = self.kept_offsets.setdefault(topic, {})
             row[queue_id] = max(row.get(queue_id, 0), next_offset)
+
+    def log_ends_at(self, physical_offset: int) -> list[str]:
+        """After a cut: a deletion reaches no further than the log did when it was made, or what comes next would be
+        deleted too. Returns the topics concerned; in memory."""
+        beyond = [topic for topic, row in self.deleted.items() if row.physical_offset > physical_offset]
+        for topic in beyond:
+            self.deleted[topic] = DeletedTopic(physical_offset, self.deleted[topic].next_offsets)
+        return beyond
 
     def delete(self, topic: str, deleted: DeletedTopic) -> None:
         """Note that a topic is deleted; durable when it returns. Raises OSError, and then it is not noted. Blocks."""
@@ -117,12 +124,18 @@ class StoreState:
                 raise
 
     def persist(self) -> None:
-        """Write the file; durable when it returns. Blocks."""
+        """Write the file, if it would be another; durable when it returns. Blocks."""
         with self._lock:
-            self._save()
+            if self._table() != self._saved:
+                self._save()
 
     def _save(self) -> None:
-        self._file.save({
+        table = self._table()
+        self._file.save(table)
+        self._saved = table
+
+    def _table(self) -> dict[str, Any]:
+        return {
             "sizes": self.sizes,
             "physicalOffset": self.snapshot.physical_offset,
             "logStart": self.snapshot.log_start,
@@ -133,7 +146,7 @@ class StoreState:
                 topic: {"physicalOffset": row.physical_offset, "nextOffsets": _text_keys(row.next_offsets)}
                 for topic, row in self.deleted.items()
             },
-        })  # fmt: skip
+        }
 
 
 def _queue_ends(table: dict[str, Any]) -> QueueEnds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from ...protocol.layout import PROPERTIES_BYTES_MAX
 from ...protocol.record import KEY_SEPARATOR, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, encode_properties
 from ..errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
 from ..message import Message, check_properties, check_tag, check_text, copy_body, join_keys
-from .routing import ANY_QUEUE
+from .routing import ANY_QUEUE, queue_of
 
 FLUSH_MODES = ("", "sync", "async")
 
@@ -66,15 +66,16 @@ def sharded_topics(messages: Sequence[Message]) -> set[str]:
     return {message.topic for message in messages if message.sharding_key}
 
 
-def group_messages(messages: list[Message], queue: int, queue_of: Callable[[Message], int]) -> list[Way]:
-    """The ways that the messages go. ``queue``: where all of them go, or -1; ``queue_of`` decides for a message with a
-    sharding key."""
+def group_messages(messages: list[Message], queue: int, write_queues: Mapping[str, int]) -> list[Way]:
+    """The ways that the messages go. ``queue``: where all of them go, or -1; ``write_queues``: how many queues the
+    ``sharded_topics`` have."""
     topics = set(map(_topic_of, messages))
     if len(topics) == 1 and (queue != ANY_QUEUE or not any(map(_sharding_key_of, messages))):
         return [Way(topics.pop(), queue, messages, range(len(messages)))]
     ways: dict[tuple[str, int], tuple[list[Message], list[int]]] = {}
     for index, message in enumerate(messages):
-        to = queue if queue != ANY_QUEUE or not message.sharding_key else queue_of(message)
+        sharding_key = message.sharding_key
+        to = queue_of(sharding_key, write_queues[message.topic]) if sharding_key and queue == ANY_QUEUE else queue
         way = ways.get((message.topic, to))
         if way is None:
             way = ways[message.topic, to] = ([], [])

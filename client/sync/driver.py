@@ -87,8 +87,11 @@ class DeliveryDriver:
         self._connection: Connection | None = None
         self._unanswered_since = inf
         self._driver: int | None = None
-        """The thread that drives."""
+        """The thread that drives, or is about to."""
+        self._driving = False
         self._followers: dict[_Follower, None] = {}
+        self._settling: list[int] = []
+        """Threads that complete futures, which may call back."""
         self._stopping = False
         self._interrupted = threading.Event()
         self._background: threading.Thread | None = None
@@ -130,6 +133,11 @@ class DeliveryDriver:
                 return
             role = None
 
+    @property
+    def is_calling_back(self) -> bool:
+        """Whether the calling thread is in a future's callback: other futures may be this thread's to complete."""
+        return threading.get_ident() in self._settling
+
     def nudge(self) -> None:
         """Something was added that nobody waits for: send what can be sent now, and see that somebody goes on."""
         with self.mutex:
@@ -167,6 +175,11 @@ class DeliveryDriver:
                 self._close_connection()
 
     def abandon(self) -> None:
+        """The calling thread was interrupted: where it was to drive and did not come to it, somebody else has to."""
+        if self._driver == threading.get_ident() and not self._driving:
+            self._hand_over()
+
+    def forget(self) -> None:
         """In a forked child: let go of the descriptors and of nothing else; other threads' locks may be held."""
         if self._connection is not None:
             self._connection.close()
@@ -175,8 +188,10 @@ class DeliveryDriver:
 
     def _drive(self, waited: Waited, deadline: float) -> None:
         try:
+            self._driving = True
             self._drive_on(waited, deadline)
         finally:
+            self._driving = False
             self._hand_over()
 
     def _drive_on(self, waited: Waited, deadline: float) -> None:
@@ -276,6 +291,8 @@ class DeliveryDriver:
             now = time.monotonic()
             if self._delivery.expire_due(now):
                 self._delivery.expire(now)
+        if self._followers or self._delivery.settled:
+            self._announce()
 
     def _close_connection(self) -> None:
         if self._connection is not None:
@@ -316,8 +333,14 @@ class DeliveryDriver:
         with self.mutex:
             self._wake(next_driver=False)
             settled, self._delivery.settled = self._delivery.settled, []
-        for single in settled:
-            self._settle(single)
+        if settled:
+            me = threading.get_ident()
+            self._settling.append(me)
+            try:
+                for single in settled:
+                    self._settle(single)
+            finally:
+                self._settling.remove(me)
 
     def _wake(self, *, next_driver: bool) -> None:
         """Wake the followers whose wait is over and, with ``next_driver``, one more that takes over."""

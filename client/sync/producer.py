@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from concurrent.futures import wait as wait_for_futures
 from types import TracebackType
 from typing import Self
 
@@ -47,6 +47,10 @@ class SendFuture(Future[Receipt]):
 
     looked_at = False
     """Whether somebody asked for the outcome: if not, ``flush`` and ``close`` raise an error that nobody saw."""
+
+    def cancel(self) -> bool:
+        """False: what was handed over cannot be taken back."""
+        return False
 
     def result(self, timeout: float | None = None) -> Receipt:
         """The receipt; raises what the message failed with."""
@@ -103,7 +107,7 @@ class Producer:
         self._queue_counts = QueueCounts()
         counter = ids.unique_counter_start(time.time())
         self._delivery = Delivery(self._delivery_seconds, in_flight_bytes_max, "", counter)
-        self._driver = DeliveryDriver(self._delivery, dialer, self._connected, _settle_future)
+        self._driver = DeliveryDriver(self._delivery, dialer, self._connected, self._settle)
         self._mutex = self._driver.mutex
         self._unsettled: dict[Single, None] = {}
         self._failed: deque[SendFuture] = deque(maxlen=_FAILURES_KEPT)
@@ -124,12 +128,13 @@ class Producer:
         seconds, instead of ``delivery_timeout``. Raises what the broker refused it with, or ``ConnectionFailed`` or
         ``RequestTimeout`` when the time is over.
         """
-        single, role = self._add(message, queue, flush, timeout, None)
+        single = None
         try:
+            single, role = self._add(message, queue, flush, timeout, None)
             self._driver.wait(single, single.deadline, role)
-        finally:
-            if not single.done:
-                self._abandon(single)
+        except BaseException:
+            self._abandon(single)
+            raise
         if single.error is not None:
             self._learn(single.error)
             raise single.error
@@ -143,9 +148,12 @@ class Producer:
         The future is completed without further calls, perhaps by another thread.
         """
         future = SendFuture()
-        future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
-        self._add(message, queue, flush, timeout, future)
-        self._driver.nudge()
+        try:
+            self._add(message, queue, flush, timeout, future)
+            self._driver.nudge()
+        except BaseException:
+            self._driver.abandon()
+            raise
         return future
 
     def _add(
@@ -173,18 +181,28 @@ class Producer:
                     if future is None:
                         return single, self._driver.enter(single)
                     self._unsettled[single] = None
-                    future.add_done_callback(partial(self._settled, single))
                     return single, None
             self._wait_for_room(len(row[0]), deadline)
 
     def _wait_for_room(self, body_bytes: int, deadline: float) -> None:
-        self._driver.wait(Until(lambda: self._delivery.has_room(body_bytes)), deadline)
+        room = Until(lambda: self._delivery.has_room(body_bytes))
+        self._driver.wait(room, deadline)
+        if not room.done and time.monotonic() >= deadline:
+            raise RequestTimeout(
+                f"{self._delivery.pending_bytes} bytes are unacknowledged and nothing was taken in time; the message "
+                "was not sent. Is the broker overloaded? Give a longer timeout=, or a larger in_flight_bytes_max="
+            )
 
-    def _settled(self, single: Single, future: Future[Receipt]) -> None:
+    def _settle(self, single: Single) -> None:
+        """Complete the future of a message that is done."""
+        future: SendFuture = single.future
         del self._unsettled[single]
-        if single.error is not None:
+        if single.error is None:
+            future.set_result(single.receipt())
+        else:
             self._learn(single.error)
-            self._failed.append(future)  # type: ignore[arg-type]
+            self._failed.append(future)
+            future.set_exception(single.error)
 
     # ---- several messages
 
@@ -207,10 +225,11 @@ class Producer:
         to = check_queue(queue)
         mode = self._flush if flush is None else check_flush(flush)
         bulk = self._new_bulk(len(several), timeout)
+        counts = {}
         if to == ANY_QUEUE:
-            for topic in sharded_topics(several):
-                self._write_queues(topic, min(bulk.deadline, bulk.added_at + self._delivery_seconds))
-        ways = group_messages(several, to, self._known_queue)
+            deadline = min(bulk.deadline, bulk.added_at + self._delivery_seconds)
+            counts = {topic: self._write_queues(topic, deadline) for topic in sharded_topics(several)}
+        ways = group_messages(several, to, counts)
         groups = [
             (way.topic, way.queue, Group(bulk, RowSource(way.messages, self._compressor), way.indexes, "", mode))
             for way in ways
@@ -259,9 +278,9 @@ class Producer:
                     self._delivery.add_bulk(bulk, topic, queue, group)
             try:
                 self._driver.wait(bulk, bulk.deadline)
-            finally:
-                if not bulk.done:
-                    self._abandon(bulk)
+            except BaseException:
+                self._abandon(bulk)
+                raise
         return settle(bulk.parts, self._delivery_failed)
 
     def _delivery_failed(self, errors: Mapping[int, FlintError], receipts: Sequence[Receipt | None]) -> DeliveryFailed:
@@ -269,9 +288,12 @@ class Producer:
             self._learn(error)
         return DeliveryFailed(errors, receipts)
 
-    def _abandon(self, waited_for: Single | Bulk) -> None:
-        with self._mutex:
-            self._delivery.abandon(waited_for, FlintError("its caller was interrupted"))
+    def _abandon(self, waited_for: Single | Bulk | None) -> None:
+        """The calling thread was interrupted, perhaps between any two steps."""
+        self._driver.abandon()
+        if waited_for is not None:
+            with self._mutex:
+                self._delivery.abandon(waited_for, FlintError("its caller was interrupted"))
 
     # ---- queues
 
@@ -279,12 +301,6 @@ class Producer:
         sharding_key = message.sharding_key
         assert sharding_key is not None
         return queue_of(sharding_key, self._write_queues(message.topic, deadline))
-
-    def _known_queue(self, message: Message) -> int:
-        sharding_key = message.sharding_key
-        count = self._queue_counts.last_known(message.topic)
-        assert sharding_key is not None and count is not None, "asked for before"  # noqa: PT018
-        return queue_of(sharding_key, count)
 
     def _write_queues(self, topic: str, deadline: float) -> int:
         """How many queues the topic has, or will have once its first message made it."""
@@ -313,12 +329,15 @@ class Producer:
         deadline = NEVER if timeout is None else time.monotonic() + check_timeout("timeout", timeout)
         outstanding = list(self._unsettled)
         for single in outstanding:
-            self._driver.wait(single, min(deadline, single.deadline))
+            if not single.done:
+                self._driver.wait(single, min(deadline, single.deadline))
             if not single.done and time.monotonic() >= deadline:
                 left = sum(not other.done for other in outstanding)
                 raise RequestTimeout(
                     f"{left} of {len(outstanding)} messages are not acknowledged yet; they are still tried"
                 )
+        if not self._driver.is_calling_back:
+            wait_for_futures([single.future for single in outstanding])
         self._raise_failures()
 
     def _raise_failures(self) -> None:
@@ -346,7 +365,7 @@ class Producer:
         self._guard.closed = True
         if self._guard.forked:
             self._caller.pool.close()
-            self._driver.abandon()
+            self._driver.forget()
             return
         try:
             if raised is None or isinstance(raised, Exception):  # Ctrl-C does not wait
@@ -365,11 +384,3 @@ class Producer:
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._close(raised)
-
-
-def _settle_future(single: Single) -> None:
-    future: SendFuture = single.future
-    if single.error is not None:
-        future.set_exception(single.error)
-    else:
-        future.set_result(single.receipt())

@@ -6,25 +6,54 @@ import mmap
 import os
 import platform
 import re
+import statistics
 import tempfile
 import time
 from pathlib import Path
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _TOUCHED_AT_ONCE_BYTES = 1 << 20
+_SYNCED_PAGES = 200
 _GIB = 1 << 30
 
 
 def describe(folder: Path) -> str:
-    """Processor, cores, memory, kernel, Python and the file system of ``folder``, in one line."""
+    """Processor, cores, memory, kernel, Python, and the disk of ``folder``, in one line."""
     parts = [
         f"{os.cpu_count()} × {_processor()}",
         f"{_meminfo('MemTotal') / _GIB:.0f} GiB",
         f"{platform.system()} {platform.release()}",
         f"Python {platform.python_version()}",
-        f"stores on {file_system(folder)}",
+        f"stores on {file_system(folder)} (fdatasync {fdatasync_microseconds(folder):,.0f} µs)",
     ]
     return ", ".join(parts)
+
+
+def fdatasync_microseconds(folder: Path) -> float:
+    """The median of making one written page of a file durable: the floor of every sync flush."""
+    taken = []
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        os.posix_fallocate(file.fileno(), 0, _SYNCED_PAGES * mmap.PAGESIZE)
+        for _ in range(_SYNCED_PAGES):
+            file.write(bytes(mmap.PAGESIZE))
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            taken.append(time.perf_counter() - began)
+    return statistics.median(taken) * 1e6
+
+
+def idle_share(seconds: float = 1.0) -> float:
+    """How much of the processors nobody uses (0 to 1): what others use, the broker cannot have."""
+    before = _processor_ticks()
+    time.sleep(seconds)
+    after = _processor_ticks()
+    return (after[0] - before[0]) / max(1, after[1] - before[1])
+
+
+def _processor_ticks() -> tuple[int, int]:
+    """Ticks of all processors since the start of the machine: (idle, all)."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def _processor() -> str:

@@ -12,7 +12,7 @@ import pytest
 
 RUN = Path(__file__).resolve().parents[2] / "scripts" / "bench" / "run"
 CASES = {
-    "produce": {"bulk", "bulk_cpu", "many", "many_cpu"},
+    "produce": {"bulk", "bulk_cpu", "many", "made"},
     "connections": {"async", "sync", "async_sdk", "sync_sdk"},
     "pull": {"body", "bodies", "raw", "iter"},
 }

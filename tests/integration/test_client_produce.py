@@ -320,6 +320,18 @@ class TestAsync:
         assert followed.wait(10)
         assert sorted(message.body for message in all_messages(consumer, topic)) == [b"first", b"second"]
 
+    def test_a_callback_may_flush(self, producer: Producer, topic: str) -> None:
+        flushed = threading.Event()
+
+        def flush(_: object) -> None:
+            producer.flush()
+            flushed.set()
+
+        futures = [producer.send_async(Message(topic, b"%d" % number)) for number in range(100)]
+        futures[50].add_done_callback(flush)
+        assert flushed.wait(10)
+        assert all(future.result(10) for future in futures)
+
     def test_bytes_in_flight_are_bounded_and_callers_block(
         self, shared_broker: RunningBroker, consumer: Consumer, topic: str
     ) -> None:

@@ -104,7 +104,7 @@ class TestMoments:
 class TestOutgoing:
     def test_messages_of_one_topic_go_one_way(self) -> None:
         messages = [Message("t", b"%d" % number) for number in range(3)]
-        (way,) = group_messages(messages, -1, lambda message: 0)
+        (way,) = group_messages(messages, -1, {})
         assert (way.topic, way.queue, way.indexes) == ("t", -1, range(3))
         assert [message.body for message in way.messages] == [b"0", b"1", b"2"]
 
@@ -112,17 +112,17 @@ class TestOutgoing:
         messages = [
             Message("ab"[number % 2], b"%d" % number, sharding_key="s" if number > 3 else None) for number in range(8)
         ]
-        ways = group_messages(messages, -1, lambda message: 5)
+        ways = group_messages(messages, -1, {"a": 9, "b": 9})
         assert {(way.topic, way.queue): list(way.indexes) for way in ways} == {
             ("a", -1): [0, 2],
             ("b", -1): [1, 3],
-            ("a", 5): [4, 6],
-            ("b", 5): [5, 7],
+            ("a", queue_of("s", 9)): [4, 6],
+            ("b", queue_of("s", 9)): [5, 7],
         }
 
     def test_a_given_queue_wins_over_sharding_keys(self) -> None:
         messages = [Message("t", b"", sharding_key=str(number)) for number in range(4)]
-        (way,) = group_messages(messages, 2, lambda message: 9)
+        (way,) = group_messages(messages, 2, {})
         assert (way.queue, list(way.indexes)) == (2, [0, 1, 2, 3])
 
     def test_only_topics_with_sharding_keys_need_their_queues(self) -> None:

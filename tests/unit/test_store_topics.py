@@ -24,6 +24,7 @@ from tests.store_tools import (
     kill,
     make_topic,
     open_store,
+    overwrite,
     plain,
     pull_all,
     put,
@@ -203,4 +204,28 @@ def test_a_deleted_topic_does_not_come_back_with_an_older_index(tmp_path: Path) 
     store, report = reopen(tmp_path / "store")
     assert report.rebuilt == []
     assert store.query("orders", "key-1", 0, FOREVER, 10, "", False).count == 0
+    store.close()
+
+
+def test_a_deletion_of_messages_that_a_crash_took_does_not_reach_what_comes_next(tmp_path: Path) -> None:
+    """The log ends in front of where it ended when the topic was deleted; new messages stand there."""
+    store = open_store(tmp_path / "store")
+    kept = put(store, "bills", 0, plain(5))
+    append(store, "orders", 0, plain(50))
+    delete(store, "orders")
+    end = store.flushed_offset
+    kill(store)
+    overwrite(store.path / "commitlog" / f"{0:020d}", end, bytes(60))
+    for _ in range(3):
+        store = open_store(tmp_path / "store")
+        assert store.write_offset == end
+        kill(store)
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(3))
+    for _ in range(3):
+        assert_holds(store, sent)
+        assert_holds(store, kept)
+        kill(store)
+        remove_derived(store.path)
+        store = open_store(tmp_path / "store")
     store.close()

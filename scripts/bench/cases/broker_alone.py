@@ -11,21 +11,22 @@ from ..raw import RawClient
 
 MESSAGES = 2_000_000
 WARM_UP_MESSAGES = 50_000
+LAYOUTS = ("columns", "rows")
 
 
 def samples(bench: Bench) -> Samples:
     """One a run."""
+    count, warm_up_count = bench.count(MESSAGES), bench.count(WARM_UP_MESSAGES)
+    frames = {layout: pack(count, layout) for layout in LAYOUTS}
+    warm_up = {layout: pack(warm_up_count, layout) for layout in LAYOUTS}
     for _ in range(bench.runs):
         sample: Sample = {}
-        for layout in ("columns", "rows"):
-            frames = pack(bench.count(MESSAGES), layout)
-            warm_up = pack(bench.count(WARM_UP_MESSAGES), layout)
+        for layout in LAYOUTS:
             with bench.broker() as broker:
-                seconds, cpu = measure(broker, frames, warm_up)
-                broker.check_stored(TOPIC, bench.count(MESSAGES) + bench.count(WARM_UP_MESSAGES))
-            millions = bench.count(MESSAGES) / 1e6
-            sample[layout] = millions * 1e6 / seconds
-            sample[f"{layout}_cpu"] = cpu / millions
+                seconds, cpu = measure(broker, frames[layout], warm_up[layout])
+                broker.check_stored(TOPIC, count + warm_up_count)
+            sample[layout] = count / seconds
+            sample[f"{layout}_cpu"] = cpu * 1e6 / count
         yield sample
 
 
