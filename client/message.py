@@ -75,12 +75,16 @@ class Message:
             check_topic(topic)
         self._topic = topic
         self._body: bytes = body if type(body) is bytes else copy_body(body)
-        self._keys = joined = join_keys(keys) if keys else ""
+        joined: Any = ""
+        if keys:
+            joined = keys[0] if type(keys) is list and len(keys) == 1 else keys
+            if type(joined) is not str or not joined or not joined.isprintable() or KEY_SEPARATOR in joined:
+                joined = join_keys(keys)
+        self._keys: str = joined
         self._tags = tags
         self._sharding_key = sharding_key
-        if joined and tags is None and sharding_key is None and not properties:
-            self._wire: dict[str, str] | None = None
-        else:
+        self._wire: dict[str, str] | None = None
+        if tags is not None or properties or sharding_key is not None or not joined:
             self._wire = _wire_properties(joined, tags, properties, sharding_key)
 
     @property

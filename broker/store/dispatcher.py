@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,12 +30,8 @@ GAP_MAX = 10_000_000
 log = logging.getLogger(__name__)
 
 
-class IncompleteQueue(Exception):
-    """A queue ends before the queue offset that the next record of the log has."""
-
-    def __init__(self, queue: ConsumeQueue) -> None:
-        super().__init__(f"{queue.topic}/{queue.queue_id}")
-        self.queue = queue
+OnGap = Callable[[ConsumeQueue, int], None]
+"""Called with a queue that ends before the queue offset of the next record, and with that offset."""
 
 
 class Dispatcher:
@@ -63,17 +60,15 @@ class Dispatcher:
         """The same integers, without the price of a NumPy scalar each."""
         self._unfinished: _Unfinished | None = None
 
-    def step(
-        self, end_offset: int, chunk_bytes: int, *, complete: set[int] | None = None
-    ) -> list[tuple[str, int, int]]:
+    def step(self, end_offset: int, chunk_bytes: int, *, on_gap: OnGap | None = None) -> list[tuple[str, int, int]]:
         """Dispatch up to ``chunk_bytes`` of the log below ``end_offset``, a record's boundary.
 
         Returns (topic, queue id, new max offset) of the queues that got units. Raises ``CorruptLog`` where a record
         below ``end_offset`` is not sound, and OSError ENOSPC where the disk is full: then the next call goes on with
         what was not written.
 
-        ``complete``: for recovery, rows of the queues whose gaps are the log's own; a gap in the middle of another
-        raises ``IncompleteQueue``.
+        ``on_gap``: for recovery, called before a gap in front of the record at ``reput_offset`` is closed; what it
+        raises goes on.
         """
         self.dispatched_records = 0
         while self.deleted_topics:
@@ -105,7 +100,7 @@ class Dispatcher:
         if status == kernel.NEW_QUEUE:
             self.add_queue(array, position)
         elif status == kernel.GAP:
-            self._close_gap(array, position, complete)
+            self._close_gap(array, position, on_gap)
         elif status not in (kernel.DONE, kernel.BLANK, kernel.FULL):
             raise CorruptLog(
                 f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {stopped_at:,}), "
@@ -176,11 +171,13 @@ class Dispatcher:
             )
         return self._queues.add(topic.decode(), queue_id)
 
-    def _close_gap(self, log_array: np.ndarray, position: int, complete: set[int] | None) -> None:
+    def _close_gap(self, log_array: np.ndarray, position: int, on_gap: OnGap | None) -> None:
         """A record's queue offset is beyond the queue's next. An empty queue begins there (retention took what was
         before, or the topic was deleted); in the middle the gap is filled, so that later offsets stay right."""
         queue = self._queues.rows[self._counts[kernel.S_GAP_QUEUE]]
         _, _, queue_offset = self.record_queue(log_array, position)
+        if on_gap is not None:
+            on_gap(queue, queue_offset)
         if queue.max_offset == queue.start_offset:
             queue.begin_at(queue_offset)
         elif queue_offset - queue.max_offset > GAP_MAX:
@@ -190,8 +187,6 @@ class Dispatcher:
                 "was not changed"
             )
         else:
-            if complete is not None and queue.row not in complete:
-                raise IncompleteQueue(queue)
             log.warning(
                 "topic %s queue %d: messages %d to %d are not in the log",
                 queue.topic,

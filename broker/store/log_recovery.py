@@ -31,6 +31,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (what is done, bytes done, bytes in all)."""
 
 SCAN_STEP_BYTES = 64 * 1024 * 1024
+LOOK_AHEAD_BYTES_MAX = 16 * 1024 * 1024
 CLOCK_MARGIN_MS = 3_000
 """RocketMQ's own margin on the checkpoint's times."""
 
@@ -265,6 +266,30 @@ class LogRecovery:
         fields = RECORD_STRUCT.unpack_from(blob)
         found = (fields[0], bytes(blob[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]]), fields[3], fields[5])
         return found == (size, topic, queue_id, queue_offset)
+
+    def next_queue_offset(self, physical_offset: int, end: int) -> int | None:
+        """The queue offset of the next record behind the one at ``physical_offset`` that has its topic and queue; None
+        where none comes soon."""
+        parts = np.zeros(kernel.PARTS, np.int64)
+        end = min(end, physical_offset + LOOK_AHEAD_BYTES_MAX)
+        wanted = None
+        at = physical_offset
+        while at < end and (file := self._files.find(at)) is not None:
+            array, position = file.array(), at - file.start_offset
+            status = kernel.locate(array, position, len(array), at, parts)
+            if status == kernel.BLANK:
+                at = file.end_offset
+                continue
+            if status != kernel.DONE:
+                return None
+            fields = RECORD_STRUCT.unpack(array[position : position + RECORD_STRUCT.size].tobytes())
+            queue = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), fields[3]
+            if wanted is None:
+                wanted = queue
+            elif queue == wanted and not fields[7] & SysFlag.TRANSACTION_PREPARED:
+                return int(fields[5])
+            at += int(parts[kernel.R_SIZE])
+        return None
 
 
 def _lost_its_tail(array: np.ndarray, end: int, parts: np.ndarray) -> bool:

@@ -28,7 +28,7 @@ from .commitlog import CommitLog
 from .config_files import TopicTable
 from .consume_queue import ConsumeQueue
 from .derived_check import DerivedCheck
-from .dispatcher import Dispatcher, IncompleteQueue
+from .dispatcher import Dispatcher
 from .errors import CorruptLog
 from .index_check import index_problem
 from .index_file import IndexService
@@ -59,6 +59,14 @@ class RecoveryReport:
     rebuilt: list[str] = field(default_factory=list)
 
 
+class IncompleteQueue(Exception):
+    """A queue lacks units in front of a record of the log."""
+
+    def __init__(self, queue: ConsumeQueue) -> None:
+        super().__init__(f"{queue.topic}/{queue.queue_id}")
+        self.queue = queue
+
+
 class Recovery:
     """One recovery of a locked store whose log, queues and index are loaded.
 
@@ -87,6 +95,8 @@ class Recovery:
             commitlog, checkpoint, progress,
             clean=clean, log_start=state.snapshot.log_start, proves_hole=self._units_prove_records_behind,
         )  # fmt: skip
+        self._refilled: set[int] = set()
+        """Rows of the queues that were filled again from the log's beginning."""
         self.report = RecoveryReport(clean)
 
     def run(self) -> RecoveryReport:
@@ -321,15 +331,12 @@ class Recovery:
     def _dispatch(self, begin: int, end: int) -> None:
         dispatcher = self._dispatcher
         dispatcher.reput_offset = begin
-        refilled: set[int] = set()
         while dispatcher.reput_offset < end:
             try:
-                dispatcher.step(end, DISPATCH_CHUNK_BYTES, complete=refilled)
+                dispatcher.step(end, DISPATCH_CHUNK_BYTES, on_gap=self._check_gap)
             except IncompleteQueue as gap:
-                # Its units in front of the gap were lost: fill it from the log, once. A gap that is still there then is
-                # in the log itself.
                 queue = gap.queue
-                refilled.add(queue.row)
+                self._refilled.add(queue.row)
                 self._note(f"consumequeue {queue.topic}/{queue.queue_id}: it ends at {queue.max_offset:,}")
                 dispatcher.reput_offset = begin = self._commitlog.start_offset
                 self._mark(end, begin)
@@ -337,3 +344,19 @@ class Recovery:
             self._progress("dispatching", dispatcher.reput_offset - begin, end - begin)
             self.report.messages_recovered += dispatcher.dispatched_records
         dispatcher.reput_offset = end
+
+    def _check_gap(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Before units are left out in front of a record: does it tell the truth, and were they not just lost?"""
+        physical_offset = self._dispatcher.reput_offset
+        following = self._log.next_queue_offset(physical_offset, self._commitlog.write_offset)
+        if following is not None and following <= queue_offset:
+            file = self._commitlog.queue.find(physical_offset)
+            raise CorruptLog(
+                f"{file.path if file else self._commitlog.queue.folder}: the record at physical offset "
+                f"{physical_offset:,} says it is message {queue_offset:,} of queue {queue.queue_id} of {queue.topic}, "
+                f"but message {following:,} comes behind it. Restore the file from a backup; the log was not changed"
+            )
+        # Its units in front of the gap were lost: fill it from the log, once. A gap that is still there then is in the
+        # log itself.
+        if queue.max_offset > queue.start_offset and queue.row not in self._refilled:
+            raise IncompleteQueue(queue)

@@ -43,6 +43,8 @@ class Life:
         self._lives = lives
         self.written: dict[tuple[str, int], list[Sent]] = {}
         """Every message of a queue, in order."""
+        self.unfinished: tuple[str, int, list[Message]] = ("", 0, [])
+        """The frame whose append the power may have ended, with its first messages written."""
         self.synced: set[int] = set()
         """Physical offsets of messages that were acknowledged after a sync."""
         self.topics: set[str] = set()
@@ -108,7 +110,9 @@ class Life:
             self._number += 1
             body = source.randbytes(source.choice([0, 10, 300, 3000])) + b"%d" % self._number
             messages.append(Message(body, keys=(f"k{self._number}", f"all-{queue}"), tags=source.choice(["", "eu"])))
+        self.unfinished = (topic, queue, messages)
         sent = sent_of(store.append(config, queue, make_batch(messages)), topic, queue, messages)
+        self.unfinished = ("", 0, [])
         self.written.setdefault((topic, queue), []).extend(sent)
 
     def _flush(self) -> None:
@@ -159,7 +163,11 @@ def check_units(store: MessageStore) -> None:
 
 def check_queue(life: Life, topic: str, queue: int, records: list[Record]) -> None:
     """The queue holds what was written to it, without an end that was never synced."""
-    written = life.written.get((topic, queue), [])
+    written = life.written.setdefault((topic, queue), [])
+    if (topic, queue) == life.unfinished[:2]:
+        for record, message in zip(records[len(written) :], life.unfinished[2], strict=False):
+            at = record.queue_offset, record.physical_offset, record.store_timestamp
+            written.append(Sent(topic, queue, *at, message))
     assert len(records) <= len(written), (topic, queue)
     for record, each in zip(records, written, strict=False):
         assert matches(record, each)

@@ -13,8 +13,9 @@ import pytest
 
 from flintmq.broker.store import MessageStore
 from flintmq.protocol.errors import MessageIllegal
+from flintmq.protocol.ids import offset_id
 from flintmq.protocol.layout import BLANK_BYTES_MIN, MAGIC_BLANK
-from flintmq.protocol.record import Record, decode_record, encode_properties, record_size
+from flintmq.protocol.record import Record, decode_record, encode_host, encode_properties, record_size
 from tests.store_tools import (
     BORN_HOST,
     HOST,
@@ -24,6 +25,8 @@ from tests.store_tools import (
     append,
     assert_holds,
     dispatch,
+    find,
+    kill,
     make_batch,
     make_topic,
     open_store,
@@ -31,6 +34,7 @@ from tests.store_tools import (
     pull_all,
     put,
     sent_of,
+    split_answer,
 )
 
 FILE_BYTES = SMALL.commitlog_file_bytes
@@ -200,3 +204,28 @@ def test_a_count_that_the_body_cannot_hold_is_refused_before_anything_is_made_ro
     with pytest.raises(MessageIllegal, match="count says 2147483647 messages"):
         store.append(make_topic(store, "orders"), 0, batch)
     assert not list((store.path / "commitlog").iterdir())
+
+
+@pytest.mark.parametrize("born", [BORN_HOST, encode_host("2001:db8::9", 4000)], ids=["from IPv4", "from IPv6"])
+@pytest.mark.parametrize("host", [HOST, encode_host("2001:db8::1", 10911)], ids=["at IPv4", "at IPv6"])
+def test_addresses_of_both_families_are_stored_found_and_recovered(tmp_path: Path, born: bytes, host: bytes) -> None:
+    path = tmp_path / "store"
+    store = MessageStore(path, SMALL, store_host=host)
+    store.open()
+    config = make_topic(store, "orders")
+    messages = plain(12, size=400_000)
+    for message in messages:
+        store.append(config, 0, dataclasses.replace(make_batch([message]), born_host=born))
+    dispatch(store)
+    kill(store)
+    (path / "checkpoint").unlink()
+    store = MessageStore(path, SMALL, store_host=host)
+    store.open()
+    records = list(pull_all(store, "orders", 0))
+    assert [record.body for record in records] == [message.body for message in messages]
+    assert {(record.born_host, record.store_host) for record in records} == {(born, host)}
+    for record in records:
+        found = store.view(offset_id(host, record.physical_offset), "", False)
+        assert split_answer(found.body, found.count) == [record.encode()]
+        assert find(store, "orders", record.property_map()["KEYS"]) == [record]
+    store.close()

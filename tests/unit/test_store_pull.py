@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import MessageStore, Pulled, TopicConfig, reads
+from flintmq.broker.store import MessageStore, Pulled, TopicConfig, WouldBlock
+from flintmq.broker.store.reads import ANSWER_BYTES_MAX
 from flintmq.protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,
@@ -18,14 +19,18 @@ from flintmq.protocol.errors import (
     QueueNotExist,
     TopicNotExist,
 )
+from flintmq.protocol.ids import offset_id
 from flintmq.protocol.javahash import tags_code
 from flintmq.protocol.layout import UNIT_STRUCT
 from flintmq.protocol.record import decode_record
 from tests.store_tools import (
+    FOREVER,
+    HOST,
     MIB,
     SMALL,
     Message,
     Sent,
+    UnsyncedFiles,
     append,
     assert_holds,
     dispatch,
@@ -100,7 +105,7 @@ def test_one_message_always_comes_however_few_bytes_are_asked_for(store: Message
 def test_an_answer_never_outgrows_a_frame(store: MessageStore) -> None:
     put(store, "orders", 0, [Message(b"x" * 500_000)] * 50)
     pulled = pull(store, 0, max_bytes=2**31 - 1)
-    assert len(pulled.body) <= reads.ANSWER_BYTES_MAX
+    assert len(pulled.body) <= ANSWER_BYTES_MAX
     assert 16 * MIB - len(pulled.body) < 600_000
     assert pulled.next_offset == pulled.count == 33
 
@@ -183,3 +188,37 @@ def test_a_topic_may_get_more_queues_later(store: MessageStore) -> None:
     sent += put(store, "orders", 5, plain(2, first=2))
     assert_holds(store, sent)
     assert [row[:3] for row in store.topic_stats("orders", False)][3:] == [(3, 0, 2), (4, 0, 0), (5, 0, 2)]
+
+
+class ColdFiles(UnsyncedFiles):
+    """Nothing is in the page cache, while ``cold``."""
+
+    cold = False
+
+    def read(self, fd: int, buffer: memoryview, at: int, *, wait: bool) -> int:
+        """Read only what may be waited for."""
+        return 0 if self.cold and not wait else super().read(fd, buffer, at, wait=wait)
+
+
+def test_what_is_not_in_the_page_cache_is_only_read_where_it_may_be_waited_for(tmp_path: Path) -> None:
+    files = ColdFiles()
+    store = open_store(tmp_path / "store", files=files)
+    sent = put(store, "orders", 0, plain(30))
+    identity = offset_id(HOST, sent[3].physical_offset)
+    reads: list[Callable[[bool], object]] = [
+        lambda hot: store.pull("orders", 0, 3, 10, MIB, None, hot).count,
+        lambda hot: store.pull("orders", 0, 3, 10, MIB, frozenset({1}), hot).next_offset,
+        lambda hot: store.query("orders", "key-7", 0, FOREVER, 10, "", hot).count,
+        lambda hot: store.view(identity, "", hot).count,
+        lambda hot: store.offset_by_time("orders", 0, sent[0].store_ms, hot),
+        lambda hot: store.earliest_store_time("orders", 0, hot),
+        lambda hot: store.topic_stats("orders", hot),
+    ]
+    for read in reads:
+        warm = read(True)
+        files.cold = True
+        with pytest.raises(WouldBlock):
+            read(True)
+        assert read(False) == warm
+        files.cold = False
+    store.close()

@@ -7,7 +7,9 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Properties;
+import java.util.Set;
 import java.util.TreeSet;
+import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.auth.config.AuthConfig;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
@@ -36,6 +38,8 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
 @SuppressWarnings("deprecation")  // DefaultMQPullConsumer: the one client that reads a queue from an offset and nothing else
 public final class BrokerDriver {
     private static final int BATCH = 32;
+    private static final long REGISTER_SECONDS = 60;
+    private static final long REGISTER_PAUSE_MILLIS = 200;
 
     private final BrokerController broker;
     private final DefaultMQProducer producer = new DefaultMQProducer("test_producer");
@@ -60,11 +64,23 @@ public final class BrokerDriver {
         broker = new BrokerController(config, onFreePort(), new NettyClientConfig(), storeConfig, new AuthConfig());
         require(broker.initialize(), "the broker did not initialize; see the log");
         broker.start();
+        registerTopics(names);
 
         producer.setNamesrvAddr(address);
         producer.start();
         consumer.setNamesrvAddr(address);
         consumer.start();
+    }
+
+    /** On a slow machine the registration that the broker's start makes fails, and the broker tries again much later. */
+    private void registerTopics(NamesrvController names) throws InterruptedException {
+        Set<String> topics = broker.getTopicConfigManager().getTopicConfigTable().keySet();
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(REGISTER_SECONDS);
+        while (!names.getRouteInfoManager().getAllTopicList().getTopicList().containsAll(topics)) {
+            require(System.nanoTime() < deadline, "the name server knows no routes of the broker's topics; see the log");
+            broker.registerBrokerAll(true, false, true);
+            Thread.sleep(REGISTER_PAUSE_MILLIS);
+        }
     }
 
     private static NettyServerConfig onFreePort() {
