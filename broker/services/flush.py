@@ -69,7 +69,7 @@ class FlushService(Service):
         if store.write_offset <= store.flushed_offset:
             return
         try:
-            flushed = store.flush()
+            store.flush(self._on_disk)
         except OSError as error:
             store.failed = StoreFailed(
                 f"fdatasync of the CommitLog in {store.path} failed: {error}. What was written last may not be on "
@@ -77,6 +77,8 @@ class FlushService(Service):
             )
             self._post(self._fail)
             raise store.failed from error
+
+    def _on_disk(self, flushed: int) -> None:
         self._post(self._complete, flushed)
 
     def _complete(self, flushed: int) -> None:

@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ...protocol.errors import ServiceNotAvailable
@@ -266,10 +267,15 @@ class MessageStore:
         queues[queue_id] = queue_offset + batch.count
         return appended
 
-    def flush(self) -> int:
-        """fdatasync the log; returns the flushed offset. For one thread at a time; an OSError must end the process."""
+    def flush(self, on_disk: Callable[[int], object] | None = None) -> int:
+        """fdatasync the log; returns the flushed offset. For one thread at a time; an OSError must end the process.
+
+        ``on_disk``: called with the flushed offset as soon as that is true, before the checkpoint learns of it.
+        """
         store_ms = self.commitlog.last_store_ms
         flushed = self.commitlog.flush()
+        if on_disk is not None:
+            on_disk(flushed)
         self._checkpoint.flushed(flushed, store_ms)
         return flushed
 

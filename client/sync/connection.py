@@ -17,6 +17,7 @@ from ...protocol.commands import Command, HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError, RequestTimeout
 from ..core.address import Address
 from ..core.session import Answer, Session
+from .patience import Patience
 
 _JOIN_BYTES_MAX = 16 * 1024
 """A head and a body that are shorter together go out as one piece."""
@@ -247,8 +248,11 @@ def _readiness(sock: socket.socket) -> Readiness:
     reads.register(sock, select.POLLIN)
     both = select.poll()
     both.register(sock, select.POLLIN | select.POLLOUT)
+    patience = Patience()
 
     def wait_poll(write: bool, timeout: float | None) -> None:
+        if not write and patience.worthwhile() and patience.look(reads):
+            return
         # A millisecond is the unit of poll: round up, or a wait for less would spin.
         milliseconds = None if timeout is None else min(int(timeout * 1000) + 1, 86_400_000)
         (both if write else reads).poll(milliseconds)

@@ -23,6 +23,7 @@ from ..raw import RawClient
 
 MESSAGES = 1_000_000
 PULL_BYTES = 2 << 20
+RAW_PULL_BYTES = 4 << 20
 PULL_COUNT = 100_000
 FRAME_BYTES_MAX = 16 << 20
 
@@ -133,7 +134,7 @@ def receive(broker: Broker, lengths: dict[int, int]) -> int:
 
 def pull_frame(queue: int, offset: int) -> bytes:
     """One request."""
-    fields = {"topic": TOPIC, "queue": queue, "offset": offset, "max_count": PULL_COUNT, "max_bytes": PULL_BYTES}
+    fields = {"topic": TOPIC, "queue": queue, "offset": offset, "max_count": PULL_COUNT, "max_bytes": RAW_PULL_BYTES}
     return encode_frame(REQUEST, PULL.code, 1, fields)
 
 

@@ -1,0 +1,92 @@
+"""When a thread looks for its answer before it sleeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from flintmq.client.sync import patience
+from flintmq.client.sync.patience import JUDGED_EVERY, LOOK_SECONDS, SKIPPED_MAX, Patience
+
+
+class Socket:
+    """Readable at the ``ready_at``-th look."""
+
+    def __init__(self, ready_at: int | None) -> None:
+        self.ready_at = ready_at
+        self.looks = 0
+
+    def poll(self, timeout: int, /) -> object:
+        assert timeout == 0
+        self.looks += 1
+        return [1] if self.looks == self.ready_at else []
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> Patience:
+    """Of a process with two processors, whose other threads do nothing."""
+    monkeypatch.setattr(patience, "processors", lambda: 2)
+    monkeypatch.setattr(patience, "_cpu_of_other_threads", lambda: 0.0)
+    return Patience()
+
+
+def test_an_answer_that_comes_soon_is_found_without_sleeping(judged: Patience) -> None:
+    for _ in range(JUDGED_EVERY * 2):
+        assert judged.worthwhile()
+        assert judged.look(Socket(ready_at=3))
+
+
+def test_after_looks_in_vain_more_and_more_waits_sleep_at_once(judged: Patience) -> None:
+    skipped = []
+    for _ in range(12):
+        waits = 0
+        while not judged.worthwhile():
+            waits += 1
+        skipped.append(waits)
+        began = time.perf_counter()
+        assert not judged.look(Socket(ready_at=None))
+        assert time.perf_counter() - began >= LOOK_SECONDS
+    assert skipped == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, SKIPPED_MAX, SKIPPED_MAX]
+
+
+def test_one_look_that_finds_something_forgets_those_in_vain(judged: Patience) -> None:
+    for _ in range(5):
+        while not judged.worthwhile():
+            pass
+        judged.look(Socket(ready_at=None))
+    while not judged.worthwhile():
+        pass
+    assert judged.look(Socket(ready_at=1))
+    assert judged.worthwhile()
+    judged.look(Socket(ready_at=None))
+    assert not judged.worthwhile()
+    assert judged.worthwhile()
+
+
+def test_a_single_processor_is_left_to_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "processors", lambda: 1)
+    alone = Patience()
+    assert not any(alone.worthwhile() for _ in range(JUDGED_EVERY * 2))
+
+
+def test_nobody_looks_while_other_threads_have_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "processors", lambda: 2)
+    mine = Patience()
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            sum(range(1000))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        deadline = time.monotonic() + 30
+        while mine.worthwhile() and time.monotonic() < deadline:
+            pass  # at the first judgement the worker may not have had its turn yet
+        assert not mine.worthwhile()
+    finally:
+        ended.set()
+        worker.join()
