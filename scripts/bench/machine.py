@@ -6,7 +6,10 @@ import mmap
 import os
 import platform
 import re
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +17,8 @@ from pathlib import Path
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _TOUCHED_AT_ONCE_BYTES = 1 << 20
 _SYNCED_PAGES = 200
+_ECHOES = 3000
+_ECHO_BYTES = 250
 _GIB = 1 << 30
 
 
@@ -25,6 +30,7 @@ def describe(folder: Path) -> str:
         f"{platform.system()} {platform.release()}",
         f"Python {platform.python_version()}",
         f"stores on {file_system(folder)} (fdatasync {fdatasync_microseconds(folder):,.0f} µs)",
+        f"an echo between two Python processes takes {echo_microseconds():,.0f} µs",
     ]
     return ", ".join(parts)
 
@@ -39,6 +45,31 @@ def fdatasync_microseconds(folder: Path) -> float:
             began = time.perf_counter()
             os.fdatasync(file.fileno())
             taken.append(time.perf_counter() - began)
+    return statistics.median(taken) * 1e6
+
+
+def echo_microseconds() -> float:
+    """The median of sending a message over loopback and getting it back from a process that sleeps until it comes: what
+    an answer costs that takes no time to find."""
+    code = (
+        "import socket\n"
+        "with socket.create_server(('127.0.0.1', 0)) as server:\n"
+        "    print(server.getsockname()[1], flush=True)\n"
+        "    with server.accept()[0] as sock:\n"
+        "        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)\n"
+        "        while message := sock.recv(4096):\n"
+        "            sock.send(message)\n"
+    )
+    taken = []
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as echo:
+        assert echo.stdout is not None
+        with socket.create_connection(("127.0.0.1", int(echo.stdout.readline()))) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for _ in range(_ECHOES):
+                began = time.perf_counter()
+                sock.send(bytes(_ECHO_BYTES))
+                sock.recv(4096)
+                taken.append(time.perf_counter() - began)
     return statistics.median(taken) * 1e6
 
 
