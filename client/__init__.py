@@ -39,7 +39,7 @@ from ..protocol.record import CorruptRecord
 from .core.batch import Batch, Found
 from .core.receipts import Receipt
 from .core.stored import StoredMessage
-from .core.topics import QueueStats, TopicInfo
+from .core.topics import ConsumeStats, QueueStats, TopicInfo
 from .errors import (
     ClientClosed,
     CompressionUnavailable,
@@ -65,6 +65,7 @@ __all__ = [
     "CompressionUnavailable",
     "ConfigurationError",
     "ConnectionFailed",
+    "ConsumeStats",
     "Consumer",
     "CorruptMessage",
     "CorruptRecord",

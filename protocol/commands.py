@@ -200,6 +200,21 @@ class UpdateConsumerOffsetRequest:
 
 
 @dataclass(slots=True)
+class ConsumeStatsRequest:
+    """How far consumer groups are."""
+
+    group: str = text("consumer group; empty: all", GROUP_BYTES_MAX, default="")
+    topic: str = text("topic; empty: all", 32767, default="")
+
+
+@dataclass(slots=True)
+class ConsumeStatsAnswer:
+    """Body: one msgpack array of arrays ``[group, topic, queue, committed, min_offset, max_offset]``."""
+
+    count: int = integer("rows in the body")
+
+
+@dataclass(slots=True)
 class UpdateAndCreateTopicRequest:
     """Create a topic, or change one that exists; queues can be added, not taken away."""
 
@@ -303,6 +318,7 @@ GET_MIN_OFFSET = Command("GET_MIN_OFFSET", 31, QueueRequest, OffsetAnswer)
 GET_EARLIEST_MSG_STORETIME = Command("GET_EARLIEST_MSG_STORETIME", 32, QueueRequest, StoreTimeAnswer)
 VIEW_MESSAGE_BY_ID = Command("VIEW_MESSAGE_BY_ID", 33, ViewMessageByIdRequest, ViewMessageAnswer)
 GET_TOPIC_STATS_INFO = Command("GET_TOPIC_STATS_INFO", 202, TopicRequest, TopicStatsAnswer)
+GET_CONSUME_STATS = Command("GET_CONSUME_STATS", 208, ConsumeStatsRequest, ConsumeStatsAnswer)
 DELETE_TOPIC_IN_BROKER = Command("DELETE_TOPIC_IN_BROKER", 215, TopicRequest, EmptyAnswer)
 
 COMMANDS: dict[int, Command] = {
@@ -323,6 +339,7 @@ COMMANDS: dict[int, Command] = {
         GET_EARLIEST_MSG_STORETIME,
         VIEW_MESSAGE_BY_ID,
         GET_TOPIC_STATS_INFO,
+        GET_CONSUME_STATS,
         DELETE_TOPIC_IN_BROKER,
     )
 }

@@ -19,6 +19,7 @@ _ROWS: tuple[tuple[commands.Command, Handler], ...] = (
     (commands.VIEW_MESSAGE_BY_ID, query.view_message_by_id),
     (commands.QUERY_CONSUMER_OFFSET, offsets.query_consumer_offset),
     (commands.UPDATE_CONSUMER_OFFSET, offsets.update_consumer_offset),
+    (commands.GET_CONSUME_STATS, offsets.get_consume_stats),
     (commands.SEARCH_OFFSET_BY_TIMESTAMP, offsets.search_offset_by_timestamp),
     (commands.GET_MAX_OFFSET, offsets.get_max_offset),
     (commands.GET_MIN_OFFSET, offsets.get_min_offset),

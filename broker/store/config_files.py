@@ -227,6 +227,14 @@ class ConsumerOffsetTable:
         """Next offset per queue of those queues that the group has committed."""
         return dict(self._offsets.get(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {}))
 
+    def all_committed(self) -> list[tuple[str, str, int, int]]:
+        """``(group, topic, queue, next offset)`` of everything that is committed, sorted."""
+        rows = []
+        for key, row in self._offsets.items():
+            topic, _, group = key.partition(TOPIC_GROUP_SEPARATOR)
+            rows += [(group, topic, queue, next_offset) for queue, next_offset in row.items()]
+        return sorted(rows)
+
     def commit(self, group: str, topic: str, queue: int, next_offset: int) -> None:
         """Note a group's progress, in memory; ``persist`` makes it durable."""
         self._offsets.setdefault(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {})[queue] = next_offset
@@ -273,6 +281,10 @@ class DelayOffsetTable:
     def _read(table: dict[str, Any]) -> tuple[dict[int, int], dict[str, Any]]:
         rows = table.pop("offsetTable", {})
         return {int(level): int(next_offset) for level, next_offset in rows.items()}, table
+
+    def delivered(self, level: int) -> int:
+        """The queue offset of the first message of a delay level that RocketMQ has not delivered."""
+        return self._offsets.get(level, 0)
 
     def clamp(self, end_of: Callable[[int], int]) -> None:
         """After a crash: no level's progress lies beyond ``end_of(queue)``; written where it did. Blocks."""

@@ -29,7 +29,7 @@ from .batch import Batch, Found
 from .session import Answer
 from .stored import StoredMessage
 from .tags import EVERYTHING, TagFilter
-from .topics import QueueStats, TopicInfo
+from .topics import ConsumeStats, QueueStats, TopicInfo
 
 T = TypeVar("T")
 Plan: TypeAlias = Generator[list["Operation[Any]"], list[Any], T]
@@ -193,6 +193,18 @@ def commit(group: str, topic: str, offsets: Mapping[int, int]) -> Operation[None
     return _operation(
         commands.UPDATE_CONSUMER_OFFSET, _nothing, body=body, group=group, topic=topic, count=len(offsets)
     )
+
+
+def consume_stats(group: str, topic: str) -> Operation[list[ConsumeStats]]:
+    """How far groups are, by group, topic and queue; an empty name stands for all."""
+
+    def decode(answer: Answer) -> list[ConsumeStats]:
+        rows = _unpack(answer)
+        if not isinstance(rows, list):
+            raise RemoteProtocolError(f"consume stats as {type(rows).__name__}")
+        return [ConsumeStats(*row) for row in rows]
+
+    return _operation(commands.GET_CONSUME_STATS, decode, group=group, topic=topic)
 
 
 # ---- topics and the broker

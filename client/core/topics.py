@@ -1,4 +1,4 @@
-"""What the broker says of a topic."""
+"""What the broker says of a topic, and of how far groups are in it."""
 
 from __future__ import annotations
 
@@ -51,3 +51,23 @@ class QueueStats:
     def last_stored_at(self) -> datetime | None:
         """Store time of its last message, None where it is empty."""
         return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeStats:
+    """How far a group is in one queue, which holds offsets in ``[min_offset, max_offset)``.
+
+    ``committed``: the next offset that it will read.
+    """
+
+    group: str
+    topic: str
+    queue: int
+    committed: int
+    min_offset: int
+    max_offset: int
+
+    @property
+    def lag(self) -> int:
+        """How many messages it has still to read."""
+        return max(0, self.max_offset - max(self.committed, self.min_offset))

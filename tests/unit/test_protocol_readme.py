@@ -128,6 +128,7 @@ PURPOSES = {
     "GET_EARLIEST_MSG_STORETIME": "when a queue's first message was stored",
     "VIEW_MESSAGE_BY_ID": "find one message by either form of id",
     "GET_TOPIC_STATS_INFO": "both ends of all queues of a topic",
+    "GET_CONSUME_STATS": "how far consumer groups are, and what the queues hold",
     "DELETE_TOPIC_IN_BROKER": "delete a topic",
 }
 

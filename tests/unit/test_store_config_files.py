@@ -210,3 +210,12 @@ def test_progress_beyond_the_end_of_a_queue_is_taken_back_after_a_crash(tmp_path
             kill(store)
             store = open_store(tmp_path / "store")
     store.close()
+
+
+def test_everything_that_is_committed_is_listed_by_group(tmp_path: Path) -> None:
+    table = ConsumerOffsetTable(UnsyncedFiles(), tmp_path / "consumerOffset.json")
+    table.load()
+    table.commit("late", "orders", 1, 5)
+    table.commit("late", "orders", 0, 7)
+    table.commit("early", "orders", 0, 3)
+    assert table.all_committed() == [("early", "orders", 0, 3), ("late", "orders", 0, 7), ("late", "orders", 1, 5)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import msgpack
+
 from ....protocol.commands import (
     CONSUMER_OFFSET_STRUCT,
     ConsumerOffsetsAnswer,
+    ConsumeStatsAnswer,
+    ConsumeStatsRequest,
     EmptyAnswer,
     OffsetAnswer,
     QueryConsumerOffsetRequest,
@@ -13,12 +17,16 @@ from ....protocol.commands import (
     StoreTimeAnswer,
     UpdateConsumerOffsetRequest,
 )
-from ....protocol.errors import InvalidParameter, QueueNotExist
+from ....protocol.errors import InvalidParameter, QueueNotExist, TopicNotExist
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name
+from ...store import MessageStore, WouldBlock
 from .context import Broker, Peer
 from .pull import check_readable
+
+HOT_STATS_ROWS_MAX = 256
+"""More rows than this are looked up in a reader thread, so that the loop goes on."""
 
 
 def search_offset_by_timestamp(peer: Peer, frame: Frame) -> None:
@@ -129,3 +137,42 @@ def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) ->
                 f"offset {offset} cannot be committed for topic {topic}, queue {queue}: "
                 f"its next message will have offset {max_offset}"
             )
+
+
+def get_consume_stats(peer: Peer, frame: Frame) -> None:
+    """How far groups are, beside what their queues hold: of one group or all, of one topic or all."""
+    request = decode_fields(ConsumeStatsRequest, frame.fields)
+    if request.group:
+        check_name("group", request.group)
+    if request.topic:
+        check_readable(peer.broker, request.topic)
+    store = peer.broker.store
+
+    def read() -> None:
+        wanted = [
+            row
+            for row in store.consumer_offsets.all_committed()
+            if request.group in ("", row[0]) and request.topic in ("", row[1])
+        ]
+        peer.read(frame, lambda hot: _consume_stats(store, wanted, hot), done)
+
+    def done(rows: list[tuple[str, str, int, int, int, int]]) -> None:
+        peer.answer(frame, ConsumeStatsAnswer(count=len(rows)), msgpack.packb(rows))
+
+    peer.after_dispatch(frame, read)
+
+
+def _consume_stats(
+    store: MessageStore, committed: list[tuple[str, str, int, int]], hot: bool
+) -> list[tuple[str, str, int, int, int, int]]:
+    """The rows of the answer: those of ``committed`` whose queue is there, with its min and max offset."""
+    if hot and len(committed) > HOT_STATS_ROWS_MAX:
+        raise WouldBlock
+    rows = []
+    for group, topic, queue, next_offset in committed:
+        try:
+            min_offset, max_offset = store.min_offset(topic, queue, hot), store.max_offset(topic, queue)
+        except (QueueNotExist, TopicNotExist):
+            continue  # deleted, perhaps just now; what was committed stays for a topic made anew
+        rows.append((group, topic, queue, next_offset, min_offset, max_offset))
+    return rows

@@ -1,0 +1,67 @@
+"""How far consumer groups are, over the wire and through the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+
+from flintmq.client import Admin, Consumer, ConsumeStats, InvalidArgument, InvalidParameter, Producer, TopicNotExist
+from flintmq.protocol.commands import GET_CONSUME_STATS
+from tests.conftest import RawConnection, RunningBroker
+
+Connect: TypeAlias = Callable[..., RawConnection]
+
+
+@pytest.fixture
+def filled(shared_broker: RunningBroker, topic: str) -> str:
+    """A topic of two queues with three messages each, of which two groups have committed something."""
+    with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
+        admin.create_topic(topic, queues=2)
+        for queue in (0, 1):
+            producer.send_bulk(topic, [b"x"] * 3, queue=queue)
+    with Consumer(shared_broker.address) as consumer:
+        consumer.commit(f"{topic}-a", topic, {0: 3, 1: 1})
+        consumer.commit(f"{topic}-b", topic, {1: 0})
+    return topic
+
+
+def test_every_queue_that_a_group_has_committed_is_listed(shared_broker: RunningBroker, filled: str) -> None:
+    with Admin(shared_broker.address) as admin:
+        assert admin.consume_stats(topic=filled) == [
+            ConsumeStats(f"{filled}-a", filled, 0, 3, 0, 3),
+            ConsumeStats(f"{filled}-a", filled, 1, 1, 0, 3),
+            ConsumeStats(f"{filled}-b", filled, 1, 0, 0, 3),
+        ]
+        assert [row.lag for row in admin.consume_stats(group=f"{filled}-a")] == [0, 2]
+        everything = admin.consume_stats()
+        assert [row for row in everything if row.topic == filled] == admin.consume_stats(topic=filled)
+        assert everything == sorted(everything, key=lambda row: (row.group, row.topic, row.queue))
+
+
+def test_a_group_that_has_committed_nothing_has_no_rows(shared_broker: RunningBroker, filled: str) -> None:
+    with Admin(shared_broker.address) as admin:
+        assert admin.consume_stats(group="nobody") == []
+
+
+def test_a_topic_that_is_deleted_is_left_out(shared_broker: RunningBroker, filled: str) -> None:
+    with Admin(shared_broker.address) as admin:
+        admin.delete_topic(filled)
+        assert admin.consume_stats(group=f"{filled}-a") == []
+        with pytest.raises(TopicNotExist, match=filled):
+            admin.consume_stats(topic=filled)
+
+
+def test_more_rows_than_the_loop_looks_up_itself_are_complete(shared_broker: RunningBroker, topic: str) -> None:
+    with Admin(shared_broker.address) as admin, Consumer(shared_broker.address) as consumer:
+        admin.create_topic(topic, queues=300)
+        consumer.commit(f"{topic}-g", topic, dict.fromkeys(range(300), 0))
+        assert [row.queue for row in admin.consume_stats(group=f"{topic}-g")] == list(range(300))
+
+
+def test_a_group_name_that_cannot_be_is_refused(shared_broker: RunningBroker, connect: Connect) -> None:
+    with pytest.raises(InvalidParameter, match="group"):
+        connect(shared_broker).call(GET_CONSUME_STATS, {"group": "a b"}).raise_for_error()
+    with Admin(shared_broker.address) as admin, pytest.raises(InvalidArgument, match="group"):
+        admin.consume_stats(group="g" * 121)
