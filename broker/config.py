@@ -115,13 +115,17 @@ class LimitsSection(Section):
 
 
 class RetentionSection(Section):
-    """``[retention]``: checked and kept for a later release; nothing is deleted yet."""
+    """``[retention]``."""
 
     file_reserved_hours: Annotated[int, Whole(0, 876_000)] = 72
     delete_when: Annotated[str, Text('hours from 00 to 23 with two digits, separated by ; ("04", "04;16")', _HOURS)] = (
         "04"
     )
     headroom_bytes: Annotated[int, Whole(0, 2**60)] = 8 * 1024 * MIB
+    disk_clean_percent: Annotated[int, Whole(1, 100)] = 75
+    disk_force_percent: Annotated[int, Whole(1, 100)] = 85
+    disk_refuse_percent: Annotated[int, Whole(1, 100)] = 90
+    check_interval_ms: Annotated[int, Whole(10, DAY_MS)] = 1000
 
 
 class LogSection(Section):

@@ -17,6 +17,7 @@ from ..services.checkpoint import CheckpointService
 from ..services.flush import flush_service
 from ..services.long_polling import PullRequestHoldService
 from ..services.reput import ReputMessageService
+from ..services.retention import CleanCommitLogService
 from ..services.service import Service
 from ..setting_rules import parse_address
 from ..store import MessageStore, RecoveryReport
@@ -92,7 +93,8 @@ class Lifecycle:
         flush = flush_service(store, post, fatal)
         reput = ReputMessageService(store, post, dispatched, fatal)
         checkpoint = CheckpointService(store, post, fatal)
-        self._services = [allocation, flush, reput, checkpoint]
+        retention = CleanCommitLogService(store, self._settings.retention, post, fatal)
+        self._services = [allocation, flush, reput, checkpoint, retention]
         for service in self._services:
             service.start()
         self._broker = Broker(

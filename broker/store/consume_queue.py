@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
 from .errors import WouldBlock
-from .files import Files, zero
+from .files import Descriptor, Files, zero
 from .mapped_file import file_name
 
 _NAME = re.compile(r"\d{20}\Z")
@@ -18,11 +18,11 @@ class ConsumeQueue:
     """One queue's units, in files of ``file_bytes``.
 
     ``max_offset`` is published after the units below it are written, so any thread may read below it. Only the owner of
-    reput writes.
+    reput writes; retention takes the oldest files away.
     """
 
     __slots__ = (
-        "_dirty", "_empty_file", "_fds", "file_bytes", "files", "folder", "folder_dirty", "max_offset", "min_hint",
+        "_dirty", "_empty_file", "_open", "file_bytes", "files", "folder", "folder_dirty", "max_offset", "min_hint",
         "queue_id", "row", "start_offset", "topic",
     )  # fmt: skip
 
@@ -33,7 +33,7 @@ class ConsumeQueue:
         self.queue_id = queue_id
         self.file_bytes = file_bytes
         self.row = row
-        self._fds: dict[int, int] = {}
+        self._open: dict[int, Descriptor] = {}
         self._empty_file: Path | None = None
         self.start_offset = 0
         """First queue offset that is no filling; the log may begin behind it."""
@@ -67,7 +67,7 @@ class ConsumeQueue:
                 self.files.close(fd)
                 self._empty_file = path
                 continue
-            self._fds[start] = fd
+            self._open[start] = Descriptor(self.files, fd)
             if size != self.file_bytes:
                 problem = problem or f"{path} has {size:,} bytes instead of {self.file_bytes:,}"
                 wrong_size = wrong_size or path
@@ -77,17 +77,17 @@ class ConsumeQueue:
 
     def has_whole_file(self) -> bool:
         """Whether a file of the queue has the size that the settings say."""
-        return any(self.files.size(fd) == self.file_bytes for fd in self._fds.values())
+        return any(self.files.size(file.fd) == self.file_bytes for file in self._open.values())
 
     @property
     def first_byte(self) -> int:
         """Where the first file begins, in bytes of units."""
-        return min(self._fds, default=0)
+        return min(list(self._open), default=0)
 
     @property
     def end_byte(self) -> int:
         """Where the last file ends, in bytes of units."""
-        return max(self._fds) + self.file_bytes if self._fds else 0
+        return max(list(self._open), default=-self.file_bytes) + self.file_bytes
 
     def read_units(self, queue_offset: int, count: int, *, hot: bool) -> bytearray:
         """``count`` units from ``queue_offset`` on, fewer where the files end. With ``hot``, raises ``WouldBlock``
@@ -98,11 +98,11 @@ class ConsumeQueue:
         done = 0
         while done < len(buffer):
             start = at - at % self.file_bytes
-            fd = self._fds.get(start)
-            if fd is None:
+            file = self._open.get(start)
+            if file is None:
                 break
             size = min(len(buffer) - done, start + self.file_bytes - at)
-            got = self.files.read(fd, view[done : done + size], at - start, wait=not hot)
+            got = self.files.read(file.fd, view[done : done + size], at - start, wait=not hot)
             if got < size:
                 if hot:
                     raise WouldBlock
@@ -129,16 +129,14 @@ class ConsumeQueue:
         at = queue_offset * UNIT_BYTES
         while len(units):
             start = at - at % self.file_bytes
-            fd = self._fds.get(start)
-            if fd is None:
-                fd = self._create(start)
+            file = self._open.get(start) or self._create(start)
             size = min(len(units), start + self.file_bytes - at)
-            self.files.write(fd, units[:size], at - start)
+            self.files.write(file.fd, units[:size], at - start)
             self._dirty.add(start)
             units = units[size:]
             at += size
 
-    def _create(self, start: int) -> int:
+    def _create(self, start: int) -> Descriptor:
         self.files.make_folder(self.folder)
         fd = self.files.open(self.folder / file_name(start), create=True)
         try:
@@ -146,15 +144,15 @@ class ConsumeQueue:
         except OSError:
             self.files.close(fd)
             raise
-        self._fds[start] = fd
+        file = self._open[start] = Descriptor(self.files, fd)
         self.folder_dirty = True
-        return fd
+        return file
 
     def begin_at(self, queue_offset: int) -> None:
         """Make an empty queue begin at ``queue_offset``; what its first file holds before is filled as by RocketMQ."""
         first = queue_offset * UNIT_BYTES
         filling = (first % self.file_bytes) // UNIT_BYTES
-        for start in [start for start in self._fds if start != first - first % self.file_bytes]:
+        for start in [start for start in self._open if start != first - first % self.file_bytes]:
             self._remove(start)
         if filling:
             self.write_at(queue_offset - filling, memoryview(_PRE_BLANK * filling))
@@ -168,11 +166,11 @@ class ConsumeQueue:
         """End the queue at ``queue_offset``: what lies behind becomes zeros, whole files behind go. For recovery."""
         end = queue_offset * UNIT_BYTES
         self._remove_empty()
-        for start in sorted(self._fds, reverse=True):
+        for start in sorted(self._open, reverse=True):
             if start >= end and start != self.first_byte:
                 self._remove(start)
             elif start + self.file_bytes > end and zero(
-                self.files, self._fds[start], max(end - start, 0), self.file_bytes
+                self.files, self._open[start].fd, max(end - start, 0), self.file_bytes
             ):
                 self._dirty.add(start)
         self.max_offset = queue_offset
@@ -180,7 +178,7 @@ class ConsumeQueue:
     def remove_files(self) -> None:
         """Take the queue back to nothing. For recovery."""
         self._remove_empty()
-        for start in sorted(self._fds, reverse=True):
+        for start in sorted(self._open, reverse=True):
             self._remove(start)
         self.max_offset = self.start_offset = self.min_hint = 0
 
@@ -191,9 +189,26 @@ class ConsumeQueue:
             self.folder_dirty = True
 
     def _remove(self, start: int) -> None:
-        self.files.close(self._fds.pop(start))
+        self._open.pop(start).close()
         self.files.unlink(self.folder / file_name(start))
         self.folder_dirty = True
+
+    def expire(self, log_start: int) -> int:
+        """Remove the files all of whose units point in front of ``log_start``, but never the last: it keeps where the
+        queue's offsets go on. Beside the owner and readers. Returns how many went."""
+        starts = sorted(self._open)
+        gone = 0
+        for start in starts[:-1]:
+            behind = (start + self.file_bytes) // UNIT_BYTES
+            physical_offset, size, _ = self.unit(behind - 1, hot=False)
+            if size <= 0 or physical_offset >= log_start:
+                break
+            self.min_hint = max(self.min_hint, behind)
+            self._open.pop(start)  # closed once the last reader lets go of it
+            self.files.unlink(self.folder / file_name(start))
+            self.folder_dirty = True
+            gone += 1
+        return gone
 
     def sync(self) -> None:
         """Put what was written on disk. May run beside the owner: what it writes meanwhile is synced the next time."""
@@ -202,11 +217,11 @@ class ConsumeQueue:
             self.files.sync_folder(self.folder)
         for start in list(self._dirty):
             self._dirty.discard(start)  # first: what is written from here on is dirty again
-            fd = self._fds.get(start)
-            if fd is None:
+            file = self._open.get(start)
+            if file is None:
                 continue
             try:
-                self.files.sync_data(fd)
+                self.files.sync_data(file.fd)
             except OSError:
                 self._dirty.add(start)
                 raise
@@ -214,6 +229,6 @@ class ConsumeQueue:
     def close(self) -> None:
         """Close the files."""
         self._empty_file = None
-        for fd in self._fds.values():
-            self.files.close(fd)
-        self._fds.clear()
+        for file in self._open.values():
+            file.close()
+        self._open.clear()

@@ -128,6 +128,29 @@ class Files:
         return status.f_bavail * status.f_frsize
 
 
+class Descriptor:
+    """An open file that is closed when nobody holds it any more.
+
+    Retention takes files away beside readers in other threads: one that holds this keeps the number from coming to mean
+    another file while it reads.
+    """
+
+    __slots__ = ("_files", "fd")
+
+    def __init__(self, files: Files, fd: int) -> None:
+        self._files = files
+        self.fd = fd
+
+    def close(self) -> None:
+        """Close now; idempotent."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            self._files.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def zero(files: Files, fd: int, at: int, end: int) -> int:
     """Write zeros over whatever ``[at, end)`` holds; returns how far behind ``at`` anything else stood."""
     reached = 0

@@ -234,6 +234,9 @@ class IndexFile:
             self.files.close(self.fd)
             self.fd = -1
 
+    def __del__(self) -> None:
+        self.close()  # see MappedFile
+
 
 class IndexService:
     """The index files of a store, oldest first."""
@@ -344,6 +347,25 @@ class IndexService:
         for path in reversed(gone):  # the newest first: stopped in between, what is left ends earlier and is whole
             move_aside(self._os, path, self._aside, f"index-{path.name}")
         self._unusable = []
+
+    def expired(self, log_start: int) -> int:
+        """How many of the oldest files have nothing but messages in front of ``log_start``; never the last one."""
+        count = 0
+        for file in self.files[:-1]:
+            if file.end_physical_offset >= log_start:
+                break
+            count += 1
+        return count
+
+    def remove_first(self, count: int) -> None:
+        """Take the oldest ``count`` files away, beside readers and the owner of reput."""
+        gone = self.files[:count]
+        del self.files[:count]
+        for file in gone:
+            file.release()
+            self._os.unlink(file.path)
+        if gone:
+            self._os.sync_folder(self.folder)
 
     @property
     def full_end_ms(self) -> int:

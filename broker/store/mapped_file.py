@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,11 @@ class MappedFile:
             self.files.close(self.fd)
             self.fd = -1
 
+    def __del__(self) -> None:
+        # Of a file that retention took away: once the last reader lets go of it, so that its descriptor's number does
+        # not come to mean another file in the middle of a read.
+        self.close()
+
 
 class MappedFileQueue:
     """The files of a folder in order, without a gap.
@@ -80,6 +86,8 @@ class MappedFileQueue:
         self.scratch_folder = scratch_folder
         self.setting = setting
         self.files: list[MappedFile] = []
+        self._changing = threading.Lock()
+        """Held to replace ``files``: whoever reads takes the list once, and it never changes under him."""
         self._empty_file: Path | None = None
         self._entered = False
 
@@ -129,12 +137,14 @@ class MappedFileQueue:
     @property
     def start_offset(self) -> int:
         """Where the first file begins; 0 without files."""
-        return self.files[0].start_offset if self.files else 0
+        files = self.files
+        return files[0].start_offset if files else 0
 
     @property
     def end_offset(self) -> int:
         """Where the last file ends; 0 without files."""
-        return self.files[-1].end_offset if self.files else 0
+        files = self.files
+        return files[-1].end_offset if files else 0
 
     def create(self, start_offset: int, allocate: int) -> MappedFile:
         """Make the file at ``start_offset``, durably, with blocks for its first ``allocate`` bytes; in no row yet.
@@ -152,7 +162,8 @@ class MappedFileQueue:
         self.os.rename(file.path, path)
         file.path = path
         self._entered = True
-        self.files.append(file)
+        with self._changing:
+            self.files = [*self.files, file]
 
     def sync_entered(self) -> None:
         """Make the names of files that were entered durable."""
@@ -191,6 +202,15 @@ class MappedFileQueue:
             if hot:
                 raise WouldBlock
             raise CorruptLog(f"{file.path} ends in the middle of the {len(buffer)} bytes at offset {offset:,}")
+
+    def remove_first(self, count: int) -> None:
+        """Take the oldest ``count`` files away, beside readers. Their space is free once nobody reads them any more."""
+        with self._changing:
+            gone, self.files = self.files[:count], self.files[count:]
+        for file in gone:  # the oldest first: stopped in between, what is left has no gap
+            file.release()
+            self.os.unlink(file.path)
+        self.os.sync_folder(self.folder)
 
     def remove_from(self, number: int) -> list[MappedFile]:
         """Take the files from index ``number`` on out of the row, for the caller to delete."""

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from .commitlog import Appended, CommitLog, ProduceBatch
 from .config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
 from .dispatcher import Dispatcher
 from .errors import StoreFailed, StoreLocked
+from .expiry import Expiry
 from .files import Files, make_durable_folder, remove_content
 from .index_file import IndexService
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
@@ -70,10 +72,15 @@ class MessageStore:
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below
         self.reads = Reads(self.commitlog, self.queues, self.index, self.topics, self.state)
+        self.expiry = Expiry(self.commitlog, self.queues, self.reads, self.consumer_offsets, self._delay_offsets)
         self.failed: BaseException | None = None
+        self.refusal: Callable[[], ServiceNotAvailable] | None = None
+        """Makes the error that whoever appends gets while the disk is too full; set by retention."""
         self._checkpoint = StoreCheckpoint(files, path / "checkpoint")
         self._lock_fd = -1
         self._pending_snapshot = Snapshot()
+        self._syncing = threading.Lock()
+        """Held by who puts queues and index on disk, or takes their oldest files away."""
         self._append_next: dict[str, dict[int, int]] = {}
         """The queue offset that the next message of a queue gets: RocketMQ's topicQueueTable."""
         self._topic_bytes: dict[str, bytes] = {}
@@ -252,6 +259,8 @@ class MessageStore:
         """Append a batch to a queue; see ``CommitLog.append``. The caller has checked topic, queue and permission."""
         if self.failed is not None:
             raise ServiceNotAvailable(f"the store stopped writing: {self.failed}")
+        if self.refusal is not None:
+            raise self.refusal()
         queues = self._append_next.get(topic.name)
         if queues is None:
             queues = self._append_next[topic.name] = {}
@@ -285,6 +294,11 @@ class MessageStore:
 
     def sync_derived(self) -> None:
         """Put queues, index and the checkpoint on disk, so that a crash leaves less to dispatch again. Blocks."""
+        with self._syncing:
+            self._sync_derived()
+
+    def _sync_derived(self) -> int:
+        """Returns the physical offset below which all is on disk."""
         taken = self._take_snapshot()
         store_ms = self.dispatcher.last_store_ms
         dispatched = min(self.reput_offset, self.flushed_offset)
@@ -300,6 +314,30 @@ class MessageStore:
             self._pending_snapshot = taken
         self._checkpoint.dispatched(dispatched, store_ms, self.index.full_end_ms)
         self.commitlog.release_below(dispatched)
+        return dispatched
+
+    def expire(self, count: int) -> int:
+        """Take the oldest ``count`` CommitLog files away, and the queue and index files that point at nothing else.
+
+        Beside everything that goes on; for one thread at a time. Returns how many bytes of the log went: none where the
+        files behind are not dispatched and on disk yet. Blocks.
+        """
+        files = self.commitlog.queue.files
+        assert 0 < count < len(files), "the last file never goes"
+        log_start = files[count - 1].end_offset
+        with self._syncing:
+            # Where a queue's offsets go on stands in its units, and only there until the snapshot has it.
+            if self._sync_derived() < log_start:
+                return 0
+            index_count = self.index.expired(log_start)
+            self.state.log_begins_at(log_start, [file.path.name for file in self.index.files[index_count:]])
+            self._pending_snapshot = Snapshot()
+            self.commitlog.queue.remove_first(count)
+            self.index.remove_first(index_count)
+            for queue in self.queues:
+                queue.expire(log_start)
+        self.expiry.forget_below(log_start)
+        return log_start - files[0].start_offset
 
     def _take_snapshot(self) -> Snapshot:
         """Queue ends as they are now; all of their records lie below the write offset that is read behind them."""

@@ -284,6 +284,10 @@ class Reads:
 
     # By key and by id.
 
+    def record_at(self, physical_offset: int, size: int) -> Record | None:
+        """The record there, checked; None where there is none. ``size``: 0 where it is not known. Reads from disk."""
+        return self._record(physical_offset, size, hot=False)
+
     def _record(self, physical_offset: int, size: int, hot: bool) -> Record | None:
         """The record there, checked; None where there is none."""
         blob = self._raw(physical_offset, size, hot)

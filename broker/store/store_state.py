@@ -8,7 +8,7 @@ setting, is noticed.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,18 @@ class StoreState:
                     if snapshot.next_offsets.get(topic, {}).get(queue_id, 0) < next_offset:
                         self.kept_offsets.setdefault(topic, {})[queue_id] = next_offset
             self.snapshot = snapshot
+
+    def log_begins_at(self, physical_offset: int, index_files: list[str]) -> None:
+        """Retention is about to take away what lies before, and all index files but these; durable when it returns.
+        Raises OSError, and then it must not. Blocks."""
+        with self._lock:
+            before = self.snapshot
+            self.snapshot = replace(before, log_start=physical_offset, index_files=index_files)
+            try:
+                self._save()
+            except BaseException:
+                self.snapshot = before
+                raise
 
     def keep_offset(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Note where a queue goes on that is about to lose its files, in memory."""

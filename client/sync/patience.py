@@ -12,8 +12,8 @@ import os
 import time
 from typing import Protocol
 
-LOOK_SECONDS = 100e-6
-"""Several times what a broker takes that has the request in memory, less than what a disk takes."""
+LOOK_SECONDS = 200e-6
+"""Several times what a broker takes that answers from memory, less than what a disk takes."""
 SKIPPED_MAX = 256
 """Waits in a row that sleep at once, at most, where looking was in vain."""
 JUDGED_EVERY = 64

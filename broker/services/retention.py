@@ -1,0 +1,189 @@
+"""CleanCommitLogService: takes old CommitLog files away, and refuses writes before the disk is full.
+
+What goes and when is RocketMQ's: files whose newest message is older than ``file_reserved_hours`` go at the hours of
+``delete_when``; with a fuller disk at any hour; with a still fuller one the oldest go however young they are. How full
+a disk is counts only while its free space is also below ``headroom_bytes``: nine tenths of a large disk is no distress.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...protocol.errors import ServiceNotAvailable
+from ..config import RetentionSection
+from ..store import MessageStore
+from ..store.expiry import OldFile
+from .service import OnFatal, Post, Service, log
+
+FILES_A_ROUND = 10
+"""As many as RocketMQ takes at a time."""
+HOUR_MS = 3_600_000
+RETRY_AFTER_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """How full a file system is: bytes in use, and bytes that an ordinary user may still write."""
+
+    used_bytes: int
+    free_bytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> Disk:
+        """The file system that holds ``path``."""
+        status = os.statvfs(path)
+        return cls((status.f_blocks - status.f_bfree) * status.f_frsize, status.f_bavail * status.f_frsize)
+
+    @property
+    def used_percent(self) -> float:
+        """What is in use, of all that is not kept for root."""
+        return 100 * self.used_bytes / max(self.used_bytes + self.free_bytes, 1)
+
+    def tight(self, percent: int, headroom_bytes: int) -> bool:
+        """Whether at least ``percent`` are in use and less than ``headroom_bytes`` are free."""
+        return self.used_percent >= percent and self.free_bytes < headroom_bytes
+
+    def needed_bytes(self, percent: int, headroom_bytes: int) -> int:
+        """How much has to become free until it is ``tight`` no more."""
+        allowed = (self.used_bytes + self.free_bytes) * percent // 100
+        return max(min(self.used_bytes - allowed + 1, headroom_bytes - self.free_bytes), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the settings say of one file: whether it goes, and why, or why not."""
+
+    file: OldFile
+    goes: bool
+    reason: str
+
+
+class Policy:
+    """The settings, asked about a disk and files. ``now``: seconds since 1970."""
+
+    def __init__(self, settings: RetentionSection) -> None:
+        self.settings = settings
+        self._hours = {int(hour) for hour in settings.delete_when.split(";")}
+
+    def due(self, now: float, disk: Disk) -> bool:
+        """Whether files that are old enough may go now."""
+        at_its_hour = time.localtime(now).tm_hour in self._hours
+        return at_its_hour or self._tight(disk, self.settings.disk_clean_percent) or self.forced(disk)
+
+    def forced(self, disk: Disk) -> bool:
+        """Whether the oldest file must go however young it is."""
+        return self._tight(disk, self.settings.disk_force_percent)
+
+    def refuses(self, disk: Disk) -> bool:
+        """Whether nothing more may be written."""
+        return self._tight(disk, self.settings.disk_refuse_percent)
+
+    def _tight(self, disk: Disk, percent: int) -> bool:
+        return disk.tight(percent, self.settings.headroom_bytes)
+
+    def verdict(self, file: OldFile, now: float, disk: Disk, *, first: bool) -> Verdict:
+        """Of the oldest file that is left; ``first``: of those that are looked at in this round."""
+        if file.kept_for:
+            return Verdict(file, False, f"kept: it holds {file.kept_for}")
+        assert file.newest_ms is not None
+        age_hours = (now * 1000 - file.newest_ms) / HOUR_MS
+        reserved = self.settings.file_reserved_hours
+        if age_hours > reserved:
+            due = self.due(now, disk)
+            reason = f"its newest message is {age_hours:,.1f} h old, retention.file_reserved_hours is {reserved}"
+            return Verdict(file, due, reason if due else f"{reason}; it goes at hour {self.settings.delete_when}")
+        if first and self.forced(disk):  # one at a time: it may be enough
+            return Verdict(file, True, f"the disk is {disk.used_percent:.0f} % full and the file is the oldest")
+        return Verdict(file, False, f"its newest message is {age_hours:,.1f} of {reserved} h old")
+
+
+class CleanCommitLogService(Service):
+    """See the module. ``clock``: seconds since 1970; ``disk``: looks at a folder's file system."""
+
+    name = "retention"
+
+    def __init__(
+        self,
+        store: MessageStore,
+        settings: RetentionSection,
+        post: Post,
+        on_fatal: OnFatal,
+        *,
+        clock: Callable[[], float] = time.time,
+        disk: Callable[[Path], Disk] = Disk.of,
+    ) -> None:
+        super().__init__(post, on_fatal)
+        self.interval_seconds = settings.check_interval_ms / 1000
+        self._store = store
+        self._policy = Policy(settings)
+        self._clock = clock
+        self._look = disk
+        self._kept = ""
+        """What was said last of a file that should go and stays."""
+
+    def do_once(self) -> bool:
+        """Look at the disk, and take away what may go; whether more may."""
+        store, now = self._store, self._clock()
+        if store.failed is not None:
+            return False
+        disk = self._look(store.path)
+        more = False
+        if self._policy.due(now, disk):
+            more = self._clean(now, disk)
+            disk = self._look(store.path)
+        self._refuse(disk)
+        return more
+
+    def _clean(self, now: float, disk: Disk) -> bool:
+        count = 0
+        reason = ""
+        for file in self._store.expiry.old_files(int(now * 1000)):
+            verdict = self._policy.verdict(file, now, disk, first=count == 0)
+            if not verdict.goes:
+                self._say_kept(file)
+                break
+            count += 1
+            reason = reason or verdict.reason
+            if count == FILES_A_ROUND:
+                break
+        if not count:
+            return False
+        gone_bytes = self._store.expire(count)
+        if gone_bytes:
+            log.info(
+                "retention removed %d CommitLog files, %d bytes; the log begins at %d: %s",
+                count, gone_bytes, self._store.min_physical_offset, reason,
+            )  # fmt: skip
+        return gone_bytes > 0
+
+    def _say_kept(self, file: OldFile) -> None:
+        """Once a file and reason."""
+        said = f"{file.path} {file.kept_for}"
+        if file.kept_for and said != self._kept:
+            self._kept = said
+            log.warning("retention keeps %s: it holds %s", file.path, file.kept_for)
+
+    def _refuse(self, disk: Disk) -> None:
+        store, settings = self._store, self._policy.settings
+        if not self._policy.refuses(disk):
+            if store.refusal is not None:
+                log.warning("the disk of %s has room again: messages are taken", store.path)
+            store.refusal = None
+            return
+        needed = disk.needed_bytes(settings.disk_refuse_percent, settings.headroom_bytes)
+        message = (
+            f"the disk of {store.path} is {disk.used_percent:.0f} % full: {disk.free_bytes:,} bytes are free, "
+            f"{needed:,} more are needed (retention.disk_refuse_percent is {settings.disk_refuse_percent}, "
+            f"retention.headroom_bytes {settings.headroom_bytes:,}); nothing was written. Free space or shorten "
+            "retention.file_reserved_hours; writes resume by themselves"
+        )
+        if store.refusal is None:
+            log.warning("%s", message)
+        free_bytes = disk.free_bytes
+        store.refusal = lambda: ServiceNotAvailable(
+            message, retry_after_ms=RETRY_AFTER_MS, free_bytes=free_bytes, needed_bytes=needed
+        )

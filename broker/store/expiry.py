@@ -1,0 +1,163 @@
+"""Expiry: which of the oldest CommitLog files may go, and taking them away with all that points at them only.
+
+Everything here may run beside appends, dispatch and reads. What goes is always a row of the oldest files, never the
+last one, and never one that holds a message which has still to be delivered (delayed, timed or half).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES
+from .commitlog import CommitLog
+from .config_files import ConsumerOffsetTable, DelayOffsetTable
+from .consume_queue import ConsumeQueue
+from .mapped_file import MappedFile
+from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
+from .reads import Reads
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+HALF_GROUP = "CID_RMQ_SYS_TRANS"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+TIMER_OUT_PROPERTY = "TIMER_OUT_MS"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The oldest message that has still to be delivered: where it lies, and what it waits for."""
+
+    physical_offset: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class OldFile:
+    """A CommitLog file, and until when it was written to (None: not known). ``kept_for``: for what it must stay however
+    old it is, or nothing."""
+
+    path: Path
+    end_offset: int
+    bytes: int
+    newest_ms: int | None
+    kept_for: str
+
+
+class Expiry:
+    """What there is to know of a loaded log's age."""
+
+    def __init__(
+        self,
+        commitlog: CommitLog,
+        queues: ConsumeQueueTable,
+        reads: Reads,
+        consumer_offsets: ConsumerOffsetTable,
+        delay_offsets: DelayOffsetTable,
+    ) -> None:
+        self._commitlog = commitlog
+        self._queues = queues
+        self._reads = reads
+        self._consumer_offsets = consumer_offsets
+        self._delay_offsets = delay_offsets
+        self._newest: dict[int, int] = {}
+        self._timers_done = 0
+        """Timed messages below this queue offset are due."""
+
+    def old_files(self, now_ms: int | None = None) -> Iterator[OldFile]:
+        """Every file but the last, the oldest first. Reads from disk."""
+        pending = self.pending(time.time_ns() // 1_000_000 if now_ms is None else now_ms)
+        for file in self._commitlog.queue.files[:-1]:
+            newest_ms = self.newest_ms(file)
+            kept_for = pending.why if pending is not None and pending.physical_offset < file.end_offset else ""
+            if newest_ms is None:
+                kept_for = kept_for or "its newest message, which cannot be read"
+            yield OldFile(file.path, file.end_offset, file.size, newest_ms, kept_for)
+
+    def newest_ms(self, file: MappedFile) -> int | None:
+        """The newest store time in a file that is no longer written to: of its last message that a queue knows; None
+        where that cannot be read.
+
+        Of a file that no queue knows anything of (its topics were deleted), the store time that the next file begins
+        with, which is no earlier.
+        """
+        newest = self._newest.get(file.start_offset)
+        if newest is None:
+            last = max((self._last_below(queue, file.end_offset) for queue in self._queues), default=(-1, 0))
+            record = self._reads.record_at(*last) if last[0] >= file.start_offset else None
+            if last[0] < file.start_offset:
+                record = self._reads.record_at(file.end_offset, 0)
+            if record is None:
+                return None
+            newest = self._newest[file.start_offset] = record.store_timestamp
+        return newest
+
+    def forget_below(self, log_start: int) -> None:
+        """Files in front of ``log_start`` are gone."""
+        for start in [start for start in self._newest if start < log_start]:
+            del self._newest[start]
+
+    def _last_below(self, queue: ConsumeQueue, physical_end: int) -> tuple[int, int]:
+        """(physical offset, size) of the queue's last message in front of ``physical_end``; (-1, 0) without one."""
+        first = low = queue.first_byte // UNIT_BYTES
+        high = queue.end_byte // UNIT_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            physical_offset, size, _ = queue.unit(middle, hot=False)
+            if size > 0 and physical_offset < physical_end:
+                low = middle + 1
+            else:  # behind it, or not written yet
+                high = middle
+        while low > first:
+            low -= 1
+            physical_offset, size, _ = queue.unit(low, hot=False)
+            if size != PRE_BLANK_SIZE and physical_offset < physical_end:
+                return physical_offset, size
+        return -1, 0
+
+    # What has still to be delivered.
+
+    def pending(self, now_ms: int) -> Pending | None:
+        """The oldest message of the log that has still to be delivered."""
+        found = [*self._delayed(), *self._half(), *self._timed(now_ms)]
+        return min(found, key=lambda pending: pending.physical_offset, default=None)
+
+    def _delayed(self) -> Iterator[Pending]:
+        for queue_id, queue in self._queues.by_topic.get(SCHEDULE_TOPIC, {}).items():
+            level = queue_id + 1
+            yield from self._first_from(queue, self._delay_offsets.delivered(level), f"delayed (level {level})")
+
+    def _half(self) -> Iterator[Pending]:
+        done = self._consumer_offsets.committed(HALF_GROUP, HALF_TOPIC)
+        for queue_id, queue in self._queues.by_topic.get(HALF_TOPIC, {}).items():
+            yield from self._first_from(queue, done.get(queue_id, 0), "of a transaction that is not ended")
+
+    def _timed(self, now_ms: int) -> Iterator[Pending]:
+        queue = self._queues.get(TIMER_TOPIC, 0)
+        if queue is None:
+            return
+        offset = max(self._timers_done, queue.min_hint, queue.start_offset)
+        while offset < queue.max_offset:
+            physical_offset, size, _ = queue.unit(offset, hot=False)
+            if physical_offset >= self._commitlog.start_offset and self._due_ms(physical_offset, size) > now_ms:
+                yield Pending(physical_offset, "a message that is to be delivered at a time still to come")
+                break
+            offset += 1
+        self._timers_done = offset
+
+    def _due_ms(self, physical_offset: int, size: int) -> int:
+        record = self._reads.record_at(physical_offset, size)
+        try:
+            return int(record.property_map().get(TIMER_OUT_PROPERTY, "0")) if record is not None else 0
+        except ValueError:
+            return 0
+
+    def _first_from(self, queue: ConsumeQueue, queue_offset: int, what: str) -> Iterator[Pending]:
+        offset = max(queue_offset, queue.start_offset)
+        while offset < queue.max_offset:
+            physical_offset, _, _ = queue.unit(offset, hot=False)
+            if physical_offset >= self._commitlog.start_offset:
+                yield Pending(physical_offset, f"a message that is {what}")
+                return
+            offset += 1

@@ -1,0 +1,88 @@
+"""Retention in a running broker: old files go, readers move on, and writes stop before the disk is full."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from flintmq.client import Admin, Consumer, Message, OffsetOutOfRange, Producer, ServiceNotAvailable
+from tests.conftest import BrokerFactory, RunningBroker
+
+EVERY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
+SOON = {"retention.file_reserved_hours": 0, "retention.delete_when": EVERY_HOUR, "retention.check_interval_ms": 20}
+LONG_S = 60.0
+
+
+def fill(running: RunningBroker, megabytes: int) -> int:
+    """Messages for a topic with one queue; how many."""
+    count = megabytes * 10
+    with Admin(running.address) as admin:
+        admin.create_topic("orders", queues=1)
+    with Producer(running.address, compress_over=None) as producer:
+        producer.send_bulk("orders", [b"%08d" % number + bytes(100_000) for number in range(count)])
+    return count
+
+
+def wait_for_min_offset(running: RunningBroker, above: int) -> int:
+    deadline = time.monotonic() + LONG_S
+    with Consumer(running.address) as consumer:
+        while time.monotonic() < deadline:
+            found = consumer.min_offset("orders", 0)
+            if found > above:
+                return found
+            consumer.pull("orders", 0, consumer.max_offset("orders", 0), wait_ms=20)
+    raise AssertionError(f"the queue still begins at {found}; the log: {running.log}")
+
+
+def test_old_files_go_and_consumers_get_the_new_minimum(broker: BrokerFactory) -> None:
+    running = broker(settings={**SOON, "store.commitlog_file_bytes": 4 * 1024 * 1024})
+    count = fill(running, 24)
+    first = wait_for_min_offset(running, count - 41)
+    assert len(list((running.store / "commitlog").iterdir())) == 1
+    with Consumer(running.address) as consumer:
+        with pytest.raises(OffsetOutOfRange) as caught:
+            consumer.pull("orders", 0, 0)
+        assert caught.value.min_offset == first
+        bodies = [message.body[:8] for message in consumer.iter("orders", from_="earliest", until="latest")]
+    assert bodies == [b"%08d" % number for number in range(first, count)]
+    assert "retention removed" in running.log
+    assert running.stop() == 0
+    again = broker(store=running.store)
+    with Consumer(again.address) as consumer:
+        assert consumer.min_offset("orders", 0) == first
+        assert consumer.max_offset("orders", 0) == count
+
+
+def test_a_follower_that_lost_messages_is_told_and_goes_on_at_the_new_minimum(broker: BrokerFactory) -> None:
+    running = broker(settings={**SOON, "store.commitlog_file_bytes": 4 * 1024 * 1024})
+    fill(running, 2)
+    with Consumer(running.address) as consumer:
+        follower = consumer.iter("orders", from_="earliest")
+        assert next(follower).queue_offset == 0
+        count = 20 + fill(running, 60)
+        first = wait_for_min_offset(running, count - 41)
+        seen = []
+        with pytest.raises(OffsetOutOfRange) as caught:
+            seen.extend(message.queue_offset for message in follower)
+        assert seen == list(range(1, len(seen) + 1)), "what it had already, in order"
+        assert caught.value.min_offset == first
+        again = consumer.iter("orders", from_={0: first}, until="latest")
+        assert [message.queue_offset for message in again] == list(range(first, count))
+
+
+def test_messages_are_refused_on_a_full_disk_and_reads_go_on(broker: BrokerFactory) -> None:
+    running = broker()
+    fill(running, 1)
+    assert running.stop() == 0
+    # Whatever this machine's disk is: it is fuller than this, and has less room than that.
+    full = {"retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60, "retention.check_interval_ms": 20}
+    again = broker(store=running.store, settings={**full, "retention.disk_force_percent": 100})
+    with Producer(again.address, delivery_timeout=0.5) as producer:
+        deadline = time.monotonic() + LONG_S
+        with pytest.raises(ServiceNotAvailable, match="retention.disk_refuse_percent is 1") as caught:
+            while time.monotonic() < deadline:  # the first look at the disk may be still to come
+                producer.send(Message("orders", b"x"))
+        assert str(again.store) in str(caught.value)
+    with Consumer(again.address) as consumer:
+        assert len(list(consumer.iter("orders", until="latest"))) >= 10

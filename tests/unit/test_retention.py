@@ -1,0 +1,179 @@
+"""What retention decides: by age, by hour, and by how full the disk is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.broker.config import RetentionSection
+from flintmq.broker.services.retention import HOUR_MS, CleanCommitLogService, Disk, Policy
+from flintmq.broker.store import MessageStore
+from flintmq.broker.store.expiry import OldFile
+from flintmq.protocol.errors import ServiceNotAvailable
+from tests.store_tools import SMALL, append, open_store, plain, put
+
+GIB = 1 << 30
+ROOMY = Disk(used_bytes=10 * GIB, free_bytes=90 * GIB)
+AT_4 = time.mktime((2026, 3, 5, 4, 30, 0, 0, 0, -1))
+AT_12 = time.mktime((2026, 3, 5, 12, 30, 0, 0, 0, -1))
+
+
+def old_file(age_hours: float, now: float, kept_for: str = "") -> OldFile:
+    return OldFile(Path("00"), GIB, GIB, int(now * 1000 - age_hours * HOUR_MS), kept_for)
+
+
+def full(percent: int, free_gib: int = 1) -> Disk:
+    """A disk that is so full, with so much free."""
+    return Disk(used_bytes=percent * free_gib * GIB // (100 - percent), free_bytes=free_gib * GIB)
+
+
+@pytest.mark.parametrize(
+    ("age_hours", "now", "disk", "goes"),
+    [
+        (73, AT_4, ROOMY, True),
+        (71, AT_4, ROOMY, False),
+        (73, AT_12, ROOMY, False),
+        (73, AT_12, full(76), True),
+        (73, AT_12, full(74), False),
+        (73, AT_12, full(76, free_gib=9), False),
+        (1, AT_12, full(86), True),
+        (1, AT_12, full(84), False),
+        (1, AT_12, full(95, free_gib=9), False),
+    ],
+)
+def test_a_file_goes_when_it_is_old_at_its_hour_or_when_the_disk_wants_room(
+    age_hours: float, now: float, disk: Disk, goes: bool
+) -> None:
+    policy = Policy(RetentionSection())
+    assert policy.verdict(old_file(age_hours, now), now, disk, first=True).goes is goes
+
+
+def test_only_one_young_file_goes_at_a_time() -> None:
+    policy = Policy(RetentionSection())
+    assert not policy.verdict(old_file(1, AT_12), AT_12, full(99), first=False).goes
+
+
+@pytest.mark.parametrize("disk", [ROOMY, full(99)])
+def test_what_is_to_be_delivered_stays_whatever_happens(disk: Disk) -> None:
+    verdict = Policy(RetentionSection()).verdict(old_file(999, AT_4, "a message"), AT_4, disk, first=True)
+    assert (verdict.goes, verdict.reason) == (False, "kept: it holds a message")
+
+
+@pytest.mark.parametrize(("percent", "free_gib", "refuses"), [(91, 1, True), (89, 1, False), (99, 9, False)])
+def test_messages_are_refused_while_the_disk_is_nearly_full(percent: int, free_gib: int, refuses: bool) -> None:
+    assert Policy(RetentionSection()).refuses(full(percent, free_gib)) is refuses
+
+
+def test_what_is_needed_is_what_makes_it_fit_again() -> None:
+    disk = full(95)
+    needed = disk.needed_bytes(90, 8 * GIB)
+    after = Disk(disk.used_bytes - needed, disk.free_bytes + needed)
+    assert not after.tight(90, 8 * GIB)
+    assert Disk(after.used_bytes + 2, after.free_bytes - 2).tight(90, 8 * GIB)
+
+
+def test_the_disk_is_looked_at_as_it_is(tmp_path: Path) -> None:
+    disk = Disk.of(tmp_path)
+    assert disk.free_bytes > 0
+    assert 0 < disk.used_percent < 100
+
+
+class World:
+    """A store, a service on it, and a disk and clock that the test moves."""
+
+    def __init__(self, store: MessageStore, **settings: Any) -> None:
+        self.store = store
+        self.disk = ROOMY
+        self.now = time.time()
+        self.died: list[object] = []
+        self.service = CleanCommitLogService(
+            store, RetentionSection(**settings), self._post, self._fatal,
+            clock=lambda: self.now, disk=lambda path: self.disk,
+        )  # fmt: skip
+
+    def _post(self, *call: Any) -> None:
+        self.died.append(call)
+
+    def _fatal(self, name: str, error: BaseException) -> None:
+        self.died.append(error)
+
+    def turn(self) -> None:
+        """Until there is nothing more to do."""
+        for _ in range(100):
+            if not self.service.do_once():
+                return
+        raise AssertionError("it never ends")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    store = open_store(tmp_path / "store")
+    number = 0
+    while len(store.commitlog.queue.files) < 14:
+        put(store, "orders", 0, plain(8, size=60_000, first=8 * number))
+        number += 1
+    yield store
+    store.close()
+
+
+EVERY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
+
+
+def test_all_old_files_go_but_the_last(store: MessageStore) -> None:
+    world = World(store, delete_when=EVERY_HOUR, file_reserved_hours=1)
+    world.turn()
+    assert len(store.commitlog.queue.files) == 14
+    world.now += 3601 + 60
+    world.turn()
+    assert len(store.commitlog.queue.files) == 1
+    assert store.min_physical_offset == 13 * SMALL.commitlog_file_bytes
+
+
+def test_at_another_hour_nothing_goes(store: MessageStore) -> None:
+    hour = time.localtime(time.time() + 7200).tm_hour
+    world = World(store, delete_when=f"{(hour + 5) % 24:02}", file_reserved_hours=1)
+    world.now += 7200
+    world.turn()
+    assert len(store.commitlog.queue.files) == 14
+
+
+def test_a_full_disk_takes_young_files_one_by_one_until_it_is_enough(store: MessageStore) -> None:
+    world = World(store, file_reserved_hours=1000)
+    world.disk = full(86)
+    assert world.service.do_once()
+    assert len(store.commitlog.queue.files) == 13
+    world.disk = full(80)
+    assert not world.service.do_once()
+    assert len(store.commitlog.queue.files) == 13
+
+
+def test_messages_are_refused_with_what_helps_and_taken_again_by_themselves(store: MessageStore) -> None:
+    world = World(store)
+    world.disk = full(92)
+    while len(store.commitlog.queue.files) > 1:
+        world.service.do_once()
+    with pytest.raises(ServiceNotAvailable, match="retention.disk_refuse_percent is 90") as caught:
+        append(store, "orders", 0, plain(1))
+    assert str(store.path) in str(caught.value)
+    fields = caught.value.fields()
+    assert fields["free_bytes"] == world.disk.free_bytes
+    assert fields["needed_bytes"] == world.disk.needed_bytes(90, 8 * GIB)
+    assert fields["retry_after_ms"] > 0
+    before = store.write_offset
+    world.disk = ROOMY
+    world.turn()
+    append(store, "orders", 0, plain(1))
+    assert store.write_offset > before
+
+
+def test_a_store_that_failed_is_left_alone(store: MessageStore) -> None:
+    world = World(store, delete_when=EVERY_HOUR, file_reserved_hours=0)
+    store.failed = RuntimeError("the disk went")
+    world.now += 3600
+    assert not world.service.do_once()
+    assert len(store.commitlog.queue.files) == 14
+    store.failed = None
