@@ -1,0 +1,44 @@
+"""The command line: ``scripts/soak``."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from .run import Failed, Plan, soak
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="./scripts/soak",
+        description="Asyncio producers and followers, each a process whose loop is blocked at random, and a broker that "
+        "is stopped and killed in turn. At the end every follower must have seen every acknowledged message, "
+        "everybody must be alive, and nobody's memory may have grown. Exit 0 or 1.",
+    )
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long is produced (default: 600)")
+    parser.add_argument("--producers", type=int, default=8)
+    parser.add_argument("--followers", type=int, default=8)
+    parser.add_argument("--restarts", type=int, default=5, help="how often the broker goes (default: 5)")
+    parser.add_argument(
+        "--block-seconds-max", type=float, default=40.0, help="longest blocking of a loop (default: 40)"
+    )
+    parser.add_argument("--rate", type=int, default=100, help="messages a second of each producer (default: 100)")
+    parser.add_argument("--flush", choices=("sync", "async"), default="sync")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 31), help="makes the same run again")
+    options = parser.parse_args()
+    plan = Plan(**vars(options))
+    print(f"seed {plan.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="flintmq-soak-") as folder:
+        try:
+            soak(plan, Path(folder))
+        except Failed as failure:
+            print(f"FAILED: {failure}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Starts the broker and the clients, takes the broker away now and then, and judges what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flintmq.client import Admin
+from lib.local_broker import LocalBroker
+
+TOPIC = "soak"
+QUEUES = 8
+FINISH_SECONDS_MAX = 240.0
+"""A client whose loop has just been blocked, and a broker that has just gone, have this long."""
+GROWTH_BYTES_MAX = 32 * 1024 * 1024
+"""What a process may have more at the end than after a third of the time: Python's own untidiness."""
+DOWN_SECONDS = (0.0, 8.0)
+
+
+class Failed(Exception):
+    """Something that must hold does not."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``scripts/soak --help`` says."""
+
+    seconds: float
+    producers: int
+    followers: int
+    restarts: int
+    block_seconds_max: float
+    rate: int
+    flush: str
+    seed: int
+
+
+class Broker(LocalBroker):
+    """On a port of its own that stays the same."""
+
+    def __init__(self, store: Path, port: int, flush: str) -> None:
+        super().__init__(store, "--listen", f"127.0.0.1:{port}", "--flush", flush)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Its resident memory, but for what the CommitLog's map shares with the page cache."""
+        fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
+        return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGESIZE")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+
+class Client:
+    """A client's process and the last that it said."""
+
+    def __init__(self, name: str, **arguments: Any) -> None:
+        self.name = name
+        self.said: dict[str, Any] = {}
+        self.early_bytes = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "soaking.client", json.dumps(arguments)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.said = json.loads(line)
+
+    def check_alive(self) -> None:
+        """Raise where it ended although nobody told it to."""
+        code = self._process.poll()
+        if code is not None and not self.said.get("done"):
+            raise Failed(f"{self.name} ended with exit {code}; its error is above. It last said {self.said}")
+
+    def tell(self, what: Any) -> None:
+        """A line for it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.flush()
+
+    def finish(self, deadline: float) -> dict[str, Any]:
+        """Wait for its end; the last that it said."""
+        try:
+            code = self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{self.name} did not come to an end; it last said {self.said}") from None
+        self._reader.join()
+        if code != 0 or not self.said.get("done"):
+            raise Failed(f"{self.name} ended with exit {code}; it last said {self.said}")
+        return self.said
+
+    def end(self) -> None:
+        """Whatever happened: no process stays."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def soak(plan: Plan, folder: Path) -> None:
+    """Raises ``Failed`` where something does not hold."""
+    source = random.Random(plan.seed)
+    port = free_port()
+    clients: list[Client] = []
+    broker = Broker(folder / "store", port, plan.flush)
+    broker.__enter__()
+    try:
+        with Admin(broker.address) as admin:
+            admin.create_topic(TOPIC, queues=QUEUES)
+        common = {"address": broker.address, "block_seconds_max": plan.block_seconds_max}
+        producers = [
+            Client(f"producer {n}", role="produce", number=n, rate=plan.rate, seed=source.random(), **common)
+            for n in range(plan.producers)
+        ]
+        clients += producers
+        messages_max = int((plan.seconds + FINISH_SECONDS_MAX) * plan.rate) + 10_000
+        followers = [
+            Client(f"follower {n}", role="follow", producers=plan.producers, messages_max=messages_max,
+                   seed=source.random(), **common)
+            for n in range(plan.followers)
+        ]  # fmt: skip
+        clients += followers
+        broker = _through_restarts(plan, source, broker, folder, port, clients)
+        _judge(broker, producers, followers)
+    finally:
+        for client in clients:
+            client.end()
+        broker.__exit__(None, None, None)
+
+
+def _through_restarts(
+    plan: Plan, source: random.Random, broker: Broker, folder: Path, port: int, clients: list[Client]
+) -> Broker:
+    began = time.monotonic()
+    early = began + plan.seconds / 3
+    moments = sorted(began + source.uniform(0.05, 0.9) * plan.seconds for _ in range(plan.restarts))
+    shown = began
+    while (now := time.monotonic()) < began + plan.seconds:
+        for client in clients:
+            client.check_alive()
+        if early and now >= early:
+            early = 0.0
+            for client in clients:
+                client.early_bytes = client.said.get("resident_bytes", 0)
+        if now >= shown:
+            shown = now + 30
+            _show(now - began, broker, clients)
+        if moments and now >= moments[0]:
+            moments.pop(0)
+            broker = _restart(source, broker, folder, port, plan.flush)
+        time.sleep(0.2)
+    return broker
+
+
+def _restart(source: random.Random, broker: Broker, folder: Path, port: int, flush: str) -> Broker:
+    kill = source.random() < 0.5
+    if kill:
+        broker.kill()
+    else:
+        broker.__exit__(None, None, None)
+    seconds = source.uniform(*DOWN_SECONDS)
+    print(f"  the broker was {'killed' if kill else 'stopped'}; back in {seconds:.1f} s", flush=True)
+    time.sleep(seconds)
+    broker = Broker(folder / "store", port, flush)
+    broker.__enter__()
+    return broker
+
+
+def _show(seconds: float, broker: Broker, clients: list[Client]) -> None:
+    acknowledged = sum(client.said.get("acknowledged", 0) for client in clients)
+    seen = [client.said["seen"] for client in clients if "seen" in client.said]
+    blocked = sum(client.said.get("blocked_seconds", 0) for client in clients)
+    print(
+        f"{seconds:5.0f} s  {acknowledged:,} acknowledged, {min(seen, default=0):,} to {max(seen, default=0):,} seen, "
+        f"loops blocked for {blocked:,.0f} s, broker {broker.memory_bytes / 1e6:.0f} MB",
+        flush=True,
+    )
+
+
+def _judge(broker: Broker, producers: list[Client], followers: list[Client]) -> None:
+    deadline = time.monotonic() + FINISH_SECONDS_MAX
+    for producer in producers:
+        producer.tell("finish")
+    ends = [producer.finish(deadline) for producer in producers]
+    counts = [end["acknowledged"] for end in ends]
+    if counts != [end["sent"] for end in ends]:
+        raise Failed(f"sends failed: {ends}")
+    deadline = time.monotonic() + FINISH_SECONDS_MAX
+    for follower in followers:
+        follower.tell(counts)
+    seen = [follower.finish(deadline) for follower in followers]
+    for client in (*producers, *followers):
+        growth = client.said["resident_bytes"] - client.early_bytes
+        if client.early_bytes and growth > GROWTH_BYTES_MAX:
+            raise Failed(f"{client.name} grew by {growth:,} bytes")
+    print(
+        f"{sum(counts):,} messages acknowledged, every one seen by each of {len(followers)} followers "
+        f"(at most {max(end['twice'] for end in seen)} came twice); everybody alive; broker "
+        f"{broker.memory_bytes / 1e6:.0f} MB"
+    )
