@@ -14,8 +14,8 @@ from .run import Failed, Plan, soak
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="./scripts/soak",
-        description="Asyncio producers and followers, each a process whose loop is blocked at random, and a broker that "
-        "is stopped and killed in turn. At the end every follower must have seen every acknowledged message, "
+        description="Asyncio producers and followers, each a process whose loop is blocked at random, and a broker "
+        "that is stopped and killed in turn. At the end every follower must have seen every acknowledged message, "
         "everybody must be alive, and nobody's memory may have grown. Exit 0 or 1.",
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="how long is produced (default: 600)")
