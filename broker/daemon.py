@@ -127,7 +127,7 @@ def _run(settings: Settings, banner: Banner) -> int:
 def _load_kernels(progress: Callable[[str, int, int], None]) -> None:
     from . import kernels
 
-    for done, (name, _) in enumerate(kernels.warm(), 1):
+    for done, (name, _) in enumerate(kernels.warm(kernels.SERVING_MODULES), 1):
         progress(f"kernels ({name})", done, 0)
 
 

@@ -11,6 +11,7 @@ Importing a module of this package compiles its kernels or loads them from the c
 ``dispatch``   CommitLog records: check, and turn them into ConsumeQueue units and index keys
 ``index``      put entries into an IndexFile, check one
 ``gather``     choose ConsumeQueue units, copy and check the records of an answer
+``examine``    for the offline tools: everything that can be wrong with records; no broker loads it
 =============  ======================================================================================
 """
 
@@ -18,14 +19,15 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-MODULES = ("words", "crc32", "text", "produce", "dispatch", "index", "gather")
+SERVING_MODULES = ("words", "crc32", "text", "produce", "dispatch", "index", "gather")
+MODULES = (*SERVING_MODULES, "examine")
 
 
-def warm() -> Iterator[tuple[str, float]]:
-    """Compile every kernel, or load it from the cache; yields (module, seconds it took) after each."""
-    for name in MODULES:
+def warm(modules: Iterable[str] = MODULES) -> Iterator[tuple[str, float]]:
+    """Compile every kernel of these modules, or load it from the cache; yields (module, seconds it took) after each."""
+    for name in modules:
         started = time.perf_counter()
         importlib.import_module(f"{__name__}.{name}")
         yield name, time.perf_counter() - started

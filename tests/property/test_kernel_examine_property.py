@@ -1,0 +1,194 @@
+"""The kernels of the offline tools against their plain twin."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flintmq.broker.kernels import dispatch, examine
+from flintmq.protocol.layout import INDEX_ENTRY_BYTES, MAGIC_BLANK
+from flintmq.protocol.record import Record
+from tests.property.test_kernel_dispatch_property import damages, sentinels, stretches, tails
+from tests.property.test_kernel_index_property import files
+from tests.twins import examine as twin
+from tests.twins.arrays import examples, fenced, room
+from tests.twins.index import Index, Key, entry_at
+from tests.twins.index_call import key_array
+from tests.twins.log import Queue, Queues, Stopped, read_record, size_at, write_log
+
+margins = st.sampled_from([0, 3_000, 2**40])
+seeds = st.integers(0, 2**32 - 1)
+
+
+def check_examine(log: bytes, at: int, end: int, file_base: int, queues: Queues, margin_ms: int, sentinel: int) -> None:
+    table = twin.ExaminedTable(queues, sentinel)
+    work = twin.Work(margin_ms, sentinel=sentinel)
+    answer = twin.call(fenced(log, sentinel=sentinel), at, end, file_base, table, work)
+    assert answer == twin.Examination(queues, margin_ms).examine(log, at, end, file_base)
+
+
+@given(stretches(), tails, margins, sentinels, st.data())
+@examples(150)
+def test_flaws_units_and_keys_are_those_that_the_twin_finds(
+    stretch: tuple[bytes, int, int, Queues], tail: bytes, margin_ms: int, sentinel: int, data: st.DataObject
+) -> None:
+    log, at, file_base, queues = stretch
+    end = data.draw(st.integers(at, len(log) + len(tail)))
+    check_examine(log + tail, at, end, file_base, queues, margin_ms, sentinel)
+
+
+@given(stretches(), seeds, sentinels)
+@examples(60)
+def test_damaged_records_are_judged_as_by_the_twin(
+    stretch: tuple[bytes, int, int, Queues], seed: int, sentinel: int
+) -> None:
+    log, at, file_base, queues = stretch
+    for _, damaged in zip(range(10), damages(log, seed), strict=False):
+        check_examine(damaged, min(at, len(damaged)), len(damaged), file_base, queues, 3_000, sentinel)
+
+
+@given(stretches(), st.integers(1, 3), st.integers(4, 8), st.integers(1, 300), sentinels)
+@examples(60)
+def test_many_calls_with_little_room_find_the_same_as_one(
+    stretch: tuple[bytes, int, int, Queues], unit_room: int, flaw_room: int, step: int, sentinel: int
+) -> None:
+    log, at, file_base, queues = stretch
+    expected = twin.Examination(queues, 0).examine(log, at, len(log), file_base)
+    table = twin.ExaminedTable(queues, sentinel)
+    work = twin.Work(0, unit_room=unit_room, flaw_room=flaw_room, sentinel=sentinel)
+    found = twin.Examined(at=at)
+    while found.at < len(log) and found.status in (dispatch.DONE, dispatch.FULL):
+        answer = twin.call(
+            fenced(log, sentinel=sentinel), found.at, min(found.at + step, len(log)), file_base, table, work
+        )
+        assert answer.records > 0 or answer.status not in (dispatch.DONE, dispatch.FULL), "a call must get on"
+        found.at, found.status = answer.at, answer.status
+        found.records += answer.records
+        found.flaws += answer.flaws
+        found.keys += answer.keys
+        found.optional_keys += answer.optional_keys
+        found.runs += answer.runs
+        found.last_store_ms, found.next = answer.last_store_ms, answer.next
+        found.first, found.wanted = answer.first, answer.wanted
+    units = {(run.name, run.queue_offset + k): unit for run in expected.runs for k, unit in enumerate(run.units)}
+    assert {(run.name, run.queue_offset + k): unit for run in found.runs for k, unit in enumerate(run.units)} == units
+    found.runs = expected.runs
+    assert found == expected
+
+
+QUEUE = (b"orders", 0)
+
+
+def follow(queue_offsets: list[int]) -> list[tuple[int, int]]:
+    """(number of the record, expected offset) of each record whose queue offset is a flaw."""
+    log = write_log([Record(*QUEUE[:1], b"", queue_offset=offset) for offset in queue_offsets])
+    queues = {QUEUE: Queue()}
+    answer = twin.call(fenced(log), 0, len(log), 0, twin.ExaminedTable(queues), twin.Work(0))
+    assert answer == twin.Examination(queues, 0).examine(log, 0, len(log), 0)
+    size = size_at(log, 0)
+    return [(at // size, detail) for kind, at, detail in answer.flaws if kind == examine.FLAW_QUEUE_OFFSET]
+
+
+def test_one_record_that_lies_about_its_queue_offset_is_one_flaw() -> None:
+    assert follow([7, 8, 500, 10, 11, 3, 13]) == [(2, 9), (5, 12)]
+
+
+def test_messages_that_are_missing_are_one_flaw() -> None:
+    assert follow([7, 8, 20, 21, 22]) == [(2, 9)]
+
+
+@given(stretches(), st.integers(0, 60), seeds, sentinels)
+@examples(80)
+def test_the_next_record_is_found_behind_damage(
+    stretch: tuple[bytes, int, int, Queues], skip: int, seed: int, sentinel: int
+) -> None:
+    log, at, file_base, _ = stretch
+    blank = random.Random(seed).randint(8, 40)
+    log += blank.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True) + bytes(blank - 8)
+    for begin, end in ((at + skip, len(log)), (at + skip, len(log) // 2), (len(log) - 3, len(log))):
+        array, parts = fenced(log, sentinel=sentinel), room(dispatch.PARTS, np.int64, sentinel)
+        found = examine.next_record(array.array, begin, end, file_base, parts.array)
+        assert array.intact
+        assert parts.intact
+        assert found == next(iter(places(log, begin, end, file_base, blank)), end)
+
+
+def places(log: bytes, begin: int, end: int, file_base: int, blank: int) -> list[int]:
+    found = []
+    for at in range(begin, end):
+        try:
+            read_record(log, at, file_base + at, check_body=False)
+        except Stopped as stopped:
+            if stopped.status != dispatch.BLANK or at != len(log) - blank:
+                continue
+        found.append(at)
+    return found
+
+
+@given(files(), st.integers(0, 5), st.data(), sentinels)
+@examples(120)
+def test_the_first_entry_that_is_not_that_of_its_key_is_named(
+    case: tuple[Index, list[Key]], first: int, data: st.DataObject, sentinel: int
+) -> None:
+    file, keys = case
+    count = file.put(keys)
+    first = min(first, count)
+    blob = bytearray(file.encode())
+    changed = data.draw(st.integers(0, max(count - 1, 0)))
+    at = data.draw(st.integers(0, 15))
+    is_changed = data.draw(st.booleans()) and count > 0
+    if is_changed:
+        blob[entry_at(file.slots, changed + 1) + at] ^= data.draw(st.integers(1, 255))
+    array, array_of_keys = fenced(blob, sentinel=sentinel), key_array(keys, sentinel)
+    found = examine.compare_entries(
+        array.array, entry_at(file.slots, 0), first + 1, array_of_keys.array, first, count, keys[0][2]
+    )
+    assert array.intact
+    assert INDEX_ENTRY_BYTES == 20
+    seconds_of_first = changed == 0 and at >= 12
+    assert found == (changed if is_changed and changed >= first and not seconds_of_first else count)
+
+
+@given(stretches(), tails, st.integers(1, 20), seeds, sentinels)
+@examples(80)
+def test_records_are_picked_by_topic_queue_and_time(
+    stretch: tuple[bytes, int, int, Queues], tail: bytes, pick_room: int, seed: int, sentinel: int
+) -> None:
+    log, at, file_base, queues = stretch
+    log += tail
+    chance = random.Random(seed)
+    topic = chance.choice([b"", b"", *(name[0] for name in queues)])
+    queue_id = chance.choice([-1, -1, 0, 1, 65_535])
+    begin_ms, end_ms = chance.choice([(0, 2**62), (1, 2**62), (1_700_000_000_000, 1_700_000_000_000), (0, 0)])
+    array, picked = fenced(log, sentinel=sentinel), room(pick_room, np.int64, sentinel)
+    parts, name = room(dispatch.PARTS, np.int64, sentinel), fenced(topic or b"\0", sentinel=sentinel)
+    status, stopped_at, count = examine.pick(
+        array.array, at, len(log), file_base, name.array, len(topic), queue_id, begin_ms, end_ms, picked.array,
+        parts.array,
+    )  # fmt: skip
+    assert array.intact
+    assert picked.intact
+    assert parts.intact
+    expected: list[int] = []
+    expected_status = dispatch.DONE
+    while at < len(log):
+        try:
+            record = read_record(log, at, file_base + at, check_body=False)
+        except Stopped as stopped:
+            expected_status = stopped.status
+            break
+        if (
+            topic in (b"", record.topic)
+            and queue_id in (-1, record.queue_id)
+            and begin_ms <= record.store_timestamp <= end_ms
+        ):
+            if len(expected) == pick_room:
+                expected_status = dispatch.FULL
+                break
+            expected.append(at)
+        at += size_at(log, at)
+    assert (status, stopped_at) == (expected_status, at)
+    assert picked.values()[:count] == expected

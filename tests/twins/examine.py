@@ -1,0 +1,209 @@
+"""What ``examine`` must find, in plain Python: flaws of records, runs of units, keys; and its call, every array fenced.
+
+Records are read by the dispatch kernels' twin.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flintmq.broker.kernels import dispatch, examine
+from flintmq.protocol.layout import UNIT_BYTES, SysFlag
+from flintmq.protocol.record import Record, body_crc
+
+from .arrays import Fenced, fenced, room
+from .dispatch_call import KEYS_OF_ONE_RECORD_MAX, Table
+from .log import Queue, QueueName, Queues, Stopped, keys_of, read_record, size_at, unit_of
+
+PAIR = re.compile(rb"[^\x01\x02]+\x01[^\x02]*")
+Key = tuple[int, int, int]
+Flaw = tuple[int, int, int]
+
+
+@dataclass
+class Run:
+    """Units of one queue whose queue offsets follow each other."""
+
+    name: QueueName
+    queue_offset: int
+    units: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class Examined:
+    """What a stretch of log gives. ``first``: the first record's queue offset of each queue, and where it lies;
+    ``wanted``: how many of a queue's records should have a unit."""
+
+    status: int = dispatch.DONE
+    at: int = 0
+    records: int = 0
+    runs: list[Run] = field(default_factory=list)
+    keys: list[Key] = field(default_factory=list)
+    optional_keys: list[Key] = field(default_factory=list)
+    flaws: list[Flaw] = field(default_factory=list)
+    last_store_ms: int = 0
+    next: dict[QueueName, int] = field(default_factory=dict)
+    first: dict[QueueName, tuple[int, int]] = field(default_factory=dict)
+    wanted: dict[QueueName, int] = field(default_factory=dict)
+
+
+class Examination:
+    """Goes on from stretch to stretch of a log."""
+
+    def __init__(self, queues: Queues, margin_ms: int) -> None:
+        self._queues = queues
+        self._margin_ms = margin_ms
+        self._other: dict[QueueName, int] = {}
+
+    def examine(self, log: bytes, at: int, end: int, file_base: int) -> Examined:
+        """One stretch."""
+        result = Examined(at=at)
+        open_runs: dict[QueueName, Run] = {}
+        while result.at < end:
+            try:
+                record = read_record(log, result.at, file_base + result.at, check_body=False)
+            except Stopped as stopped:
+                result.status = stopped.status
+                break
+            queue = self._queues.get((record.topic, record.queue_id))
+            if queue is None:
+                result.status = dispatch.NEW_QUEUE
+                break
+            size = size_at(log, result.at)
+            self._look_at(record, size, queue, result, open_runs)
+            result.records += 1
+            result.at += size
+        return result
+
+    def _look_at(
+        self, record: Record, size: int, queue: Queue, result: Examined, open_runs: dict[QueueName, Run]
+    ) -> None:
+        at, name = result.at, (record.topic, record.queue_id)
+        if record.body and body_crc(record.body) != record.body_crc:
+            result.flaws.append((examine.FLAW_CRC, at, 0))
+        if not properties_sound(record.properties):
+            result.flaws.append((examine.FLAW_PROPERTIES, at, 0))
+        if record.store_timestamp < result.last_store_ms - self._margin_ms:
+            result.flaws.append((examine.FLAW_TIME, at, result.last_store_ms))
+        result.last_store_ms = record.store_timestamp
+        transaction = record.sys_flag & SysFlag.TRANSACTION_MASK
+        is_deleted = record.physical_offset < queue.deleted_below
+        if not is_deleted and transaction not in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
+            self._follow(name, record, result)
+            run = open_runs.get(name)
+            if run is None or run.queue_offset + len(run.units) != record.queue_offset:
+                run = open_runs[name] = Run(name, record.queue_offset)
+                result.runs.append(run)
+            run.units.append(unit_of(record, size))
+        if transaction != SysFlag.TRANSACTION_ROLLBACK:
+            (result.optional_keys if is_deleted else result.keys).extend(keys_of(record))
+
+    def _follow(self, name: QueueName, record: Record, result: Examined) -> None:
+        queue_offset = record.queue_offset
+        result.wanted[name] = result.wanted.get(name, 0) + 1
+        expected = result.next.get(name)
+        if expected is None:
+            result.first[name] = (queue_offset, record.physical_offset)
+        if expected is None or queue_offset in (expected, self._other.get(name)):
+            result.next[name] = queue_offset + 1
+            self._other.pop(name, None)
+            return
+        result.flaws.append((examine.FLAW_QUEUE_OFFSET, result.at, expected))
+        result.next[name] = expected + 1
+        self._other[name] = queue_offset + 1
+
+
+def properties_sound(blob: bytes) -> bool:
+    """Whether it is UTF-8, and pairs of a name and a value."""
+    try:
+        blob.decode()
+    except UnicodeDecodeError:
+        return False
+    return all(PAIR.fullmatch(pair) for pair in blob.split(b"\x02") if pair)
+
+
+class ExaminedTable(Table):
+    """The queues as ``examine`` knows them, with the columns that it adds."""
+
+    def __init__(self, queues: Queues, sentinel: int = 0xA5) -> None:
+        super().__init__(queues.items(), sentinel=sentinel)
+        rows = np.zeros((len(self.names), examine.EXAMINED_ROW), np.int64)
+        rows[:, : dispatch.QUEUE_ROW] = self.rows.array
+        for column in (dispatch.Q_NEXT, examine.Q_OTHER, examine.Q_FIRST):
+            rows[:, column] = -1
+        self.rows = fenced(rows, np.int64, sentinel)
+
+    def column(self, number: int) -> dict[QueueName, int]:
+        """A column by queue, of the queues that had a record."""
+        rows = np.asarray(self.rows.array)
+        seen = rows[:, dispatch.Q_NEXT] >= 0
+        return {self.names[row]: int(rows[row, number]) for row in np.flatnonzero(seen)}
+
+
+class Work:
+    """The kernel's work space and outputs; its state goes on from call to call."""
+
+    def __init__(
+        self, margin_ms: int, *, unit_room: int = 64, key_room: int = KEYS_OF_ONE_RECORD_MAX, flaw_room: int = 256,
+        sentinel: int = 0xA5,
+    ) -> None:  # fmt: skip
+        self.units = room(unit_room * UNIT_BYTES, sentinel=sentinel)
+        self.unit_runs = room(unit_room, np.int64, sentinel)
+        self.grouped = room(unit_room * UNIT_BYTES, sentinel=sentinel)
+        self.runs = room(unit_room * examine.RUN_ROW, np.int64, sentinel)
+        self.keys = room(key_room * dispatch.KEY_ROW, np.int64, sentinel)
+        self.optional_keys = room(key_room * dispatch.KEY_ROW, np.int64, sentinel)
+        self.flaws = room(flaw_room * examine.FLAW_ROW, np.int64, sentinel)
+        self.scratch = room(dispatch.PARTS + 8, np.int64, sentinel)
+        self.state = fenced([0] * examine.EXAMINED_STATE, np.int64, sentinel)
+        self.optional_state = room(dispatch.STATE, np.int64, sentinel)
+        self.state.array[examine.S_CLOCK_MARGIN_MS] = margin_ms
+
+    def arrays(self) -> list[Fenced]:
+        """All of them, in the order of the kernel's parameters."""
+        return [
+            self.units, self.unit_runs, self.grouped, self.runs, self.keys, self.optional_keys, self.flaws,
+            self.scratch, self.state, self.optional_state,
+        ]  # fmt: skip
+
+
+def _rows(array: Fenced, count: int, width: int) -> list[tuple[int, ...]]:
+    return [tuple(row) for row in np.asarray(array.array)[: count * width].reshape(-1, width).tolist()]
+
+
+def call(log: Fenced, at: int, end: int, file_base: int, table: ExaminedTable, work: Work) -> Examined:
+    """One call of the kernel. The outputs are checked for what must always hold."""
+    before = log.bytes()
+    status, stopped_at = examine.examine(
+        log.array, at, end, file_base, table.slots.array, table.rows.array, table.topics.array,
+        *(array.array for array in work.arrays()),
+    )  # fmt: skip
+    assert all(array.intact for array in [log, *work.arrays()])
+    assert table.intact
+    assert log.bytes() == before
+    assert not np.asarray(table.rows.array)[:, dispatch.Q_PENDING].any()
+    state = work.state.values()
+    grouped = work.grouped.bytes()
+    runs, reached = [], 0
+    for row, queue_offset, first, count in _rows(work.runs, state[dispatch.S_TOUCHED], examine.RUN_ROW):
+        assert first == reached
+        assert count > 0
+        reached += count
+        units = [grouped[UNIT_BYTES * k : UNIT_BYTES * (k + 1)] for k in range(first, reached)]
+        runs.append(Run(table.names[row], queue_offset, units))
+    assert reached == state[dispatch.S_UNITS]
+    firsts, first_at = table.column(examine.Q_FIRST), table.column(examine.Q_FIRST_AT)
+    return Examined(
+        int(status), int(stopped_at), state[dispatch.S_RECORDS], runs,
+        _keys(work.keys, state[dispatch.S_KEYS]), _keys(work.optional_keys, state[examine.S_OPTIONAL_KEYS]),
+        [(kind, at, detail) for kind, at, detail in _rows(work.flaws, state[examine.S_FLAWS], examine.FLAW_ROW)],
+        state[dispatch.S_LAST_STORE_MS], table.column(dispatch.Q_NEXT),
+        {name: (firsts[name], first_at[name]) for name in firsts}, table.column(examine.Q_RECORDS),
+    )  # fmt: skip
+
+
+def _keys(array: Fenced, count: int) -> list[Key]:
+    return [(key_hash, offset, ms) for key_hash, offset, ms in _rows(array, count, dispatch.KEY_ROW)]
