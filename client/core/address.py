@@ -21,6 +21,27 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class AddressBook:
+    """Several addresses of a broker, tried in turn, beginning with the one that answered last."""
+
+    def __init__(self, addresses: tuple[Address, ...]) -> None:
+        self._addresses = addresses
+        self._first = 0
+
+    def in_turn(self) -> list[Address]:
+        """All of them, in the order in which they should be tried now."""
+        return [*self._addresses[self._first :], *self._addresses[: self._first]]
+
+    def answered(self, address: Address) -> None:
+        """A connection to this address stands: begin with it the next time."""
+        self._first = self._addresses.index(address)
+
+    def failed(self, address: Address) -> None:
+        """A connection to this address was of no use: begin with the next one."""
+        if self._addresses[self._first] == address:
+            self._first = (self._first + 1) % len(self._addresses)
+
+
 def parse_addresses(addresses: str | Iterable[str]) -> tuple[Address, ...]:
     """The addresses in ``"a:1,b:2"`` or in several strings; without a port it is 10911. IPv6 stands in brackets.
 

@@ -260,6 +260,17 @@ def delete_topic(topic: str) -> Operation[None]:
     return _operation(commands.DELETE_TOPIC_IN_BROKER, _nothing, topic=topic)
 
 
+def created_queues(client_name: str) -> Operation[int]:
+    """How many queues the broker gives to a topic that is made by its first message: part of its answer to HELLO,
+    which may be said again at any time. ``client_name``: as it was said the first time."""
+
+    def decode(answer: Answer) -> int:
+        count: int = decode_fields(commands.HelloAnswer, answer.fields).auto_create_queues
+        return count
+
+    return _operation(commands.HELLO, decode, protocol=commands.PROTOCOL_VERSION, client=client_name)
+
+
 def runtime_info() -> Operation[dict[str, Any]]:
     """How the broker is doing."""
 

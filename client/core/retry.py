@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ...protocol.errors import ConnectionFailed, FlintError
+from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 
 FIRST_BACKOFF_SECONDS = 0.02
 BACKOFF_SECONDS_MAX = 1.0
@@ -43,6 +43,26 @@ class Backoff:
     def end(self) -> None:
         """There is nothing to wait for any more."""
         self.until = 0.0
+
+
+class Retries:
+    """Whether a call that failed is tried again, and when. ``deadline``: when it must be over, monotonic seconds."""
+
+    __slots__ = ("_deadline", "_failures")
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._failures = 0
+
+    def pause(self, error: FlintError, now: float) -> float:
+        """Seconds to wait before the next attempt; raises ``error`` where there is none."""
+        if not is_retriable(error) or isinstance(error, RequestTimeout):
+            raise error
+        self._failures += 1
+        seconds = backoff_seconds(self._failures, error)
+        if now + seconds >= self._deadline:
+            raise error
+        return seconds
 
 
 def is_retriable(error: FlintError) -> bool:

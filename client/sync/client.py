@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import Self
 
 from ..core.address import parse_addresses
-from .guard import Guard
-from .pool import TIMEOUT_SECONDS, Caller, Dialer, check_timeout
+from ..core.guard import Guard
+from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
+from .pool import Caller, Dialer
 
 
 class Client:

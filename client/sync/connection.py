@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -14,9 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.commands import Command, HelloAnswer
-from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError, RequestTimeout
+from ...protocol.errors import FlintError, RemoteProtocolError, RequestTimeout
 from ..core.address import Address
 from ..core.session import Answer, Session
+from ..core.troubles import broke, closed_here, closed_there, no_broker, no_hello, unanswered, unreachable
+from ..endpoint import client_name, packed_address
 from .patience import Patience
 
 _JOIN_BYTES_MAX = 16 * 1024
@@ -25,12 +25,6 @@ _PROBE_AFTER_SECONDS = 1.0
 """A connection that was idle for longer is looked at before it is used: the broker may have closed it."""
 
 Readiness = Callable[[bool, float | None], None]
-
-
-def client_name() -> str:
-    """How this process introduces itself to a broker."""
-    program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"  # noqa: PTH119
-    return f"{program[:100]} pid {os.getpid()} on {socket.gethostname()[:100]}"
 
 
 class Connection:
@@ -58,10 +52,7 @@ class Connection:
         try:
             sock = socket.create_connection(address, timeout=timeout)
         except OSError as error:
-            raise ConnectionFailed(
-                f"cannot reach a broker at {address}: {_reason(error)}; is it running there? "
-                "(flintmq-broker serve starts one)"
-            ) from error
+            raise unreachable(address, error) from error
         connection = cls(sock, address)
         try:
             sock.setblocking(False)
@@ -70,10 +61,10 @@ class Connection:
             connection._greet(deadline)
         except RequestTimeout as error:
             connection.close()
-            raise ConnectionFailed(f"the broker at {address} did not answer HELLO within {timeout:.1f} s") from error
+            raise no_hello(address, timeout) from error
         except RemoteProtocolError as error:
             connection.close()
-            raise ConnectionFailed(f"what listens at {address} is no FlintMQ broker: {error}") from error
+            raise no_broker(address, error) from error
         except BaseException:
             connection.close()
             raise
@@ -99,9 +90,7 @@ class Connection:
     @property
     def local_address(self) -> bytes:
         """This end's address, 4 or 16 bytes."""
-        name = self._sock.getsockname()[0]
-        family = socket.AF_INET6 if ":" in name else socket.AF_INET
-        return socket.inet_pton(family, name.partition("%")[0])
+        return packed_address(self._sock.getsockname()[0])
 
     @property
     def congested(self) -> bool:
@@ -134,7 +123,7 @@ class Connection:
         except BlockingIOError:
             sent = 0
         except OSError as error:
-            raise self._lost(error) from error
+            raise broke(self.address, error) from error
         if sent < size:
             self._keep_unsent(sent, head, body)
 
@@ -155,7 +144,7 @@ class Connection:
         May return none although time is left. Raises ``ConnectionFailed`` where the connection went.
         """
         if self._closed:  # its descriptor's number may belong to something else by now
-            raise ConnectionFailed(f"the connection to the broker at {self.address} was closed")
+            raise closed_here(self.address)
         if timeout is None or timeout > 0:
             self._wait(bool(self._unsent), timeout)
         if self._unsent:
@@ -166,9 +155,9 @@ class Connection:
         except BlockingIOError:
             return []
         except OSError as error:
-            raise self._lost(error) from error
+            raise broke(self.address, error) from error
         if not count:
-            raise ConnectionFailed(f"the broker at {self.address} closed the connection")
+            raise closed_there(self.address)
         parser.received(count)
         return self._session.answers()
 
@@ -184,7 +173,7 @@ class Connection:
         except BlockingIOError:
             return
         except OSError as error:
-            raise self._lost(error) from error
+            raise broke(self.address, error) from error
 
     def exchange(self, command: Command, fields: dict[str, Any], body: bytes, timeout: float) -> Answer:
         """One request and its answer. Raises ``RequestTimeout`` where none comes in time."""
@@ -198,7 +187,7 @@ class Connection:
                     return answer
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise RequestTimeout(f"the broker at {self.address} did not answer {command.name} within {timeout:g} s")
+                raise unanswered(self.address, command.name, timeout)
 
     def is_alive(self) -> bool:
         """Whether it can be used after a pause: not where the broker closed it meanwhile."""
@@ -226,13 +215,6 @@ class Connection:
         self._closed = True
         self._unsent.clear()
         self._sock.close()
-
-    def _lost(self, error: OSError) -> ConnectionFailed:
-        return ConnectionFailed(f"the connection to the broker at {self.address} broke: {_reason(error)}")
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error) or type(error).__name__
 
 
 def _readiness(sock: socket.socket) -> Readiness:

@@ -18,12 +18,12 @@ from ..core.delivery import Delivery
 from ..core.lanes import Single
 from ..core.retry import is_retriable
 from ..core.session import Answer
+from ..core.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
+from ..core.troubles import silent
 from ..errors import ClientClosed
 from .connection import Connection
-from .pool import CONNECT_SECONDS_MAX, Dialer
+from .pool import Dialer
 
-SILENCE_SECONDS_MAX = 15
-"""A connection on which something was asked and nothing was answered for this long is given up for a new one."""
 _PUSHED_BYTES_MAX = 1 << 20
 """After this many bytes in one go the answers are looked at."""
 
@@ -228,9 +228,7 @@ class DeliveryDriver:
             if answers:
                 self._unanswered_since = inf
             elif time.monotonic() > silent_at:
-                raise ConnectionFailed(
-                    f"the broker at {connection.address} has not answered for {SILENCE_SECONDS_MAX} s"
-                )
+                raise silent(connection.address, SILENCE_SECONDS_MAX)
         elif not delivery.idle:  # the broker asked for a pause
             self._interrupted.wait(None if seconds == inf else seconds)
         now = time.monotonic()

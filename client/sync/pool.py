@@ -8,42 +8,29 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ...protocol.errors import BrokerError, ConnectionFailed, FlintError, RequestTimeout
-from ..core.address import Address
+from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
+from ..core.address import Address, AddressBook
+from ..core.guard import Guard
 from ..core.operations import Operation, Plan
-from ..core.retry import backoff_seconds, is_retriable
-from ..errors import InvalidArgument, InvalidArgumentType
+from ..core.retry import Retries
+from ..core.timeouts import CONNECT_SECONDS_MAX, check_timeout
+from ..core.troubles import no_address_answered
 from .connection import Connection
-from .guard import Guard
 
-TIMEOUT_SECONDS = 10.0
-CONNECT_SECONDS_MAX = 5.0
-"""How long one address may take before the next one is tried."""
 IDLE_CONNECTIONS_MAX = 64
 
 T = TypeVar("T")
-
-
-def check_timeout(what: str, timeout: Any) -> float:
-    """``timeout`` in seconds; raises where it is none."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise InvalidArgumentType(f"{what} must be a number of seconds, not {type(timeout).__name__}")
-    if not timeout > 0:
-        raise InvalidArgument(f"{what} is {timeout}; it must be more than 0 seconds")
-    return float(timeout)
 
 
 class Dialer:
     """Connects to the first of several addresses that answers, beginning with the one that did last."""
 
     def __init__(self, addresses: tuple[Address, ...]) -> None:
-        self._addresses = addresses
-        self._first = 0
+        self._addresses = AddressBook(addresses)
 
     def failed(self, address: Address) -> None:
         """A connection to this address was of no use: try the next address first."""
-        if self._addresses[self._first] == address:
-            self._first = (self._first + 1) % len(self._addresses)
+        self._addresses.failed(address)
 
     def dial(self, timeout: float) -> Connection:
         """A new connection, within ``timeout`` seconds.
@@ -52,24 +39,18 @@ class Dialer:
         """
         deadline = time.monotonic() + timeout
         failures: list[FlintError] = []
-        count = len(self._addresses)
-        for place in range(self._first, self._first + count):
+        for address in self._addresses.in_turn():
             left = deadline - time.monotonic()
             if left <= 0 and failures:
                 break
             try:
-                connection = Connection.open(self._addresses[place % count], max(0.001, min(left, CONNECT_SECONDS_MAX)))
+                connection = Connection.open(address, max(0.001, min(left, CONNECT_SECONDS_MAX)))
             except (ConnectionFailed, BrokerError) as error:
                 failures.append(error)
             else:
-                self._first = place % count
+                self._addresses.answered(address)
                 return connection
-        if len(failures) == 1:
-            raise failures[0]
-        retriable = [error for error in failures if is_retriable(error)]
-        if not retriable:
-            raise failures[0]
-        raise ConnectionFailed("; ".join(str(error) for error in failures)) from failures[0]
+        raise no_address_answered(failures)
 
 
 class ConnectionPool:
@@ -156,31 +137,16 @@ class Caller:
         """Raise where the client cannot be used any more."""
         self._guard.check()
 
-    def created_queues(self, deadline: float) -> int:
-        """How many queues the broker gives to a topic that is made by its first message."""
-
-        def attempt() -> int:
-            connection = self.pool.acquire(max(0.001, deadline - time.monotonic()))
-            self.pool.release(connection)
-            return connection.limits.auto_create_queues
-
-        return self.retry(attempt, deadline)
-
     def retry(self, attempt: Callable[[], T], deadline: float) -> T:
         """The result of ``attempt``, tried again after retriable errors until ``deadline``, then raised."""
-        failures = 0
+        retries = Retries(deadline)
         while True:
             self._guard.check()
             try:
                 return attempt()
             except FlintError as error:
                 self._guard.check()  # closed meanwhile: that is why the connection broke
-                if not is_retriable(error) or isinstance(error, RequestTimeout):
-                    raise
-                failures += 1
-                pause = backoff_seconds(failures, error)
-                if time.monotonic() + pause >= deadline:
-                    raise
+                pause = retries.pause(error, time.monotonic())
             time.sleep(pause)
 
     def _attempt(self, operation: Operation[T], deadline: float) -> T:

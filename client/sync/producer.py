@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,34 +10,22 @@ from concurrent.futures import wait as wait_for_futures
 from types import TracebackType
 from typing import Self
 
-from ...protocol import ids
-from ...protocol.errors import FlintError, QueueNotExist, RequestTimeout, TopicNotExist
-from ..core import operations
+from ...protocol.errors import FlintError, RequestTimeout
 from ..core.address import parse_addresses
-from ..core.compression import COMPRESS_OVER_BYTES, Compressor
-from ..core.delivery import IN_FLIGHT_BYTES_MAX, Delivery
-from ..core.lanes import NEVER, Bulk, Group, Single
-from ..core.outgoing import (
-    check_bodies,
-    check_bulk_keys,
-    check_flush,
-    check_messages,
-    check_queue,
-    common_properties,
-    group_messages,
-    sharded_topics,
-)
-from ..core.packing import ColumnSource, RowSource
-from ..core.receipts import Receipt, settle
-from ..core.routing import ANY_QUEUE, QueueCounts, queue_of
-from ..errors import DeliveryFailed, InvalidArgument, InvalidMessageType
-from ..message import Body, Message, check_topic
+from ..core.compression import COMPRESS_OVER_BYTES
+from ..core.delivery import IN_FLIGHT_BYTES_MAX
+from ..core.guard import Guard
+from ..core.lanes import NEVER, Bulk, Single
+from ..core.operations import Plan
+from ..core.receipts import Receipt
+from ..core.sending import ASK, Groups, Sending, raise_unseen
+from ..core.timeouts import DELIVERY_SECONDS, check_timeout
+from ..endpoint import client_name
+from ..message import Body, Message
 from .connection import Connection
 from .driver import DeliveryDriver, Role, Until
-from .guard import Guard
-from .pool import Caller, Dialer, check_timeout
+from .pool import Caller, Dialer
 
-DELIVERY_SECONDS = 10.0
 _FAILURES_KEPT = 10_000
 
 
@@ -93,29 +80,25 @@ class Producer:
         in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
         flush: str | None = None,
     ) -> None:
-        if type(in_flight_bytes_max) is not int or in_flight_bytes_max <= 0:
-            raise InvalidArgument(
-                f"in_flight_bytes_max is {in_flight_bytes_max!r}; it must be a number of bytes above 0"
-            )
-        self._delivery_seconds = check_timeout("delivery_timeout", delivery_timeout)
-        self._flush = check_flush(flush)
-        self._compressor = Compressor(compress_over, compression)
-        self._compress_over = NEVER if compress_over is None else compress_over
+        self._sending = Sending(
+            client_name(),
+            delivery_timeout=delivery_timeout,
+            compress_over=compress_over,
+            compression=compression,
+            in_flight_bytes_max=in_flight_bytes_max,
+            flush=flush,
+        )
         self._guard = Guard("Producer")
         dialer = Dialer(parse_addresses(addresses))
-        self._caller = Caller(dialer, self._guard, self._delivery_seconds)
-        self._queue_counts = QueueCounts()
-        counter = ids.unique_counter_start(time.time())
-        self._delivery = Delivery(self._delivery_seconds, in_flight_bytes_max, "", counter)
+        self._caller = Caller(dialer, self._guard, self._sending.delivery_seconds)
+        self._delivery = self._sending.delivery
         self._driver = DeliveryDriver(self._delivery, dialer, self._connected, self._settle)
         self._mutex = self._driver.mutex
         self._unsettled: dict[Single, None] = {}
         self._failed: deque[SendFuture] = deque(maxlen=_FAILURES_KEPT)
 
     def _connected(self, connection: Connection) -> None:
-        if not self._delivery.unique_prefix:
-            seed = f"{id(self)} {time.time_ns()} {os.urandom(8).hex()}".encode()
-            self._delivery.unique_prefix = ids.unique_prefix(connection.local_address, os.getpid(), seed)
+        self._sending.connected(connection.local_address)
 
     # ---- one message
 
@@ -136,7 +119,7 @@ class Producer:
             self._abandon(single)
             raise
         if single.error is not None:
-            self._learn(single.error)
+            self._sending.learn(single.error)
             raise single.error
         return single.receipt()
 
@@ -160,18 +143,10 @@ class Producer:
         self, message: Message, queue: int | None, flush: str | None, timeout: float | None, future: SendFuture | None
     ) -> tuple[Single, Role | None]:
         self._guard.check()
-        if type(message) is not Message and not isinstance(message, Message):
-            raise InvalidMessageType(f"a flintmq.client.Message is to be sent, not {type(message).__name__}")
-        seconds = self._delivery_seconds if timeout is None else check_timeout("timeout", timeout)
-        deadline = time.monotonic() + seconds
-        to = ANY_QUEUE if queue is None else check_queue(queue)
-        if to == ANY_QUEUE and message.sharding_key is not None:
-            to = self._sharded_queue(message, deadline)
-        row = message.row()
-        if len(row[0]) > self._compress_over:
-            body, sys_flag = self._compressor.compress(row[0])
-            row = (body, row[1], sys_flag) if sys_flag else row
-        mode = self._flush if flush is None else check_flush(flush)
+        now = time.monotonic()
+        to, row, mode, deadline = self._sending.prepare(message, queue, flush, timeout, now)
+        if to == ASK:
+            to = self._caller.run(self._sending.sharded_queue(message, now), deadline)
         while True:
             with self._mutex:
                 if self._guard.closed:
@@ -188,10 +163,7 @@ class Producer:
         room = Until(lambda: self._delivery.has_room(body_bytes))
         self._driver.wait(room, deadline)
         if not room.done and time.monotonic() >= deadline:
-            raise RequestTimeout(
-                f"{self._delivery.pending_bytes} bytes are unacknowledged and nothing was taken in time; the message "
-                "was not sent. Is the broker overloaded? Give a longer timeout=, or a larger in_flight_bytes_max="
-            )
+            raise self._sending.no_room()
 
     def _settle(self, single: Single) -> None:
         """Complete the future of a message that is done."""
@@ -200,7 +172,7 @@ class Producer:
         if single.error is None:
             future.set_result(single.receipt())
         else:
-            self._learn(single.error)
+            self._sending.learn(single.error)
             self._failed.append(future)
             future.set_exception(single.error)
 
@@ -220,21 +192,7 @@ class Producer:
         frame after the other. ``timeout``: seconds for the whole call; without it each frame has ``delivery_timeout``.
         Raises ``DeliveryFailed``, which says which messages failed and why, and has the receipts of the others.
         """
-        self._guard.check()
-        several = check_messages(messages)
-        to = check_queue(queue)
-        mode = self._flush if flush is None else check_flush(flush)
-        bulk = self._new_bulk(len(several), timeout)
-        counts = {}
-        if to == ANY_QUEUE:
-            deadline = min(bulk.deadline, bulk.added_at + self._delivery_seconds)
-            counts = {topic: self._write_queues(topic, deadline) for topic in sharded_topics(several)}
-        ways = group_messages(several, to, counts)
-        groups = [
-            (way.topic, way.queue, Group(bulk, RowSource(way.messages, self._compressor), way.indexes, "", mode))
-            for way in ways
-        ]
-        return self._deliver(bulk, groups)
+        return self._deliver(self._sending.many(messages, queue, flush, timeout, time.monotonic()), timeout)
 
     def send_bulk(
         self,
@@ -251,25 +209,13 @@ class Producer:
     ) -> Sequence[Receipt]:
         """Send many bodies to one topic, the fastest way. ``keys``: one entry for each body (a key, several, or None);
         ``tags``, ``properties`` and ``sharding_key`` are the same for all. Otherwise as ``send_many``."""
-        self._guard.check()
-        check_topic(topic)
-        several = check_bodies(bodies)
-        entries = check_bulk_keys(keys, len(several))
-        common = common_properties(tags, properties, sharding_key)
-        to = check_queue(queue)
-        mode = self._flush if flush is None else check_flush(flush)
-        bulk = self._new_bulk(len(several), timeout)
-        if to == ANY_QUEUE and sharding_key is not None:
-            count = self._write_queues(topic, min(bulk.deadline, bulk.added_at + self._delivery_seconds))
-            to = queue_of(sharding_key, count)
-        source = ColumnSource(several, entries, self._compressor)
-        return self._deliver(bulk, [(topic, to, Group(bulk, source, range(len(several)), common, mode))])
-
-    def _new_bulk(self, count: int, timeout: float | None) -> Bulk:
         now = time.monotonic()
-        return Bulk(count, now, NEVER if timeout is None else now + check_timeout("timeout", timeout))
+        plan = self._sending.columns(topic, bodies, keys, tags, properties, queue, sharding_key, flush, timeout, now)
+        return self._deliver(plan, timeout)
 
-    def _deliver(self, bulk: Bulk, groups: list[tuple[str, int, Group]]) -> Sequence[Receipt]:
+    def _deliver(self, plan: Plan[tuple[Bulk, Groups]], timeout: float | None) -> Sequence[Receipt]:
+        self._guard.check()
+        bulk, groups = self._caller.run(plan, self._caller.deadline(timeout))
         if not bulk.done:
             with self._mutex:
                 if self._guard.closed:
@@ -281,12 +227,7 @@ class Producer:
             except BaseException:
                 self._abandon(bulk)
                 raise
-        return settle(bulk.parts, self._delivery_failed)
-
-    def _delivery_failed(self, errors: Mapping[int, FlintError], receipts: Sequence[Receipt | None]) -> DeliveryFailed:
-        for error in set(errors.values()):
-            self._learn(error)
-        return DeliveryFailed(errors, receipts)
+        return self._sending.receipts(bulk)
 
     def _abandon(self, waited_for: Single | Bulk | None) -> None:
         """The calling thread was interrupted, perhaps between any two steps."""
@@ -294,28 +235,6 @@ class Producer:
         if waited_for is not None:
             with self._mutex:
                 self._delivery.abandon(waited_for, FlintError("its caller was interrupted"))
-
-    # ---- queues
-
-    def _sharded_queue(self, message: Message, deadline: float) -> int:
-        sharding_key = message.sharding_key
-        assert sharding_key is not None
-        return queue_of(sharding_key, self._write_queues(message.topic, deadline))
-
-    def _write_queues(self, topic: str, deadline: float) -> int:
-        """How many queues the topic has, or will have once its first message made it."""
-        count = self._queue_counts.of(topic, time.monotonic())
-        if count is None:
-            topics = self._caller.call(operations.topics(), deadline)
-            self._queue_counts.learned(topics, time.monotonic())
-            count = self._queue_counts.last_known(topic)
-        if count is None:
-            count = self._queue_counts.will_be_created(topic, self._caller.created_queues(deadline))
-        return count
-
-    def _learn(self, error: FlintError) -> None:
-        if isinstance(error, QueueNotExist | TopicNotExist):
-            self._queue_counts.forget()
 
     # ---- end
 
@@ -341,15 +260,8 @@ class Producer:
         self._raise_failures()
 
     def _raise_failures(self) -> None:
-        errors: dict[int, FlintError] = {}
-        while self._failed:
-            future = self._failed.popleft()
-            if not future.looked_at:
-                error = Future.exception(future)
-                assert isinstance(error, FlintError)
-                errors[len(errors)] = error
-        if errors:
-            raise DeliveryFailed(errors, [None] * len(errors))
+        failed = [self._failed.popleft() for _ in range(len(self._failed))]
+        raise_unseen(Future.exception(future) for future in failed if not future.looked_at)
 
     def close(self) -> None:
         """Take nothing more, wait for what was handed over, then disconnect. Idempotent.

@@ -87,9 +87,11 @@ class TestPull:
         assert len(consumer.pull(topic, 0, 0, max_bytes=1)) == 1
         assert len(consumer.pull(topic, 0, 0, max_bytes=10_000)) == 2
 
-    def test_a_large_batch_comes_whole(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+    def test_a_large_batch_comes_whole(
+        self, shared_broker: RunningBroker, producer: Producer, consumer: Consumer, topic: str
+    ) -> None:
         bodies = [b"%06d" % number * 500 for number in range(2000)]
-        with Producer(consumer._caller.pool._dialer._addresses[0].__str__(), compress_over=None) as plain:
+        with Producer(shared_broker.address, compress_over=None) as plain:
             plain.send_bulk(topic, bodies, queue=0)
         batch = consumer.pull(topic, 0, 0, max_count=10_000, max_bytes=8 << 20)
         following = consumer.pull(topic, 0, 0, max_count=1)

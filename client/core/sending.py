@@ -1,0 +1,199 @@
+"""What producers of all drivers share: from the arguments of a call to what ``Delivery`` takes, and back to receipts.
+
+No sockets, no waiting: where the broker must be asked first, the answer is a plan (see ``operations``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ...protocol import ids
+from ...protocol.errors import FlintError, QueueNotExist, RequestTimeout, TopicNotExist
+from ..errors import DeliveryFailed, InvalidArgument, InvalidMessageType
+from ..message import Body, Message, Row, check_topic
+from . import operations
+from .compression import Compressor
+from .delivery import Delivery
+from .lanes import NEVER, Bulk, Group
+from .operations import Plan
+from .outgoing import (
+    check_bodies,
+    check_bulk_keys,
+    check_flush,
+    check_messages,
+    check_queue,
+    common_properties,
+    group_messages,
+    sharded_topics,
+)
+from .packing import ColumnSource, RowSource
+from .receipts import Receipt, settle
+from .routing import ANY_QUEUE, QueueCounts, queue_of
+from .timeouts import check_timeout
+
+ASK = -2
+"""In place of a queue: the message's sharding key decides, and how many queues the topic has is not known."""
+
+Prepared: TypeAlias = tuple[int, Row, str, float]
+"""Of one message: its queue (or ``ANY_QUEUE``, or ``ASK``), its row, its flush mode, and its deadline."""
+Groups: TypeAlias = list[tuple[str, int, Group]]
+"""Of a bulk: topic, queue and messages, as ``Delivery.add_bulk`` takes them."""
+
+
+class Sending:
+    """A producer's settings, its ``delivery`` and what it knows of topics. The arguments are those of ``Producer``.
+
+    ``client_name``: how the producer introduces itself to brokers. All times are monotonic seconds that the driver
+    passes in.
+    """
+
+    def __init__(
+        self,
+        client_name: str,
+        *,
+        delivery_timeout: float,
+        compress_over: int | None,
+        compression: str | None,
+        in_flight_bytes_max: int,
+        flush: str | None,
+    ) -> None:
+        if type(in_flight_bytes_max) is not int or in_flight_bytes_max <= 0:
+            raise InvalidArgument(
+                f"in_flight_bytes_max is {in_flight_bytes_max!r}; it must be a number of bytes above 0"
+            )
+        self.delivery_seconds = check_timeout("delivery_timeout", delivery_timeout)
+        self._client_name = client_name
+        self._flush = check_flush(flush)
+        self._compressor = Compressor(compress_over, compression)
+        self._compress_over = NEVER if compress_over is None else compress_over
+        self._queue_counts = QueueCounts()
+        counter = ids.unique_counter_start(time.time())
+        self.delivery = Delivery(self.delivery_seconds, in_flight_bytes_max, "", counter)
+
+    def connected(self, local_address: bytes) -> None:
+        """A connection stands; the first one's own address (4 or 16 bytes) goes into the unique keys."""
+        if not self.delivery.unique_prefix:
+            seed = f"{id(self)} {time.time_ns()} {os.urandom(8).hex()}".encode()
+            self.delivery.unique_prefix = ids.unique_prefix(local_address, os.getpid(), seed)
+
+    # ---- one message
+
+    def prepare(
+        self, message: Message, queue: int | None, flush: str | None, timeout: float | None, now: float
+    ) -> Prepared:
+        """Check the arguments of a ``send``; raises where one cannot be used."""
+        if type(message) is not Message and not isinstance(message, Message):
+            raise InvalidMessageType(f"a flintmq.client.Message is to be sent, not {type(message).__name__}")
+        deadline = now + (self.delivery_seconds if timeout is None else check_timeout("timeout", timeout))
+        to = ANY_QUEUE if queue is None else check_queue(queue)
+        if to == ANY_QUEUE and (sharding_key := message.sharding_key) is not None:
+            count = self._queue_counts.of(message.topic, now)
+            to = ASK if count is None else queue_of(sharding_key, count)
+        row = message.row()
+        if len(row[0]) > self._compress_over:
+            body, sys_flag = self._compressor.compress(row[0])
+            row = (body, row[1], sys_flag) if sys_flag else row
+        return to, row, self._flush if flush is None else check_flush(flush), deadline
+
+    def sharded_queue(self, message: Message, now: float) -> Plan[int]:
+        """The queue of a message with a sharding key."""
+        sharding_key = message.sharding_key
+        assert sharding_key is not None
+        counts = yield from self._write_queues({message.topic}, now)
+        return queue_of(sharding_key, counts[message.topic])
+
+    def no_room(self) -> RequestTimeout:
+        """What a message fails with that found no room in time."""
+        return RequestTimeout(
+            f"{self.delivery.pending_bytes} bytes are unacknowledged and nothing was taken in time; the message "
+            "was not sent. Is the broker overloaded? Give a longer timeout=, or a larger in_flight_bytes_max="
+        )
+
+    # ---- several messages
+
+    def many(
+        self, messages: Iterable[Message], queue: int | None, flush: str | None, timeout: float | None, now: float
+    ) -> Plan[tuple[Bulk, Groups]]:
+        """Check the arguments of a ``send_many`` and sort its messages by where they go."""
+        several = check_messages(messages)
+        to = check_queue(queue)
+        mode = self._flush if flush is None else check_flush(flush)
+        bulk = self._new_bulk(len(several), timeout, now)
+        counts: Mapping[str, int] = {}
+        if to == ANY_QUEUE:
+            counts = yield from self._write_queues(sharded_topics(several), now)
+        ways = group_messages(several, to, counts)
+        return bulk, [
+            (way.topic, way.queue, Group(bulk, RowSource(way.messages, self._compressor), way.indexes, "", mode))
+            for way in ways
+        ]
+
+    def columns(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        keys: Iterable[str | Sequence[str] | None] | None,
+        tags: str | None,
+        properties: Mapping[str, str] | None,
+        queue: int | None,
+        sharding_key: str | None,
+        flush: str | None,
+        timeout: float | None,
+        now: float,
+    ) -> Plan[tuple[Bulk, Groups]]:
+        """Check the arguments of a ``send_bulk``."""
+        check_topic(topic)
+        several = check_bodies(bodies)
+        entries = check_bulk_keys(keys, len(several))
+        common = common_properties(tags, properties, sharding_key)
+        to = check_queue(queue)
+        mode = self._flush if flush is None else check_flush(flush)
+        bulk = self._new_bulk(len(several), timeout, now)
+        if to == ANY_QUEUE and sharding_key is not None:
+            counts = yield from self._write_queues({topic}, now)
+            to = queue_of(sharding_key, counts[topic])
+        source = ColumnSource(several, entries, self._compressor)
+        return bulk, [(topic, to, Group(bulk, source, range(len(several)), common, mode))]
+
+    def _new_bulk(self, count: int, timeout: float | None, now: float) -> Bulk:
+        return Bulk(count, now, NEVER if timeout is None else now + check_timeout("timeout", timeout))
+
+    def _write_queues(self, topics: Collection[str], now: float) -> Plan[dict[str, int]]:
+        """How many queues each topic has, or will have once its first message made it."""
+        known = self._queue_counts
+        if any(known.of(topic, now) is None for topic in topics):
+            known.learned((yield [operations.topics()])[0], now)
+        counts: dict[str, int] = {}
+        for topic in topics:
+            count = known.last_known(topic)
+            if count is None:
+                created: int = (yield [operations.created_queues(self._client_name)])[0]
+                count = known.will_be_created(topic, created)
+            counts[topic] = count
+        return counts
+
+    # ---- outcomes
+
+    def receipts(self, bulk: Bulk) -> Sequence[Receipt]:
+        """The receipts of a bulk that is done; raises ``DeliveryFailed`` where some of it failed."""
+        return settle(bulk.parts, self._delivery_failed)
+
+    def _delivery_failed(self, errors: Mapping[int, FlintError], receipts: Sequence[Receipt | None]) -> DeliveryFailed:
+        for error in set(errors.values()):
+            self.learn(error)
+        return DeliveryFailed(errors, receipts)
+
+    def learn(self, error: FlintError) -> None:
+        """A message failed with ``error``: it may mean that topics are not what they were."""
+        if isinstance(error, QueueNotExist | TopicNotExist):
+            self._queue_counts.forget()
+
+
+def raise_unseen(errors: Iterable[Any]) -> None:
+    """Raise ``DeliveryFailed`` for failures that nobody looked at, in their order, if there are any."""
+    numbered: dict[int, FlintError] = dict(enumerate(errors))
+    if numbered:
+        raise DeliveryFailed(numbered, [None] * len(numbered))
