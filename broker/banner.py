@@ -20,11 +20,6 @@ FLUSH_MEANING = {
 }
 
 
-def format_address(host: str, port: int) -> str:
-    """``HOST:PORT``, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Banner:
     """Writes to ``stream``: with colour on a terminal, plain lines elsewhere. Threads may call ``progress``."""
 
@@ -45,9 +40,17 @@ class Banner:
             self._line(f"starting, {now - self._started:.0f} s: {stage}{share}")
 
     def ready(
-        self, settings: Settings, version: str, pid: int, address: tuple[str, int], report: RecoveryReport
+        self,
+        settings: Settings,
+        version: str,
+        pid: int,
+        address: tuple[str, int],
+        metrics_address: str,
+        report: RecoveryReport,
     ) -> None:
         """The banner. Its last line says where the open port is."""
+        from .setting_rules import format_address  # with pydantic, which is there by now
+
         how = "after a clean stop" if report.clean else "after an unclean stop"
         if report.truncated_bytes:
             how += f", {report.truncated_bytes:,} torn bytes cut"
@@ -57,6 +60,7 @@ class Banner:
             ("store", settings.store.path),
             ("flush", FLUSH_MEANING[settings.flush.policy]),
             ("recovery", f"{report.seconds:.2f} s {how}, {report.messages_recovered:,} messages"),
+            ("metrics", f"http://{metrics_address}/metrics" if metrics_address else "off"),
         ]
         where = f"listening on {format_address(*address)}"
         with self._lock:

@@ -30,6 +30,7 @@ from .store.settings import MIB, StoreSettings
 ENVIRONMENT_PREFIX = "FLINTMQ_"
 ENVIRONMENT_SEPARATOR = "__"
 PACKAGED_FILE = Path(__file__).resolve().parents[1] / "conf" / "broker.toml"
+METRICS_OFF = "off"
 DAY_MS = 24 * 60 * 60 * 1000
 
 _HOURS = re.compile(r"([01][0-9]|2[0-3])(;([01][0-9]|2[0-3]))*\Z")
@@ -128,6 +129,12 @@ class RetentionSection(Section):
     check_interval_ms: Annotated[int, Whole(10, DAY_MS)] = 1000
 
 
+class MetricsSection(Section):
+    """``[metrics]``."""
+
+    listen: Annotated[str, AddressRule(optional=True, words=(METRICS_OFF,))] = ""
+
+
 class LogSection(Section):
     """``[log]``."""
 
@@ -179,6 +186,7 @@ class Settings(BaseSettings):
     topics: TopicsSection = TopicsSection()
     limits: LimitsSection = LimitsSection()
     retention: RetentionSection = RetentionSection()
+    metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
 
     @classmethod

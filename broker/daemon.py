@@ -25,9 +25,11 @@ import click
 
 from ..protocol.errors import ConfigurationError, FlintError
 from .banner import Banner
+from .notify import ServiceManager
 
 if TYPE_CHECKING:
     from .config import Settings
+    from .server.lifecycle import Lifecycle
     from .store import RecoveryReport
 
 log = logging.getLogger(__name__)
@@ -89,16 +91,24 @@ def _stop_before_start(number: int, stack: object) -> NoReturn:
 
 
 def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str, object]) -> Settings:
-    from .config import load_settings
-    from .setting_rules import is_loopback, parse_address
+    from .config import METRICS_OFF, load_settings
 
     settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags=flags)
-    if not settings.server.insecure and not is_loopback(parse_address(settings.server.listen)[0]):
+    if not settings.server.insecure:
+        _check_loopback("server.listen", settings.server.listen)
+        if settings.metrics.listen not in ("", METRICS_OFF):
+            _check_loopback("metrics.listen", settings.metrics.listen)
+    return settings
+
+
+def _check_loopback(name: str, listen: str) -> None:
+    from .setting_rules import is_loopback, parse_address
+
+    if not is_loopback(parse_address(listen)[0]):
         raise ConfigurationError(
-            f"server.listen = {settings.server.listen!r} can be reached from other machines, and nobody has to prove "
+            f"{name} = {listen!r} can be reached from other machines, and nobody has to prove "
             "who they are: listen on 127.0.0.1, or say --insecure where the network keeps strangers out"
         )
-    return settings
 
 
 def _give_up(error: FlintError, code: int) -> NoReturn:
@@ -141,11 +151,18 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(settings: Settings, banner: Banner) -> int:
     from .server.lifecycle import Lifecycle
+    from .setting_rules import format_address
 
     loop = asyncio.get_running_loop()
     lifecycle = Lifecycle(settings, _fatal)
     signals = _Signals(loop, lifecycle.hurry)
-    start = loop.create_task(lifecycle.start(signals.or_stop(banner.progress)))
+    manager = ServiceManager()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        banner.progress(stage, done, total)
+        manager.starting(stage, done, total)
+
+    start = loop.create_task(lifecycle.start(signals.or_stop(progress)))
     stopping = loop.create_task(signals.first.wait())
     await asyncio.wait({start, stopping}, return_when=asyncio.FIRST_COMPLETED)
     # Told to stop, a start ends at its next sign of progress; the next start recovers what it left.
@@ -159,19 +176,22 @@ async def _serve(settings: Settings, banner: Banner) -> int:
         if cut is not None:
             cut.cancel()
     if not signals.first.is_set():
-        _ready(settings, banner, lifecycle.address, report)
+        _ready(settings, banner, lifecycle, report)
+        manager.ready(format_address(*lifecycle.address))
         await stopping
     log.info("stopping")
+    manager.stopping()
     began = time.monotonic()
     await lifecycle.stop()
     log.info("stopped in %.2f s", time.monotonic() - began)
     return 0
 
 
-def _ready(settings: Settings, banner: Banner, address: tuple[str, int], report: RecoveryReport) -> None:
+def _ready(settings: Settings, banner: Banner, lifecycle: Lifecycle, report: RecoveryReport) -> None:
     gc.collect()
     gc.freeze()
-    banner.ready(settings, metadata.version("flintmq"), os.getpid(), address, report)
+    version = metadata.version("flintmq")
+    banner.ready(settings, version, os.getpid(), lifecycle.address, lifecycle.metrics_address, report)
     log.info("ready after %.2f s", time.monotonic() - _STARTED)
 
 

@@ -110,19 +110,24 @@ class Text(Rule):
 
 @dataclass(frozen=True)
 class AddressRule(Rule):
-    """HOST:PORT; ``optional``: the empty string too."""
+    """HOST:PORT; ``optional``: the empty string too; ``words``: what else it may be."""
 
     optional: bool = False
+    words: tuple[str, ...] = ()
 
     def check(self, value: object) -> str:
         if not isinstance(value, str):
             raise ValueError("not a string")
+        word = value.strip().lower()
+        if word in self.words:
+            return word
         if value or not self.optional:
             parse_address(value)
         return value
 
     def describe(self) -> str:
-        return "HOST:PORT, [IPV6]:PORT or HOST, with a port from 0 to 65535" + (' or ""' if self.optional else "")
+        words = [*(['""'] if self.optional else []), *(f'"{word}"' for word in self.words)]
+        return " or ".join(["HOST:PORT, [IPV6]:PORT or HOST, with a port from 0 to 65535", *words])
 
 
 def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
@@ -152,6 +157,11 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
     if not re.match(r"[A-Za-z0-9_.:%-]{1,253}\Z", host):
         raise ValueError(f"{host!r} is not a host")
     return host, int(port_text) if port_text else default_port
+
+
+def format_address(host: str, port: int) -> str:
+    """``HOST:PORT``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

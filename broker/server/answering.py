@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from typing import Any, cast
 
@@ -23,12 +24,13 @@ class Answering:
     """What a connection has to answer.
 
     ``unflushed``: PRODUCE answers in the order of their requests, from the first one that waits for a flush on:
-    ``(end_offset, answer, request_id, frame_bytes)``; an ``end_offset`` of 0 waits only for those before it.
+    ``(end_offset, answer, request_id, frame_bytes, began)``; an ``end_offset`` of 0 waits only for those before it, and
+    is counted already.
     """
 
     __slots__ = (
-        "broker", "flush_offset", "frame_bytes", "out", "out_bytes", "running", "transport",
-        "unflushed", "unflushed_bytes", "write_closed",
+        "broker", "flush_offset", "frame_bytes", "out", "out_bytes", "running", "transport", "turn_began",
+        "unflushed", "unflushed_bytes", "write_closed", "written",
     )  # fmt: skip
 
     def __init__(self, broker: Broker) -> None:
@@ -40,9 +42,13 @@ class Answering:
         """Size of the frame that is being handled."""
         self.running = False
         """Frames are being handled: answers are collected until that is over."""
+        self.turn_began = 0.0
+        """When the frames that are being handled were taken up, by ``time.monotonic``."""
+        self.written = 0
+        """See ``Peer.written``."""
         self.write_closed = False
         """Nothing can be sent any more."""
-        self.unflushed: deque[tuple[int, bytes, int, int]] = deque()
+        self.unflushed: deque[tuple[int, bytes, int, int, float]] = deque()
         self.unflushed_bytes = 0
         self.flush_offset = 0
         """Where the last of this turn's messages that must be flushed ends; 0: there is none."""
@@ -71,12 +77,26 @@ class Answering:
     def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
         """See ``Peer.answer``."""
         if frame.kind != REQUEST:
+            self.done(frame)
             return
         if len(body) > self.broker.limits.frame_bytes_max - 4096:
             limit = self.broker.limits.frame_bytes_max
             self.fail(frame, BrokerFailure(f"an answer of {len(body)} bytes; limits.frame_bytes_max is {limit}"))
             return
-        self.send(encode_head(RESPONSE, SUCCESS, frame.request_id, encode_fields(answer), len(body)), body)
+        self.send_answer(
+            frame, encode_head(RESPONSE, SUCCESS, frame.request_id, encode_fields(answer), len(body)), body
+        )
+
+    def send_answer(self, frame: Frame, head: bytes, body: bytes | bytearray) -> None:
+        """See ``Peer.send_answer``."""
+        self.send(head, body)
+        self.done(frame)
+
+    def done(self, frame: Frame) -> None:
+        """A request is answered, or was one-way and is done: count how long it took."""
+        latencies = self.broker.counters.latencies.get(frame.code)
+        if latencies is not None:
+            latencies.observe(time.monotonic() - frame.began)
 
     def fail(self, frame: Frame, error: BrokerError) -> None:
         """See ``Peer.fail``."""
@@ -85,6 +105,7 @@ class Answering:
         if log.isEnabledFor(logging.DEBUG):
             command = COMMANDS.get(frame.code)
             log.debug("%s refused: %s: %s", command.name if command else frame.code, error.name, error.message[:200])
+        self.done(frame)
         if frame.kind != REQUEST:
             counters.one_way_errors += 1
             return
@@ -97,7 +118,7 @@ class Answering:
     def send_in_order(self, answer: bytes) -> None:
         """See ``Peer.send_in_order``."""
         if self.unflushed:
-            self.unflushed.append((0, answer, 0, 0))
+            self.unflushed.append((0, answer, 0, 0, 0.0))
         elif self.running:
             self.out.append(answer)
         else:
@@ -106,7 +127,9 @@ class Answering:
     def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
         """See ``Peer.send_when_flushed``; a one-way frame only counts as in flight."""
         frame_bytes = self.frame_bytes
-        self.unflushed.append((end_offset, answer if frame.kind == REQUEST else b"", frame.request_id, frame_bytes))
+        if frame.kind != REQUEST:
+            answer = b""
+        self.unflushed.append((end_offset, answer, frame.request_id, frame_bytes, self.turn_began))
         self.unflushed_bytes += frame_bytes
         self.broker.in_flight_bytes += frame_bytes
         self.flush_offset = end_offset
@@ -121,14 +144,25 @@ class Answering:
         flushed_offset = self.broker.store.flushed_offset
         unflushed = self.unflushed
         done_bytes = 0
+        now = time.monotonic()
+        turn_began, count = 0.0, 0
+        observe = self.broker.counters.produce_latencies.observe
         while unflushed and (unflushed[0][0] <= flushed_offset or error is not None):
-            end_offset, answer, request_id, frame_bytes = unflushed.popleft()
+            end_offset, answer, request_id, frame_bytes, began = unflushed.popleft()
             done_bytes += frame_bytes
+            if end_offset:
+                if began != turn_began and count:  # those of one turn took equally long
+                    observe(now - turn_began, count)
+                    count = 0
+                turn_began = began
+                count += 1
             if not answer:
                 continue
             if error is not None and end_offset > flushed_offset:
                 answer = encode_error(error, request_id)
             self.out.append(answer)
+        if count:
+            observe(now - turn_began, count)
         self.unflushed_bytes -= done_bytes
         self.broker.in_flight_bytes -= done_bytes
         if self.out and not self.running:

@@ -143,9 +143,9 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         """Handle whole frames until there is none, or the connection is stopped."""
         parser = self.parser
         frames = 0
-        turn_end = 0.0
         incomplete = False
         self.running = True
+        self.turn_began = time.monotonic()
         try:
             while not self.stops and (begin := parser.start) != parser.end:
                 frame = parser.next_frame()
@@ -154,13 +154,11 @@ class Connection(Waiting, asyncio.BufferedProtocol):
                     break
                 frames += 1
                 self.frame_bytes = parser.start - begin
+                frame.began = self.turn_began
                 self.handle(frame)
-                if not frames % TURN_CHECK_FRAMES:
-                    now = time.monotonic()
-                    if turn_end and now > turn_end:
-                        self.stop(STOP_TURN)
-                        self.broker.loop.call_soon(self.unstop, STOP_TURN)
-                    turn_end = turn_end or now + TURN_S
+                if not frames % TURN_CHECK_FRAMES and time.monotonic() > self.turn_began + TURN_S:
+                    self.stop(STOP_TURN)
+                    self.broker.loop.call_soon(self.unstop, STOP_TURN)
         except RemoteProtocolError as error:
             self._refuse(FrameIllegal(str(error)), 0)
         self.running = False
@@ -172,6 +170,9 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         if self.out:
             self.write_out()
         broker = self.broker
+        if self.written:
+            broker.counters.produce_latencies.observe(time.monotonic() - self.turn_began, self.written)
+            self.written = 0
         arrived = self.parser.end - self.parser.start
         if arrived != self.arrived:
             broker.in_flight_bytes += arrived - self.arrived
@@ -220,6 +221,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         if self.lost:
             return
         self.running = True
+        self.turn_began = frame.began
         if error is not None:
             self.fail(frame, error)
         else:

@@ -19,10 +19,12 @@ from ..services.long_polling import PullRequestHoldService
 from ..services.reput import ReputMessageService
 from ..services.retention import CleanCommitLogService
 from ..services.service import Service
-from ..setting_rules import parse_address
+from ..services.store_stats import StoreStatsService
+from ..setting_rules import format_address, parse_address
 from ..store import MessageStore, RecoveryReport
 from .connection import unmapped
 from .handlers.context import Broker
+from .metrics.endpoint import MetricsEndpoint, listen_for_metrics
 from .server import Server, bind
 
 log = logging.getLogger(__name__)
@@ -46,8 +48,15 @@ class Lifecycle:
         self._broker: Broker | None = None
         self._server: Server | None = None
         self._readers = ThreadPoolExecutor(settings.server.reader_threads, thread_name_prefix="reader")
+        self._endpoint = MetricsEndpoint(self._loop, self._readers)
         self.address = ("", 0)
         """What the port is bound to."""
+
+    @property
+    def metrics_address(self) -> str:
+        """HOST:PORT of the metrics' port; empty where there is none."""
+        address = self._endpoint.address
+        return format_address(*address) if address is not None else ""
 
     async def start(self, progress: Progress) -> RecoveryReport:
         """Bring the broker up; when this returns, the port is open.
@@ -61,18 +70,26 @@ class Lifecycle:
         try:
             host, port = sockets[0].getsockname()[:2]
             self.address = (host, port)
+            await self._endpoint.open(listen_for_metrics(settings.metrics.listen, port))
             store = MessageStore(
                 path,
                 settings.store_settings(),
                 store_host=encode_host(*advertised(settings.server.advertise, host, port)),
             )
-            report = await self._loop.run_in_executor(None, store.open, progress)
+
+            def recovering(stage: str, done: int, total: int) -> None:
+                self._endpoint.starting(stage, done, total)
+                progress(stage, done, total)
+
+            report = await self._loop.run_in_executor(None, store.open, recovering)
             self._store = store
             self._start_services(store, report)
             assert self._broker is not None
             self._server = Server(self._broker, sockets)
             self._server.start()
+            self._endpoint.started(self._broker, self._services)
         except BaseException:
+            self._endpoint.close()
             for sock in sockets:
                 sock.close()
             raise
@@ -94,7 +111,8 @@ class Lifecycle:
         reput = ReputMessageService(store, post, dispatched, fatal)
         checkpoint = CheckpointService(store, post, fatal)
         retention = CleanCommitLogService(store, self._settings.retention, post, fatal)
-        self._services = [allocation, flush, reput, checkpoint, retention]
+        stats = StoreStatsService(store, self._settings.retention, flush, checkpoint, post, fatal)
+        self._services = [allocation, flush, reput, checkpoint, retention, stats]
         for service in self._services:
             service.start()
         self._broker = Broker(
@@ -104,18 +122,22 @@ class Lifecycle:
             reput,
             allocation,
             holds,
+            stats,
             loop=loop,
             readers=self._readers,
             recovery_seconds=report.seconds,
+            metrics_address=self.metrics_address,
             fatal=fatal,
         )
         flush.on_flushed = self._broker.dispatch_soon  # what is on disk may be seen now
 
     async def stop(self) -> None:
         """Orderly: connections, then services, then the store, after which `abort` is gone. Whatever was started."""
+        self._endpoint.stopping()
         if self._server is not None:
             await self._server.stop(self._settings.server.stop_timeout_ms / 1000)
         await self._loop.run_in_executor(None, self._close)
+        self._endpoint.close()
 
     def _close(self) -> None:
         if self._broker is not None:

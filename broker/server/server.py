@@ -34,10 +34,11 @@ _BROKEN_LISTENER = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 """Errors of accept() after which trying again is pointless."""
 
 
-def bind(listen: str) -> list[socket.socket]:
-    """Sockets bound to every address that ``HOST:PORT`` stands for; nobody can connect before ``Server.start``.
+def bind(listen: str, setting: str = "server.listen", *, backlog: int = 0) -> list[socket.socket]:
+    """Sockets bound to every address that ``HOST:PORT`` stands for; nobody can connect before they listen.
 
-    With port 0 all get the same free one. Raises ``ConfigurationError`` where the address cannot be had.
+    With port 0 all get the same free one. ``setting``: where the address comes from; ``backlog``: listen at once.
+    Raises ``ConfigurationError`` where the address cannot be had.
     """
     host, port = parse_address(listen)
     sockets: list[socket.socket] = []
@@ -52,16 +53,20 @@ def bind(listen: str) -> list[socket.socket]:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             port = port or sockets[0].getsockname()[1]
             sock.bind((address[0], port, *address[2:]))
+        for sock in sockets if backlog else ():
+            sock.listen(backlog)
     except OSError as error:
         for sock in sockets:
             sock.close()
-        raise _cannot_listen(listen, error) from None
+        raise _cannot_listen(setting, listen, error) from None
     return sockets
 
 
-def _cannot_listen(listen: str, error: OSError) -> ConfigurationError:
-    helps = "another process listens there" if error.errno == errno.EADDRINUSE else "choose another with --listen"
-    return ConfigurationError(f"server.listen = {listen!r}: cannot listen there: {error.strerror or error}; {helps}")
+def _cannot_listen(setting: str, listen: str, error: OSError) -> ConfigurationError:
+    helps = (
+        "another process listens there" if error.errno == errno.EADDRINUSE else f"choose another with --set {setting}="
+    )
+    return ConfigurationError(f"{setting} = {listen!r}: cannot listen there: {error.strerror or error}; {helps}")
 
 
 def connections_possible() -> int:
@@ -97,7 +102,7 @@ class Server:
             try:
                 sock.listen(BACKLOG)
             except OSError as error:
-                raise _cannot_listen(self._broker.settings.server.listen, error) from None
+                raise _cannot_listen("server.listen", self._broker.settings.server.listen, error) from None
         self._accept_on()
         self._sweep_timer = self._broker.loop.call_later(self._sweep_s, self._sweep)
 

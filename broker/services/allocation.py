@@ -18,7 +18,8 @@ class AllocateMappedFileService(Service):
     def __init__(self, store: MessageStore, post: Post, on_fatal: OnFatal) -> None:
         super().__init__(post, on_fatal)
         self._store = store
-        self._full = False
+        self.full = False
+        """Whether the disk had no room for more of the log when it was last asked."""
 
     def do_once(self) -> bool:
         """One step of extents, or the next file."""
@@ -27,11 +28,11 @@ class AllocateMappedFileService(Service):
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            if not self._full:
+            if not self.full:
                 log.warning("the disk of %s is full; new messages are refused until there is room", self._store.path)
-            self._full = True
+            self.full = True
             return False
-        if did and self._full:
+        if did and self.full:
             log.warning("the disk of %s has room again", self._store.path)
-            self._full = False
+            self.full = False
         return did

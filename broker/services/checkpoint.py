@@ -20,13 +20,19 @@ class CheckpointService(Service):
     def do_once(self) -> bool:
         """One round, where there is something new."""
         store = self._store
-        if store.failed is None and store.reput_offset != self._synced:
-            self._synced = store.reput_offset
+        reput_offset = store.reput_offset
+        if store.failed is None and reput_offset != self._synced:
             store.sync_derived()
+            self._synced = reput_offset
         if store.consumer_offsets.dirty:
             store.consumer_offsets.persist()
         return False
 
     def behind(self) -> int:
         """Bytes of the log whose units and entries a crash would lose."""
-        return max(self._store.reput_offset - max(self._synced, 0), 0)
+        return max(self._store.reput_offset - self.synced_offset, 0)
+
+    @property
+    def synced_offset(self) -> int:
+        """Queues and index are on disk for the log below this, as far as is known."""
+        return max(self._synced, 0)

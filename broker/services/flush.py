@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ...protocol.errors import BrokerError, ServiceNotAvailable
+from ..latency import Latencies
 from ..store import MessageStore, StoreFailed
 from .service import OnFatal, Post, Service
 
@@ -36,6 +37,9 @@ class FlushService(Service):
         # A lock as a binary semaphore: waking costs one release, a fraction of an Event's.
         self._signal = _thread.allocate_lock()
         self._signal.acquire()
+        self.latencies = Latencies()
+        """How long the log's fdatasync took, each time."""
+        self._began = 0.0
         self.on_flushed: Callable[[], None] = lambda: None
         """Called on the loop after each flush, behind those that waited for it."""
 
@@ -68,6 +72,7 @@ class FlushService(Service):
         store = self._store
         if store.write_offset <= store.flushed_offset:
             return
+        self._began = time.monotonic()
         try:
             store.flush(self._on_disk)
         except OSError as error:
@@ -79,6 +84,7 @@ class FlushService(Service):
             raise store.failed from error
 
     def _on_disk(self, flushed: int) -> None:
+        self.latencies.observe(time.monotonic() - self._began)
         self._post(self._complete, flushed)
 
     def _complete(self, flushed: int) -> None:

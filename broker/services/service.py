@@ -43,6 +43,11 @@ class Service:
         """There is something to do. Any thread."""
         self._woken.set()
 
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
     def do_once(self) -> bool:
         """Do a piece of work; whether there may be more at once. On the service's thread."""
         raise AssertionError("a service says what it does")

@@ -228,11 +228,11 @@ class ConsumerOffsetTable:
         return dict(self._offsets.get(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {}))
 
     def all_committed(self) -> list[tuple[str, str, int, int]]:
-        """``(group, topic, queue, next offset)`` of everything that is committed, sorted."""
+        """``(group, topic, queue, next offset)`` of everything that is committed, sorted. Any thread."""
         rows = []
-        for key, row in self._offsets.items():
+        for key, row in list(self._offsets.items()):
             topic, _, group = key.partition(TOPIC_GROUP_SEPARATOR)
-            rows += [(group, topic, queue, next_offset) for queue, next_offset in row.items()]
+            rows += [(group, topic, queue, next_offset) for queue, next_offset in list(row.items())]
         return sorted(rows)
 
     def commit(self, group: str, topic: str, queue: int, next_offset: int) -> None:

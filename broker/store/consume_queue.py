@@ -89,6 +89,11 @@ class ConsumeQueue:
         """Where the last file ends, in bytes of units."""
         return max(list(self._open), default=-self.file_bytes) + self.file_bytes
 
+    def size(self) -> tuple[int, int]:
+        """How many files it has, and how many bytes of units are in them."""
+        starts = list(self._open)
+        return len(starts), max(self.max_offset * UNIT_BYTES - min(starts), 0) if starts else 0
+
     def read_units(self, queue_offset: int, count: int, *, hot: bool) -> bytearray:
         """``count`` units from ``queue_offset`` on, fewer where the files end. With ``hot``, raises ``WouldBlock``
         where the page cache does not hold them."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...protocol.layout import RECORD_STRUCT, UNIT_BYTES
+from ...protocol.layout import INDEX_ENTRY_BYTES, RECORD_STRUCT, UNIT_BYTES
 from ..kernels import dispatch as kernel
 from .commitlog import CommitLog
 from .consume_queue import ConsumeQueue
@@ -46,6 +46,8 @@ class Dispatcher:
         """Store time of the last dispatched record."""
         self.dispatched_records = 0
         """Records that the last step went through."""
+        self.derived_bytes = 0
+        """Units and entries that were derived from the log since the store was opened, in bytes."""
         self.deleted_topics: deque[str] = deque()
         """Topics deleted since the last step."""
         self._units = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
@@ -96,6 +98,7 @@ class Dispatcher:
         next_offset = file.end_offset if status == kernel.BLANK else stopped_at
         self.dispatched_records = counts[kernel.S_RECORDS]
         store_ms = counts[kernel.S_LAST_STORE_MS] if self.dispatched_records else self.last_store_ms
+        self.derived_bytes += UNIT_BYTES * self.dispatched_records + INDEX_ENTRY_BYTES * keys
         result = self._finish(_Unfinished(touched, keys, next_offset, store_ms))
         if status == kernel.NEW_QUEUE:
             self.add_queue(array, position)

@@ -16,7 +16,9 @@ from ...services.allocation import AllocateMappedFileService
 from ...services.flush import FlushService
 from ...services.long_polling import HeldPull, PullRequestHoldService
 from ...services.reput import ReputMessageService
+from ...services.store_stats import StoreStatsService
 from ...store import MessageStore
+from .counters import Counters
 from .topic_changes import TopicChanges
 
 T = TypeVar("T")
@@ -25,27 +27,6 @@ FRAME_LENGTH_BYTES = 4
 """The length field in front of a frame, which the limits do not count."""
 DISPATCH_WAIT_S = 1.0
 """A request that asks for what was just acknowledged waits at most this long for it to be dispatched."""
-
-
-class Counters:
-    """What happened since the start; ``errors`` by result code."""
-
-    __slots__ = (
-        "connections_accepted", "connections_refused", "errors", "one_way_errors",
-        "produced_bytes", "produced_messages", "produces", "pulled_bytes", "pulled_messages", "pulls",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.connections_accepted = 0
-        self.connections_refused = 0
-        self.produces = 0
-        self.produced_messages = 0
-        self.produced_bytes = 0
-        self.pulls = 0
-        self.pulled_messages = 0
-        self.pulled_bytes = 0
-        self.one_way_errors = 0
-        self.errors: dict[int, int] = {}
 
 
 class Broker:
@@ -62,10 +43,12 @@ class Broker:
         reput: ReputMessageService,
         allocation: AllocateMappedFileService,
         holds: PullRequestHoldService,
+        stats: StoreStatsService,
         *,
         loop: asyncio.AbstractEventLoop,
         readers: ThreadPoolExecutor,
         recovery_seconds: float,
+        metrics_address: str,
         fatal: Callable[[str, BaseException], None],
     ) -> None:
         self.settings = settings
@@ -75,11 +58,14 @@ class Broker:
         self.reput = reput
         self.allocation = allocation
         self.holds = holds
+        self.stats = stats
         self.loop = loop
         self.readers = readers
         self.recovery_seconds = recovery_seconds
-        self.topic_changes = TopicChanges(store, loop)
+        self.metrics_address = metrics_address
+        """HOST:PORT of the metrics' port; empty where there is none."""
         self.counters = Counters()
+        self.topic_changes = TopicChanges(store, loop, self.counters.forget_topic)
         self.started_at = time.monotonic()
         self.sync = settings.flush.policy == "sync"
         self.auto_create = settings.auto_create_topics()
@@ -95,6 +81,18 @@ class Broker:
         """The write offset from which on more of the log is to be allocated."""
         self._undispatched: deque[tuple[int, float, Callable[[], None]]] = deque()
         """Who waits for the dispatch: up to which offset, how long at most, and what to call. Both only grow."""
+
+    def write_refusal(self) -> str:
+        """Why no message is taken at the moment; empty where they are. Any thread."""
+        store = self.store
+        if store.failed is not None:
+            return f"the store stopped writing: {store.failed}"
+        refusal = store.refusal
+        if refusal is not None:
+            return refusal().message
+        if self.allocation.full:
+            return f"the disk of {store.path} is full: there is no room for more of the log"
+        return ""
 
     def appended(self) -> None:
         """Messages were appended: once this turn of the loop is over, wake the flush and dispatch them.
@@ -155,6 +153,8 @@ class Peer(Protocol):
     """Address and port of the other side, as a record holds them."""
     frame_bytes: int
     """Size of the frame that is being handled, with its length field."""
+    written: int
+    """PRODUCE frames of this turn that are done once they are written: they wait for no flush."""
     write_paused: bool
     """The other side has not taken what was sent: do not add to it; see ``when_writable``."""
 
@@ -164,8 +164,8 @@ class Peer(Protocol):
     def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
         """Answer ``frame`` with SUCCESS; nothing for a one-way frame."""
 
-    def send(self, head: bytes, body: bytes | bytearray) -> None:
-        """Send one encoded answer."""
+    def send_answer(self, frame: Frame, head: bytes, body: bytes | bytearray) -> None:
+        """Send the encoded answer to ``frame``."""
 
     def send_in_order(self, answer: bytes) -> None:
         """Send an encoded PRODUCE answer behind those that still wait for a flush."""

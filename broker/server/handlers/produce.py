@@ -65,10 +65,10 @@ def produce(peer: Peer, frame: Frame) -> None:
         ),
     )
     broker.appended()
-    counters = broker.counters
-    counters.produces += 1
-    counters.produced_messages += count
-    counters.produced_bytes += frame.body_end - frame.body_at
+    traffic = broker.counters.produced.of(name)
+    traffic.frames += 1
+    traffic.messages += count
+    traffic.bytes += frame.body_end - frame.body_at
     physical_offsets = appended.physical_offsets
     answer = (
         encode_head(
@@ -82,7 +82,9 @@ def produce(peer: Peer, frame: Frame) -> None:
     )
     if broker.sync or request.flush == "sync":
         peer.send_when_flushed(frame, answer, appended.end_offset)
-    elif frame.kind == REQUEST:
+        return
+    peer.written += 1
+    if frame.kind == REQUEST:
         peer.send_in_order(answer)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 from ....protocol.commands import PullRequest
 from ....protocol.errors import (
@@ -54,7 +55,7 @@ def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] |
     if pulled.code == PULL_NOT_FOUND and request.wait_ms:
         _Pull(peer, frame, request, tags).pulled(pulled)
     else:
-        send_pulled(peer, frame, pulled)
+        send_pulled(peer, frame, request.topic, pulled)
 
 
 def check_readable(broker: Broker, name: str) -> None:
@@ -77,17 +78,17 @@ def parse_tags(expression: str) -> frozenset[int] | None:
     return frozenset(tags_code(tag) for tag in tags)
 
 
-def send_pulled(peer: Peer, frame: Frame, pulled: Pulled) -> None:
-    """Send the answer of a pull."""
-    counters = peer.broker.counters
-    counters.pulls += 1
-    counters.pulled_messages += pulled.count
-    counters.pulled_bytes += len(pulled.body)
+def send_pulled(peer: Peer, frame: Frame, topic: str, pulled: Pulled) -> None:
+    """Send the answer of a pull of ``topic``."""
     if len(pulled.body) + HEAD_BYTES_MAX > peer.broker.limits.frame_bytes_max:
         raise BrokerFailure(
             f"the record is too large for an answer: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
             f"which is {peer.broker.limits.frame_bytes_max}"
         )
+    traffic = peer.broker.counters.pulled.of(topic)
+    traffic.frames += 1
+    traffic.messages += pulled.count
+    traffic.bytes += len(pulled.body)
     head = encode_head(
         RESPONSE,
         pulled.code,
@@ -100,13 +101,13 @@ def send_pulled(peer: Peer, frame: Frame, pulled: Pulled) -> None:
         },
         len(pulled.body),
     )
-    peer.send(head, pulled.body)
+    peer.send_answer(frame, head, pulled.body)
 
 
 class _Pull:
     """A pull that could not be answered at once: its offset moves on while a tag filter finds nothing."""
 
-    __slots__ = ("deadline", "frame", "held", "offset", "peer", "request", "tags")
+    __slots__ = ("busy_s", "deadline", "frame", "held", "offset", "peer", "request", "tags")
 
     def __init__(self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None) -> None:
         frame.buffer = _NO_BODY  # a frame that waits must not keep the receive buffer alive
@@ -117,6 +118,8 @@ class _Pull:
         self.offset = request.offset
         self.deadline = peer.broker.loop.time() + request.wait_ms / 1000
         self.held: HeldPull | None = None
+        self.busy_s = 0.0
+        """How long the broker had worked on it when it was held."""
 
     def read(self) -> None:
         self.peer.read(self.frame, self._read, self.pulled)
@@ -133,7 +136,7 @@ class _Pull:
         """Answer, or hold on where nothing was found and there is time left."""
         broker, request = self.peer.broker, self.request
         if pulled.code != PULL_NOT_FOUND or broker.loop.time() >= self.deadline:
-            send_pulled(self.peer, self.frame, pulled)
+            send_pulled(self.peer, self.frame, request.topic, pulled)
             return
         self.offset = max(self.offset, pulled.next_offset)
         if broker.store.max_offset(request.topic, request.queue) > self.offset:
@@ -141,6 +144,7 @@ class _Pull:
             broker.loop.call_soon(self.read)
             return
         self.peer.check_may_wait()
+        self.busy_s = time.monotonic() - self.frame.began
         self.held = broker.holds.hold(request.topic, request.queue, self.offset, self.deadline, self._woken)
         self.peer.held(self.held)
 
@@ -150,6 +154,10 @@ class _Pull:
         if wake is not Wake.ARRIVED:
             self.deadline = 0.0
         if self.peer.write_paused:
-            self.peer.when_writable(self.read)
+            self.peer.when_writable(self._go_on)
         else:
-            self.read()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self.frame.began = time.monotonic() - self.busy_s
+        self.read()

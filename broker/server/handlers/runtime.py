@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import time
@@ -28,7 +29,10 @@ def get_broker_runtime_info(peer: Peer, frame: Frame) -> None:
 
 def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
     """The figures: offsets and sizes in bytes, counters since the start."""
-    store, counters = broker.store, broker.counters
+    store, counters, stats = broker.store, broker.counters, broker.stats
+    produced, pulled = counters.produced.total(), counters.pulled.total()
+    flush_p50, flush_p99 = stats.flush_quantiles(0.5, 0.99)
+    runway = stats.runway_seconds()
     info: dict[str, int | float | str | bool] = {
         "name": broker.settings.server.name,
         "version": VERSION,
@@ -42,18 +46,29 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
         "write_offset": store.write_offset,
         "flushed_offset": store.flushed_offset,
         "reput_offset": store.reput_offset,
+        "index_behind_bytes": max(store.write_offset - store.reput_offset, 0),
+        "commitlog_files": len(store.commitlog.queue.files),
+        "index_files": len(store.index.files),
+        "flush_p50_us": round(flush_p50 * 1e6),
+        "flush_p99_us": round(flush_p99 * 1e6),
+        "disk_free_bytes": stats.disk.free_bytes,
+        "disk_total_bytes": stats.disk.used_bytes + stats.disk.free_bytes,
+        "disk_room_bytes": stats.room_bytes(),
+        "disk_runway_seconds": runway if math.isfinite(runway) else -1,
+        "write_refusal": broker.write_refusal(),
+        "metrics_address": broker.metrics_address,
         "topics": len(store.topics),
         "connections": broker.connections,
         "connections_accepted": counters.connections_accepted,
         "connections_refused": counters.connections_refused,
         "held_pulls": len(broker.holds),
         "in_flight_bytes": broker.in_flight_bytes,
-        "produces": counters.produces,
-        "produced_messages": counters.produced_messages,
-        "produced_bytes": counters.produced_bytes,
-        "pulls": counters.pulls,
-        "pulled_messages": counters.pulled_messages,
-        "pulled_bytes": counters.pulled_bytes,
+        "produces": produced.frames,
+        "produced_messages": produced.messages,
+        "produced_bytes": produced.bytes,
+        "pulls": pulled.frames,
+        "pulled_messages": pulled.messages,
+        "pulled_bytes": pulled.bytes,
         "one_way_errors": counters.one_way_errors,
     }
     for code, count in sorted(counters.errors.items()):

@@ -32,10 +32,12 @@ class TopicChanges:
 
     All changes that are asked for while one write of the table runs share the next (as in a group commit). A topic is
     pending from the moment of its change until that is on disk; nothing may be acknowledged for it in between.
+    ``on_deleted`` is called on the loop with each topic that is gone from the disk.
     """
 
-    def __init__(self, store: MessageStore, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: MessageStore, loop: asyncio.AbstractEventLoop, on_deleted: Callable[[str], None]) -> None:
         self._store = store
+        self._on_deleted = on_deleted
         self._loop = loop
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="topics")
         self.pending: dict[str, _Change] = {}
@@ -92,6 +94,8 @@ class TopicChanges:
         for change in batch:
             del self.pending[change.topic]
             error = self._undo(change, failure) if failure is not None else None
+            if change.delete and error is None:
+                self._on_deleted(change.topic)
             for done in change.waiting:
                 done(error)
         self._next()

@@ -1,0 +1,82 @@
+"""What the broker counts while it serves: plain integers, written by the event loop, read by whoever reports them."""
+
+from __future__ import annotations
+
+from ....protocol.commands import COMMANDS, PRODUCE
+from ...latency import Latencies
+
+
+class Traffic:
+    """What went in, or out, since the start: frames, the messages in them, and bytes (of bodies: see ``Counters``)."""
+
+    __slots__ = ("bytes", "frames", "messages")
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.messages = 0
+        self.bytes = 0
+
+    def add(self, other: Traffic) -> None:
+        """Count what ``other`` counted as well."""
+        self.frames += other.frames
+        self.messages += other.messages
+        self.bytes += other.bytes
+
+
+class Direction:
+    """The traffic of one direction by topic; there are rows only for topics that had any."""
+
+    __slots__ = ("_gone", "by_topic")
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, Traffic] = {}
+        self._gone = Traffic()
+
+    def of(self, topic: str) -> Traffic:
+        """The row of a topic, to be counted in. The topic exists: names that clients make up get no row."""
+        traffic = self.by_topic.get(topic)
+        if traffic is None:
+            traffic = self.by_topic[topic] = Traffic()
+        return traffic
+
+    def forget(self, topic: str) -> None:
+        """A topic is deleted: its row goes, what it counted stays in ``total``."""
+        traffic = self.by_topic.pop(topic, None)
+        if traffic is not None:
+            self._gone.add(traffic)
+
+    def total(self) -> Traffic:
+        """Of all topics, those that were deleted included."""
+        total = Traffic()
+        for traffic in (self._gone, *self.by_topic.values()):
+            total.add(traffic)
+        return total
+
+
+class Counters:
+    """What happened since the start; ``errors`` by result code.
+
+    ``produced`` counts the bytes of the bodies of PRODUCE frames, ``pulled`` those of PULL answers. ``latencies``: by
+    command code, from taking a request up to its answer; of a PULL without the time that it was held.
+    """
+
+    __slots__ = (
+        "connections_accepted", "connections_refused", "errors", "latencies", "one_way_errors",
+        "produce_latencies", "produced", "pulled",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.connections_accepted = 0
+        self.connections_refused = 0
+        self.produced = Direction()
+        self.pulled = Direction()
+        self.one_way_errors = 0
+        self.errors: dict[int, int] = {}
+        self.latencies = {code: Latencies() for code in COMMANDS}
+        self.produce_latencies = self.latencies[PRODUCE.code]
+        """The same as the one in ``latencies``."""
+
+    def forget_topic(self, topic: str) -> None:
+        """A topic is deleted."""
+        self.produced.forget(topic)
+        self.pulled.forget(topic)

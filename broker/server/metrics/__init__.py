@@ -1,0 +1,1 @@
+"""What an operator's tools ask over HTTP: metrics for Prometheus, and whether the broker lives and is ready."""

@@ -1,0 +1,105 @@
+"""Every metric of the broker: its name, kind, labels and meaning. ``broker/README.md`` shows this table.
+
+Names follow Prometheus: base units, last in the name; ``_total`` for what only grows. Labels take few values, none that
+a client can make up: topics and groups are those that exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric; ``name`` as it is asked for, a counter's with ``_total``."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+BUILD_INFO = Metric("flintmq_build_info", "gauge", "always 1; who the broker is", ("version", "flush", "name"))
+WRITABLE = Metric("flintmq_writable", "gauge", "1 while messages are taken, 0 while they are refused: see `/readyz`")
+RECOVERY = Metric("flintmq_recovery_seconds", "gauge", "what opening the store took at the start")
+
+PRODUCED_MESSAGES = Metric("flintmq_produced_messages_total", "counter", "messages stored", ("topic",))
+PRODUCED_BYTES = Metric(
+    "flintmq_produced_bytes_total", "counter", "bytes of the PRODUCE bodies they came in", ("topic",)
+)
+PULLED_MESSAGES = Metric("flintmq_pulled_messages_total", "counter", "records in PULL answers", ("topic",))
+PULLED_BYTES = Metric("flintmq_pulled_bytes_total", "counter", "bytes of the bodies of PULL answers", ("topic",))
+
+REQUESTS = Metric("flintmq_requests_total", "counter", "requests that are done, errors included", ("command",))
+REQUEST_SECONDS = Metric(
+    "flintmq_request_seconds",
+    "histogram",
+    "from taking a request up to its answer; of a PULL without the time that it was held",
+    ("command",),
+)
+FLUSH_SECONDS = Metric("flintmq_flush_seconds", "histogram", "what `fdatasync` of the CommitLog took")
+ERRORS = Metric("flintmq_errors_total", "counter", "answers that are errors", ("result",))
+ONE_WAY_ERRORS = Metric("flintmq_one_way_errors_total", "counter", "one-way frames that could not be served")
+
+CONNECTIONS = Metric("flintmq_connections", "gauge", "open connections")
+CONNECTIONS_ACCEPTED = Metric("flintmq_connections_accepted_total", "counter", "connections that came")
+CONNECTIONS_REFUSED = Metric(
+    "flintmq_connections_refused_total", "counter", "connections that were closed at once, for a limit"
+)
+IN_FLIGHT = Metric("flintmq_in_flight_bytes", "gauge", "bytes that have arrived and are not done")
+HELD_PULLS = Metric("flintmq_held_pulls", "gauge", "pulls that wait for messages")
+
+TOPICS = Metric("flintmq_topics", "gauge", "topics, the broker's own included")
+QUEUES = Metric("flintmq_queues", "gauge", "queues that have had a message")
+GROUP_LAG = Metric(
+    "flintmq_group_lag_messages",
+    "gauge",
+    "messages behind what the group has committed, over the queues of which it has committed anything",
+    ("group", "topic"),
+)
+
+BEHIND_BYTES = Metric(
+    "flintmq_behind_bytes",
+    "gauge",
+    "CommitLog that is not on disk (`flush`), not in queues and index (`reput`), that a crash would have dispatched "
+    "again (`checkpoint`)",
+    ("stage",),
+)
+BEHIND_SECONDS = Metric(
+    "flintmq_behind_seconds", "gauge", "how long the oldest of it has waited, where it is a second or more", ("stage",)
+)
+SEGMENTS = Metric("flintmq_segments", "gauge", "files of `commitlog`, `consumequeue`, `index`", ("kind",))
+STORE_BYTES = Metric("flintmq_store_bytes", "gauge", "what is in them, without what is only allocated", ("kind",))
+DISK_FREE = Metric("flintmq_disk_free_bytes", "gauge", "what may still be written to the store's file system")
+DISK_TOTAL = Metric(
+    "flintmq_disk_total_bytes", "gauge", "size of the store's file system, without what is kept for root"
+)
+DISK_ROOM = Metric("flintmq_disk_room_bytes", "gauge", "what may be written before messages are refused")
+DISK_RUNWAY = Metric(
+    "flintmq_disk_runway_seconds",
+    "gauge",
+    "how long that lasts at the rate of the last minute; +Inf while nothing is written",
+)
+
+METRICS = (
+    BUILD_INFO, WRITABLE, RECOVERY,
+    PRODUCED_MESSAGES, PRODUCED_BYTES, PULLED_MESSAGES, PULLED_BYTES,
+    REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, ERRORS, ONE_WAY_ERRORS,
+    CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, IN_FLIGHT, HELD_PULLS,
+    TOPICS, QUEUES, GROUP_LAG,
+    BEHIND_BYTES, BEHIND_SECONDS, SEGMENTS, STORE_BYTES, DISK_FREE, DISK_TOTAL, DISK_ROOM, DISK_RUNWAY,
+)  # fmt: skip
+"""In the order in which they are shown. Beside them stand Prometheus's own ``process_…``: see ``PROCESS_METRICS``."""
+
+PROCESS_METRICS = (
+    Metric("process_cpu_seconds_total", "counter", "processor time of the broker"),
+    Metric("process_resident_memory_bytes", "gauge", "its memory"),
+    Metric("process_virtual_memory_bytes", "gauge", "its address space, maps of the CommitLog included"),
+    Metric("process_open_fds", "gauge", "open files and connections"),
+    Metric("process_max_fds", "gauge", "how many there may be"),
+    Metric("process_start_time_seconds", "gauge", "when it started, seconds since 1970"),
+)
+"""Made by prometheus-client, the same in every program."""

@@ -1,0 +1,165 @@
+"""A small HTTP/1.1 server for a handful of pages: GET and HEAD, one request a connection, everything bounded.
+
+It runs on the broker's event loop, so nothing that a client does may cost more than a little: a request is read up to
+``HEAD_BYTES_MAX``, within ``HEAD_S``, from at most ``CONNECTIONS_MAX`` connections; a body is never read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import cast
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 16
+HEAD_BYTES_MAX = 8192
+HEAD_S = 5.0
+"""How long a client may take to send its request."""
+ANSWER_S = 30.0
+"""How long it may take until it has the answer."""
+LINGER_S = 1.0
+"""After the answer a client may close first this long; what it still sends is thrown away. Closing at once would reset
+the connection of one that has not sent all, and it might never see why."""
+
+TEXT = "text/plain; charset=utf-8"
+
+_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) ([!-~]{1,2048}) HTTP/1\.[01]\r?\Z")
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is answered."""
+
+    body: bytes
+    status: HTTPStatus = HTTPStatus.OK
+    content_type: str = TEXT
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Answer = Callable[[str], Awaitable[Page]]
+"""The page at a path, which is given without a query."""
+
+
+class HttpServer:
+    """Serves ``answer`` on sockets that listen, from ``start`` to ``close``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, answer: Answer) -> None:
+        self.loop = loop
+        self.answer = answer
+        self.connections: set[_Connection] = set()
+        self._servers: list[asyncio.Server] = []
+
+    async def start(self, sockets: list[socket.socket]) -> None:
+        """Accept connections from now on; the sockets are closed by ``close``."""
+        for sock in sockets:
+            self._servers.append(await self.loop.create_server(lambda: _Connection(self), sock=sock))
+
+    def close(self) -> None:
+        """Accept nothing more and close what is open. May be called again."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        for connection in list(self.connections):
+            connection.abort()
+
+
+class _Connection(asyncio.Protocol):
+    """One client: its request is collected, answered, and then it is closed."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._transport = cast(asyncio.Transport, None)  # set before the first byte can arrive
+        self._received = bytearray()
+        self._asked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if len(self._server.connections) >= CONNECTIONS_MAX:
+            self._transport.abort()
+            return
+        self._server.connections.add(self)
+        self._within(HEAD_S, self._too_slow)
+
+    def data_received(self, data: bytes) -> None:
+        if self._asked:
+            return
+        self._received += data
+        end = _HEAD_END.search(self._received)
+        if end is not None and end.start() <= HEAD_BYTES_MAX:
+            self._ask(bytes(self._received[: end.start()]))
+        elif len(self._received) > HEAD_BYTES_MAX:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {HEAD_BYTES_MAX} bytes")
+
+    def eof_received(self) -> bool:
+        return self._asked and self._task is not None  # whoever only closed its half still gets the answer
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def _within(self, seconds: float, call: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._server.loop.call_later(seconds, call)
+
+    def _too_slow(self) -> None:
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"a request must be here within {HEAD_S:g} s")
+
+    def _ask(self, head: bytes) -> None:
+        line = _REQUEST_LINE.match(head.partition(b"\n")[0])
+        if line is None:
+            self._refuse(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+        elif line[1] not in (b"GET", b"HEAD"):
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are served", ("Allow", "GET, HEAD"))
+        else:
+            self._asked = True
+            self._received.clear()
+            self._within(ANSWER_S, self.abort)
+            path = line[2].decode().partition("?")[0]
+            self._task = self._server.loop.create_task(self._answer(path, with_body=line[1] == b"GET"))
+
+    async def _answer(self, path: str, *, with_body: bool) -> None:
+        try:
+            page = await self._server.answer(path)
+        except Exception as error:  # one page must not take the broker down
+            log.error("the page %s failed", path[:100], exc_info=error)
+            page = Page(b"the page failed; the broker's log says more\n", HTTPStatus.INTERNAL_SERVER_ERROR)
+        self._send(page, with_body=with_body)
+
+    def _refuse(self, status: HTTPStatus, why: str, *headers: tuple[str, str]) -> None:
+        self._asked = True
+        self._received.clear()
+        self._send(Page(f"{why}\n".encode(), status, headers=headers), with_body=True)
+
+    def _send(self, page: Page, *, with_body: bool) -> None:
+        self._task = None
+        if self._transport.is_closing():
+            return
+        lines = [
+            f"HTTP/1.1 {page.status.value} {page.status.phrase}",
+            f"Content-Type: {page.content_type}",
+            f"Content-Length: {len(page.body)}",
+            "Cache-Control: no-store",
+            "Connection: close",
+            *(f"{name}: {value}" for name, value in page.headers),
+        ]
+        head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+        self._transport.write(head + page.body if with_body else head)
+        self._transport.write_eof()
+        self._within(ANSWER_S if self._transport.get_write_buffer_size() else LINGER_S, self.abort)

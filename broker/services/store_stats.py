@@ -1,0 +1,131 @@
+"""StoreStatsService: looks at the store once a second, so that whoever asks gets rates and ages without a wait."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import RetentionSection
+from ..latency import quantile
+from ..store import MessageStore
+from .checkpoint import CheckpointService
+from .flush import FlushService
+from .retention import Disk
+from .service import OnFatal, Post, Service
+
+WINDOW_S = 60
+"""Rates and quantiles are those of this long."""
+AGES_KEPT = 3600
+"""The age of what waits is known up to about this many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """At one moment: what was written to the store so far (log, queues and index, in bytes), and how flushes went."""
+
+    at: float
+    written_bytes: int
+    flush_counts: list[int]
+
+
+class StoreStatsService(Service):
+    """See the module. ``clock``: seconds, never going back; ``disk``: looks at a folder's file system.
+
+    What it is asked may be asked from any thread.
+    """
+
+    name = "store-stats"
+    interval_seconds = 1.0
+
+    def __init__(
+        self,
+        store: MessageStore,
+        retention: RetentionSection,
+        flush: FlushService,
+        checkpoint: CheckpointService,
+        post: Post,
+        on_fatal: OnFatal,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        disk: Callable[[Path], Disk] = Disk.of,
+    ) -> None:
+        super().__init__(post, on_fatal)
+        self._store = store
+        self._retention = retention
+        self._flush_latencies = flush.latencies
+        self._checkpoint = checkpoint
+        self._clock = clock
+        self._look = disk
+        self.disk = disk(store.path)
+        """As it was a second ago at most."""
+        self._samples: deque[_Sample] = deque(maxlen=WINDOW_S + 1)
+        self._ends: deque[tuple[float, int]] = deque(maxlen=AGES_KEPT)
+        """When the log ended where; only what something still waits for."""
+
+    def do_once(self) -> bool:
+        """Take a sample."""
+        store, now = self._store, self._clock()
+        self.disk = self._look(store.path)
+        written_bytes = store.write_offset + store.dispatcher.derived_bytes
+        self._samples.append(_Sample(now, written_bytes, list(self._flush_latencies.counts)))
+        done = min(self._done().values())
+        while self._ends and self._ends[0][1] <= done:
+            self._ends.popleft()
+        end = store.write_offset
+        if end > done and (not self._ends or self._ends[-1][1] < end):
+            self._ends.append((now, end))
+        return False
+
+    def _done(self) -> dict[str, int]:
+        store = self._store
+        return {
+            "flush": store.flushed_offset,
+            "reput": store.reput_offset,
+            "checkpoint": self._checkpoint.synced_offset,
+        }
+
+    def lags(self) -> dict[str, tuple[int, float]]:
+        """By stage (``flush``, ``reput``, ``checkpoint``): how many bytes of the log have not been through it, and how
+        many seconds the oldest of them has waited, 0.0 where it was not there yet at the last sample."""
+        done = self._done()
+        end = self._store.write_offset
+        return {stage: (max(end - offset, 0), self._seconds_behind(offset)) for stage, offset in done.items()}
+
+    def _seconds_behind(self, physical_offset: int) -> float:
+        for at, end in list(self._ends):
+            if end > physical_offset:
+                return max(self._clock() - at, 0.0)
+        return 0.0
+
+    def room_bytes(self) -> int:
+        """How much may still be written before messages are refused."""
+        disk, rules = self.disk, self._retention
+        allowed = (disk.used_bytes + disk.free_bytes) * rules.disk_refuse_percent // 100
+        return min(max(allowed - disk.used_bytes, disk.free_bytes - rules.headroom_bytes, 0), disk.free_bytes)
+
+    def write_rate(self) -> float:
+        """Bytes a second that the store grew by, over the last minute; 0.0 where that is not known yet."""
+        samples = list(self._samples)
+        if len(samples) < 2:
+            return 0.0
+        first, last = samples[0], samples[-1]
+        return (last.written_bytes - first.written_bytes) / max(last.at - first.at, 1e-3)
+
+    def runway_seconds(self) -> float:
+        """How long the room lasts at that rate; infinite where nothing is written."""
+        room, rate = self.room_bytes(), self.write_rate()
+        if not room:
+            return 0.0
+        return room / rate if rate > 0 else math.inf
+
+    def flush_quantiles(self, *shares: float) -> list[float]:
+        """How long the fastest ``shares`` (0 to 1) of the last minute's flushes took at most, in seconds."""
+        counts = list(self._flush_latencies.counts)
+        samples = list(self._samples)
+        if samples:
+            counts = [now - before for now, before in zip(counts, samples[0].flush_counts, strict=True)]
+        return [quantile(counts, share) for share in shares]

@@ -1,0 +1,34 @@
+"""How large a store is: files and bytes of each kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...protocol.layout import INDEX_ENTRY_BYTES
+from .message_store import MessageStore
+
+
+@dataclass(frozen=True, slots=True)
+class KindSize:
+    """``bytes``: what is in the files, without what is only allocated ahead."""
+
+    files: int
+    bytes: int
+
+
+def store_sizes(store: MessageStore) -> dict[str, KindSize]:
+    """By kind: commitlog, consumequeue, index. Any thread; nothing is read from disk."""
+    queue_files = queue_bytes = 0
+    for queue in store.queues:
+        files, size = queue.size()
+        queue_files += files
+        queue_bytes += size
+    log_files = store.commitlog.queue.files
+    index_files = list(store.index.files)
+    return {
+        "commitlog": KindSize(len(log_files), store.write_offset - log_files[0].start_offset if log_files else 0),
+        "consumequeue": KindSize(queue_files, queue_bytes),
+        "index": KindSize(
+            len(index_files), sum(file.entries_at + INDEX_ENTRY_BYTES * file.index_count for file in index_files)
+        ),
+    }
