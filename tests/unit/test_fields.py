@@ -155,5 +155,6 @@ def test_codes_are_rocketmqs_where_it_has_the_command() -> None:
         "GET_EARLIEST_MSG_STORETIME": 32,
         "VIEW_MESSAGE_BY_ID": 33,
         "GET_TOPIC_STATS_INFO": 202,
+        "GET_CONSUME_STATS": 208,
         "DELETE_TOPIC_IN_BROKER": 215,
     }
