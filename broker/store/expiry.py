@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from .commitlog import CommitLog
 from .config_files import ConsumerOffsetTable, DelayOffsetTable
 from .consume_queue import ConsumeQueue
 from .mapped_file import MappedFile
+from .queue_check import count_units, last_record_unit
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .reads import Reads
 
@@ -84,9 +84,12 @@ class Expiry:
         """
         newest = self._newest.get(file.start_offset)
         if newest is None:
-            last = max((self._last_below(queue, file.end_offset) for queue in self._queues), default=(-1, 0))
-            record = self._reads.record_at(*last) if last[0] >= file.start_offset else None
-            if last[0] < file.start_offset:
+            units = [last_record_unit(queue, count_units(queue, file.end_offset)) for queue in self._queues]
+            _, at, size = max(
+                (unit for unit in units if unit is not None), key=lambda unit: unit[1], default=(0, -1, 0)
+            )
+            record = self._reads.record_at(at, size) if at >= file.start_offset else None
+            if at < file.start_offset:
                 record = self._reads.record_at(file.end_offset, 0)
             if record is None:
                 return None
@@ -97,24 +100,6 @@ class Expiry:
         """Files in front of ``log_start`` are gone."""
         for start in [start for start in self._newest if start < log_start]:
             del self._newest[start]
-
-    def _last_below(self, queue: ConsumeQueue, physical_end: int) -> tuple[int, int]:
-        """(physical offset, size) of the queue's last message in front of ``physical_end``; (-1, 0) without one."""
-        first = low = queue.first_byte // UNIT_BYTES
-        high = queue.end_byte // UNIT_BYTES
-        while low < high:
-            middle = (low + high) // 2
-            physical_offset, size, _ = queue.unit(middle, hot=False)
-            if size > 0 and physical_offset < physical_end:
-                low = middle + 1
-            else:  # behind it, or not written yet
-                high = middle
-        while low > first:
-            low -= 1
-            physical_offset, size, _ = queue.unit(low, hot=False)
-            if size != PRE_BLANK_SIZE and physical_offset < physical_end:
-                return physical_offset, size
-        return -1, 0
 
     # What has still to be delivered.
 
