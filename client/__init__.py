@@ -6,7 +6,8 @@
         for message in consumer.iter("orders", from_="earliest", until="latest"):
             print(message.keys, message.body)
 
-Needs nothing but msgpack; lz4 and zstandard are used where they are installed. See ``client/README.md``.
+``flintmq.client.aio`` has the same three for asyncio. Needs nothing but msgpack; lz4 and zstandard are used where they
+are installed. See ``client/README.md``.
 """
 
 from ..protocol.errors import (
@@ -42,6 +43,7 @@ from .core.stored import StoredMessage
 from .core.topics import ConsumeStats, QueueStats, TopicInfo
 from .errors import (
     ClientClosed,
+    ClientFailed,
     CompressionUnavailable,
     CorruptMessage,
     DeliveryFailed,
@@ -50,6 +52,7 @@ from .errors import (
     InvalidArgumentType,
     InvalidMessage,
     InvalidMessageType,
+    WrongLoop,
 )
 from .message import Message
 from .sync.admin import Admin
@@ -62,6 +65,7 @@ __all__ = [
     "BrokerError",
     "BrokerFailure",
     "ClientClosed",
+    "ClientFailed",
     "CompressionUnavailable",
     "ConfigurationError",
     "ConnectionFailed",
@@ -103,4 +107,5 @@ __all__ = [
     "TopicNotExist",
     "UnknownCommand",
     "VersionNotSupported",
+    "WrongLoop",
 ]

@@ -42,6 +42,26 @@ class ForkedClient(FlintError):
     """The client was made before a fork and is used in the child process, where its connections are the parent's."""
 
 
+class WrongLoop(FlintError):
+    """An asyncio client is used outside of the event loop in which it was first used, or after that loop ended."""
+
+
+class ClientFailed(FlintError):
+    """A background task of an asyncio client ended with an error that nobody foresaw: ``cause``, also ``__cause__``.
+
+    Everything that waited and every later call raises it. Make a new client; whether messages that waited for their
+    acknowledgement are stored is not known.
+    """
+
+    def __init__(self, message: str, cause: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.__cause__ = cause
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ClientFailed, (str(self), self.cause)
+
+
 class CorruptMessage(CorruptRecord):
     """A stored message does not check: its bytes are damaged. The others of its batch can still be read.
 

@@ -10,6 +10,7 @@ from ...protocol.fields import I64_MAX
 from ..core import operations
 from ..core.batch import Batch, Found
 from ..core.positions import EARLIEST, Position
+from ..core.pulling import pull_found
 from ..core.stored import StoredMessage
 from ..core.tags import parse_tags
 from ..core.times import to_millis
@@ -44,20 +45,9 @@ class Consumer(Client):
         with this tag (``"a || b"``: one of these). Raises ``OffsetOutOfRange``, with ``min_offset`` and ``max_offset``,
         where the queue does not reach that far.
         """
-        wanted = parse_tags(tags)
-        operation = operations.pull(topic, queue, offset, max_count, max_bytes, wait_ms, wanted)
         deadline = self._caller.deadline(timeout)
-        held_until = time.monotonic() + operation.hold_seconds
-        while True:
-            batch = self._caller.call(operation, deadline)
-            if batch or not wanted.wanted or batch.next_offset >= batch.max_offset:
-                return batch
-            # What the broker looked through so far has no such tag: go on behind it.
-            left_ms = max(0, int((held_until - time.monotonic()) * 1000))
-            operation = operations.pull(topic, queue, batch.next_offset, max_count, max_bytes, left_ms, wanted)
-            if batch.next_offset <= offset or time.monotonic() >= deadline:
-                return batch
-            offset = batch.next_offset
+        plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, deadline, time.monotonic)
+        return self._caller.run(plan, deadline)
 
     def iter(
         self,

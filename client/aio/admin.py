@@ -1,0 +1,54 @@
+"""The admin: makes and shows topics, and how the broker is doing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core import operations
+from ..core.topics import QueueStats, TopicInfo
+from .client import Client
+
+
+class Admin(Client):
+    """Manages a broker's topics. ``timeout``: seconds within which a call must be answered, unless it is given one."""
+
+    async def create_topic(
+        self,
+        topic: str,
+        queues: int = 4,
+        *,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        perm: int = 6,
+        order: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Create a topic, or change one that exists; queues can be added, not taken away.
+
+        ``queues``: for reading and writing, unless those are given; ``perm``: 4 readable + 2 writable.
+        """
+        operation = operations.create_topic(
+            topic,
+            queues if read_queues is None else read_queues,
+            queues if write_queues is None else write_queues,
+            perm,
+            order,
+        )
+        await self._caller.call(operation, self._caller.deadline(timeout))
+
+    async def delete_topic(self, topic: str, *, timeout: float | None = None) -> None:
+        """Delete a topic; its messages can no longer be read."""
+        await self._caller.call(operations.delete_topic(topic), self._caller.deadline(timeout))
+
+    async def topics(self, *, system: bool = False, timeout: float | None = None) -> dict[str, TopicInfo]:
+        """The topics by name; ``system``: with the broker's own."""
+        found = await self._caller.call(operations.topics(), self._caller.deadline(timeout))
+        return {topic.topic: topic for topic in found if system or not topic.system}
+
+    async def topic_stats(self, topic: str, *, timeout: float | None = None) -> list[QueueStats]:
+        """What each queue of a topic holds, in the order of the queues."""
+        return await self._caller.call(operations.topic_stats(topic), self._caller.deadline(timeout))
+
+    async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """How the broker is doing: see ``protocol/README.md`` for the names."""
+        return await self._caller.call(operations.runtime_info(), self._caller.deadline(timeout))

@@ -1,0 +1,139 @@
+"""Messages that cannot be added to the delivery yet, in their order: there is no room, or a queue must be asked for.
+
+Whoever comes later waits behind them, so that a message never overtakes an earlier one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from math import inf
+
+from ...protocol.errors import FlintError
+from ..core.lanes import Single
+from ..core.sending import ASK, Prepared, Sending
+from ..message import Message
+from .caller import Caller
+from .life import Life
+from .watch import Watch
+
+
+class Held:
+    """One message that waits to be added. ``future``: of its sender; ``single`` is set once it was added; ``passed``:
+    where somebody waits for that."""
+
+    __slots__ = ("future", "message", "passed", "prepared", "single")
+
+    def __init__(self, message: Message, prepared: Prepared, future: asyncio.Future[object]) -> None:
+        self.message = message
+        self.prepared = prepared
+        self.future = future
+        self.single: Single | None = None
+        self.passed: asyncio.Event | None = None
+
+    @property
+    def deadline(self) -> float:
+        """When it must be settled."""
+        return self.prepared[3]
+
+
+class Admission:
+    """Adds what waits, one after the other, as soon as it can be. ``add``: adds a message to the delivery;
+    ``drained``: called when nothing waits any more."""
+
+    def __init__(
+        self,
+        sending: Sending,
+        caller: Caller,
+        life: Life,
+        watch: Watch,
+        add: Callable[[Message, Prepared, asyncio.Future[object]], Single],
+        drained: Callable[[], None],
+    ) -> None:
+        self.held: deque[Held] = deque()
+        self._sending = sending
+        self._caller = caller
+        self._life = life
+        self._watch = watch
+        self._add = add
+        self._drained = drained
+        self._room: asyncio.Future[None] | None = None
+        self._running = False
+        life.add(self)
+        watch.add(self)
+
+    def hold(self, message: Message, prepared: Prepared, future: asyncio.Future[object]) -> Held:
+        """Let it wait."""
+        held = Held(message, prepared, future)
+        self.held.append(held)
+        self._watch.wake(held.deadline)
+        if not self._running:
+            self._running = True
+            self._life.start("admission", self._admit())
+        return held
+
+    def progressed(self) -> None:
+        """There may be room."""
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    async def passed(self) -> None:
+        """Return when nothing waits that waits now."""
+        if self.held:
+            last = self.held[-1]
+            last.passed = last.passed or asyncio.Event()
+            await last.passed.wait()
+
+    async def _admit(self) -> None:
+        held, delivery = self.held, self._sending.delivery
+        try:
+            while held:
+                first = held[0]
+                queue, row, flush, deadline = first.prepared
+                if first.future.done():
+                    pass
+                elif queue == ASK:
+                    plan = self._sending.sharded_queue(first.message, self._watch.now())
+                    try:
+                        first.prepared = (await self._caller.run(plan, deadline), row, flush, deadline)
+                        continue
+                    except FlintError as error:
+                        self._refuse(first, error)
+                elif delivery.has_room(len(row[0])):
+                    first.single = self._add(first.message, first.prepared, first.future)
+                else:
+                    self._room = self._life.loop.create_future()
+                    await self._room
+                    continue
+                held.popleft()
+                if first.passed is not None:
+                    first.passed.set()
+        finally:
+            self._running = False
+        self._drained()
+
+    def _refuse(self, held: Held, error: FlintError) -> None:
+        if not held.future.done():
+            held.future.set_exception(error)
+
+    # ---- deadlines and the end
+
+    def next_due(self, now: float) -> float:
+        """See ``Watched``."""
+        return min((held.deadline for held in self.held if not held.future.done()), default=inf)
+
+    def judge(self, now: float) -> None:
+        """See ``Watched``."""
+        for held in self.held:
+            if held.deadline <= now and not held.future.done():
+                self._refuse(held, self._sending.no_room())
+        self.progressed()
+
+    def fail(self, error: FlintError) -> None:
+        """See ``Part``."""
+        for held in self.held:
+            self._refuse(held, error)
+            if held.passed is not None:
+                held.passed.set()
+        self.held.clear()

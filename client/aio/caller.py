@@ -1,0 +1,174 @@
+"""Requests of many calls over one shared connection, told apart by their ids."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from typing import Any, TypeVar
+
+from ...protocol.errors import FlintError, RequestTimeout
+from ..core.operations import Operation, Plan
+from ..core.retry import Retries
+from ..core.session import Answer
+from ..core.timeouts import CONNECT_SECONDS_MAX, check_timeout
+from ..core.troubles import unanswered
+from .connection import Connection
+from .dialer import Dialer
+from .life import Life
+from .waits import Waits
+from .watch import Watch
+
+ABANDONED_MAX = 16
+"""Requests on one connection whose callers have gone. The broker still answers each, and may hold it: with more of
+them the connection is replaced, and closed once nobody waits on it."""
+_GRACE_SECONDS = 0.05
+"""Making a connection fails by itself when the time of the call is over; the call ends this much later in any case."""
+
+T = TypeVar("T")
+
+
+class Line:
+    """The shared connection: many requests at a time. Retired, it takes no more and ends with the last of them."""
+
+    def __init__(self, connection: Connection, dialer: Dialer, waits: Waits) -> None:
+        self.connection = connection
+        self.retired = False
+        self._dialer = dialer
+        self._waits = waits
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._abandoned = 0
+        connection.receiver = self
+
+    async def ask(
+        self, operation: Operation[Any], future: asyncio.Future[Answer], seconds: float, now: float
+    ) -> Answer:
+        """The answer to an operation, within ``seconds`` from ``now``; ``future`` is used to wait for it."""
+        connection = self.connection
+        reads_before = connection.reads
+        request_id = connection.request(operation)
+        self._asked[request_id] = future
+        try:
+            return await self._waits.wait(
+                future, now + seconds, lambda: unanswered(connection.address, operation.command.name, seconds)
+            )
+        except RequestTimeout:
+            if connection.reads == reads_before and not self.retired:  # it did not say anything at all
+                self._dialer.failed(connection.address)
+                self.retired = True
+            raise
+        finally:
+            if self._asked.pop(request_id, None) is not None:
+                self._abandoned += 1
+            if self._abandoned > ABANDONED_MAX:
+                self.retired = True
+            if self.retired and not self._asked:
+                connection.abort()
+
+    def received(self, answers: list[Answer]) -> None:
+        """See ``Receiver``."""
+        for answer in answers:
+            future = self._asked.pop(answer.request_id, None)
+            if future is None:
+                self._abandoned -= 1
+            elif not future.done():
+                future.set_result(answer)
+
+    def lost(self, error: FlintError) -> None:
+        """See ``Receiver``."""
+        self.retired = True
+        if self._asked:  # closed while it was idle is nobody's fault
+            self._dialer.failed(self.connection.address)
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(copy.copy(error))
+        self._asked.clear()
+
+    def writable(self) -> None:
+        """See ``Receiver``."""
+
+
+class Caller:
+    """Requests to a broker, tried again while that can help and time is left."""
+
+    def __init__(self, dialer: Dialer, life: Life, watch: Watch, waits: Waits, timeout: float) -> None:
+        self.timeout = timeout
+        self._dialer = dialer
+        self._life = life
+        self._watch = watch
+        self._waits = waits
+        self._line: Line | None = None
+        self._dialing = False
+        self._waiting: set[asyncio.Future[Line]] = set()
+
+    def deadline(self, timeout: float | None) -> float:
+        """A call begins: when it is over (client's clock). ``timeout``: the caller's, None for the client's. Raises
+        where the client cannot be used."""
+        self._life.enter()
+        return self._watch.now() + (self.timeout if timeout is None else check_timeout("timeout", timeout))
+
+    async def call(self, operation: Operation[T], deadline: float) -> T:
+        """The operation's result. A lost connection and a busy broker are tried again until ``deadline``, and so is
+        an operation that the broker may hold, which has that time on top."""
+        deadline += operation.hold_seconds
+        retries = Retries(deadline)
+        while True:
+            self._life.check()
+            try:
+                line = await self._get_line(deadline)
+                now = self._watch.now()
+                answer = await line.ask(operation, self._life.loop.create_future(), max(0.001, deadline - now), now)
+                return operation.result(answer)
+            except FlintError as error:
+                self._life.check()  # closed meanwhile: that is why the connection broke
+                seconds = retries.pause(error, self._watch.now())
+            await self._waits.pause(seconds)
+
+    async def run(self, plan: Plan[T], deadline: float) -> T:
+        """The plan's result."""
+        results: list[Any] | None = None
+        with contextlib.closing(plan):
+            while True:
+                try:
+                    operations = plan.send(results)  # type: ignore[arg-type]
+                except StopIteration as stop:
+                    result: T = stop.value
+                    return result
+                results = [await self.call(operation, deadline) for operation in operations]
+
+    # ---- the connection
+
+    async def _get_line(self, deadline: float) -> Line:
+        """The shared connection, made where there is none. Who is cancelled meanwhile keeps it from nobody else."""
+        line = self._line
+        if line is not None and not line.retired:
+            return line
+        if not self._dialing:
+            self._dialing = True
+            seconds = min(CONNECT_SECONDS_MAX, max(0.001, deadline - self._watch.now()))
+            self._life.start("connecting", self._dial(seconds))
+        future: asyncio.Future[Line] = self._life.loop.create_future()
+        self._waiting.add(future)
+        try:
+            return await self._waits.wait(future, deadline + _GRACE_SECONDS, self._too_late)
+        finally:
+            self._waiting.discard(future)
+
+    def _too_late(self) -> FlintError:
+        return RequestTimeout("no connection to the broker could be made in time; give a longer timeout=")
+
+    async def _dial(self, seconds: float) -> None:
+        try:
+            connection = await self._dialer.dial(seconds)
+        except FlintError as error:
+            for future in self._waiting:
+                if not future.done():
+                    future.set_exception(copy.copy(error))
+        else:
+            self._line = Line(connection, self._dialer, self._waits)
+            for future in self._waiting:
+                if not future.done():
+                    future.set_result(self._line)
+        finally:
+            self._dialing = False
+            self._waiting.clear()

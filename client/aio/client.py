@@ -1,0 +1,68 @@
+"""What consumers and admins share: addresses, the connection, closing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from ..core.address import parse_addresses
+from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
+from ..errors import ClientClosed
+from .caller import Caller
+from .dialer import Dialer
+from .life import Life
+from .waits import Waits
+from .watch import Watch
+
+
+class Base:
+    """The parts of every client. It belongs to the event loop in which it is first used."""
+
+    def __init__(self, addresses: str | Iterable[str], timeout: float) -> None:
+        self._life = Life(type(self).__name__)
+        self._watch = Watch(self._life)
+        self._waits = Waits(self._life, self._watch)
+        self._dialer = Dialer(parse_addresses(addresses), self._life, self._watch)
+        self._caller = Caller(self._dialer, self._life, self._watch, self._waits, timeout)
+
+    async def __aenter__(self) -> Self:
+        self._life.enter()
+        return self
+
+    async def _disconnect(self) -> None:
+        """End everything that is left, and wait until it has ended."""
+        self._life.end()
+        self._waits.fail(ClientClosed(f"this {type(self).__name__} was closed; make a new one"))
+        try:
+            await self._life.end_tasks()
+        finally:
+            self._watch.stop()
+            ends = [connection.closed for connection in self._watch.connections]
+            for connection in list(self._watch.connections):
+                connection.abort()
+        if ends:
+            await asyncio.wait(ends)
+
+
+class Client(Base):
+    """A client whose calls share one connection. Connects when it is first used."""
+
+    def __init__(self, addresses: str | Iterable[str] = "127.0.0.1:10911", *, timeout: float = TIMEOUT_SECONDS) -> None:
+        super().__init__(addresses, check_timeout("timeout", timeout))
+
+    async def close(self) -> None:
+        """Disconnect; calls in progress fail with ``ClientClosed``. Idempotent."""
+        if self._life.closed:
+            return
+        if self._life.forked or not self._life.used:
+            self._life.end()
+            return
+        self._life.check_loop()
+        await self._disconnect()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

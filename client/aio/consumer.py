@@ -1,0 +1,134 @@
+"""The consumer: reads, iterates and searches stored messages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from datetime import datetime
+
+from ...protocol.fields import I64_MAX
+from ..core import operations
+from ..core.batch import Batch, Found
+from ..core.positions import EARLIEST, Position, check_position
+from ..core.pulling import pull_found
+from ..core.stored import StoredMessage
+from ..core.tags import parse_tags
+from ..core.timeouts import check_timeout
+from ..core.times import to_millis
+from ..core.topics import QueueStats
+from .client import Client
+from .iteration import Iteration
+
+
+class Consumer(Client):
+    """Reads from a broker, or from the first of several addresses that answers. Calls may run side by side: they share
+    a connection, and a pull that waits holds up none of them.
+
+    ``timeout``: seconds within which a call must be answered, unless it is given one of its own. Lost connections and a
+    busy broker are tried again within that time.
+    """
+
+    async def pull(
+        self,
+        topic: str,
+        queue: int = 0,
+        offset: int = 0,
+        max_count: int = 1000,
+        max_bytes: int = 1 << 20,
+        wait_ms: int = 0,
+        tags: str | Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Batch:
+        """Up to ``max_count`` messages and ``max_bytes`` bytes (but at least one message) of a queue from ``offset``.
+
+        At the queue's end the batch is empty, after waiting up to ``wait_ms`` for a message. ``tags``: only messages
+        with this tag (``"a || b"``: one of these). Raises ``OffsetOutOfRange``, with ``min_offset`` and ``max_offset``,
+        where the queue does not reach that far.
+        """
+        deadline = self._caller.deadline(timeout)
+        plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, deadline, self._watch.now)
+        return await self._caller.run(plan, deadline)
+
+    def iter(
+        self,
+        topic: str,
+        from_: Position = EARLIEST,
+        until: Position | None = None,
+        tags: str | Iterable[str] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[StoredMessage, None]:
+        """The messages of all queues of a topic, those of a queue in their order, the queues taking turns.
+
+        ``from_`` and ``until``: ``"earliest"``, ``"latest"`` (the end as it is when the first message is asked for), an
+        aware datetime (store time), a negative number (-10: where the last ten messages of the topic begin), or offsets
+        by queue (a mapping or a sequence; a queue left out is read from its beginning, and until its end as it is
+        then). Without ``until`` it follows: waits for new messages and never ends. ``timeout``: seconds for which the
+        broker may be away.
+
+        It reads ahead while its messages are looked at. An iteration that is left early is ended by ``aclose()`` (or
+        ``contextlib.aclosing``), by the garbage collector, or with the consumer.
+        """
+        self._life.enter()
+        check_position("from_", from_)
+        if until is not None:
+            check_position("until", until)
+        seconds = self._caller.timeout if timeout is None else check_timeout("timeout", timeout)
+        iteration = Iteration(self._caller, self._dialer, self._life, self._watch, self._waits)
+        return iteration.messages(topic, from_, until, parse_tags(tags), seconds)
+
+    async def query(
+        self,
+        topic: str,
+        key: str,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        max_count: int = 32,
+        cursor: str | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Found:
+        """The messages that have a key, or this id, newest first, up to ``max_count`` (at most 64) a page.
+
+        ``since``, ``until``: aware datetimes; only messages stored then. ``cursor``: of the page before.
+        """
+        begin_ms = 0 if since is None else to_millis("since", since)
+        end_ms = I64_MAX if until is None else to_millis("until", until)
+        operation = operations.query(topic, key, begin_ms, end_ms, max_count, cursor)
+        return await self._caller.call(operation, self._caller.deadline(timeout))
+
+    async def message(
+        self, message_id: str, topic: str | None = None, *, timeout: float | None = None
+    ) -> StoredMessage:
+        """The message with this id, of either form. ``topic``: where to look for a unique key; None: everywhere.
+
+        Raises ``MessageNotFound``.
+        """
+        return await self._caller.call(operations.view_message(message_id, topic), self._caller.deadline(timeout))
+
+    # ---- offsets
+
+    async def min_offset(self, topic: str, queue: int = 0, *, timeout: float | None = None) -> int:
+        """The first readable offset of a queue."""
+        return await self._caller.call(operations.min_offset(topic, queue), self._caller.deadline(timeout))
+
+    async def max_offset(self, topic: str, queue: int = 0, *, timeout: float | None = None) -> int:
+        """The offset that the queue's next message will have."""
+        return await self._caller.call(operations.max_offset(topic, queue), self._caller.deadline(timeout))
+
+    async def offset_at(self, topic: str, queue: int, moment: datetime, *, timeout: float | None = None) -> int:
+        """The first offset of a queue whose message was not stored before ``moment``, an aware datetime."""
+        operation = operations.offset_at(topic, queue, to_millis("moment", moment))
+        return await self._caller.call(operation, self._caller.deadline(timeout))
+
+    async def topic_stats(self, topic: str, *, timeout: float | None = None) -> list[QueueStats]:
+        """What each queue of a topic holds, in the order of the queues."""
+        return await self._caller.call(operations.topic_stats(topic), self._caller.deadline(timeout))
+
+    async def committed(self, group: str, topic: str, *, timeout: float | None = None) -> dict[int, int]:
+        """The next offsets that a group has committed, by queue; queues without one are left out."""
+        return await self._caller.call(operations.committed(group, topic), self._caller.deadline(timeout))
+
+    async def commit(self, group: str, topic: str, offsets: Mapping[int, int], *, timeout: float | None = None) -> None:
+        """Keep a group's next offsets, by queue: the offset behind the last message that is done."""
+        await self._caller.call(operations.commit(group, topic, offsets), self._caller.deadline(timeout))

@@ -1,0 +1,45 @@
+"""Making connections: to the first of several addresses that answers."""
+
+from __future__ import annotations
+
+from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
+from ..core.address import Address, AddressBook
+from ..core.timeouts import CONNECT_SECONDS_MAX
+from ..core.troubles import no_address_answered
+from .connection import Connection
+from .life import Life
+from .watch import Watch
+
+
+class Dialer:
+    """Connects to the first of several addresses that answers, beginning with the one that did last."""
+
+    def __init__(self, addresses: tuple[Address, ...], life: Life, watch: Watch) -> None:
+        self._addresses = AddressBook(addresses)
+        self._life = life
+        self._watch = watch
+
+    def failed(self, address: Address) -> None:
+        """A connection to this address was of no use: try the next address first."""
+        self._addresses.failed(address)
+
+    async def dial(self, timeout: float) -> Connection:
+        """A new connection, within ``timeout`` seconds.
+
+        Raises ``ConnectionFailed`` naming every address and why, or the broker's refusal.
+        """
+        deadline = self._watch.now() + timeout
+        failures: list[FlintError] = []
+        for address in self._addresses.in_turn():
+            left = deadline - self._watch.now()
+            if left <= 0 and failures:
+                break
+            try:
+                seconds = max(0.001, min(left, CONNECT_SECONDS_MAX))
+                connection = await Connection.open(address, seconds, self._life, self._watch)
+            except (ConnectionFailed, BrokerError) as error:
+                failures.append(error)
+            else:
+                self._addresses.answered(address)
+                return connection
+        raise no_address_answered(failures)

@@ -1,0 +1,230 @@
+"""Drives a ``Delivery`` over one connection, within the loop.
+
+What is added in one turn of the loop goes out together at the end of the turn. Answers are settled where they are
+read, and what their receivers then send goes out together again. Only making a connection takes a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+
+from ...protocol.errors import FlintError, RemoteProtocolError
+from ..core.lanes import Bulk, Single
+from ..core.retry import is_retriable
+from ..core.sending import Sending
+from ..core.session import Answer
+from ..core.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
+from ..core.troubles import silent
+from ..errors import ClientClosed
+from .connection import Connection
+from .dialer import Dialer
+from .life import Life
+from .waits import Waits
+from .watch import Watch
+
+_WRITTEN_BYTES_MAX = 1 << 20
+"""After this many bytes in one go the loop goes round, so that answers are read."""
+
+
+class DeliveryDriver:
+    """Sends and settles what is in the delivery of ``sending``.
+
+    ``settle``: called with all messages that are settled by an answer, or by the lack of one; ``progressed``: called
+    when something was settled, so that there may be room, or nothing left.
+    """
+
+    def __init__(
+        self,
+        sending: Sending,
+        dialer: Dialer,
+        life: Life,
+        watch: Watch,
+        waits: Waits,
+        settle: Callable[[list[Single]], None],
+        progressed: Callable[[], None],
+    ) -> None:
+        self._sending = sending
+        self._delivery = sending.delivery
+        self._dialer = dialer
+        self._life = life
+        self._watch = watch
+        self._waits = waits
+        self._settle = settle
+        self._progressed = progressed
+        self._connection: Connection | None = None
+        self._connecting = False
+        self._will_send = False
+        """Whether ``_send`` is about to run."""
+        self._unanswered_since = inf
+        self._bulks: dict[Bulk, asyncio.Future[None]] = {}
+        life.add(self)
+        watch.add(self)
+
+    # ---- for callers
+
+    def added(self) -> None:
+        """Something was added: see that it goes out with everything else of this turn of the loop."""
+        if not self._will_send:
+            self._will_send = True
+            self._life.loop.call_soon(self._life.guarded, "sending", self._send)
+            if self._watch.timer is None:
+                self._watch.wake(self.next_due(self._watch.now()))
+
+    async def wait_for_bulk(self, bulk: Bulk) -> None:
+        """Return when it is done. Cancelled, what of it was not sent yet never will be."""
+        future = self._bulks[bulk] = self._life.loop.create_future()
+        try:
+            await future
+        except asyncio.CancelledError:
+            self.abandon(bulk)
+            raise
+        finally:
+            del self._bulks[bulk]
+
+    def abandon(self, waited_for: Single | Bulk) -> None:
+        """Nobody waits for it any more."""
+        if not waited_for.done:
+            self._delivery.abandon(waited_for, FlintError("its caller was cancelled"))
+            self._announce()
+
+    def stop(self) -> None:
+        """Let go of the connection; what is not settled yet fails with ``ClientClosed``."""
+        self.fail(ClientClosed("the producer was closed before the broker acknowledged"))
+
+    def fail(self, error: FlintError) -> None:
+        """See ``Part``."""
+        self._delivery.fail_all(error)
+        self._announce()
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+
+    # ---- sending and settling
+
+    def _send(self) -> None:
+        """Send the frames that may go out."""
+        self._will_send = False
+        connection, delivery = self._connection, self._delivery
+        if connection is None:
+            self._connect()
+            return
+        now = self._watch.now()
+        written = 0
+        while delivery.offered and not connection.congested:
+            request = delivery.next_request(now, connection.new_request_id())
+            if request is None:
+                break
+            head, body = request
+            connection.write(head, body)
+            written += len(body)
+            if written >= _WRITTEN_BYTES_MAX:
+                self.added()
+                break
+        if delivery.in_flight:
+            self._unanswered_since = min(self._unanswered_since, now)
+        if delivery.offered:  # perhaps the broker asked for a pause
+            self._watch.wake(now + delivery.seconds_to_wait(now))
+        if delivery.settled:  # a message that is too long for any frame
+            self._announce()
+
+    def received(self, answers: list[Answer]) -> None:
+        """See ``Receiver``."""
+        delivery = self._delivery
+        now = self._watch.now()
+        for answer in answers:
+            delivery.answered(answer, now)
+        self._unanswered_since = now if delivery.in_flight else inf
+        self._announce()
+        if delivery.offered:
+            self.added()
+
+    def writable(self) -> None:
+        """See ``Receiver``."""
+        if self._delivery.offered:
+            self.added()
+
+    def lost(self, error: FlintError) -> None:
+        """See ``Receiver``."""
+        connection, self._connection = self._connection, None
+        if connection is None or self._delivery.idle:  # closed while it was idle is nobody's fault
+            return
+        self._dialer.failed(connection.address)
+        self._failed(error)
+        self._connect()
+
+    def _failed(self, error: FlintError) -> None:
+        """A connection went, or could not be made: what was in flight is sent again on the next one."""
+        if is_retriable(error) or isinstance(error, RemoteProtocolError):
+            now = self._watch.now()
+            self._delivery.connection_lost(error, now)
+            self._delivery.expire(now)
+        else:
+            self._delivery.fail_all(error)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell who waits for something that is done by now."""
+        settled = self._delivery.settled
+        if settled:
+            self._delivery.settled = []
+            self._settle(settled)
+        for bulk, future in self._bulks.items():
+            if bulk.done and not future.done():
+                future.set_result(None)
+        self._progressed()
+
+    # ---- connecting
+
+    def _connect(self) -> None:
+        if not self._connecting and self._connection is None and not self._life.ended:
+            self._connecting = True
+            self._life.start("connecting", self._make_connection())
+
+    async def _make_connection(self) -> None:
+        delivery = self._delivery
+        try:
+            while self._connection is None and not delivery.idle:
+                now = self._watch.now()
+                pause = delivery.hold_seconds(now)
+                if pause > 0:
+                    await self._waits.pause(pause)
+                    continue
+                seconds = max(0.001, min(CONNECT_SECONDS_MAX, delivery.seconds_to_wait(now)))
+                try:
+                    self._connected(await self._dialer.dial(seconds))
+                except FlintError as error:
+                    self._failed(error)
+        finally:
+            self._connecting = False
+
+    def _connected(self, connection: Connection) -> None:
+        self._connection = connection
+        self._unanswered_since = inf
+        connection.receiver = self
+        self._sending.connected(connection.local_address)
+        self._delivery.connected(connection.limits)
+        self._send()
+
+    # ---- deadlines
+
+    def next_due(self, now: float) -> float:
+        """See ``Watched``."""
+        delivery = self._delivery
+        if delivery.idle:
+            return inf
+        due = now + delivery.seconds_to_wait(now)
+        return min(due, self._unanswered_since + SILENCE_SECONDS_MAX) if delivery.in_flight else due
+
+    def judge(self, now: float) -> None:
+        """See ``Watched``."""
+        delivery, connection = self._delivery, self._connection
+        if delivery.in_flight and connection is not None and now >= self._unanswered_since + SILENCE_SECONDS_MAX:
+            connection.abort()
+            self.lost(silent(connection.address, SILENCE_SECONDS_MAX))
+        if delivery.expire_due(now):
+            delivery.expire(now)
+            self._announce()
+        if delivery.offered:
+            self.added()

@@ -1,0 +1,142 @@
+"""Iterating over a topic: the pulls of all its queues, pipelined on a connection of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from ...protocol.errors import FlintError
+from ..core.iterating import Iterating
+from ..core.positions import Position, resolve_span
+from ..core.reading import TopicReading
+from ..core.session import Answer
+from ..core.stored import StoredMessage
+from ..core.tags import TagFilter
+from .caller import Caller
+from .connection import Connection
+from .dialer import Dialer
+from .life import Life
+from .waits import Waits
+from .watch import Watch
+
+GO_ROUND = 512
+"""Messages after which the loop goes round once, although more are there: others want to run, and what has arrived
+has to be read before the last message of a batch is looked at."""
+
+
+class Iteration:
+    """One iteration. What arrives is decoded and asked for again in the loop, beside who looks at the messages."""
+
+    def __init__(self, caller: Caller, dialer: Dialer, life: Life, watch: Watch, waits: Waits) -> None:
+        self._caller = caller
+        self._dialer = dialer
+        self._life = life
+        self._watch = watch
+        self._waits = waits
+        self._iterating: Iterating
+        self._connection: Connection | None = None
+        self._error: FlintError | None = None
+        """Why the connection is of no more use."""
+        self._arrival: asyncio.Future[None] | None = None
+        """Waited for while there is no message."""
+
+    async def messages(
+        self, topic: str, from_: Position, until: Position | None, tags: TagFilter, seconds: float
+    ) -> AsyncGenerator[StoredMessage, None]:
+        """See ``Consumer.iter``. ``seconds``: for which the broker may be away."""
+        span = await self._caller.run(resolve_span(topic, from_, until), self._caller.deadline(seconds))
+        reading = TopicReading(topic, span, tags)
+        self._iterating = Iterating(reading, span.until_ms, seconds, self._watch.now())
+        passed = 0
+        try:
+            while not reading.finished:
+                if passed >= GO_ROUND:
+                    passed = 0
+                    self._ask()
+                    await asyncio.sleep(0)
+                messages = reading.turn()
+                if not messages:
+                    await self._guarded_wait()
+                    continue
+                passed += len(messages)
+                for message in messages:
+                    yield message
+        finally:
+            self._disconnect()
+
+    async def _guarded_wait(self) -> None:
+        """Wait for messages; what can be tried again is, until the broker was away for too long."""
+        try:
+            await self._wait()
+        except FlintError as error:
+            self._life.check()
+            self._disconnect()
+            await self._waits.pause(self._iterating.failed(error, self._watch.now()))
+
+    async def _wait(self) -> None:
+        """Ask what should be asked, and return when something has come or is to be done."""
+        self._life.enter()
+        iterating = self._iterating
+        if self._error is not None:
+            raise self._error
+        if self._connection is None:
+            seconds = iterating.seconds_to_connect(self._watch.now())
+            self._connection = await self._dialer.dial(seconds)
+            self._connection.receiver = self
+            iterating.connected(self._watch.now())
+        if (plan := iterating.end_due()) is not None:
+            iterating.reading.end_at(await self._caller.run(plan, self._caller.deadline(None)))
+        self._ask()
+        if iterating.reading.has_messages or not iterating.waits_for_answers:
+            return
+        self._arrival = self._life.loop.create_future()
+        now = self._watch.now()
+        try:
+            await self._waits.wait(self._arrival, now + iterating.seconds_to_wait(now), lambda: None)
+        finally:
+            self._arrival = None
+        if self._error is None and self._connection is not None:
+            iterating.check_silence(self._connection.address, self._watch.now())
+
+    def _ask(self) -> None:
+        connection = self._connection
+        if connection is None or self._error is not None:
+            return
+        for queue, operation in self._iterating.requests(self._watch.now()):
+            self._iterating.asked(connection.request(operation), queue, operation)
+
+    # ---- what the connection calls
+
+    def received(self, answers: list[Answer]) -> None:
+        """See ``Receiver``."""
+        now = self._watch.now()
+        try:
+            for answer in answers:
+                self._iterating.answered(answer, now)
+        except FlintError as error:
+            self._error = error
+        else:
+            self._ask()
+        self._arrived()
+
+    def lost(self, error: FlintError) -> None:
+        """See ``Receiver``."""
+        self._error = error
+        self._arrived()
+
+    def writable(self) -> None:
+        """See ``Receiver``."""
+
+    def _arrived(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def _disconnect(self) -> None:
+        """What is outstanding goes with the connection: held pulls, and answers that nobody will take."""
+        connection, self._connection = self._connection, None
+        self._error = None
+        if connection is not None:
+            if connection.gone:
+                self._dialer.failed(connection.address)
+            connection.abort()
+        self._iterating.disconnected()

@@ -1,0 +1,323 @@
+"""The producer: sends messages to topics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from math import inf
+from types import TracebackType
+from typing import Any
+
+from ...protocol.errors import RequestTimeout
+from ..core.compression import COMPRESS_OVER_BYTES
+from ..core.delivery import IN_FLIGHT_BYTES_MAX
+from ..core.lanes import Bulk, Single
+from ..core.operations import Plan
+from ..core.receipts import Receipt
+from ..core.sending import ASK, Groups, Prepared, Sending, raise_unseen
+from ..core.timeouts import DELIVERY_SECONDS, check_timeout
+from ..endpoint import client_name
+from ..message import Body, Message
+from .admission import Admission, Held
+from .client import Base
+from .driver import DeliveryDriver
+from .watch import TICK_SECONDS
+
+_FAILURES_KEPT = 10_000
+
+
+class SendFuture(asyncio.Future[Receipt]):
+    """What ``send_async`` returns: awaited, it gives the receipt or raises the error that the message failed with."""
+
+    looked_at = False
+    """Whether somebody asked for the outcome: if not, ``flush`` and ``close`` raise an error that nobody saw."""
+    abandon: Callable[[], None] | None = None
+    """Called where it is cancelled."""
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Nobody wants the outcome any more: a message that was not sent yet never will be. Others may be stored."""
+        cancelled = super().cancel(msg)
+        if cancelled and self.abandon is not None:
+            self.abandon()
+        return cancelled
+
+    def result(self) -> Receipt:
+        """The receipt; raises what the message failed with."""
+        self.looked_at = self.done()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        """What the message failed with, or None."""
+        self.looked_at = self.done()
+        return super().exception()
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        self.looked_at = True
+        return super().__await__()
+
+
+class Producer(Base):
+    """Sends messages to a broker, or to the first of several addresses that answers. To be used by the tasks of one
+    event loop, as many as there are.
+
+    ``delivery_timeout``: seconds for which a message is tried; ``compress_over``: bodies longer than this many bytes
+    are compressed (None: none), with ``compression`` ("lz4", "zstd", "zlib", or None for the best installed);
+    ``in_flight_bytes_max``: bytes that may be unacknowledged before messages wait for their turn; ``flush``: "sync" or
+    "async", where the broker's own setting is the floor.
+
+    Connects when it is first used, and again whenever the connection went. Delivery is at least once: a message whose
+    acknowledgement got lost is sent again, with the same ``message_id``.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        *,
+        delivery_timeout: float = DELIVERY_SECONDS,
+        compress_over: int | None = COMPRESS_OVER_BYTES,
+        compression: str | None = None,
+        in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
+        flush: str | None = None,
+    ) -> None:
+        sending = self._sending = Sending(
+            client_name(),
+            delivery_timeout=delivery_timeout,
+            compress_over=compress_over,
+            compression=compression,
+            in_flight_bytes_max=in_flight_bytes_max,
+            flush=flush,
+        )
+        super().__init__(addresses, sending.delivery_seconds)
+        self._delivery = sending.delivery
+        self._driver = DeliveryDriver(
+            sending, self._dialer, self._life, self._watch, self._waits, self._settle, self._progressed
+        )
+        self._admission = Admission(sending, self._caller, self._life, self._watch, self._add, self._progressed)
+        self._held = self._admission.held
+        self._unsettled: dict[SendFuture, None] = {}
+        self._failed: deque[SendFuture] = deque(maxlen=_FAILURES_KEPT)
+        self._done: asyncio.Future[None] | None = None
+        """Waited for by ``close``: nothing is to be delivered any more."""
+        self._closed: asyncio.Event | None = None
+
+    # ---- one message
+
+    async def send(
+        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+    ) -> Receipt:
+        """Send one message and return its receipt once it is acknowledged.
+
+        ``queue``: where it goes, if it matters; ``flush``: this message's, where it is to be stricter; ``timeout``:
+        seconds, instead of ``delivery_timeout``. Raises what the broker refused it with, or ``ConnectionFailed`` or
+        ``RequestTimeout`` when the time is over. Cancelled, a message that was not sent yet never will be; one that was
+        may be stored.
+        """
+        future = self._life.enter().create_future()
+        handed_over = self._hand_over(message, queue, flush, timeout, future)
+        try:
+            receipt: Receipt = await future
+        except asyncio.CancelledError:
+            self._abandon(handed_over)
+            raise
+        return receipt
+
+    def send_async(
+        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+    ) -> SendFuture:
+        """Hand over one message and return at once. It goes out when the loop goes round.
+
+        The future is completed without further calls. While too many bytes are unacknowledged the message waits for its
+        turn: await a future, or ``flush()``, every now and then.
+        """
+        future = SendFuture(loop=self._life.enter())
+        handed_over = self._hand_over(message, queue, flush, timeout, future)
+        self._unsettled[future] = None
+        future.abandon = lambda: self._abandon(handed_over)
+        future.add_done_callback(self._unsettled.pop)
+        return future
+
+    def _hand_over(
+        self,
+        message: Message,
+        queue: int | None,
+        flush: str | None,
+        timeout: float | None,
+        future: asyncio.Future[Any],
+    ) -> Single | Held:
+        now = self._watch.now()
+        prepared = self._sending.prepare(message, queue, flush, timeout, now)
+        to, row, _, deadline = prepared
+        if deadline - now < TICK_SECONDS:
+            self._watch.wake(deadline)
+        if self._held or to == ASK or not self._delivery.has_room(len(row[0])):
+            return self._admission.hold(message, prepared, future)
+        return self._add(message, prepared, future)
+
+    def _add(self, message: Message, prepared: Prepared, future: asyncio.Future[Any]) -> Single:
+        to, row, mode, deadline = prepared
+        single = self._delivery.add_single(message.topic, to, row, mode, deadline, future)
+        self._driver.added()
+        return single
+
+    def _abandon(self, handed_over: Single | Held) -> None:
+        """Nobody waits for the message any more."""
+        single = handed_over.single if isinstance(handed_over, Held) else handed_over
+        if single is not None:
+            self._driver.abandon(single)
+
+    def _settle(self, settled: list[Single]) -> None:
+        """Complete the futures of messages that are done."""
+        for single in settled:
+            future: asyncio.Future[Receipt] = single.future
+            error = single.error
+            if error is not None:
+                self._sending.learn(error)
+            if future.done():  # its sender was cancelled
+                continue
+            if error is None:
+                future.set_result(single.receipt())
+                continue
+            future.set_exception(error)
+            if isinstance(future, SendFuture):
+                self._failed.append(future)
+                asyncio.Future.exception(future)  # close() raises it: the loop need not warn of it as well
+
+    def _progressed(self) -> None:
+        if self._held:
+            self._admission.progressed()
+        elif self._done is not None and not self._done.done() and self._delivery.idle:
+            self._done.set_result(None)
+
+    # ---- several messages
+
+    async def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: int | None = None,
+        flush: str | None = None,
+        timeout: float | None = None,
+    ) -> Sequence[Receipt]:
+        """Send any number of messages and return their receipts, in their order, once all are acknowledged.
+
+        The messages go in as few frames as possible, several of them in flight; those of a pinned queue in order, one
+        frame after the other. ``timeout``: seconds for the whole call; without it each frame has ``delivery_timeout``.
+        Raises ``DeliveryFailed``, which says which messages failed and why, and has the receipts of the others.
+        """
+        plan = self._sending.many(messages, queue, flush, timeout, self._watch.now())
+        return await self._deliver(plan, timeout)
+
+    async def send_bulk(
+        self,
+        topic: str,
+        bodies: Iterable[Body],
+        *,
+        keys: Iterable[str | Sequence[str] | None] | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue: int | None = None,
+        sharding_key: str | None = None,
+        flush: str | None = None,
+        timeout: float | None = None,
+    ) -> Sequence[Receipt]:
+        """Send many bodies to one topic, the fastest way. ``keys``: one entry for each body (a key, several, or None);
+        ``tags``, ``properties`` and ``sharding_key`` are the same for all. Otherwise as ``send_many``."""
+        now = self._watch.now()
+        plan = self._sending.columns(topic, bodies, keys, tags, properties, queue, sharding_key, flush, timeout, now)
+        return await self._deliver(plan, timeout)
+
+    async def _deliver(self, plan: Plan[tuple[Bulk, Groups]], timeout: float | None) -> Sequence[Receipt]:
+        bulk, groups = await self._caller.run(plan, self._caller.deadline(timeout))
+        if not bulk.done:
+            if self._held:
+                await self._admission.passed()
+            self._life.enter()
+            for topic, queue, group in groups:
+                self._delivery.add_bulk(bulk, topic, queue, group)
+            self._driver.added()
+            if bulk.deadline != inf:
+                self._watch.wake(bulk.deadline)
+            await self._driver.wait_for_bulk(bulk)
+        return self._sending.receipts(bulk)
+
+    # ---- end
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when everything handed to ``send_async`` so far is acknowledged.
+
+        Raises ``DeliveryFailed`` where some of it failed and nobody has looked at its future, and ``RequestTimeout``
+        where ``timeout`` seconds did not suffice (without one, each message has its own).
+        """
+        loop = self._life.enter()
+        deadline = inf if timeout is None else self._watch.now() + check_timeout("timeout", timeout)
+        outstanding = [future for future in self._unsettled if not future.done()]
+        left = set(outstanding)
+        finished: asyncio.Future[None] = loop.create_future()
+
+        def one_done(future: asyncio.Future[Receipt]) -> None:
+            left.discard(future)
+            if not left and not finished.done():
+                finished.set_result(None)
+
+        for future in outstanding:
+            future.add_done_callback(one_done)
+        try:
+            if outstanding:
+                await self._waits.wait(
+                    finished,
+                    deadline,
+                    lambda: RequestTimeout(
+                        f"{len(left)} of {len(outstanding)} messages are not acknowledged yet; they are still tried"
+                    ),
+                )
+        finally:
+            for future in left:
+                future.remove_done_callback(one_done)
+        self._raise_failures()
+
+    def _raise_failures(self) -> None:
+        failed = [self._failed.popleft() for _ in range(len(self._failed))]
+        raise_unseen(asyncio.Future.exception(future) for future in failed if not future.looked_at)
+
+    async def close(self) -> None:
+        """Take nothing more, wait for what was handed over, then disconnect. Idempotent.
+
+        Raises ``DeliveryFailed`` where some of that failed and nobody has looked at its future; never because the
+        broker went while nothing was unacknowledged.
+        """
+        await self._close(None)
+
+    async def _close(self, raised: BaseException | None) -> None:
+        if self._life.closed:
+            if self._closed is not None:
+                await self._closed.wait()
+            return
+        if self._life.forked or not self._life.used:
+            self._life.end()
+            return
+        self._life.check_loop()
+        self._life.closing()
+        self._closed = asyncio.Event()
+        try:
+            if raised is None or isinstance(raised, Exception):  # a cancelled task does not wait
+                await self._delivered()
+        finally:
+            self._driver.stop()
+            try:
+                await self._disconnect()
+            finally:
+                self._closed.set()
+        if raised is None:
+            self._raise_failures()
+
+    async def _delivered(self) -> None:
+        """Return when nothing is to be delivered any more."""
+        if self._held or not self._delivery.idle:
+            self._done = self._life.loop.create_future()
+            await self._done
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._close(raised)
