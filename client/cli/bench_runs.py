@@ -1,0 +1,256 @@
+"""What ``flintmq bench`` measures, against the running broker."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ...protocol.errors import FlintError
+from ..message import Message
+from ..sync.consumer import Consumer
+from ..sync.producer import Producer
+from .histogram import Latencies
+from .settings import Settings
+
+SAMPLED_KEYS = 10_000
+PULL_BYTES = 1 << 20
+FILL_BATCH = 1000
+ARRIVAL_SECONDS = 10.0
+"""How long ``latency`` waits for messages that it has sent and not received."""
+
+Advance = Callable[[int], None]
+"""Told how many more messages (or queries) are done."""
+
+
+@dataclass
+class Report:
+    """What was measured. ``latencies`` by what they are of; ``messages`` are queries for a bench of queries."""
+
+    bench: str
+    topic: str
+    messages: int = 0
+    body_bytes: int = 0
+    seconds: float = 0.0
+    latencies: dict[str, Latencies] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def per_second(self) -> float:
+        """Messages a second."""
+        return self.messages / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes of bodies a second."""
+        return self.body_bytes / self.seconds if self.seconds else 0.0
+
+
+@contextmanager
+def _timed(report: Report) -> Iterator[None]:
+    """Takes the time; Ctrl-C ends the measurement and leaves what was measured so far."""
+    began = time.perf_counter()
+    try:
+        yield
+    except KeyboardInterrupt:
+        report.interrupted = True
+    finally:
+        report.seconds = time.perf_counter() - began
+
+
+def _body(size: int) -> bytes:
+    return random.Random(size).randbytes(size)  # noqa: S311 - not a secret; random, so that nothing compresses it
+
+
+def _key(number: int) -> str:
+    return f"bench-{number}"
+
+
+# ---- produce
+
+
+@dataclass
+class Produce:
+    """Produces ``count`` messages of ``size`` bytes in batches, from several threads with a producer each."""
+
+    settings: Settings
+    topic: str
+    count: int
+    size: int
+    batch: int
+    producers: int
+    flush: str | None
+    keys: bool
+
+    def run(self, advance: Advance) -> Report:
+        """Measure; latencies are those of a batch's acknowledgement."""
+        report = Report("produce", self.topic, latencies={"batch": Latencies()})
+        self._taken = 0
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        with ThreadPoolExecutor(self.producers) as pool, _timed(report):
+            workers = [pool.submit(self._work, report, advance) for _ in range(self.producers)]
+            try:
+                for worker in workers:
+                    worker.result()
+            finally:
+                self._stop.set()
+        return report
+
+    def _take(self) -> range:
+        """The next batch: the numbers of its messages."""
+        with self._lock:
+            first, self._taken = self._taken, min(self.count, self._taken + self.batch)
+            return range(first, self._taken)
+
+    def _work(self, report: Report, advance: Advance) -> None:
+        body, latencies = _body(self.size), Latencies()
+        with self.settings.producer(self.flush) as producer:
+            while not self._stop.is_set() and (numbers := self._take()):
+                keys = [_key(number) for number in numbers] if self.keys else None
+                began = time.perf_counter()
+                producer.send_bulk(self.topic, [body] * len(numbers), keys=keys)
+                latencies.add(time.perf_counter() - began)
+                with self._lock:
+                    report.messages += len(numbers)
+                    report.body_bytes += len(numbers) * self.size
+                advance(len(numbers))
+        with self._lock:
+            report.latencies["batch"].extend(latencies)
+
+
+def fill(settings: Settings, topic: str, count: int, size: int, advance: Advance) -> None:
+    """Produce messages with a key each, to be read by a measurement."""
+    Produce(settings, topic, count, size, FILL_BATCH, 1, None, keys=True).run(advance)
+
+
+# ---- pull
+
+
+def run_pull(settings: Settings, topic: str, count: int, batch: int, advance: Advance) -> Report:
+    """Pull up to ``count`` messages from all queues and look at every body; latencies are those of a pull."""
+    report = Report("pull", topic, latencies={"pull": Latencies()})
+    with settings.consumer() as consumer:
+        offsets = {stats.queue: stats.min_offset for stats in consumer.topic_stats(topic)}
+        with _timed(report):
+            while offsets and report.messages < count:
+                for queue in list(offsets):
+                    wanted = min(batch, count - report.messages)
+                    if not wanted:
+                        break
+                    began = time.perf_counter()
+                    found = consumer.pull(topic, queue, offsets[queue], wanted, PULL_BYTES)
+                    bodies = found.bodies()
+                    report.latencies["pull"].add(time.perf_counter() - began)
+                    report.messages += len(bodies)
+                    report.body_bytes += sum(map(len, bodies))
+                    advance(len(bodies))
+                    offsets[queue] = found.next_offset
+                    if found.next_offset >= found.max_offset:
+                        del offsets[queue]
+    return report
+
+
+# ---- query
+
+
+def run_query(settings: Settings, topic: str, count: int, advance: Advance) -> Report:
+    """Ask ``count`` times for a message by one of its keys; latencies are those of a query."""
+    report = Report("query", topic, latencies={"query": Latencies()})
+    with settings.consumer() as consumer:
+        keys = _keys_of(consumer, topic)
+        if not keys:
+            raise FlintError(f"topic {topic} has no messages with keys among its first; bench query needs some")
+        chosen = random.Random(count).choices(keys, k=count)  # noqa: S311 - the same at every run
+        with _timed(report):
+            for key in chosen:
+                began = time.perf_counter()
+                found = consumer.query(topic, key, max_count=1)
+                report.latencies["query"].add(time.perf_counter() - began)
+                report.messages += 1
+                report.body_bytes += sum(len(message.body) for message in found)
+                advance(1)
+    return report
+
+
+def _keys_of(consumer: Consumer, topic: str) -> list[str]:
+    keys: list[str] = []
+    for stats in consumer.topic_stats(topic):
+        offset = stats.min_offset
+        while offset < stats.max_offset and len(keys) < SAMPLED_KEYS:
+            batch = consumer.pull(topic, stats.queue, offset, SAMPLED_KEYS)
+            keys += [message.keys[0] for message in batch.messages if message.keys]
+            offset = batch.next_offset
+    return keys
+
+
+# ---- latency
+
+
+class LatencyRun:
+    """Sends one message at a time, so many a second, and follows the topic: how long until each is acknowledged and
+    until it has arrived."""
+
+    def __init__(
+        self, settings: Settings, topic: str, count: int, size: int, per_second: float, flush: str | None
+    ) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._count = count
+        self._body = _body(max(0, size - 8))
+        self._per_second = per_second
+        self._flush = flush
+        self._sent_at: dict[int, float] = {}
+        self._arrived = Latencies()
+        self._all_arrived = threading.Event()
+        self._following = threading.Event()
+
+    def run(self, advance: Advance) -> Report:
+        """Measure. What another producer sends to the topic meanwhile is ignored."""
+        report = Report("latency", self._topic)
+        acknowledged = Latencies()
+        report.latencies = {"acknowledged": acknowledged, "received": self._arrived}
+        with self._settings.consumer() as consumer, self._settings.producer(self._flush) as producer:
+            starts = {stats.queue: stats.max_offset for stats in consumer.topic_stats(self._topic)}
+            with ThreadPoolExecutor(1) as pool:
+                follower = pool.submit(self._follow, consumer, starts)
+                try:
+                    with _timed(report):
+                        self._send(producer, report, acknowledged, advance)
+                        self._all_arrived.wait(ARRIVAL_SECONDS)
+                finally:
+                    consumer.close()  # ends the follower, which waits for more
+                    ended = follower.exception()
+        if ended is not None and not self._all_arrived.is_set() and not report.interrupted:
+            raise ended
+        return report
+
+    def _send(self, producer: Producer, report: Report, acknowledged: Latencies, advance: Advance) -> None:
+        due = time.perf_counter()
+        for number in range(self._count):
+            message = Message(self._topic, number.to_bytes(8, "big") + self._body)
+            pause = due - time.perf_counter()
+            if pause > 0:
+                time.sleep(pause)  # the rate that was asked for
+            due = max(due, time.perf_counter() - 1.0) + 1 / self._per_second
+            began = self._sent_at[number] = time.perf_counter()
+            producer.send(message)
+            acknowledged.add(time.perf_counter() - began)
+            report.messages += 1
+            report.body_bytes += len(message.body)
+            advance(1)
+
+    def _follow(self, consumer: Consumer, starts: dict[int, int]) -> None:
+        for message in consumer.iter(self._topic, from_=starts):
+            now = time.perf_counter()
+            body = message.body
+            began = self._sent_at.pop(int.from_bytes(body[:8], "big"), None) if body[8:] == self._body else None
+            if began is not None:
+                self._arrived.add(now - began)
+                if len(self._arrived) == self._count:
+                    self._all_arrived.set()
+                    return

@@ -1,0 +1,232 @@
+"""``flintmq bench``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from ..bench_runs import Advance, LatencyRun, Produce, Report, fill, run_pull, run_query
+from ..command import Group, note, pass_settings
+from ..failures import EXIT_INTERRUPTED, EXIT_OK
+from ..histogram import Latencies
+from ..output import JSON, PLAIN, to_json
+from ..params import COUNT, SIZE, TOPIC
+from ..settings import Settings
+from ..units import plural, show_bytes, show_count, show_rate, show_seconds
+
+BAR_CHARS = 40
+QUEUES = 4
+
+
+@click.group(cls=Group)
+def bench() -> None:
+    """Measure the running broker.
+
+    Without --topic a topic is made for the run and deleted afterwards, unless --keep is given. What was written stays
+    in the CommitLog until its file expires.
+    """
+
+
+def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--topic`` and ``--keep``."""
+    function = click.option("--keep", is_flag=True, help="Leave the topic that was made.")(function)
+    return click.option("--topic", type=TOPIC, help="A topic of yours; it is not deleted.  [default: a new one]")(
+        function
+    )
+
+
+@bench.command("produce")
+@pass_settings
+@click.option("-n", "--count", type=COUNT, default=200_000, show_default=True, help="Messages.")
+@click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes of a body.")
+@click.option("--batch", type=COUNT, default=1000, show_default=True, help="Messages of a send_bulk.")
+@click.option(
+    "--producers", type=click.IntRange(1, 64), default=1, show_default=True, help="Threads with a producer each."
+)
+@click.option(
+    "--flush", type=click.Choice(["sync", "async"]), help="Acknowledged when on disk, or by the broker's rule."
+)
+@click.option("--keys/--no-keys", default=True, show_default=True, help="A key for each message.")
+@topic_options
+def produce(
+    settings: Settings,
+    count: int,
+    size: int,
+    batch: int,
+    producers: int,
+    flush: str | None,
+    keys: bool,
+    topic: str | None,
+    keep: bool,
+) -> int:
+    """How fast messages are taken and acknowledged."""
+    with _topic(settings, topic, keep) as name:
+        run = Produce(settings, name, count, size, batch, producers, flush, keys)
+        with _progress(settings, "produce", count) as advance:
+            report = run.run(advance)
+    return _show(settings, report)
+
+
+@bench.command("pull")
+@pass_settings
+@click.option("-n", "--count", type=COUNT, default=200_000, show_default=True, help="Messages.")
+@click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes of a body, where they are produced.")
+@click.option("--batch", type=COUNT, default=1000, show_default=True, help="Messages of a pull.")
+@topic_options
+def pull(settings: Settings, count: int, size: int, batch: int, topic: str | None, keep: bool) -> int:
+    """How fast messages are read. Without --topic they are produced first."""
+    with _topic(settings, topic, keep) as name:
+        if topic is None:
+            with _progress(settings, "produce", count) as advance:
+                fill(settings, name, count, size, advance)
+        with _progress(settings, "pull", count) as advance:
+            report = run_pull(settings, name, count, batch, advance)
+    return _show(settings, report)
+
+
+@bench.command("query")
+@pass_settings
+@click.option("-n", "--count", type=COUNT, default=5000, show_default=True, help="Queries.")
+@click.option(
+    "--messages", type=COUNT, default=100_000, show_default=True, help="Messages to be found, where produced."
+)
+@click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes of a body, where they are produced.")
+@topic_options
+def query(settings: Settings, count: int, messages: int, size: int, topic: str | None, keep: bool) -> int:
+    """How fast a message is found by its key. Without --topic some are produced first."""
+    with _topic(settings, topic, keep) as name:
+        if topic is None:
+            with _progress(settings, "produce", messages) as advance:
+                fill(settings, name, messages, size, advance)
+        with _progress(settings, "query", count) as advance:
+            report = run_query(settings, name, count, advance)
+    return _show(settings, report)
+
+
+@bench.command("latency")
+@pass_settings
+@click.option("-n", "--count", type=COUNT, default=2000, show_default=True, help="Messages.")
+@click.option("--size", type=click.IntRange(8), default=100, show_default=True, help="Bytes of a body.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0.1), default=500, show_default=True, help="Messages a second at most."
+)
+@click.option(
+    "--flush", type=click.Choice(["sync", "async"]), help="Acknowledged when on disk, or by the broker's rule."
+)
+@topic_options
+def latency(
+    settings: Settings, count: int, size: int, rate: float, flush: str | None, topic: str | None, keep: bool
+) -> int:
+    """How long one message takes: until it is acknowledged, and until a consumer that waits has it."""
+    with _topic(settings, topic, keep) as name:
+        run = LatencyRun(settings, name, count, size, rate, flush)
+        with _progress(settings, "latency", count) as advance:
+            report = run.run(advance)
+    return _show(settings, report)
+
+
+# ---- around a run
+
+
+@contextmanager
+def _topic(settings: Settings, given: str | None, keep: bool) -> Iterator[str]:
+    """The topic to use; the one that was made for the run goes afterwards, unless it is to be kept."""
+    if given is not None:
+        yield given
+        return
+    name = f"flintmq-bench-{os.getpid()}-{time.time_ns() // 1_000_000}"
+    with settings.admin() as admin:
+        admin.create_topic(name, QUEUES)
+        try:
+            yield name
+        finally:
+            if keep:
+                note(settings, f"kept topic {name}; flintmq topic delete {name} deletes it")
+            else:
+                admin.delete_topic(name)
+
+
+@contextmanager
+def _progress(settings: Settings, what: str, total: int) -> Iterator[Advance]:
+    """A bar on standard error, where that is a terminal."""
+    if settings.quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description:7}"), BarColumn(None), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def _show(settings: Settings, report: Report) -> int:
+    output = settings.output
+    row = report_row(report)
+    if output.mode == JSON:
+        output.write(to_json(row) + "\n")
+    elif output.mode == PLAIN:
+        output.record((), _flat(row))
+    else:
+        counted = ("query", "queries") if report.bench == "query" else ("message",)
+        rate = f"{show_rate(report.per_second)}, {show_bytes(report.bytes_per_second)}/s"
+        output.line(f"{report.bench}: {plural(report.messages, *counted)} in {show_seconds(report.seconds)}: {rate}")
+        for what, latencies in report.latencies.items():
+            _show_latencies(settings, what, latencies)
+    if report.interrupted:
+        note(settings, "interrupted: this is what was measured until then")
+        return EXIT_INTERRUPTED
+    return EXIT_OK
+
+
+def report_row(report: Report) -> dict[str, Any]:
+    """A report under its JSON names."""
+    return {
+        "bench": report.bench,
+        "topic": report.topic,
+        "messages": report.messages,
+        "body_bytes": report.body_bytes,
+        "seconds": round(report.seconds, 6),
+        "messages_per_second": round(report.per_second, 1),
+        "bytes_per_second": round(report.bytes_per_second, 1),
+        "latency_seconds": {what: _rounded(latencies) for what, latencies in report.latencies.items()},
+        "interrupted": report.interrupted,
+    }
+
+
+def _rounded(latencies: Latencies) -> dict[str, float | None]:
+    return {name: None if value is None else round(value, 9) for name, value in latencies.summary().items()}
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    flat = {name: value for name, value in row.items() if name != "latency_seconds"}
+    for what, summary in row["latency_seconds"].items():
+        flat |= {f"{what}_{name}_seconds": value for name, value in summary.items()}
+    return flat
+
+
+def _show_latencies(settings: Settings, what: str, latencies: Latencies) -> None:
+    output = settings.output
+    titles = {"batch": "a batch acknowledged", "pull": "a pull", "query": "a query"}
+    output.write("\n")
+    output.line(f"{titles.get(what, what)}:")
+    summary = {name.replace("_", "."): value for name, value in latencies.summary().items()}
+    width = output.width
+    if width >= 60:
+        output.line("  " + "   ".join(f"{name} {show_seconds(value)}" for name, value in summary.items()))
+    else:
+        for name, value in summary.items():
+            output.line(f"  {name:6}{show_seconds(value):>8}")
+    buckets = latencies.buckets()
+    most = max((bucket.latencies for bucket in buckets), default=1)
+    bar_chars = max(5, min(BAR_CHARS, width - 26))
+    for bucket in buckets:
+        bar = "█" * round(bar_chars * bucket.latencies / most) or ("▏" if bucket.latencies else "")
+        output.line(f"  < {show_seconds(bucket.below):>7} {show_count(bucket.latencies):>10}  {bar}")

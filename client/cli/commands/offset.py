@@ -1,0 +1,171 @@
+"""``flintmq offset``."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from ....protocol.errors import ConfigurationError
+from ...core.positions import EARLIEST
+from ..command import Group, note, pass_settings
+from ..escaping import escape
+from ..output import Column, number, to_json
+from ..params import GROUP, POSITION, QUEUE, TOPIC
+from ..positions import EveryQueue, Typed, check_held, check_queues, check_reached
+from ..settings import Settings
+from ..units import plural
+
+if TYPE_CHECKING:
+    from ...core.topics import ConsumeStats, QueueStats
+    from ...sync.consumer import Consumer
+
+RESET_FORMS = "earliest, latest, an offset, 0:17,1:5 (queue:offset), or @TIME"
+STATS_COLUMNS = (
+    Column("group", "GROUP"),
+    Column("topic", "TOPIC"),
+    number("queue", "QUEUE"),
+    number("committed", "COMMITTED"),
+    number("min_offset", "FIRST OFFSET"),
+    number("max_offset", "NEXT OFFSET"),
+    number("lag", "LAG"),
+)
+RESET_COLUMNS = (
+    Column("group", "GROUP"),
+    Column("topic", "TOPIC"),
+    number("queue", "QUEUE"),
+    number("before", "BEFORE"),
+    number("after", "AFTER"),
+)
+
+
+@click.group(cls=Group)
+def offset() -> None:
+    """Show, reset, export and import the offsets that groups have committed."""
+
+
+@offset.command("show")
+@pass_settings
+@click.argument("group", type=GROUP, default="")
+@click.option("--topic", type=TOPIC, default="", help="Only in this topic.")
+def show(settings: Settings, group: str, topic: str) -> None:
+    """Show how far groups are: what each has committed, what the queue holds, and how many messages it lags."""
+    with settings.admin() as admin:
+        stats = admin.consume_stats(group or None, topic or None)
+    empty = f"group {group} has committed nothing" if group else "no group has committed anything"
+    settings.output.rows(STATS_COLUMNS, map(_row, stats), empty=f"{empty}{f' in topic {topic}' if topic else ''}")
+
+
+def _row(stats: ConsumeStats) -> dict[str, Any]:
+    return {column.name: getattr(stats, column.name) for column in STATS_COLUMNS}
+
+
+# ---- reset
+
+
+@offset.command("reset")
+@pass_settings
+@click.argument("group", type=GROUP)
+@click.argument("topic", type=TOPIC)
+@click.option("--to", type=POSITION, required=True, metavar="POSITION", help=f"{RESET_FORMS}.")
+@click.option("--queue", "queues", type=QUEUE, multiple=True, help="Only this queue; may be given again.")
+@click.option("-n", "--dry-run", is_flag=True, help="Show what would be committed; commit nothing.")
+def reset(settings: Settings, group: str, topic: str, to: Typed, queues: tuple[int, ...], dry_run: bool) -> None:
+    """Commit a position for a group, so that it reads on from there.
+
+    Stop the group's consumers first: what they commit afterwards counts.
+    """
+    with settings.consumer() as consumer:
+        stats = consumer.topic_stats(topic)
+        check_queues(dict.fromkeys(queues, 0), topic, stats)
+        after = _offsets(consumer, topic, to, stats)
+        after = {queue: at for queue, at in after.items() if queue in (queues or after)}
+        before = consumer.committed(group, topic)
+        if not dry_run:
+            consumer.commit(group, topic, after)
+    settings.output.rows(
+        RESET_COLUMNS,
+        [
+            {"group": group, "topic": topic, "queue": queue, "before": before.get(queue), "after": at}
+            for queue, at in sorted(after.items())
+        ],
+    )
+    if dry_run:
+        note(settings, "nothing was committed (--dry-run)")
+
+
+def _offsets(consumer: Consumer, topic: str, to: Typed, stats: list[QueueStats]) -> dict[int, int]:
+    """The offsets by queue that ``to`` stands for; where it names queues, those alone."""
+    if isinstance(to, int):
+        raise click.BadParameter(
+            f"{to} counts messages of the topic, not of a queue; {RESET_FORMS}", param_hint="'--to'"
+        )
+    if isinstance(to, EveryQueue):
+        check_reached(to.offset, topic, stats)
+        return {queue.queue: min(max(to.offset, queue.min_offset), queue.max_offset) for queue in stats}
+    if isinstance(to, dict):
+        check_queues(to, topic, stats)
+        for queue in stats:
+            check_held(to.get(queue.queue, queue.max_offset), topic, queue)
+        return to
+    if isinstance(to, str):
+        return {queue.queue: queue.min_offset if to == EARLIEST else queue.max_offset for queue in stats}
+    return {queue.queue: consumer.offset_at(topic, queue.queue, to) for queue in stats}
+
+
+# ---- export and import
+
+
+@offset.command("export")
+@pass_settings
+@click.argument("group", type=GROUP, default="")
+@click.option("--topic", type=TOPIC, default="", help="Only in this topic.")
+def export(settings: Settings, group: str, topic: str) -> None:
+    """Print what groups have committed as JSON lines, for import: {"group", "topic", "queue", "offset"}."""
+    with settings.admin() as admin:
+        stats = admin.consume_stats(group or None, topic or None)
+    for row in stats:
+        line = {"group": row.group, "topic": row.topic, "queue": row.queue, "offset": row.committed}
+        settings.output.write(to_json(line) + "\n")
+    if not stats:
+        note(settings, "no group has committed anything here")
+
+
+@offset.command("import")
+@pass_settings
+@click.argument("file", type=click.File("r", encoding="utf-8"), default="-")
+@click.option("-n", "--dry-run", is_flag=True, help="Read and check the lines; commit nothing.")
+def import_(settings: Settings, file: TextIO, dry_run: bool) -> None:
+    """Commit what export printed. Every line is read before anything is committed; a topic and group at a time."""
+    wanted = _parse(file)
+    with settings.consumer() as consumer:
+        for (group, topic), offsets in wanted.items():
+            check_queues(offsets, topic, consumer.topic_stats(topic))
+            if not dry_run:
+                consumer.commit(group, topic, offsets)
+    count = sum(map(len, wanted.values()))
+    groups = plural(len({group for group, _ in wanted}), "group")
+    done = "could be committed" if dry_run else "committed"
+    note(settings, f"{done}: {plural(count, 'offset')} of {groups}")
+
+
+def _parse(file: TextIO) -> dict[tuple[str, str], dict[int, int]]:
+    """Offsets by group and topic, then by queue. Raises ``ConfigurationError`` that names the line."""
+    wanted: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    for line_number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        where = f"line {line_number} of {file.name}"
+        try:
+            row = json.loads(line)
+            group, topic, queue, at = (row[name] for name in ("group", "topic", "queue", "offset"))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigurationError(
+                f"{where} is no exported offset: {escape(str(error))}; nothing was committed"
+            ) from None
+        if type(queue) is not int or type(at) is not int or not isinstance(group, str) or not isinstance(topic, str):
+            raise ConfigurationError(f"{where}: group and topic must be strings, queue and offset integers")
+        wanted[group, topic][queue] = at
+    return dict(wanted)

@@ -1,0 +1,111 @@
+"""``flintmq pull``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from ..command import command
+from ..messages import MessagePrinter
+from ..params import COUNT, POSITION, QUEUE, SPAN, TOPIC
+from ..positions import POSITION_FORMS, EveryQueue, Typed, start_of
+from ..reading import format_options, show_messages
+from ..settings import Settings
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ...core.stored import StoredMessage
+    from ...sync.consumer import Consumer
+    from ..formats import Format
+
+PULL_COUNT = 1000
+HOLD_SECONDS_MAX = 60.0
+
+
+@command("pull")
+@click.argument("topic", type=TOPIC)
+@click.option("--queue", type=QUEUE, help="One queue.  [default: all, taking turns]")
+@click.option(
+    "--offset",
+    "--from",
+    "from_",
+    type=POSITION,
+    default="earliest",
+    show_default=True,
+    metavar="POSITION",
+    help=f"Where to begin: {POSITION_FORMS}.",
+)
+@click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="At most so many messages.")
+@click.option("-t", "--tag", help="Only messages with this tag, or one of several: 'a || b'.")
+@click.option(
+    "--wait", type=SPAN, default=0.0, metavar="SPAN", help="How long to wait for a message at the queue's end."
+)
+@format_options
+def pull(
+    settings: Settings,
+    topic: str,
+    queue: int | None,
+    from_: Typed,
+    count: int,
+    tag: str | None,
+    wait: float,
+    template: Format | None,
+    raw: bool,
+) -> int:
+    """Show messages that are there, the first ten unless told otherwise. Nothing is committed."""
+    if wait and queue is None:
+        raise click.UsageError("--wait needs --queue; flintmq tail waits for all queues", click.get_current_context())
+    with settings.consumer() as consumer:
+        if queue is None:
+            stats = consumer.topic_stats(topic)
+            begin = start_of(from_, topic, stats)
+            messages = consumer.iter(topic, from_=begin, until="latest", tags=tag)
+        else:
+            offset = _offset(consumer, topic, queue, from_)
+            messages = _queue_messages(consumer, topic, queue, offset, count, tag, wait)
+        printer = MessagePrinter(settings.output, template=template, raw=raw, follow=bool(wait))
+        return show_messages(settings, messages, printer, count=count)
+
+
+def _offset(consumer: Consumer, topic: str, queue: int, position: Typed) -> int:
+    """Where ``position`` is in one queue."""
+    if isinstance(position, EveryQueue):
+        return position.offset
+    if isinstance(position, dict):
+        if queue not in position:
+            raise click.BadParameter(
+                f"it names other queues than {queue}; write the offset alone", param_hint="'--offset'"
+            )
+        return position[queue]
+    if position == "earliest":
+        return consumer.min_offset(topic, queue)
+    if position == "latest":
+        return consumer.max_offset(topic, queue)
+    if isinstance(position, int):
+        return max(consumer.min_offset(topic, queue), consumer.max_offset(topic, queue) + position)
+    return consumer.offset_at(topic, queue, _moment(position))
+
+
+def _moment(position: Typed) -> datetime:
+    assert not isinstance(position, str | int | dict | EveryQueue), "the other positions were dealt with"
+    return position
+
+
+def _queue_messages(
+    consumer: Consumer, topic: str, queue: int, offset: int, count: int, tag: str | None, wait: float
+) -> Iterator[StoredMessage]:
+    """The messages of one queue from ``offset`` up to its end, then those that come within ``wait`` seconds."""
+    deadline = time.monotonic() + wait
+    while True:
+        left = min(max(0.0, deadline - time.monotonic()), HOLD_SECONDS_MAX)
+        batch = consumer.pull(topic, queue, offset, min(count, PULL_COUNT), wait_ms=round(left * 1000), tags=tag)
+        yield from batch.messages
+        count -= len(batch)
+        at_end = batch.next_offset >= batch.max_offset and time.monotonic() >= deadline
+        if count <= 0 or at_end:
+            return
+        offset = batch.next_offset

@@ -1,0 +1,181 @@
+"""``flintmq query``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from ..command import Group, note, pass_settings
+from ..failures import EXIT_NOT_FOUND
+from ..messages import MessagePrinter
+from ..output import Column, number
+from ..params import COUNT, TIME, TOPIC
+from ..positions import TIME_FORMS
+from ..reading import format_options, show_messages
+from ..settings import Settings
+from ..units import show_moment
+
+if TYPE_CHECKING:
+    from ...core.stored import StoredMessage
+    from ...sync.consumer import Consumer
+    from ..formats import Format
+
+PAGE_COUNT = 64
+TIME_COUNT = 10
+
+OFFSET_COLUMNS = (
+    Column("topic", "TOPIC"),
+    number("queue", "QUEUE"),
+    number("queue_offset", "OFFSET"),
+    number("messages", "MESSAGES FROM THERE"),
+    Column("time", "TIME", show_moment),
+)
+
+
+@click.group(cls=Group)
+def query() -> None:
+    """Find messages by key, id or time."""
+
+
+@query.command("key")
+@pass_settings
+@click.argument("topic", type=TOPIC)
+@click.argument("key")
+@click.option("-n", "--count", type=COUNT, help="At most so many.  [default: all]")
+@click.option("--since", type=TIME, metavar="TIME", help=f"Only messages stored then or later: {TIME_FORMS}.")
+@click.option("--until", type=TIME, metavar="TIME", help="Only messages stored then or earlier.")
+@format_options
+def by_key(
+    settings: Settings,
+    topic: str,
+    key: str,
+    count: int | None,
+    since: datetime | None,
+    until: datetime | None,
+    template: Format | None,
+    raw: bool,
+) -> int:
+    """Show the messages of TOPIC that have KEY, newest first. A message's id is a key, too."""
+    if since is not None and until is not None and since > until:
+        raise click.UsageError("--since is after --until", click.get_current_context())
+    with settings.consumer() as consumer:
+        pages = _Pages(consumer, topic, key, since, until, count)
+        printer = MessagePrinter(settings.output, template=template, raw=raw, follow=False)
+        code = show_messages(settings, pages.messages(), printer, count=count)
+    if not pages.found:
+        note(settings, f"no message of topic {topic} has the key {key}{_when(since, until)}")
+        return EXIT_NOT_FOUND
+    if pages.index_behind_bytes:
+        note(settings, f"the index is {pages.index_behind_bytes:,} bytes behind: the newest messages may be missing")
+    return code
+
+
+def _when(since: datetime | None, until: datetime | None) -> str:
+    after = f" since {show_moment(since)}" if since else ""
+    return f"{after} until {show_moment(until)}" if until else after
+
+
+class _Pages:
+    """All pages of a query, asked for as they are needed."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        topic: str,
+        key: str,
+        since: datetime | None,
+        until: datetime | None,
+        count: int | None,
+    ) -> None:
+        self._consumer = consumer
+        self._what = (topic, key, since, until)
+        self._page = min(count or PAGE_COUNT, PAGE_COUNT)
+        self.found = 0
+        self.index_behind_bytes = 0
+
+    def messages(self) -> Iterator[StoredMessage]:
+        """The messages, newest first."""
+        cursor = None
+        while True:
+            page = self._consumer.query(*self._what, max_count=self._page, cursor=cursor)
+            self.index_behind_bytes = page.index_behind_bytes
+            self.found += len(page)
+            yield from page
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+
+@query.command("id")
+@pass_settings
+@click.argument("message_id", metavar="ID")
+@click.option("--topic", type=TOPIC, help="Where to look.  [default: everywhere]")
+@format_options
+def by_id(settings: Settings, message_id: str, topic: str | None, template: Format | None, raw: bool) -> int:
+    """Show the message with ID: a unique key or an offset id, as send and tail show them."""
+    with settings.consumer() as consumer:
+        message = consumer.message(message_id, topic)
+        printer = MessagePrinter(settings.output, template=template, raw=raw, follow=False)
+        return show_messages(settings, [message], printer)
+
+
+@query.command("time")
+@pass_settings
+@click.argument("topic", type=TOPIC)
+@click.argument("moment", metavar="TIME", type=TIME)
+@click.option("-n", "--count", type=COUNT, default=TIME_COUNT, show_default=True, help="At most so many messages.")
+@click.option("--offsets", is_flag=True, help="Show where each queue is at that time, instead of messages.")
+@format_options
+def by_time(
+    settings: Settings,
+    topic: str,
+    moment: datetime,
+    count: int,
+    offsets: bool,
+    template: Format | None,
+    raw: bool,
+) -> int:
+    """Show the first messages that were stored at TIME or later, oldest first, or the queues' offsets then."""
+    with settings.consumer() as consumer:
+        if offsets:
+            _show_offsets(settings, consumer, topic, moment)
+            return 0
+        found = _oldest(consumer, topic, moment, count)
+        printer = MessagePrinter(settings.output, template=template, raw=raw, follow=False)
+        code = show_messages(settings, found, printer)
+    if not found:
+        note(settings, f"no message of topic {topic} was stored at {show_moment(moment)} or later")
+        return EXIT_NOT_FOUND
+    return code
+
+
+def _oldest(consumer: Consumer, topic: str, moment: datetime, count: int) -> list[StoredMessage]:
+    """The ``count`` messages that were stored first at ``moment`` or later, by their place in the log."""
+    found: list[StoredMessage] = []
+    for stats in consumer.topic_stats(topic):
+        offset = consumer.offset_at(topic, stats.queue, moment)
+        end = min(offset + count, stats.max_offset)
+        while offset < end:
+            batch = consumer.pull(topic, stats.queue, offset, end - offset)
+            found += batch.messages
+            offset = batch.next_offset
+    return sorted(found, key=lambda message: message.physical_offset)[:count]
+
+
+def _show_offsets(settings: Settings, consumer: Consumer, topic: str, moment: datetime) -> None:
+    rows = []
+    for stats in consumer.topic_stats(topic):
+        offset = consumer.offset_at(topic, stats.queue, moment)
+        rows.append(
+            {
+                "topic": topic,
+                "queue": stats.queue,
+                "queue_offset": offset,
+                "messages": stats.max_offset - offset,
+                "time": moment,
+            }
+        )
+    settings.output.rows(OFFSET_COLUMNS, rows)

@@ -1,0 +1,188 @@
+"""``flintmq send``."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from ...errors import DeliveryFailed
+from ..command import command, is_interactive, note
+from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
+from ..messages import RECEIPT_COLUMNS, receipt_row
+from ..params import PROPERTY, QUEUE, TOPIC
+from ..settings import Settings
+from ..units import plural, show_bytes, show_rate, show_seconds
+
+if TYPE_CHECKING:
+    from ...core.receipts import Receipt
+    from ...sync.producer import Producer
+
+READ_BYTES = 1 << 20
+"""What is sent at a time at most of the lines that wait on standard input."""
+_SEPARATOR_HELP = "Of each line (or BODY) what stands before SEP is its key: 'o-1=text' with -K =."
+
+
+@dataclass
+class Sending:
+    """What all messages of one call have in common, and how many were acknowledged."""
+
+    topic: str
+    keys: Sequence[str]
+    tag: str | None
+    properties: dict[str, str]
+    sharding_key: str | None
+    queue: int | None
+    key_separator: bytes | None
+    messages: int = 0
+    body_bytes: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def send(self, producer: Producer, bodies: list[bytes]) -> Sequence[Receipt]:
+        """Send and wait for the acknowledgement. Raises ``DeliveryFailed``."""
+        keys: list[Any] | None = [list(self.keys)] * len(bodies) if self.keys else None
+        if self.key_separator:
+            pairs = [self._split(body) for body in bodies]
+            bodies = [body for _, body in pairs]
+            keys = [[*self.keys, *([key.decode("utf-8", "replace")] if key else [])] or None for key, _ in pairs]
+        try:
+            receipts = producer.send_bulk(
+                self.topic, bodies, keys=keys, tags=self.tag, properties=self.properties, queue=self.queue,
+                sharding_key=self.sharding_key,
+            )  # fmt: skip
+        except DeliveryFailed as error:
+            sent = [body for body, receipt in zip(bodies, error.receipts, strict=True) if receipt is not None]
+            self._acknowledged(sent)
+            raise
+        self._acknowledged(bodies)
+        return receipts
+
+    def _acknowledged(self, bodies: list[bytes]) -> None:
+        self.messages += len(bodies)
+        self.body_bytes += sum(map(len, bodies))
+
+    def _split(self, line: bytes) -> tuple[bytes, bytes]:
+        assert self.key_separator is not None
+        key, found, body = line.partition(self.key_separator)
+        return (key, body) if found else (b"", line)
+
+    def summary(self) -> str:
+        """How much was acknowledged, and how fast."""
+        seconds = time.monotonic() - self.started
+        rate = f", {show_rate(self.messages / seconds)}" if self.messages > 1 and seconds > 0 else ""
+        count = plural(self.messages, "message")
+        return f"sent {count} ({show_bytes(self.body_bytes)}) to {self.topic} in {show_seconds(seconds)}{rate}"
+
+
+@command("send")
+@click.argument("topic", type=TOPIC)
+@click.argument("bodies", metavar="[BODY]...", nargs=-1)
+@click.option(
+    "-f", "--file", "files", type=click.File("rb"), multiple=True, help="Send a whole file (-: all of stdin)."
+)
+@click.option("-k", "--key", "keys", multiple=True, help="A key to find the messages by; may be given again.")
+@click.option("-K", "--key-separator", metavar="SEP", help=_SEPARATOR_HELP)
+@click.option("-t", "--tag", help="The tag that consumers filter by.")
+@click.option("-p", "--property", "properties", type=PROPERTY, metavar="NAME=VALUE", multiple=True, help="A property.")
+@click.option("--sharding-key", metavar="KEY", help="Messages with the same one go to the same queue, in order.")
+@click.option("--queue", type=QUEUE, help="The queue to send to.  [default: by turns]")
+@click.option(
+    "--flush", type=click.Choice(["sync", "async"]), help="Acknowledged when on disk, or by the broker's rule."
+)
+@click.option("--receipts/--no-receipts", default=None, help="Show where each message went.  [default: not for lines]")
+def send(
+    settings: Settings,
+    topic: str,
+    bodies: tuple[str, ...],
+    files: tuple[BinaryIO, ...],
+    keys: tuple[str, ...],
+    key_separator: str | None,
+    tag: str | None,
+    properties: tuple[tuple[str, str], ...],
+    sharding_key: str | None,
+    queue: int | None,
+    flush: str | None,
+    receipts: bool | None,
+) -> int:
+    """Send each BODY as a message, or each line of standard input, or whole files.
+
+    Returns when the broker has acknowledged everything. A line's end is not part of the message; an empty line is an
+    empty message. Lines are sent as they come, as many at a time as are there.
+    """
+    separator = key_separator.encode() if key_separator else None
+    sending = Sending(topic, keys, tag, dict(properties), sharding_key, queue, separator)
+    with settings.producer(flush) as producer:
+        if bodies or files:
+            blobs = [body.encode("utf-8", "surrogateescape") for body in bodies] + [file.read() for file in files]
+            return _send_all(settings, sending, producer, blobs, show=receipts is not False)
+        if sys.stdin.isatty() and is_interactive():
+            note(settings, "one message a line; Ctrl-D ends")
+        return _send_lines(settings, sending, producer, show=bool(receipts))
+
+
+def _send_all(settings: Settings, sending: Sending, producer: Producer, blobs: list[bytes], *, show: bool) -> int:
+    sent = sending.send(producer, blobs)
+    if show and not settings.quiet:
+        settings.output.rows(RECEIPT_COLUMNS, map(receipt_row, sent))
+    return 0
+
+
+def _send_lines(settings: Settings, sending: Sending, producer: Producer, *, show: bool) -> int:
+    code = 0
+    try:
+        for lines in stdin_lines():
+            sent = sending.send(producer, lines)
+            if show:
+                settings.output.rows(RECEIPT_COLUMNS, map(receipt_row, sent))
+                settings.output.flush()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except DeliveryFailed as error:
+        line = sending.messages + 1
+        click.echo(f"flintmq: {describe(error)[0]}", err=True)
+        click.echo(
+            f"  next: of standard input, {plural(line - 1, 'line')} were acknowledged and the rest not sent", err=True
+        )
+        code = EXIT_ERROR
+    note(settings, sending.summary())
+    return code
+
+
+def stdin_lines() -> Iterator[list[bytes]]:
+    """The lines of standard input without their ends, as many at a time as have come, up to about a megabyte."""
+    read, has_more = _reader()
+    rest: list[bytes] = []
+    while True:
+        chunk = read(READ_BYTES)
+        ended = not chunk
+        blob = b"".join([*rest, chunk])
+        while not ended and len(blob) < READ_BYTES and has_more():
+            chunk = read(READ_BYTES)
+            ended = not chunk
+            blob += chunk
+        lines = blob.split(b"\n")
+        last = lines.pop()
+        if ended and last:
+            lines.append(last)
+        rest = [] if ended or not last else [last]
+        if lines:
+            yield lines
+        if ended:
+            return
+
+
+def _reader() -> tuple[Any, Any]:
+    """How to read what is there, and whether there is more at once."""
+    stream = sys.stdin.buffer
+    try:
+        descriptor = stream.fileno()
+        select.select([descriptor], [], [], 0)
+    except (OSError, ValueError):  # no descriptor, or one that cannot be waited for
+        return stream.read, lambda: False
+    return lambda count: os.read(descriptor, count), lambda: bool(select.select([descriptor], [], [], 0)[0])

@@ -1,0 +1,99 @@
+"""``flintmq status``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..command import command
+from ..condition import Condition
+from ..output import TABLE, Column
+from ..settings import Settings
+from ..units import show_bytes, show_count, show_seconds
+
+COLUMNS = (
+    Column("broker", "broker", style="bold"),
+    Column("address", "address"),
+    Column("up", "up"),
+    Column("flush", "flush"),
+    Column("store", "store"),
+    Column("commitlog", "CommitLog"),
+    Column("index", "index"),
+    Column("behind", "behind"),
+    Column("disk", "disk"),
+    Column("refusal", "refuses", style="bold red"),
+    Column("memory", "memory"),
+    Column("topics", "topics"),
+    Column("connections", "connections"),
+    Column("in_flight", "in flight"),
+    Column("produced", "produced"),
+    Column("pulled", "pulled"),
+    Column("errors", "errors"),
+    Column("metrics", "metrics"),
+)
+
+
+@command("status")
+def status(settings: Settings) -> None:
+    """Show how the broker is. In JSON and plain all figures are shown, under the names of the protocol."""
+    with settings.admin() as admin:
+        info = admin.status()
+    if settings.output.mode == TABLE:
+        settings.output.record(COLUMNS, shown(Condition(info), settings.addresses))
+    else:
+        settings.output.record((), {"address": settings.addresses, **info})
+
+
+def shown(condition: Condition, address: str) -> dict[str, Any]:
+    """The lines of the table; a line whose figures an older broker does not give is left out."""
+    info = condition.info
+    rows: dict[str, Any] = {
+        "broker": f"{info.get('name')} {info.get('version')}, pid {info.get('pid')}",
+        "address": address,
+        "up": f"{show_seconds(condition.number('uptime_seconds'))}, "
+        f"after {show_seconds(condition.number('recovery_seconds'))} of recovery",
+        "flush": _flush(condition),
+        "store": info.get("store_path"),
+        "commitlog": show_bytes(condition.log_bytes) + _files(condition, "commitlog_files"),
+        "index": f"{show_count(condition.number('index_files'))} files" if "index_files" in info else None,
+        "behind": f"flush {show_bytes(condition.flush_behind_bytes)}, "
+        f"queues {show_bytes(condition.reput_behind_bytes)}, index {show_bytes(condition.index_behind_bytes)}",
+        "disk": _disk(condition),
+        "refusal": condition.write_refusal or None,
+        "memory": show_bytes(condition.number("rss_bytes")),
+        "topics": show_count(condition.number("topics")),
+        "connections": f"{_count(condition, 'connections')} open, {_count(condition, 'connections_accepted')} "
+        f"accepted, {_count(condition, 'connections_refused')} refused",
+        "in_flight": f"{show_bytes(condition.number('in_flight_bytes'))}, "
+        f"{_count(condition, 'held_pulls')} pulls wait for messages",
+        "produced": f"{_count(condition, 'produced_messages')} messages, "
+        f"{show_bytes(condition.number('produced_bytes'))}, in {_count(condition, 'produces')} requests",
+        "pulled": f"{_count(condition, 'pulled_messages')} messages, "
+        f"{show_bytes(condition.number('pulled_bytes'))}, in {_count(condition, 'pulls')} answers",
+        "errors": ", ".join(f"{name} {count:,}" for name, count in condition.errors.items()) or "none",
+        "metrics": f"http://{info['metrics_address']}/metrics" if info.get("metrics_address") else None,
+    }
+    return {name: value for name, value in rows.items() if value is not None}
+
+
+def _count(condition: Condition, name: str) -> str:
+    return show_count(condition.number(name))
+
+
+def _files(condition: Condition, name: str) -> str:
+    files = condition.number(name)
+    return "" if files is None else f" in {files:,.0f} file{'' if files == 1 else 's'}"
+
+
+def _flush(condition: Condition) -> str:
+    policy = str(condition.info.get("flush"))
+    p50, p99 = condition.flush_p50_seconds, condition.flush_p99_seconds
+    return policy if p99 is None else f"{policy}, p50 {show_seconds(p50)}, p99 {show_seconds(p99)} in the last minute"
+
+
+def _disk(condition: Condition) -> str | None:
+    free, share = condition.number("disk_free_bytes"), condition.disk_free_share
+    if free is None or share is None:
+        return None
+    runway = condition.disk_runway_seconds
+    lasts = "" if runway is None else f", lasts {show_seconds(runway)} at this rate"
+    return f"{show_bytes(free)} free of {show_bytes(condition.number('disk_total_bytes'))} ({share:.0%}){lasts}"

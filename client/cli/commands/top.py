@@ -1,0 +1,133 @@
+"""``flintmq top``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from ....protocol.errors import FlintError
+from ..command import command
+from ..failures import EXIT_INTERRUPTED, EXIT_OK, describe
+from ..output import JSON, TABLE, Column, to_json
+from ..params import COUNT, SPAN
+from ..sampling import Sample, between, rates_row, take
+from ..settings import Settings
+
+if TYPE_CHECKING:
+    from ...sync.admin import Admin
+
+ANSWER_SECONDS_MAX = 2.0
+"""A live screen does not stand still for longer while the broker is away."""
+RESIZE_SECONDS = 0.25
+"""How soon the screen follows a change of the terminal's size."""
+PLAIN_COLUMNS = (
+    "time", "produced_messages_per_second", "produced_bytes_per_second", "pulled_messages_per_second",
+    "pulled_bytes_per_second", "flush_p99_seconds", "reput_behind_bytes", "index_behind_bytes", "disk_free_bytes",
+    "disk_runway_seconds", "lag",
+)  # fmt: skip
+
+
+@command("top")
+@click.option("-i", "--interval", type=SPAN, default="1s", show_default=True, help="Time between two looks.")
+@click.option("-n", "--count", type=COUNT, help="End after so many looks.")
+def top(settings: Settings, interval: float, count: int | None) -> int:
+    """Rates, lag and disk, live; q or Ctrl-C ends.
+
+    In a pipe, or with -o plain or json, a line for each interval: the latter with all topics and groups.
+    """
+    if interval < 0.1:
+        raise click.BadParameter("the broker is asked at most ten times a second: 0.1", param_hint="'--interval'")
+    with settings.admin() as admin:
+        first = take(admin)
+        try:
+            if settings.output.mode == TABLE and sys.stdout.isatty():
+                return _live(settings, first, interval, count)
+            return _lines(settings, admin, first, interval, count)
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+
+
+def _lines(settings: Settings, admin: Admin, before: Sample, interval: float, count: int | None) -> int:
+    output = settings.output
+    shown = 0
+    while count is None or shown < count:
+        time.sleep(interval)
+        after = take(admin)
+        row = rates_row(between(before, after))
+        if output.mode == JSON:
+            output.write(to_json(row) + "\n")
+        else:
+            output.rows([Column(name, name) for name in PLAIN_COLUMNS], [row])
+        output.flush()
+        before, shown = after, shown + 1
+    return EXIT_OK
+
+
+def _live(settings: Settings, before: Sample, interval: float, count: int | None) -> int:
+    from rich.live import Live
+
+    from ..top_screen import Screen
+
+    patient = dataclasses.replace(settings, timeout=min(settings.timeout, ANSWER_SECONDS_MAX))
+    screen = Screen(settings.addresses, interval)
+    shown = 0
+    with (
+        _keys() as pressed,
+        patient.admin() as admin,
+        Live(screen, console=settings.output.console(), screen=True, auto_refresh=False) as live,
+    ):
+        while count is None or shown < count:
+            deadline = time.monotonic() + interval
+            while (left := deadline - time.monotonic()) > 0:
+                live.refresh()
+                if pressed(min(left, RESIZE_SECONDS)) in ("q", "Q", "\x04"):
+                    return EXIT_OK
+            try:
+                after = take(admin)
+            except FlintError as error:
+                screen.away = describe(error)[0]
+                continue
+            screen.away = ""
+            screen.rates = between(before, after)
+            before, shown = after, shown + 1
+        live.refresh()
+    return EXIT_OK
+
+
+def _no_keys(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Reads single keys of a terminal: a function that waits some seconds for one and returns it, or ``""``."""
+    try:
+        import termios
+        import tty
+    except ImportError:  # Windows: Ctrl-C ends
+        termios = None  # type: ignore[assignment]
+    if termios is None or not sys.stdin.isatty():
+        yield _no_keys
+        return
+    descriptor = sys.stdin.fileno()
+    saved = termios.tcgetattr(descriptor)
+
+    def pressed(seconds: float) -> str:
+        if not select.select([descriptor], [], [], seconds)[0]:
+            return ""
+        return os.read(descriptor, 1).decode("ascii", "replace") or "\x04"  # the terminal went
+
+    tty.setcbreak(descriptor)
+    try:
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)

@@ -1,0 +1,61 @@
+"""What the shell completes beside commands and options: topics, groups, contexts. Never an error, never long."""
+
+from __future__ import annotations
+
+from click import Context
+from click.shell_completion import CompletionItem
+
+from ...protocol.errors import FlintError
+from .settings import Settings
+
+COMPLETION_SECONDS = 0.5
+"""A broker that does not answer within this completes nothing."""
+
+
+def _settings(ctx: Context) -> Settings:
+    settings = Settings(timeout=COMPLETION_SECONDS)
+    context: Context | None = ctx
+    while context is not None:  # what was typed nearest to the word counts
+        settings.broker = settings.broker or context.params.get("broker")
+        settings.context = settings.context or context.params.get("context")
+        context = context.parent
+    return settings
+
+
+def complete_topics(ctx: Context, incomplete: str) -> list[CompletionItem]:
+    """The broker's topics that begin with ``incomplete``; those of the broker itself only where they are asked for."""
+    try:
+        with _settings(ctx).admin() as admin:
+            topics = admin.topics(system=True)
+    except (FlintError, OSError):
+        return []
+    return [
+        CompletionItem(name)
+        for name, info in topics.items()
+        if name.startswith(incomplete) and (incomplete or not info.system)
+    ]
+
+
+def complete_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
+    """The consumer groups that begin with ``incomplete``."""
+    try:
+        with _settings(ctx).admin() as admin:
+            rows = admin.consume_stats()
+    except (FlintError, OSError):
+        return []
+    return [CompletionItem(name) for name in sorted({row.group for row in rows}) if name.startswith(incomplete)]
+
+
+def complete_contexts(incomplete: str) -> list[CompletionItem]:
+    """The contexts that begin with ``incomplete``."""
+    from .contexts import Contexts
+
+    try:
+        contexts = Contexts.load()
+    except FlintError:
+        return []
+    return [
+        CompletionItem(name, help=broker)
+        for name, broker in sorted(contexts.brokers.items())
+        if name.startswith(incomplete)
+    ]

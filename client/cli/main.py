@@ -1,0 +1,172 @@
+"""The entry point: which commands there are, and how each run ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from .command import CONTEXT_SETTINGS, Command, Group, common_options, take_common_options
+from .failures import EXIT_CLOSED_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe, exit_code
+from .settings import Settings
+
+
+class Lazy(NamedTuple):
+    """A command that is imported when it is called; ``summary`` is its line in the list of commands."""
+
+    module: str
+    summary: str
+
+
+SECTIONS: dict[str, dict[str, Lazy]] = {
+    "Messages": {
+        "send": Lazy("send", "Send messages: arguments, lines of standard input, or files."),
+        "pull": Lazy("pull", "Read messages that are there."),
+        "tail": Lazy("tail", "Follow a topic: show messages as they arrive."),
+        "query": Lazy("query", "Find messages by key, id or time."),
+    },
+    "Topics and groups": {
+        "topic": Lazy("topic", "List, create, change, delete topics, and what they hold."),
+        "offset": Lazy("offset", "Show, reset, export and import the offsets of groups."),
+    },
+    "Broker": {
+        "status": Lazy("status", "How the broker is."),
+        "top": Lazy("top", "Rates, lag and disk, live."),
+        "check": Lazy("check", "One line and an exit code for a monitor."),
+        "bench": Lazy("bench", "Measure the running broker."),
+    },
+    "Shell": {
+        "context": Lazy("context", "Name brokers and choose one."),
+        "cheat": Lazy("cheat", "Examples by subject."),
+        "completion": Lazy("completion", "How to switch on completion in bash, zsh or fish."),
+    },
+}
+COMMANDS = {name: lazy for section in SECTIONS.values() for name, lazy in section.items()}
+
+
+class Root(Group):
+    """``flintmq``: a word that is no command is a topic, which is produced to or followed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        lazy = COMMANDS.get(cmd_name)
+        if lazy is None:
+            return None
+        found = getattr(importlib.import_module(f"{__package__}.commands.{lazy.module}"), lazy.module)
+        assert isinstance(found, click.Command)
+        return found
+
+    def unknown(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """A topic, unless it cannot be one."""
+        from .auto import automatic
+
+        return args[0], automatic(ctx, args[0], self.list_commands(ctx)), args
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by section, without importing any."""
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, lazy.summary) for name, lazy in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands, or where none begins so, topics."""
+        items = [CompletionItem(name, help=COMMANDS[name].summary) for name in COMMANDS if name.startswith(incomplete)]
+        if not incomplete or incomplete.startswith("-"):
+            return items + click.Command.shell_complete(self, ctx, incomplete)
+        if not items:
+            from .completing import complete_topics
+
+            return complete_topics(ctx, incomplete)
+        return items
+
+    def main(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run one command line and exit. Errors are told in one or two lines."""
+        extra["standalone_mode"] = False
+        try:
+            result = super().main(args, "flintmq", **extra)
+            code = result if type(result) is int else EXIT_OK
+            sys.stdout.flush()
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.ctx.get_help() if error.ctx is not None else "")
+            code = EXIT_OK
+        except click.ClickException as error:
+            code = _usage_error(error)
+        except click.Abort:
+            code = EXIT_INTERRUPTED
+        except BrokenPipeError:
+            code = _closed_pipe()
+        sys.exit(code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; its errors become lines on standard error and an exit code."""
+        from ...protocol.errors import FlintError
+
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            return _closed_pipe()
+        except FlintError as error:
+            for number, line in enumerate(describe(error)):
+                click.echo(f"  {line}" if number else f"flintmq: {line}", err=True)
+            return exit_code(error)
+        return result
+
+
+def _usage_error(error: click.ClickException) -> int:
+    """Say what is wrong with the command line, and where its help is."""
+    ctx = getattr(error, "ctx", None)
+    message = error.format_message().rstrip(".")
+    click.echo(f"flintmq: {message[:1].lower()}{message[1:]}", err=True)
+    if not isinstance(error, click.UsageError):
+        return EXIT_USAGE
+    path = ctx.command_path if ctx is not None else "flintmq"
+    click.echo(f"  try: {path} --help", err=True)
+    command = ctx.command if ctx is not None else None
+    return command.usage_exit_code if isinstance(command, Command) else EXIT_USAGE
+
+
+def _closed_pipe() -> int:
+    """Whoever read the output is gone: what is left of it goes nowhere, also at the end of the process."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return EXIT_CLOSED_PIPE
+
+
+@click.group(cls=Root, context_settings=CONTEXT_SETTINGS, params=common_options())
+@click.version_option(None, "-V", "--version", package_name="flintmq", prog_name="flintmq")
+@click.pass_context
+def root(ctx: click.Context, /, **options: Any) -> None:
+    """FlintMQ from a shell.
+
+    A topic alone is enough: with lines piped in they are sent to it, else it is followed.
+
+    \b
+        flintmq orders                          follow the topic orders
+        echo hello | flintmq orders             send a line to it
+        flintmq tail orders --from earliest
+        flintmq cheat                           more examples
+    """
+    ctx.obj = Settings()
+    take_common_options(ctx)
+
+
+def main() -> NoReturn:
+    """The console script."""
+    root.main()
+
+
+if __name__ == "__main__":
+    main()

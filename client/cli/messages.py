@@ -1,0 +1,111 @@
+"""Messages and receipts on standard output."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+from ..core.receipts import Receipt
+from ..core.stored import StoredMessage
+from .escaping import escape, escape_bytes
+from .formats import Format
+from .output import JSON, PLAIN, Column, Output, number, to_json
+from .units import show_moment
+
+BODY_CHARS_SHOWN = 1000
+"""A terminal gets no more of a body than this."""
+PLAIN_FORMAT = "%v\\n"
+
+RECEIPT_COLUMNS = (
+    Column("topic", "TOPIC"),
+    number("queue", "QUEUE"),
+    number("queue_offset", "OFFSET"),
+    Column("message_id", "MESSAGE ID"),
+    number("physical_offset", "PHYSICAL OFFSET"),
+    Column("stored_at", "STORED", show_moment),
+)
+
+
+def message_row(message: StoredMessage) -> dict[str, Any]:
+    """A message under its JSON names; a body that is not UTF-8 as ``body_base64``."""
+    body = message.body
+    row: dict[str, Any] = {
+        "topic": message.topic,
+        "queue": message.queue,
+        "queue_offset": message.queue_offset,
+        "physical_offset": message.physical_offset,
+        "message_id": message.message_id,
+        "keys": list(message.keys),
+        "tag": message.tags,
+        "sharding_key": message.sharding_key,
+        "properties": dict(message.user_properties),
+        "born_at": message.born_at,
+        "stored_at": message.stored_at,
+        "body_bytes": len(body),
+    }
+    try:
+        row["body"] = body.decode()
+    except UnicodeDecodeError:
+        row["body_base64"] = base64.b64encode(body).decode()
+    return row
+
+
+def receipt_row(receipt: Receipt) -> dict[str, Any]:
+    """A receipt under its JSON names."""
+    return {
+        "topic": receipt.topic,
+        "queue": receipt.queue,
+        "queue_offset": receipt.queue_offset,
+        "message_id": receipt.message_id,
+        "physical_offset": receipt.physical_offset,
+        "stored_at": receipt.stored_at,
+    }
+
+
+class MessagePrinter:
+    """Prints messages one by one: JSON objects, by a format, or for a terminal a line with what is known of each.
+
+    ``raw``: bodies as they are, control characters too. ``follow``: hand over each message at once.
+    """
+
+    def __init__(self, output: Output, *, template: Format | None = None, raw: bool = False, follow: bool) -> None:
+        self._output = output
+        self._follow = follow
+        self._raw = raw
+        self._colours = _COLOURS if output.colour else _NO_COLOURS
+        self._render: Callable[[StoredMessage], bytes] = self._for_terminal
+        if template is not None:
+            self._render = lambda message: template.render(message, raw=raw)
+        elif output.mode == JSON:
+            self._render = lambda message: (to_json(message_row(message)) + "\n").encode()
+        elif output.mode == PLAIN or raw:
+            self._render = self._body_alone
+
+    def show(self, message: StoredMessage) -> None:
+        """Print one message. Raises ``CorruptMessage`` where it is damaged; then nothing of it was printed."""
+        self._output.write_bytes(self._render(message))
+        if self._follow:
+            self._output.flush()
+
+    def _body_alone(self, message: StoredMessage) -> bytes:
+        body = message.body
+        return (body if self._raw else escape_bytes(body).encode()) + b"\n"
+
+    def _for_terminal(self, message: StoredMessage) -> bytes:
+        dim, place, tag, key, end = self._colours
+        parts = [f"{dim}{show_moment(message.stored_at)}{end}", f"{place}{message.queue}:{message.queue_offset}{end}"]
+        if message.tags is not None:
+            parts.append(f"{tag}{escape(message.tags)}{end}")
+        if message.keys:
+            parts.append(f"{key}{escape(','.join(message.keys))}{end}")
+        body = message.body
+        shown = escape_bytes(body[: 4 * BODY_CHARS_SHOWN])
+        if len(shown) > BODY_CHARS_SHOWN or len(body) > 4 * BODY_CHARS_SHOWN:
+            shown = f"{shown[:BODY_CHARS_SHOWN]}{dim}… ({len(body):,} bytes){end}"
+        parts.append(shown)
+        return ("  ".join(parts) + "\n").encode("utf-8", "backslashreplace")
+
+
+_COLOURS = ("\x1b[2m", "\x1b[36m", "\x1b[32m", "\x1b[33m", "\x1b[0m")
+_NO_COLOURS = ("", "", "", "", "")

@@ -1,0 +1,191 @@
+"""Rows and records on standard output: as a table, as JSON lines or plain.
+
+- ``table``: for people; drawn by rich, and row by row below one another where the terminal is too narrow.
+- ``json``: one object a line. Names are stable; moments are ISO 8601 in UTC, sizes bytes, spans of time seconds.
+- ``plain``: the same values separated by tabs, one row a line and no heading, for ``cut`` and ``awk``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TextIO
+
+from .escaping import escape, escape_json
+from .units import iso
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+TABLE = "table"
+JSON = "json"
+PLAIN = "plain"
+MODES = (TABLE, JSON, PLAIN)
+WIDTH_WITHOUT_TERMINAL = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One value of a row. ``name``: in JSON; ``show``: its text in a table; ``number``: set flush right."""
+
+    name: str
+    heading: str
+    show: Callable[[Any], str] = str
+    number: bool = False
+    style: str = ""
+
+
+def number(name: str, heading: str, show: Callable[[Any], str] = "{:,}".format) -> Column:
+    """A column of figures."""
+    return Column(name, heading, show, number=True)
+
+
+def use_colour(stream: TextIO) -> bool:
+    """Whether ``stream`` is a terminal that shows colours, and the user has not asked for none (``NO_COLOR``)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def to_json(row: Mapping[str, Any]) -> str:
+    """One line of JSON, without control characters."""
+    return escape_json(json.dumps(row, ensure_ascii=False, default=_json_value))
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return iso(value)
+    raise TypeError(f"{type(value).__name__} in output")
+
+
+def to_plain(value: Any) -> str:
+    """One value of a plain line: no tab, no line end."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime):
+        return iso(value)
+    if isinstance(value, Mapping):
+        return to_json(value)
+    if isinstance(value, list | tuple):
+        return escape(" ".join(map(str, value)))
+    return escape(str(value))
+
+
+class Output:
+    """Prints in one of the three modes. Everything that comes from a broker is escaped here."""
+
+    def __init__(self, mode: str, stream: TextIO) -> None:
+        self.mode = mode
+        self.colour = use_colour(stream)
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Text as it is, already escaped."""
+        self.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+    def write_bytes(self, data: bytes) -> None:
+        """Bytes as they are."""
+        self._stream.buffer.write(data)
+
+    def flush(self) -> None:
+        """Hand everything over to whoever reads it."""
+        self._stream.buffer.flush()
+
+    def line(self, text: str) -> None:
+        """One line of text, escaped."""
+        self.write(escape(text) + "\n")
+
+    def rows(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, empty: str = "") -> None:
+        """Rows of the same columns; ``empty``: what a table says instead where there is none."""
+        if self.mode == TABLE:
+            several = list(rows)
+            if several:
+                self._table(columns, several)
+            elif empty:
+                self.line(empty)
+            return
+        for row in rows:
+            if self.mode == JSON:
+                self.write(to_json({column.name: row.get(column.name) for column in columns}) + "\n")
+            else:
+                self.write("\t".join(to_plain(row.get(column.name)) for column in columns) + "\n")
+
+    def record(self, columns: Sequence[Column], row: Mapping[str, Any]) -> None:
+        """One thing: in JSON and plain all of ``row`` (plain: a name and a value a line), in a table ``columns``."""
+        if self.mode == JSON:
+            self.write(to_json(row) + "\n")
+        elif self.mode == PLAIN:
+            for name, value in row.items():
+                self.write(f"{escape(name)}\t{to_plain(value)}\n")
+        else:
+            self._blocks(columns, [row])
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal, or what is assumed without one."""
+        fallback = WIDTH_WITHOUT_TERMINAL if not self._stream.isatty() else 80
+        return shutil.get_terminal_size((fallback, 24)).columns if self._stream.isatty() else fallback
+
+    # ---- tables
+
+    def console(self) -> Console:
+        """A console of rich on standard output that takes no text for markup."""
+        from rich.console import Console
+
+        terminal = self._stream.isatty()
+        width = None if terminal or os.environ.get("COLUMNS") else WIDTH_WITHOUT_TERMINAL
+        return Console(
+            file=self._stream, highlight=False, markup=False, emoji=False, no_color=not self.colour, width=width,
+            force_terminal=terminal, legacy_windows=False,
+        )  # fmt: skip
+
+    def _table(self, columns: Sequence[Column], rows: list[Mapping[str, Any]]) -> None:
+        from rich.measure import Measurement
+
+        console = self.console()
+        table = self._drawn(columns, rows)
+        if Measurement.get(console, console.options, table).minimum > console.width:
+            self._blocks(columns, rows)
+            return
+        console.print(table)
+
+    @staticmethod
+    def _drawn(columns: Sequence[Column], rows: list[Mapping[str, Any]]) -> Table:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+        for column in columns:
+            justify: Any = "right" if column.number else "left"
+            table.add_column(Text(column.heading), justify=justify, no_wrap=True, overflow="crop")
+        for row in rows:
+            table.add_row(*(Text(_shown(column, row), style=column.style) for column in columns))
+        return table
+
+    def _blocks(self, columns: Sequence[Column], rows: list[Mapping[str, Any]]) -> None:
+        """Each row as lines of heading and value: what a terminal of any width can show."""
+        from rich.table import Table
+        from rich.text import Text
+
+        console = self.console()
+        for place, row in enumerate(rows):
+            if place:
+                console.print()
+            grid = Table.grid(padding=(0, 2))
+            grid.add_column(no_wrap=True)
+            grid.add_column(overflow="fold")
+            for column in columns:
+                if column.name in row:
+                    grid.add_row(Text(column.heading, style="dim"), Text(_shown(column, row), style=column.style))
+            console.print(grid)
+
+
+def _shown(column: Column, row: Mapping[str, Any]) -> str:
+    value = row.get(column.name)
+    return "–" if value is None else escape(column.show(value))

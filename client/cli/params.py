@@ -1,0 +1,170 @@
+"""Types of arguments: positions, times, formats, sizes, topics with live completion."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?i?)[bB]?")
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min|m|h|d)?")
+_SIZE_UNITS = {
+    "": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
+    "ki": 2**10, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+}  # fmt: skip
+_SPAN_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_PERMISSIONS = {"rw": 6, "wr": 6, "r": 4, "w": 2, "none": 0}
+
+
+class _Checked(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
+    """A type whose ``parse`` raises ``ValueError``; its message becomes the error."""
+
+    def parse(self, text: str) -> Any:
+        raise NotImplementedError
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value that the text stands for."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class PositionType(_Checked):
+    """A place in a topic: see ``positions.py``."""
+
+    name = "position"
+
+    def parse(self, text: str) -> Any:
+        """The position."""
+        from .positions import parse_position
+
+        return parse_position(text)
+
+
+class TimeType(_Checked):
+    """A moment, with or without ``@``."""
+
+    name = "time"
+
+    def parse(self, text: str) -> Any:
+        """The moment, aware."""
+        from .positions import parse_time
+
+        return parse_time(text.removeprefix("@"))
+
+
+class FormatType(_Checked):
+    """A ``--format``."""
+
+    name = "format"
+
+    def parse(self, text: str) -> Any:
+        """The parsed format."""
+        from .formats import Format
+
+        return Format(text)
+
+
+class SizeType(_Checked):
+    """Bytes: ``512``, ``64k``, ``1.5MB``, ``1Gi``."""
+
+    name = "size"
+
+    def parse(self, text: str) -> int:
+        """The number of bytes."""
+        found = _SIZE.fullmatch(text.strip())
+        if found is None or found[2] not in _SIZE_UNITS:
+            raise ValueError(f"{text!r} is no size; write bytes, or with a unit: 64k, 1.5MB, 1Gi")
+        return int(float(found[1]) * _SIZE_UNITS[found[2]])
+
+
+class SpanType(_Checked):
+    """A span of time in seconds: ``0.5``, ``10ms``, ``2min``."""
+
+    name = "span"
+
+    def parse(self, text: str) -> float:
+        """The seconds."""
+        found = _SPAN.fullmatch(text.strip())
+        if found is None:
+            raise ValueError(f"{text!r} is no span of time; write seconds, or with a unit: 10ms, 2min, 1h")
+        return float(found[1]) * _SPAN_UNITS[found[2] or ""]
+
+
+class PropertyType(_Checked):
+    """``NAME=VALUE``."""
+
+    name = "property"
+
+    def parse(self, text: str) -> tuple[str, str]:
+        """Name and value."""
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise ValueError(f"{text!r} is no property; write NAME=VALUE")
+        return name, value
+
+
+class PermissionType(_Checked):
+    """What a topic allows: ``rw``, ``r``, ``w``, ``none``."""
+
+    name = "permission"
+
+    def parse(self, text: str) -> int:
+        """4 read + 2 write."""
+        if text not in _PERMISSIONS:
+            raise ValueError(f"{text!r} is no permission; write rw, r, w or none")
+        return _PERMISSIONS[text]
+
+
+class TopicType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
+    """A topic's name; completed with those of the broker."""
+
+    name = "topic"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The topics that begin so."""
+        from .completing import complete_topics
+
+        return complete_topics(ctx, incomplete)
+
+
+class GroupType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
+    """A consumer group's name; completed with those that have committed something."""
+
+    name = "group"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The groups that begin so."""
+        from .completing import complete_groups
+
+        return complete_groups(ctx, incomplete)
+
+
+class ContextType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
+    """A context's name; completed with those that there are."""
+
+    name = "context"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The contexts that begin so."""
+        from .completing import complete_contexts
+
+        return complete_contexts(incomplete)
+
+
+def show_permission(perm: int) -> str:
+    """``rw`` for 6."""
+    return ("r" if perm & 4 else "") + ("w" if perm & 2 else "") or "none"
+
+
+POSITION, TIME, FORMAT, SIZE, SPAN = PositionType(), TimeType(), FormatType(), SizeType(), SpanType()
+PROPERTY, PERMISSION, TOPIC, GROUP, CONTEXT = PropertyType(), PermissionType(), TopicType(), GroupType(), ContextType()
+QUEUE = click.IntRange(0, 65_535)
+COUNT = click.IntRange(1)

@@ -1,0 +1,146 @@
+"""What ``--from``, ``--until``, ``--to`` and times mean, as they are typed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
+
+from ...protocol.errors import OffsetOutOfRange
+from ...protocol.fields import I64_MAX
+from ..core.positions import EARLIEST, LATEST, Position
+from ..core.topics import QueueStats
+from ..errors import InvalidArgument
+
+TIME_FORMS = (
+    "2026-11-21T10:00 (local time; or with Z or +01:00), 2026-11-21, 10:00 (today), -15m, +5m, now, or ms since 1970"
+)
+POSITION_FORMS = "earliest, latest, -10 (the last ten), an offset, 0:17,1:5 (queue:offset), or @TIME"
+
+_RELATIVE = re.compile(r"([+-])(\d{1,9})(ms|s|m|h|d|w)")
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
+_UNITS = {
+    "ms": timedelta(milliseconds=1), "s": timedelta(seconds=1), "m": timedelta(minutes=1),
+    "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1),
+}  # fmt: skip
+_SECONDS_DIGITS = 10
+_MILLIS_DIGITS = 13
+
+
+@dataclass(frozen=True, slots=True)
+class EveryQueue:
+    """The same offset in every queue."""
+
+    offset: int
+
+
+Typed: TypeAlias = str | int | datetime | dict[int, int] | EveryQueue
+"""``"earliest"``, ``"latest"``, −n, an aware datetime, offsets by queue, or one for all queues."""
+
+
+def parse_time(text: str, now: datetime | None = None) -> datetime:
+    """The moment that ``text`` names, aware. Raises ``ValueError`` that says which forms there are."""
+    now = now or datetime.now(UTC)
+    stripped = text.strip()
+    try:
+        moment = _parse_time(stripped, now)
+    except (OverflowError, ValueError, OSError):
+        moment = None
+    if moment is None:
+        raise ValueError(f"{text!r} is no time; write {TIME_FORMS}")
+    return moment
+
+
+def _parse_time(text: str, now: datetime) -> datetime | None:
+    if text == "now":
+        return now
+    if found := _RELATIVE.fullmatch(text):
+        span = int(found[2]) * _UNITS[found[3]]
+        return now - span if found[1] == "-" else now + span
+    if text.isascii() and text.isdigit() and len(text) in (_SECONDS_DIGITS, _MILLIS_DIGITS):
+        millis = int(text) * (1000 if len(text) == _SECONDS_DIGITS else 1)
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis)
+    if _CLOCK.fullmatch(text):
+        today = now.astimezone().date().isoformat()
+        text = f"{today}T{text.rjust(5, '0') if text.count(':') == 1 else text.rjust(8, '0')}"
+    if not text[:4].isdigit() or "-" not in text[:8]:
+        return None  # fromisoformat takes digits alone for a date
+    moment = datetime.fromisoformat(text)
+    return moment.astimezone() if moment.tzinfo is None else moment
+
+
+def parse_position(text: str, now: datetime | None = None) -> Typed:
+    """The position that ``text`` names. Raises ``ValueError`` that says which forms there are."""
+    stripped = text.strip()
+    if stripped in (EARLIEST, LATEST):
+        return stripped
+    if stripped.startswith("@"):
+        return parse_time(stripped[1:], now)
+    if re.fullmatch(r"-\d{1,18}", stripped) and int(stripped):
+        return int(stripped)
+    if re.fullmatch(r"\d{1,18}", stripped):
+        return EveryQueue(int(stripped))
+    if re.fullmatch(r"\d{1,5}:\d{1,18}(,\d{1,5}:\d{1,18})*", stripped):
+        pairs = [pair.split(":") for pair in stripped.split(",")]
+        offsets = {int(queue): int(offset) for queue, offset in pairs}
+        if len(offsets) != len(pairs):
+            raise ValueError(f"{text!r} names a queue twice")
+        return offsets
+    raise ValueError(f"{text!r} is no position; write {POSITION_FORMS}")
+
+
+def start_of(position: Typed, topic: str, stats: list[QueueStats]) -> Position:
+    """``position`` as the beginning of reading a topic.
+
+    An offset for all queues begins at the end of a queue that does not reach that far; where no queue does, it is
+    refused with ``OffsetOutOfRange``, as are offsets by queue outside of what a queue holds.
+    """
+    if isinstance(position, EveryQueue):
+        check_reached(position.offset, topic, stats)
+        return {queue.queue: min(max(position.offset, queue.min_offset), queue.max_offset) for queue in stats}
+    if isinstance(position, dict):
+        check_queues(position, topic, stats)
+        return {queue.queue: position.get(queue.queue, queue.max_offset) for queue in stats}
+    return position
+
+
+def end_of(position: Typed | None, topic: str, stats: list[QueueStats]) -> Position | None:
+    """``position`` as the end of reading a topic, before that offset; None: no end."""
+    if isinstance(position, EveryQueue):
+        return {queue.queue: position.offset for queue in stats}
+    if isinstance(position, dict):
+        check_queues(position, topic, stats)
+        return position
+    return position
+
+
+def check_reached(offset: int, topic: str, stats: list[QueueStats]) -> None:
+    """Raise ``OffsetOutOfRange`` where no queue of the topic has the offset."""
+    if any(queue.min_offset <= offset <= queue.max_offset for queue in stats):
+        return
+    low = min((queue.min_offset for queue in stats), default=0)
+    high = max((queue.max_offset for queue in stats), default=0)
+    raise OffsetOutOfRange(
+        f"offset {offset} is in none of the {len(stats)} queues of topic {topic!r}, which hold {low} to {high}",
+        min_offset=low,
+        max_offset=min(high, I64_MAX),
+    )
+
+
+def check_queues(offsets: dict[int, int], topic: str, stats: list[QueueStats]) -> None:
+    """Raise where ``offsets`` names a queue that the topic does not have."""
+    for queue in offsets:
+        if queue not in {row.queue for row in stats}:
+            raise InvalidArgument(f"topic {topic!r} has the queues 0 to {len(stats) - 1}, not {queue}")
+
+
+def check_held(offset: int, topic: str, queue: QueueStats) -> None:
+    """Raise ``OffsetOutOfRange`` where a queue does not reach to ``offset``, or no longer has it."""
+    if not queue.min_offset <= offset <= queue.max_offset:
+        raise OffsetOutOfRange(
+            f"offset {offset} is outside of queue {queue.queue} of topic {topic!r}, which holds "
+            f"{queue.min_offset} to {queue.max_offset}",
+            min_offset=queue.min_offset,
+            max_offset=queue.max_offset,
+        )

@@ -1,0 +1,173 @@
+"""The live screen of ``flintmq top``, for a terminal of any size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from .escaping import escape
+from .sampling import Rates
+from .units import show_bytes, show_count, show_rate, show_seconds
+
+NARROW = 60
+WIDE = 150
+LABEL_CHARS = 8
+_BEHIND_WARNING_BYTES = 16 << 20
+_DISK_WARNING_SHARE = 0.15
+
+
+class Screen:
+    """Draws rates. ``away``: why the broker cannot be asked at the moment; then the last figures stay."""
+
+    def __init__(self, address: str, interval: float) -> None:
+        self.address = address
+        self.interval = interval
+        self.rates: Rates | None = None
+        self.away = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines, no more of them than the terminal has."""
+        width, height = console.size
+        parts: list[Text | Table] = [self._title(width)]
+        if self.away:
+            parts.append(Text(escape(self.away), style="bold red", overflow="ellipsis", no_wrap=True))
+        if self.rates is None:
+            parts.append(Text("asking …", style="dim"))
+        else:
+            if self.rates.condition.write_refusal:
+                refusal = f"refuses messages: {escape(self.rates.condition.write_refusal)}"
+                parts.append(Text(refusal, style="bold red", overflow="ellipsis", no_wrap=True))
+            figures = _figures(self.rates)
+            columns = 1 if width < NARROW else 2 if width < WIDE else 4
+            parts.append(_grid(figures, columns))
+            left = height - len(parts) - -(-len(figures) // columns)
+            parts += _tables(self.rates, width, left)
+        yield Group(*parts)
+
+    def _title(self, width: int) -> Text:
+        clock = time.strftime("%H:%M:%S")
+        name = "flintmq" if self.rates is None else str(self.rates.condition.info.get("name"))
+        up = "" if self.rates is None else f"  up {show_seconds(self.rates.condition.number('uptime_seconds'))}"
+        pieces = [(escape(name), "bold"), (f"  {self.address}", ""), (f"  {clock}", "dim")]
+        if width >= NARROW:
+            pieces += [(up, "dim"), (f"  every {show_seconds(self.interval)}, q ends", "dim")]
+        return Text.assemble(*pieces, overflow="ellipsis", no_wrap=True)
+
+
+Figure = tuple[str, str, str]
+"""Label, value, style."""
+
+
+def _figures(rates: Rates) -> list[Figure]:
+    condition, per_second = rates.condition, rates.per_second
+    behind = max(condition.reput_behind_bytes or 0, condition.index_behind_bytes or 0)
+    share = condition.disk_free_share
+    runway = condition.disk_runway_seconds
+    flush = str(condition.info.get("flush"))
+    if condition.flush_p99_seconds is not None:
+        flush += f"  p50 {show_seconds(condition.flush_p50_seconds)}  p99 {show_seconds(condition.flush_p99_seconds)}"
+    return [
+        (
+            "produce",
+            f"{show_rate(per_second['produced_messages'])}  {show_bytes(per_second['produced_bytes'])}/s",
+            "green",
+        ),
+        ("pull", f"{show_rate(per_second['pulled_messages'])}  {show_bytes(per_second['pulled_bytes'])}/s", "cyan"),
+        ("flush", flush, ""),
+        (
+            "behind",
+            f"queues {show_bytes(condition.reput_behind_bytes)}  index {show_bytes(condition.index_behind_bytes)}",
+            "bold yellow" if behind > _BEHIND_WARNING_BYTES else "",
+        ),
+        (
+            "disk",
+            f"{show_bytes(condition.number('disk_free_bytes'))} free"
+            + ("" if share is None else f" ({share:.0%})")
+            + ("" if runway is None else f"  for {show_seconds(runway)}"),
+            "bold yellow" if share is not None and share < _DISK_WARNING_SHARE else "",
+        ),
+        ("memory", show_bytes(condition.number("rss_bytes")), ""),
+        (
+            "clients",
+            f"{show_count(condition.number('connections'))}  {show_count(condition.number('held_pulls'))} wait",
+            "",
+        ),
+        (
+            "errors",
+            f"{show_count(sum(condition.errors.values()))}  {show_rate(per_second['errors'])}",
+            "bold red" if per_second["errors"] else "",
+        ),
+    ]
+
+
+def _grid(figures: Sequence[Figure], columns: int) -> Table:
+    grid = Table.grid(padding=(0, 1), expand=columns > 1)
+    for _ in range(columns):
+        grid.add_column(no_wrap=True, width=LABEL_CHARS)
+        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1 if columns > 1 else None)
+    for first in range(0, len(figures), columns):
+        cells: list[Text] = []
+        for label, value, style in figures[first : first + columns]:
+            cells += [Text(label, style="dim"), Text(value, style=style, overflow="ellipsis", no_wrap=True)]
+        grid.add_row(*cells)
+    return grid
+
+
+def _tables(rates: Rates, width: int, lines: int) -> list[Text | Table]:
+    """Topics and groups, in the lines that are left; half each where both need more."""
+    topics, groups = len(rates.topics), len(rates.groups)
+    heads = 2 * bool(topics) + 2 * bool(groups)  # an empty line and the heading of each
+    room = max(0, lines - heads)
+    for_groups = min(groups, max(room // 2, room - topics))
+    for_topics = min(topics, room - for_groups)
+    parts: list[Text | Table] = []
+    if for_topics:
+        parts += [Text(""), _topics(rates, width, for_topics)]
+    if for_groups:
+        parts += [Text(""), _groups(rates, width, for_groups)]
+    if not topics and lines > 1:
+        parts += [Text(""), Text("no topics yet", style="dim")]
+    return parts
+
+
+def _table(headings: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for place, heading in enumerate(headings):
+        is_name = heading in ("TOPIC", "GROUP", "IN TOPIC")
+        table.add_column(
+            Text(heading), justify="left" if is_name else "right", no_wrap=True, overflow="ellipsis",
+            min_width=6 if is_name else len(heading), ratio=None,
+        )  # fmt: skip
+        assert place < len(headings)
+    return table
+
+
+def _topics(rates: Rates, width: int, rows: int) -> Table:
+    lag: dict[str, int] = {}
+    for group in rates.groups:
+        lag[group.topic] = max(lag.get(group.topic, 0), group.lag)
+    table = _table(["TOPIC", "IN", "MESSAGES"] + (["LAG"] if lag and width >= NARROW else []))
+    for row in rates.topics[:rows]:
+        cells = [Text(escape(row.topic)), Text(show_rate(row.produced_per_second)), Text(show_count(row.messages))]
+        if lag and width >= NARROW:
+            cells.append(Text(show_count(lag.get(row.topic))))
+        table.add_row(*cells)
+    return table
+
+
+def _groups(rates: Rates, width: int, rows: int) -> Table:
+    narrow = width < NARROW
+    table = _table(["GROUP", *([] if narrow else ["IN TOPIC"]), "COMMITS", "LAG"])
+    for row in rates.groups[:rows]:
+        name = f"{row.group}@{row.topic}" if narrow else row.group
+        cells = [Text(escape(name)), *([] if narrow else [Text(escape(row.topic))])]
+        cells += [
+            Text(show_rate(row.committed_per_second)),
+            Text(show_count(row.lag), style="yellow" if row.lag else ""),
+        ]
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,83 @@
+"""Figures as people read them. Machines get plain numbers: see ``output.py``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_UNKNOWN = "–"
+
+
+def show_bytes(count: float | None) -> str:
+    """``1234567`` as ``1.23 MB``, in powers of 1000; ``–`` where it is not known."""
+    if count is None:
+        return _UNKNOWN
+    value, unit = float(count), 0
+    while abs(value) >= 999.5 and unit < len(_BYTE_UNITS) - 1:
+        value /= 1000
+        unit += 1
+    if unit == 0:
+        return f"{count:,.0f} B"
+    return f"{value:.{_decimals(value)}f} {_BYTE_UNITS[unit]}"
+
+
+def show_count(count: float | None) -> str:
+    """``1234567`` as ``1,234,567``."""
+    return _UNKNOWN if count is None else f"{count:,.0f}"
+
+
+def show_rate(per_second: float | None) -> str:
+    """Events a second: ``1234567`` as ``1.23 M/s``, ``12.345`` as ``12.3/s``."""
+    if per_second is None:
+        return _UNKNOWN
+    for limit, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if per_second >= limit * 0.9995:
+            value = per_second / (1e3 if unit == " k" else limit)
+            return f"{value:.{_decimals(value)}f}{unit}/s"
+    return f"{per_second:,.0f}/s" if per_second >= 100 or per_second == int(per_second) else f"{per_second:.1f}/s"
+
+
+def show_seconds(seconds: float | None) -> str:
+    """A span of time: ``850 µs``, ``12.3 ms``, ``4.20 s``, ``3 min 20 s``, ``2 h 5 min``, ``6 d 3 h``."""
+    if seconds is None or seconds < 0:
+        return _UNKNOWN
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.{_decimals(seconds * 1e3)}f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.{_decimals(seconds)}f} s"
+    whole = round(seconds)
+    for size, unit, smaller_size, smaller_unit in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // smaller_size
+            return f"{whole // size:,} {unit} {rest} {smaller_unit}" if rest else f"{whole // size:,} {unit}"
+    raise AssertionError("at least a minute")
+
+
+def _decimals(value: float) -> int:
+    """Three digits in all."""
+    return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+
+
+def iso(moment: datetime | None) -> str:
+    """A moment in UTC with milliseconds, as JSON and plain output have it: ``2026-11-21T10:00:00.123Z``."""
+    if moment is None:
+        return ""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def show_moment(moment: datetime | None) -> str:
+    """A moment in local time, as a table has it: ``2026-11-21 11:00:00.123``."""
+    if moment is None:
+        return _UNKNOWN
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
+
+
+def plural(count: int, noun: str, several: str = "") -> str:
+    """``1 message``, ``2,000 messages``; ``several``: the plural where it is not the noun with an s."""
+    return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
