@@ -10,54 +10,60 @@
 are installed. See ``client/README.md``.
 """
 
-from ..protocol.errors import (
-    BrokerError,
-    BrokerFailure,
-    ConfigurationError,
-    ConnectionFailed,
-    FlintError,
-    FlushDiskTimeout,
-    FrameIllegal,
-    HelloRequired,
-    InvalidParameter,
-    LocalProtocolError,
-    MessageIllegal,
-    MessageNotFound,
-    NoPermission,
-    OffsetOutOfRange,
-    ProtocolError,
-    QueueNotExist,
-    RemoteProtocolError,
-    RequestTimeout,
-    ServiceNotAvailable,
-    SystemBusy,
-    TopicExistsAlready,
-    TopicNotExist,
-    UnknownCommand,
-    VersionNotSupported,
-)
-from ..protocol.record import CorruptRecord
-from .core.batch import Batch, Found
-from .core.receipts import Receipt
-from .core.stored import StoredMessage
-from .core.topics import ConsumeStats, QueueStats, TopicInfo
-from .errors import (
-    ClientClosed,
-    ClientFailed,
-    CompressionUnavailable,
-    CorruptMessage,
-    DeliveryFailed,
-    ForkedClient,
-    InvalidArgument,
-    InvalidArgumentType,
-    InvalidMessage,
-    InvalidMessageType,
-    WrongLoop,
-)
-from .message import Message
-from .sync.admin import Admin
-from .sync.consumer import Consumer
-from .sync.producer import Producer, SendFuture
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..protocol.errors import (
+        BrokerError,
+        BrokerFailure,
+        ConfigurationError,
+        ConnectionFailed,
+        FlintError,
+        FlushDiskTimeout,
+        FrameIllegal,
+        HelloRequired,
+        InvalidParameter,
+        LocalProtocolError,
+        MessageIllegal,
+        MessageNotFound,
+        NoPermission,
+        OffsetOutOfRange,
+        ProtocolError,
+        QueueNotExist,
+        RemoteProtocolError,
+        RequestTimeout,
+        ServiceNotAvailable,
+        SystemBusy,
+        TopicExistsAlready,
+        TopicNotExist,
+        UnknownCommand,
+        VersionNotSupported,
+    )
+    from ..protocol.record import CorruptRecord
+    from .core.batch import Batch, Found
+    from .core.receipts import Receipt
+    from .core.stored import StoredMessage
+    from .core.topics import ConsumeStats, QueueStats, TopicInfo
+    from .errors import (
+        ClientClosed,
+        ClientFailed,
+        CompressionUnavailable,
+        CorruptMessage,
+        DeliveryFailed,
+        ForkedClient,
+        InvalidArgument,
+        InvalidArgumentType,
+        InvalidMessage,
+        InvalidMessageType,
+        WrongLoop,
+    )
+    from .message import Message
+    from .sync.admin import Admin
+    from .sync.consumer import Consumer
+    from .sync.producer import Producer, SendFuture
 
 __all__ = [
     "Admin",
@@ -109,3 +115,46 @@ __all__ = [
     "VersionNotSupported",
     "WrongLoop",
 ]
+
+_HOMES = {
+    "Admin": ".sync.admin",
+    "Batch": ".core.batch",
+    "ClientClosed": ".errors",
+    "ClientFailed": ".errors",
+    "CompressionUnavailable": ".errors",
+    "ConsumeStats": ".core.topics",
+    "Consumer": ".sync.consumer",
+    "CorruptMessage": ".errors",
+    "CorruptRecord": "..protocol.record",
+    "DeliveryFailed": ".errors",
+    "ForkedClient": ".errors",
+    "Found": ".core.batch",
+    "InvalidArgument": ".errors",
+    "InvalidArgumentType": ".errors",
+    "InvalidMessage": ".errors",
+    "InvalidMessageType": ".errors",
+    "Message": ".message",
+    "Producer": ".sync.producer",
+    "QueueStats": ".core.topics",
+    "Receipt": ".core.receipts",
+    "SendFuture": ".sync.producer",
+    "StoredMessage": ".core.stored",
+    "TopicInfo": ".core.topics",
+    "WrongLoop": ".errors",
+}
+"""Where what is exported is defined; what is not listed is an error of the protocol."""
+
+
+if not TYPE_CHECKING:  # a checker is to know every name
+
+    def __getattr__(name: str) -> Any:
+        """Import an exported name when it is first used: the command line and its completion need few of them."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES.get(name, "..protocol.errors"), __name__), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

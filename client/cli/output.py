@@ -27,6 +27,7 @@ JSON = "json"
 PLAIN = "plain"
 MODES = (TABLE, JSON, PLAIN)
 WIDTH_WITHOUT_TERMINAL = 160
+_ANY_WIDTH = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class Output:
 
         console = self.console()
         table = self._drawn(columns, rows)
-        if Measurement.get(console, console.options, table).minimum > console.width:
+        if Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).minimum > console.width:
             self._blocks(columns, rows)
             return
         console.print(table)

@@ -16,6 +16,8 @@ from .units import show_bytes, show_count, show_rate, show_seconds
 NARROW = 60
 WIDE = 150
 LABEL_CHARS = 8
+GAP_CHARS = 2
+MIN_NAME_CHARS = 10
 _BEHIND_WARNING_BYTES = 16 << 20
 _DISK_WARNING_SHARE = 0.15
 
@@ -43,7 +45,7 @@ class Screen:
                 parts.append(Text(refusal, style="bold red", overflow="ellipsis", no_wrap=True))
             figures = _figures(self.rates)
             columns = 1 if width < NARROW else 2 if width < WIDE else 4
-            parts.append(_grid(figures, columns))
+            parts.append(_grid(figures, columns, width))
             left = height - len(parts) - -(-len(figures) // columns)
             parts += _tables(self.rates, width, left)
         yield Group(*parts)
@@ -84,8 +86,8 @@ def _figures(rates: Rates) -> list[Figure]:
             "bold yellow" if behind > _BEHIND_WARNING_BYTES else "",
         ),
         (
-            "disk",
-            f"{show_bytes(condition.number('disk_free_bytes'))} free"
+            "free",
+            f"{show_bytes(condition.number('disk_free_bytes'))}"
             + ("" if share is None else f" ({share:.0%})")
             + ("" if runway is None else f"  for {show_seconds(runway)}"),
             "bold yellow" if share is not None and share < _DISK_WARNING_SHARE else "",
@@ -104,11 +106,11 @@ def _figures(rates: Rates) -> list[Figure]:
     ]
 
 
-def _grid(figures: Sequence[Figure], columns: int) -> Table:
-    grid = Table.grid(padding=(0, 1), expand=columns > 1)
+def _grid(figures: Sequence[Figure], columns: int, width: int) -> Table:
+    grid = Table.grid(padding=(0, 1))
     for _ in range(columns):
         grid.add_column(no_wrap=True, width=LABEL_CHARS)
-        grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1 if columns > 1 else None)
+        grid.add_column(no_wrap=True, width=width // columns - LABEL_CHARS - 2)
     for first in range(0, len(figures), columns):
         cells: list[Text] = []
         for label, value, style in figures[first : first + columns]:
@@ -134,40 +136,45 @@ def _tables(rates: Rates, width: int, lines: int) -> list[Text | Table]:
     return parts
 
 
-def _table(headings: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for place, heading in enumerate(headings):
-        is_name = heading in ("TOPIC", "GROUP", "IN TOPIC")
-        table.add_column(
-            Text(heading), justify="left" if is_name else "right", no_wrap=True, overflow="ellipsis",
-            min_width=6 if is_name else len(heading), ratio=None,
-        )  # fmt: skip
-        assert place < len(headings)
+def _table(names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> Table:
+    """Rows whose names are cut where there is no room, and whose figures are whole."""
+    table = Table(box=None, pad_edge=False, padding=(0, GAP_CHARS, 0, 0), header_style="bold")
+    widths = [
+        max(len(heading), *(row[place].cell_len for row in rows)) for place, heading in enumerate([*names, *figures])
+    ]
+    room = max(MIN_NAME_CHARS, width - sum(widths[len(names) :]) - GAP_CHARS * (len(widths) - 1))
+    for place, heading in enumerate(names):
+        share = room // (len(names) - place) - GAP_CHARS * bool(place)
+        room -= min(widths[place], share)
+        table.add_column(Text(heading), no_wrap=True, width=min(widths[place], share))
+    for place, heading in enumerate(figures, len(names)):
+        table.add_column(Text(heading), justify="right", no_wrap=True, width=widths[place])
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def _topics(rates: Rates, width: int, rows: int) -> Table:
+def _name(text: str) -> Text:
+    return Text(escape(text), overflow="ellipsis", no_wrap=True)
+
+
+def _topics(rates: Rates, width: int, count: int) -> Table:
     lag: dict[str, int] = {}
     for group in rates.groups:
         lag[group.topic] = max(lag.get(group.topic, 0), group.lag)
-    table = _table(["TOPIC", "IN", "MESSAGES"] + (["LAG"] if lag and width >= NARROW else []))
-    for row in rates.topics[:rows]:
-        cells = [Text(escape(row.topic)), Text(show_rate(row.produced_per_second)), Text(show_count(row.messages))]
-        if lag and width >= NARROW:
-            cells.append(Text(show_count(lag.get(row.topic))))
-        table.add_row(*cells)
-    return table
+    figures = ["IN", "MESSAGES", *(["LAG"] if lag and width >= NARROW else [])]
+    rows = []
+    for row in rates.topics[:count]:
+        values = [show_rate(row.produced_per_second), show_count(row.messages), show_count(lag.get(row.topic))]
+        rows.append([_name(row.topic), *map(Text, values[: len(figures)])])
+    return _table(["TOPIC"], figures, rows, width)
 
 
-def _groups(rates: Rates, width: int, rows: int) -> Table:
+def _groups(rates: Rates, width: int, count: int) -> Table:
     narrow = width < NARROW
-    table = _table(["GROUP", *([] if narrow else ["IN TOPIC"]), "COMMITS", "LAG"])
-    for row in rates.groups[:rows]:
-        name = f"{row.group}@{row.topic}" if narrow else row.group
-        cells = [Text(escape(name)), *([] if narrow else [Text(escape(row.topic))])]
-        cells += [
-            Text(show_rate(row.committed_per_second)),
-            Text(show_count(row.lag), style="yellow" if row.lag else ""),
-        ]
-        table.add_row(*cells)
-    return table
+    rows = []
+    for row in rates.groups[:count]:
+        names = [f"{row.group} {row.topic}"] if narrow else [row.group, row.topic]
+        lag = Text(show_count(row.lag), style="yellow" if row.lag else "")
+        rows.append([*map(_name, names), Text(show_rate(row.committed_per_second)), lag])
+    return _table(["GROUP, TOPIC"] if narrow else ["GROUP", "IN TOPIC"], ["COMMITS", "LAG"], rows, width)

@@ -273,13 +273,21 @@ class TestErrors:
 
 def test_importing_the_client_imports_msgpack_alone() -> None:
     script = (
-        "import sys; before = set(sys.modules); import flintmq.client; "
+        "import sys; before = set(sys.modules); from flintmq.client import *; "
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     imported = {name for name in done.stdout.split() if name not in sys.stdlib_module_names}
     # msgpack is Cython's, whose runtime makes modules of its own; the import hook is that of an editable install.
     assert {name for name in imported if "cython" not in name and "editable" not in name} == {"flintmq", "msgpack"}
+
+
+def test_every_exported_name_is_there() -> None:
+    for name in flintmq.client.__all__:
+        assert getattr(flintmq.client, name).__name__ == name
+    assert set(flintmq.client.__all__) <= set(dir(flintmq.client))
+    with pytest.raises(AttributeError, match="Prodcer"):
+        flintmq.client.Prodcer  # type: ignore[attr-defined] # noqa: B018
 
 
 def test_nothing_of_the_core_knows_sockets_or_threads() -> None:

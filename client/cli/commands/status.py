@@ -54,7 +54,7 @@ def shown(condition: Condition, address: str) -> dict[str, Any]:
         "flush": _flush(condition),
         "store": info.get("store_path"),
         "commitlog": show_bytes(condition.log_bytes) + _files(condition, "commitlog_files"),
-        "index": f"{show_count(condition.number('index_files'))} files" if "index_files" in info else None,
+        "index": _files(condition, "index_files").removeprefix(" in ") or None,
         "behind": f"flush {show_bytes(condition.flush_behind_bytes)}, "
         f"queues {show_bytes(condition.reput_behind_bytes)}, index {show_bytes(condition.index_behind_bytes)}",
         "disk": _disk(condition),

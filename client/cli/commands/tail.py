@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, cast
+from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +17,11 @@ from ..settings import Settings
 
 if TYPE_CHECKING:
     from ...core.stored import StoredMessage
+    from ...sync.consumer import Consumer
     from ..formats import Format
+
+SORTED_MAX = 10_000
+"""So many messages that are there are shown in the order in which they were stored; more of them queue by queue."""
 
 
 @command("tail")
@@ -49,17 +53,22 @@ def tail(
 
     In a pipe the bodies alone are printed, one a line, with control characters escaped.
     """  # fmt: skip
+    printer = MessagePrinter(settings.output, template=template, raw=raw, follow=until is None)
     with settings.consumer() as consumer:
-        begin, end = from_, until
-        if not isinstance(from_, str | int) or isinstance(until, dict) or until is not None:
-            stats = consumer.topic_stats(topic)
-            begin, end = start_of(from_, topic, stats), end_of(until, topic, stats)  # type: ignore[assignment]
-        messages = consumer.iter(topic, from_=begin, until=end, tags=tag)  # type: ignore[arg-type]
-        printer = MessagePrinter(settings.output, template=template, raw=raw, follow=until is None)
-        with _closing(messages):
+        messages = _messages(consumer, topic, from_, until, tag)
+        with contextlib.closing(messages):  # its connection goes before the consumer does
             return show_messages(settings, messages, printer, count=count)
 
 
-def _closing(messages: Iterator[StoredMessage]) -> contextlib.closing[Generator[StoredMessage, None, None]]:
-    """Ends the reading, and with it its connection, before the consumer is closed."""
-    return contextlib.closing(cast("Generator[StoredMessage, None, None]", messages))
+def _messages(
+    consumer: Consumer, topic: str, from_: Typed, until: Typed | None, tag: str | None
+) -> Generator[StoredMessage, None, None]:
+    """The messages between the positions; those that are there when it begins to follow by the time of storing."""
+    stats = consumer.topic_stats(topic)
+    begin, end = start_of(from_, topic, stats), end_of(until, topic, stats)
+    if until is None and isinstance(begin, int) and -begin <= SORTED_MAX:
+        ends = {queue.queue: queue.max_offset for queue in stats}
+        there = list(consumer.iter(topic, from_=begin, until=ends, tags=tag))
+        yield from sorted(there, key=lambda message: message.physical_offset)
+        begin = ends
+    yield from consumer.iter(topic, from_=begin, until=end, tags=tag)
