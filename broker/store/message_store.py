@@ -8,7 +8,6 @@ owns reput; reads and ``sync_derived`` to any.
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import threading
@@ -21,7 +20,7 @@ from .checkpoint import StoreCheckpoint
 from .commitlog import Appended, CommitLog, ProduceBatch
 from .config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
 from .dispatcher import Dispatcher
-from .errors import StoreFailed, StoreLocked
+from .errors import StoreFailed
 from .expiry import Expiry
 from .files import Files, make_durable_folder, remove_content
 from .index_file import IndexService
@@ -29,16 +28,13 @@ from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .reads import Found, Pulled, Reads
 from .recovery import Progress, Recovery, RecoveryReport
 from .settings import StoreSettings
+from .store_lock import StoreLock
 from .store_state import DeletedTopic, QueueEnds, Snapshot, StoreState
 
-LOCK_CONTENT = b"lock"
 OWN_FOLDER = "flintmq"
 QUEUE_SIZE, SLOTS, ENTRIES = "store.consumequeue_file_bytes", "store.index_slots", "store.index_entries"
 
 log = logging.getLogger(__name__)
-
-_locked_here: set[str] = set()
-"""Stores open in this process: POSIX locks do not exclude their own process."""
 
 
 def _ignore_progress(stage: str, done: int, total: int) -> None:
@@ -77,7 +73,7 @@ class MessageStore:
         self.refusal: Callable[[], ServiceNotAvailable] | None = None
         """Makes the error that whoever appends gets while the disk is too full; set by retention."""
         self._checkpoint = StoreCheckpoint(files, path / "checkpoint")
-        self._lock_fd = -1
+        self._lock = StoreLock(files, path)
         self._pending_snapshot = Snapshot()
         self._syncing = threading.Lock()
         """Held by who puts queues and index on disk, or takes their oldest files away."""
@@ -87,16 +83,16 @@ class MessageStore:
 
     # Opening and closing.
 
-    def open(self, progress: Progress = _ignore_progress) -> RecoveryReport:
-        """Lock, recover and dispatch everything. Blocks.
+    def open(self, progress: Progress = _ignore_progress, *, rebuild: bool = False) -> RecoveryReport:
+        """Lock, recover and dispatch everything. Blocks. With ``rebuild``, queues and index are made anew from the log.
 
         Raises ``StoreLocked``, ``SettingMismatch``, ``CorruptLog`` or ``CorruptFile``; then nothing is open.
         """
         started = time.perf_counter()
         make_durable_folder(self.files, self.path)
-        self._take_lock()
+        self._lock.take()
         try:
-            report = self._recover(progress)
+            report = self._recover(progress, rebuild)
         except BaseException as error:
             self._close_files()
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -108,27 +104,7 @@ class MessageStore:
         report.seconds = time.perf_counter() - started
         return report
 
-    def _take_lock(self) -> None:
-        key = str(self.path.resolve())
-        locked = StoreLocked(
-            f"{self.path} is open in another broker (it holds a lock on {self.path / 'lock'}). Stop that one, or "
-            "choose another folder with --store"
-        )
-        if key in _locked_here:
-            raise locked  # without opening the file: closing any descriptor of it drops this process's lock
-        fd = self.files.open(self.path / "lock", create=True)
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-        except (BlockingIOError, PermissionError):
-            self.files.close(fd)
-            raise locked from None
-        if self.files.size(fd) != len(LOCK_CONTENT):
-            self.files.resize(fd, 0)
-            self.files.write(fd, LOCK_CONTENT, 0)
-        _locked_here.add(key)
-        self._lock_fd = fd
-
-    def _recover(self, progress: Progress) -> RecoveryReport:
+    def _recover(self, progress: Progress, rebuild: bool) -> RecoveryReport:
         clean = not (self.path / "abort").exists()
         for table in (self.topics, self.consumer_offsets, self._delay_offsets, self.state):
             table.load()
@@ -140,6 +116,7 @@ class MessageStore:
         report = Recovery(
             self.commitlog, self.queues, self.index, self._checkpoint, self.state, self.topics, self.dispatcher,
             progress, self._begin_changes, clean=clean, queue_problems=queue_problems, index_problem=index_problem,
+            rebuild=rebuild,
         ).run()  # fmt: skip
         self._adopt_topics()
         if not clean:
@@ -214,10 +191,7 @@ class MessageStore:
         self.queues.close()
         self.index.close()
         self._checkpoint.close()
-        if self._lock_fd >= 0:
-            _locked_here.discard(str(self.path.resolve()))
-            self.files.close(self._lock_fd)
-            self._lock_fd = -1
+        self._lock.release()
 
     # Writing.
 

@@ -41,6 +41,8 @@ DISPATCH_CHUNK_BYTES = 4 * 1024 * 1024
 QUEUE_CHECK_BYTES_MAX = 64 * 1024 * 1024
 """All units are checked where the queues are this small in all; otherwise those of each queue's last file."""
 
+_REBUILT = "it is made anew"
+
 log = logging.getLogger(__name__)
 
 __all__ = ["Progress", "Recovery", "RecoveryReport"]
@@ -70,7 +72,8 @@ class IncompleteQueue(Exception):
 class Recovery:
     """One recovery of a locked store whose log, queues and index are loaded.
 
-    ``queue_problems``: why queues cannot be used, by row; ``index_problem``: the same of the newest index files.
+    ``queue_problems``: why queues cannot be used, by row; ``index_problem``: the same of the newest index files;
+    ``rebuild``: use none of them, whether they are right or not.
     ``before_changes`` is called when the start is not refused any more, before the first byte is changed.
     """
 
@@ -78,6 +81,7 @@ class Recovery:
         self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, checkpoint: StoreCheckpoint,
         state: StoreState, topics: TopicTable, dispatcher: Dispatcher, progress: Progress,
         before_changes: Callable[[], None], *, clean: bool, queue_problems: dict[int, str], index_problem: str,
+        rebuild: bool = False,
     ) -> None:  # fmt: skip
         self._commitlog = commitlog
         self._queues = queues
@@ -90,6 +94,7 @@ class Recovery:
         self._before_changes = before_changes
         self._queue_problems = queue_problems
         self._index_problem = index_problem
+        self._rebuild = rebuild
         self._check = DerivedCheck(commitlog, queues, index, dispatcher)
         self._log = LogRecovery(
             commitlog, checkpoint, progress,
@@ -208,6 +213,8 @@ class Recovery:
         """(units that stay, by row; how many index files stay). Problems are noted."""
         counts = self._examine_queues(dispatched)
         self._find_short_queues(dispatched, counts)
+        if self._rebuild:
+            return self._leave_all(counts)
         wrong, keep = index_problem(self._index, end, self._expected_index_files())
         self._index_problem = self._index_problem or wrong
         if self._log.mark is None and self._index_begins_late(keep):
@@ -223,6 +230,18 @@ class Recovery:
         if self._index_problem:
             self._note(self._index_problem)
         return counts, keep
+
+    def _leave_all(self, counts: dict[int, int]) -> tuple[dict[int, int], int]:
+        """For a rebuild: no queue and no index file stays."""
+        for queue in self._queues:
+            last = last_record_unit(queue, counts.get(queue.row, 0))
+            if last is not None and last[1] < self._commitlog.start_offset:
+                # Its messages are gone: where its offsets go on stands nowhere else.
+                self._state.keep_offset(queue.topic, queue.queue_id, counts[queue.row])
+            self._queue_problems[queue.row] = _REBUILT
+        self._state.persist()
+        self._index_problem = _REBUILT
+        return counts, 0
 
     def _note(self, reason: str) -> None:
         self.report.rebuilt.append(reason)
