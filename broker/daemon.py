@@ -1,4 +1,5 @@
-"""The command ``flintmq-broker``: ``serve`` runs a broker, ``warm`` compiles its kernels beforehand.
+"""The command ``flintmq-broker``: ``serve`` runs a broker, ``warm`` compiles its kernels beforehand; the tools for a
+stopped store are in ``tools/``.
 
 Exit codes: 0 after an orderly stop, 1 where the store or the machine refuses, 2 where a setting cannot be used, 70 when
 the running broker had to end because something failed that nothing can go on without.
@@ -26,6 +27,7 @@ import click
 from ..protocol.errors import ConfigurationError, FlintError
 from .banner import Banner
 from .notify import ServiceManager
+from .tools.commands import COMMANDS
 
 if TYPE_CHECKING:
     from .config import Settings
@@ -298,6 +300,9 @@ def warm() -> None:
         sys.exit(EXIT_REFUSED)
     click.echo(f"kernels: ready in {time.monotonic() - began:.1f} s")
 
+
+for _command in COMMANDS:
+    main.add_command(_command)
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,193 @@
+"""The commands ``verify``, ``rebuild``, ``dump`` and ``stat`` of ``flintmq-broker``.
+
+Only what ``--help`` needs is imported here; each command imports its work when it runs, with the kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .output import JSON, MODES, PLAIN, TABLE, escape, progress_bar, to_json
+
+EXIT_FINDINGS = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+EXIT_CLOSED_PIPE = 141
+
+_STORE = click.argument("store", type=click.Path(path_type=Path))
+_INDEX_SLOTS = click.option(
+    "--index-slots", type=click.IntRange(1), metavar="N", help="Slots of the index files, where the store does not say."
+)
+_RUNNING = click.option(
+    "--running", is_flag=True, help="Read beside a running broker, up to what it has flushed; nothing is locked."
+)
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
+    """A time, as ms since 1970 UTC."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """ISO 8601, local without a zone, or ms since 1970."""
+        if isinstance(value, int):
+            return value
+        text = str(value).removeprefix("@")
+        if text.isascii() and text.isdigit() and len(text) == 13:
+            return int(text)
+        try:
+            return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+        except (ValueError, OverflowError, OSError):
+            self.fail(
+                f"{value!r} is no time; write 2026-11-21T10:00 (local; or with Z or +01:00), or ms since 1970",
+                param,
+                ctx,
+            )
+
+
+def _tool(work: Callable[..., int]) -> Callable[..., None]:
+    """Turn errors into a line and an exit code. ``work`` returns the exit code."""
+
+    @functools.wraps(work)
+    def run(**arguments: Any) -> None:
+        from ...protocol.errors import FlintError
+
+        try:
+            code = work(**arguments)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read has enough. What is still buffered must not fail again when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = EXIT_CLOSED_PIPE
+        except KeyboardInterrupt:
+            click.echo("flintmq-broker: interrupted", err=True)
+            code = EXIT_INTERRUPTED
+        except (FlintError, OSError) as error:
+            click.echo(f"flintmq-broker: {escape(str(error))}", err=True)
+            code = EXIT_REFUSED
+        sys.exit(code)
+
+    return run
+
+
+@click.command()
+@_STORE
+@click.option("-o", "--output", "mode", type=click.Choice([PLAIN, JSON]), default=PLAIN, help="Text, or JSON lines.")
+@click.option("--show", type=click.IntRange(0), default=10, metavar="N", help="Findings shown of each kind.  [10]")
+@_INDEX_SLOTS
+@_tool
+def verify(store: Path, mode: str, show: int, index_slots: int | None) -> int:
+    """Check every record, queue, index entry and table of a stopped STORE. Changes nothing.
+
+    Exit code 0: sound; 1: something is wrong; 2: the store cannot be verified (a broker has it open, …).
+    """
+    from .report import as_json, as_text
+    from .verify import verify as run
+
+    with progress_bar() as progress:
+        verified = run(store, functools.partial(progress, "verifying"), index_slots=index_slots)
+    for line in as_json(verified, store) if mode == JSON else as_text(verified, store, show):
+        click.echo(line)
+    return EXIT_FINDINGS if verified.findings.total else 0
+
+
+@click.command()
+@_STORE
+@_INDEX_SLOTS
+@_tool
+def rebuild(store: Path, index_slots: int | None) -> int:
+    """Make ConsumeQueues and index of a stopped STORE anew from its log.
+
+    The files that are there are moved to flintmq/aside first and removed at the end. A damaged log is refused before
+    anything is changed. Interrupted or killed, the next start of a broker, or of this, goes on.
+    """
+    from .rebuild import rebuild as run
+
+    with progress_bar() as progress:
+        rebuilt = run(store, progress, index_slots=index_slots)
+    if rebuilt.cut_bytes:
+        click.echo(f"cut      {rebuilt.cut_bytes:,} bytes of a torn write behind the end of the log")
+    rate = rebuilt.messages / max(rebuilt.seconds, 1e-3)
+    click.echo(
+        f"rebuilt  {rebuilt.queues:,} queues and {rebuilt.index_files:,} index files from {rebuilt.messages:,} records "
+        f"in {rebuilt.seconds:.2f} s, {rate:,.0f} a second; the old files are removed"
+    )
+    return 0
+
+
+@click.command()
+@_STORE
+@click.option("--topic", metavar="NAME", help="Of this topic.")
+@click.option("--queue", type=click.IntRange(0), metavar="N", help="Of the queues with this number.")
+@click.option("--key", metavar="KEY", help="With this key or id; by the index where it is sound.")
+@click.option("--since", type=Moment(), metavar="TIME", default=0, help="Stored at this time or later.")
+@click.option("--until", type=Moment(), metavar="TIME", default=1 << 62, help="Stored at this time or earlier.")
+@click.option("--from-offset", type=click.IntRange(0), metavar="N", default=0, help="From this physical offset on.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", default=1 << 62, help="In front of this one.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="No more than this.")
+@_RUNNING
+@_INDEX_SLOTS
+@_tool
+def dump(store: Path, limit: int | None, running: bool, index_slots: int | None, **wanted: Any) -> int:
+    """Print the records of STORE's log as JSON lines, in the order in which they lie there. Changes nothing.
+
+    Records that are damaged are left out, and named on standard error; then the exit code is 1.
+    """
+    from itertools import islice
+
+    from .dump import Wanted, record_row, records
+    from .findings import Findings
+    from .report import findings_text
+
+    findings = Findings(shown_max=1000)
+    since_ms, until_ms = wanted.pop("since"), wanted.pop("until")
+    with _open(store, findings, running, index_slots) as (opened, end):
+        for record in islice(records(opened, end, Wanted(since_ms=since_ms, until_ms=until_ms, **wanted)), limit):
+            click.echo(to_json(record_row(record)))
+    for line in (*(f"note: {note}" for note in findings.notes), *findings_text(findings, store, 10)):
+        click.echo(line, err=True)
+    return EXIT_FINDINGS if findings.total else 0
+
+
+@click.command()
+@_STORE
+@click.option("-o", "--output", "mode", type=click.Choice(MODES), help="[table on a terminal, else plain]")
+@_RUNNING
+@_INDEX_SLOTS
+@_tool
+def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) -> int:
+    """Say what is in STORE: messages by queue, files, how full the index is, the checkpoint. Changes nothing."""
+    from .findings import Findings
+    from .report import findings_text
+    from .stat import store_stat
+    from .stat_output import as_json, as_plain, print_tables
+
+    findings = Findings()
+    with _open(store, findings, running, index_slots) as (opened, end):
+        found = store_stat(opened, end)
+    mode = mode or (TABLE if sys.stdout.isatty() else PLAIN)
+    if mode == TABLE:
+        print_tables(found)
+    else:
+        for line in as_json(found) if mode == JSON else as_plain(found):
+            click.echo(line)
+    for line in findings_text(findings, store, 10):
+        click.echo(line, err=True)
+    return 0
+
+
+def _open(store: Path, findings: Any, running: bool, index_slots: int | None) -> Any:
+    from .opening import open_for_reading
+
+    return open_for_reading(store, findings, running=running, index_slots=index_slots)
+
+
+COMMANDS = (verify, rebuild, dump, stat)

@@ -1,0 +1,251 @@
+"""``flintmq-broker dump``: the records of a log as JSON lines, in the order in which they lie there.
+
+Everything that is in the log is shown, also records of topics that were deleted, half messages and what a broker stored
+for itself. A damaged record is a finding, and passed over.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from ...protocol.ids import offset_id
+from ...protocol.javahash import index_key_hash
+from ...protocol.layout import SysFlag
+from ...protocol.record import (
+    PROPERTY_KEYS,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    CorruptRecord,
+    Record,
+    decode_host,
+    decode_record,
+    split_keys,
+)
+from ..kernels import dispatch as kernel
+from ..kernels import examine
+from ..store.log_recovery import CLOCK_MARGIN_MS, FileHead
+from ..store.mapped_file import MappedFile
+from .chains import check_file
+from .findings import Findings
+from .offline import FOREVER, OfflineStore
+from .output import iso_time
+
+PICK_BYTES = 4 * 1024 * 1024
+PICKED_MAX = 16_384
+_OWN_PROPERTIES = {PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records: each None takes all. Times in ms, both ends included; offsets are physical, half-open."""
+
+    topic: str | None = None
+    queue: int | None = None
+    key: str | None = None
+    since_ms: int = 0
+    until_ms: int = FOREVER
+    from_offset: int = 0
+    to_offset: int = FOREVER
+
+    def has_key(self, record: Record) -> bool:
+        """Whether the record has the key wanted, if any, among its keys or as its id."""
+        if self.key is None:
+            return True
+        properties = record.property_map()
+        return properties.get(PROPERTY_UNIQ_KEY) == self.key or self.key in split_keys(properties.get(PROPERTY_KEYS))
+
+
+def records(store: OfflineStore, end: int, wanted: Wanted) -> Iterator[Record]:
+    """The records wanted of the log below ``end``. What is damaged is entered into the store's findings."""
+    begin, end = max(wanted.from_offset, store.log_start), min(wanted.to_offset, end)
+    if wanted.key is None:
+        yield from _scan(store, begin, end, wanted)
+        return
+    indexed = _indexed(store)
+    if indexed is None:
+        store.findings.note("the index is not sound: the whole log is searched for the key")
+        yield from _scan(store, begin, end, wanted)
+        return
+    first, last = indexed
+    yield from _scan(store, begin, min(first, end), wanted)
+    yield from _by_index(store, max(begin, first), min(last, end), wanted)
+    yield from _scan(store, max(begin, last), end, wanted)
+
+
+def _scan(store: OfflineStore, begin: int, end: int, wanted: Wanted) -> Iterator[Record]:
+    for number, file in enumerate(store.log_files):
+        if file.end_offset <= begin or file.start_offset >= end:
+            continue
+        behind = store.log_files[number + 1] if number + 1 < len(store.log_files) else None
+        if wanted.since_ms and behind is not None:
+            head = FileHead(behind)
+            if head.is_record and head.store_ms < wanted.since_ms - CLOCK_MARGIN_MS:
+                continue
+        head = FileHead(file)
+        if head.is_record and head.store_ms > wanted.until_ms + CLOCK_MARGIN_MS:
+            return
+        yield from _scan_file(store, file, begin, end, wanted)
+        file.release()
+
+
+def _scan_file(store: OfflineStore, file: MappedFile, begin: int, end: int, wanted: Wanted) -> Iterator[Record]:
+    array, parts = file.array(), np.zeros(kernel.PARTS, np.int64)
+    topic = (wanted.topic or "").encode()
+    name = np.frombuffer(bytearray(topic or b"\0"), np.uint8)
+    picked = np.zeros(PICKED_MAX, np.int64)
+    at, stop = max(begin - file.start_offset, 0), min(end - file.start_offset, file.size)
+    if at:  # an offset that somebody typed is seldom a record's
+        at = int(examine.next_record(array, at, stop, file.start_offset, parts))
+    while at < stop:
+        status, at, count = examine.pick(
+            array, at, min(at + PICK_BYTES, stop), file.start_offset, name, len(topic),
+            -1 if wanted.queue is None else wanted.queue, wanted.since_ms, wanted.until_ms, picked, parts,
+        )  # fmt: skip
+        for place in picked[:count].tolist():
+            record = _decode(store, file, array, place)
+            if record is not None and wanted.has_key(record):
+                yield record
+        if status == kernel.BLANK:
+            return
+        if status not in (kernel.DONE, kernel.FULL):
+            found = int(examine.next_record(array, at + 1, stop, file.start_offset, parts))
+            store.findings.add(
+                "record", file.path, f"{kernel.BAD_NAMES[status]}; {found - at:,} bytes up to the next record are left "
+                "out", position=at, physical_offset=file.start_offset + at,
+            )  # fmt: skip
+            at = found
+
+
+def _decode(store: OfflineStore, file: MappedFile, array: np.ndarray, at: int) -> Record | None:
+    size = int.from_bytes(array[at : at + 4].tobytes(), "big")
+    try:
+        return decode_record(array[at : at + size].tobytes())
+    except CorruptRecord as error:
+        store.findings.add(
+            "body-crc", file.path, f"left out: {error}", position=at, physical_offset=file.start_offset + at
+        )
+        return None
+
+
+# By the index.
+
+
+def _indexed(store: OfflineStore) -> tuple[int, int] | None:
+    """The part of the log whose keys are all in the index, or None where the index is not sound."""
+    expected = store.state.snapshot.index_files if not store.is_rocketmq else []
+    names = {file.path.name for file in store.index_files}
+    if not names or not names.issuperset(expected) or any(store.findings.counts):
+        return None
+    found = Findings()
+    for file in store.index_files:
+        if store.shared:  # beside a broker, the newest file is being written
+            check_file(file, found, clean=store.clean)
+    used = [file for file in store.index_files if file.index_count > 1]
+    if found.total or not used:
+        return None
+    return used[0].header.begin_physical_offset, used[-1].end_physical_offset
+
+
+def _by_index(store: OfflineStore, begin: int, end: int, wanted: Wanted) -> Iterator[Record]:
+    assert wanted.key is not None
+    topics = [wanted.topic] if wanted.topic else _topics(store)
+    offsets = {
+        physical_offset
+        for topic in topics
+        for file in store.index_files
+        for physical_offset, _ in file.chain(index_key_hash(topic, wanted.key), 0, FOREVER, 0, hot=False)
+        if begin <= physical_offset < end
+    }
+    parts = np.zeros(kernel.PARTS, np.int64)
+    for physical_offset in sorted(offsets):
+        file = store.find(physical_offset)
+        if file is None:
+            continue
+        array, at = file.array(), physical_offset - file.start_offset
+        if kernel.locate(array, at, file.size, physical_offset, parts) not in (kernel.DONE, kernel.BAD_CRC):
+            continue
+        record = _decode(store, file, array, at)
+        if record is not None and _fits(record, wanted):
+            yield record
+
+
+def _topics(store: OfflineStore) -> list[str]:
+    return sorted({*(config.name for config in store.topics), *store.queues.by_topic})
+
+
+def _fits(record: Record, wanted: Wanted) -> bool:
+    return (
+        wanted.has_key(record)
+        and (wanted.topic is None or record.topic == wanted.topic.encode())
+        and wanted.queue in (None, record.queue_id)
+        and wanted.since_ms <= record.store_timestamp <= wanted.until_ms
+    )
+
+
+# As JSON.
+
+
+def record_row(record: Record) -> dict[str, Any]:
+    """A record under the names that a message has on the command line, and what else the log knows of it."""
+    properties = record.property_map()
+    body, compression = _plain_body(record)
+    row: dict[str, Any] = {
+        "topic": record.topic.decode("utf-8", "replace"),
+        "queue": record.queue_id,
+        "queue_offset": record.queue_offset,
+        "physical_offset": record.physical_offset,
+        "message_id": properties.get(PROPERTY_UNIQ_KEY) or offset_id(record.store_host, record.physical_offset),
+        "keys": list(split_keys(properties.get(PROPERTY_KEYS))),
+        "tag": properties.get(PROPERTY_TAGS),
+        "sharding_key": properties.get(PROPERTY_SHARDING_KEY),
+        "properties": {name: value for name, value in properties.items() if name not in _OWN_PROPERTIES},
+        "born_at": iso_time(record.born_timestamp),
+        "stored_at": iso_time(record.store_timestamp),
+        "reconsume_times": record.reconsume_times,
+        "flag": record.flag,
+        "sys_flag": record.sys_flag,
+        "born_host": _host(record.born_host),
+        "stored_host": _host(record.store_host),
+        "body_bytes": len(body),
+    }
+    if compression:
+        row["body_compression"] = compression  # what would unpack it is not installed, or it does not unpack
+    try:
+        row["body"] = body.decode()
+    except UnicodeDecodeError:
+        row["body_base64"] = base64.b64encode(body).decode()
+    return row
+
+
+def _host(blob: bytes) -> str:
+    host, port = decode_host(blob)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _plain_body(record: Record) -> tuple[bytes, str]:
+    """The body as it was sent, and nothing; or, where it cannot be unpacked, as it is stored, and how."""
+    if not record.sys_flag & SysFlag.COMPRESSED:
+        return record.body, ""
+    name = {SysFlag.COMPRESSION_LZ4: "lz4", SysFlag.COMPRESSION_ZSTD: "zstd"}.get(
+        record.sys_flag & SysFlag.COMPRESSION_MASK, "zlib"
+    )
+    try:
+        if name == "lz4":
+            return import_module("lz4.frame").decompress(record.body), ""
+        if name == "zstd":
+            return import_module("zstandard").ZstdDecompressor().decompressobj().decompress(record.body), ""
+        return zlib.decompress(record.body), ""
+    except (ImportError, zlib.error, RuntimeError, ValueError):
+        return record.body, name
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":
+            raise
+        return record.body, name

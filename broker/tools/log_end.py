@@ -1,0 +1,124 @@
+"""Where a log ends, found without changing anything, and what lies behind that end.
+
+The rules are those of recovery: below the mark's flushed offset, or below a message that a queue proves, everything
+belongs to the log; behind it the first place without a sound record is the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...protocol.layout import RECORD_STRUCT
+from ..kernels import dispatch as kernel
+from ..kernels import examine
+from ..store.consume_queue import ConsumeQueue
+from ..store.files import ZERO_CHUNK
+from ..store.queue_check import count_units, last_record_unit
+from .offline import FOREVER, OfflineStore
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """``offset``: the log's end; ``dispatched``: what lies below it must be in queues and index."""
+
+    offset: int
+    dispatched: int
+
+
+def find_end(store: OfflineStore) -> LogEnd:
+    """Where the log ends. Reads little, but for a store that is neither FlintMQ's nor has queues."""
+    mark = store.checkpoint.mark
+    proven = mark.flushed_offset if mark is not None else _proven_by_queues(store)
+    if store.log_files:
+        proven = min(max(proven, store.log_start), store.log_files[-1].end_offset)
+    end = _first_bad(store, proven)
+    if mark is not None:
+        return LogEnd(end, min(mark.dispatched_offset, end))
+    return LogEnd(end, end if store.clean else 0)
+
+
+def _proven_by_queues(store: OfflineStore) -> int:
+    """Behind the last message that a queue knows and that is there; 0 without one."""
+    proven = 0
+    for queue in store.queues:
+        last = last_record_unit(queue, count_units(queue, FOREVER))
+        if last is not None and last[1] + last[2] > proven and unit_fits(store, queue, *last):
+            proven = last[1] + last[2]
+    return proven
+
+
+def unit_fits(store: OfflineStore, queue: ConsumeQueue, queue_offset: int, physical_offset: int, size: int) -> bool:
+    """Whether a unit of the queue points at a record that says it is that message."""
+    file = store.find(physical_offset)
+    if file is None:
+        return False
+    array, at = file.array(), physical_offset - file.start_offset
+    parts = np.zeros(kernel.PARTS, np.int64)
+    if at + size > len(array) or kernel.locate(array, at, len(array), physical_offset, parts) not in (
+        kernel.DONE,
+        kernel.BAD_CRC,
+    ):
+        return False
+    fields = RECORD_STRUCT.unpack(array[at : at + RECORD_STRUCT.size].tobytes())
+    topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
+    expected = (size, topic, queue.queue_id, queue_offset)
+    return (fields[0], topic, fields[3], fields[5]) == (expected[0], queue.topic.encode(), *expected[2:])
+
+
+def _first_bad(store: OfflineStore, begin: int) -> int:
+    """The first place from ``begin`` on, a record's boundary, where no sound record is."""
+    state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
+    at = begin
+    while (file := store.find(at)) is not None:
+        status, position = kernel.scan(file.array(), at - file.start_offset, file.size, file.start_offset, parts, state)
+        at = file.end_offset if status == kernel.BLANK else file.start_offset + position
+        if status not in (kernel.BLANK, kernel.DONE):
+            break
+    return at
+
+
+def check_behind(store: OfflineStore, end: LogEnd) -> None:
+    """What lies behind the end: after an orderly stop of FlintMQ nothing; else a note says what a start would cut."""
+    for file in store.log_files:
+        begin = max(end.offset - file.start_offset, 0)
+        if begin >= file.size:
+            continue
+        position = _first_not_zero(store, file.fd, begin, file.size)
+        if position is None:
+            continue
+        if store.clean and not store.is_rocketmq:
+            store.findings.add(
+                "behind-end", file.path, f"the log ends at {end.offset:,}, but something stands here",
+                position=position, physical_offset=file.start_offset + position,
+            )  # fmt: skip
+            return
+        array, parts = file.array(), np.zeros(kernel.PARTS, np.int64)
+        stop = _data_end(store, file.fd, position, file.size)
+        record = examine.next_record(array, position, stop, file.start_offset, parts)
+        sound = (
+            f"; a record that fits there begins at {file.start_offset + record:,}: if it is no leftover of an earlier "
+            "crash, the log is damaged at its end"
+            if record < stop
+            else ""
+        )
+        store.findings.note(
+            f"the log ends at {end.offset:,}; behind it, in {file.path}, {stop - begin:,} bytes are left that a start "
+            f"cuts{sound}"
+        )
+        return
+
+
+def _first_not_zero(store: OfflineStore, fd: int, begin: int, end: int) -> int | None:
+    for at, stop in store.files.data_ranges(fd, begin, end):
+        for chunk in range(at, stop, len(ZERO_CHUNK)):
+            held = bytearray(min(len(ZERO_CHUNK), stop - chunk))
+            store.files.read(fd, memoryview(held), chunk, wait=True)
+            if held != ZERO_CHUNK[: len(held)]:
+                return chunk + len(held) - len(held.lstrip(b"\0"))
+    return None
+
+
+def _data_end(store: OfflineStore, fd: int, begin: int, end: int) -> int:
+    return max((stop for _, stop in store.files.data_ranges(fd, begin, end)), default=begin)

@@ -1,0 +1,195 @@
+"""The pass over the whole log, by several threads.
+
+The log is cut into segments that threads work on side by side; the kernels run without the interpreter's lock. A cut is
+made where a record begins, found by its magic and physical offset; should such a place turn out to lie inside of a
+record, the segment behind is looked at again from where the one in front ends.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+
+from ..kernels import dispatch as kernel
+from ..kernels import examine
+from ..store.mapped_file import MappedFile
+from .chains import check_file
+from .entries import EntryCursor
+from .examiner import CHUNK_BYTES, Examiner, PassStopped, QueueSpan, Segment
+from .findings import Findings
+from .log_end import LogEnd
+from .offline import OfflineStore
+
+SEGMENT_BYTES = 32 * 1024 * 1024
+THREADS_MAX = 8
+POLL_S = 0.1
+
+Progress = Callable[[int, int], None]
+"""Called with bytes of the log that are done, and that there are in all."""
+
+
+class LogPass:
+    """Everything that takes a look at every record. ``segment_bytes``: how large a stretch one thread takes at once."""
+
+    def __init__(
+        self, store: OfflineStore, end: LogEnd, progress: Progress, *, segment_bytes: int = SEGMENT_BYTES
+    ) -> None:
+        self._store = store
+        self._end = end
+        self._progress = progress
+        self._segment_bytes = segment_bytes
+        self._adding = threading.Lock()
+        self._stop = threading.Event()
+        self._local = threading.local()
+        self._examiners: list[Examiner] = []
+        self.threads = max(1, min(len(os.sched_getaffinity(0)), THREADS_MAX))
+        self.records = 0
+        self.bytes = 0
+        self.older = 0
+        """Records of queues that were begun again later."""
+        self.pending_units = 0
+        self.pending_keys = 0
+        self.records_by_row: dict[int, int] = defaultdict(int)
+        self.explained: dict[int, int] = defaultdict(int)
+        """Units that have a record, by the queue's row."""
+        self.reported: dict[int, set[int]] = defaultdict(set)
+        """Queue offsets of units that are a finding already, by row."""
+        self._spans: dict[int, QueueSpan] = {}
+
+    def run(self) -> None:
+        """Check records, units and entries, and enter what is wrong into the store's findings."""
+        segments = self._segments()
+        self.bytes = sum(segment.end - segment.begin for segment in segments)
+        index_findings = Findings()
+        with ThreadPoolExecutor(self.threads, "verify") as pool:
+            try:
+                work: list[Future[Any]] = [
+                    pool.submit(check_file, file, index_findings, clean=self._store.clean)
+                    for file in self._store.index_files
+                ]
+                work += [pool.submit(self._examine, segment) for segment in segments]
+                while wait(work, POLL_S).not_done:
+                    self._progress(self._bytes_done(), self.bytes)
+                for future in work:
+                    future.result()
+            except BaseException:
+                self._stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+        self._progress(self.bytes, self.bytes)
+        self._join(segments)
+        self._store.findings.extend(index_findings)
+        if index_findings.total or any(segment.index_differs for segment in segments):
+            self._compare_index_in_detail(segments)
+
+    def _bytes_done(self) -> int:
+        return sum(examiner.bytes_done for examiner in list(self._examiners))
+
+    # Segments.
+
+    def _segments(self) -> list[Segment]:
+        return [segment for file in self._store.log_files for segment in self._cut(file)]
+
+    def _cut(self, file: MappedFile) -> Iterator[Segment]:
+        stop = min(file.size, self._end.offset - file.start_offset)
+        begin = 0
+        while begin < stop:
+            end = stop
+            if begin + self._segment_bytes + CHUNK_BYTES < stop:
+                wanted = begin + self._segment_bytes
+                found = self._next_record(file, wanted, min(wanted + self._segment_bytes, stop))
+                end = min(found, stop)
+            yield Segment(file, begin, end)
+            begin = end
+
+    @staticmethod
+    def _next_record(file: MappedFile, begin: int, end: int) -> int:
+        parts = np.zeros(kernel.PARTS, np.int64)
+        return int(examine.next_record(file.array(), begin, end, file.start_offset, parts))
+
+    def _examine(self, segment: Segment) -> Segment:
+        examiner = getattr(self._local, "examiner", None)
+        if examiner is None:
+            examiner = self._local.examiner = self._new_examiner()
+        cursor = self._cursor(segment.file.start_offset + segment.begin, detailed=False)
+        result: Segment = examiner.run(segment, cursor)
+        result.pending_keys = cursor.pending
+        return result
+
+    def _new_examiner(self) -> Examiner:
+        examiner = Examiner(self._store, self._end, self._adding, self._stop)
+        self._examiners.append(examiner)
+        return examiner
+
+    def _cursor(self, begin: int, *, detailed: bool) -> EntryCursor:
+        return EntryCursor(
+            self._store.path / "index", self._store.index_files, begin, self._end.dispatched, detailed=detailed
+        )
+
+    # What the segments have in common.
+
+    def _join(self, segments: list[Segment]) -> None:
+        """Take over what the segments found, in the order of the log, and what only shows between them."""
+        reached, file = 0, None
+        for segment in segments:
+            if segment.file is not file:
+                file, reached = segment.file, 0
+            if reached > segment.begin:  # it was cut inside of a record
+                again = Segment(segment.file, min(reached, segment.end), segment.end)
+                segment = self._new_examiner().run(again, None)
+                segment.index_differs = True
+            reached = max(segment.reached, segment.end)
+            self._take(segment)
+            if segment.reached >= segment.file.size:
+                segment.file.release()
+
+    def _take(self, segment: Segment) -> None:
+        self.records += segment.records
+        self._store.findings.extend(segment.findings)
+        assert segment.units is not None
+        self.older += segment.units.older
+        self.pending_keys += segment.pending_keys
+        self.pending_units += segment.units.pending
+        for row, count in segment.units.explained.items():
+            self.explained[row] += count
+        for row, offsets in segment.units.reported.items():
+            self.reported[row] |= offsets
+        for row, span in segment.spans.items():
+            self.records_by_row[row] += span.records
+            before = self._spans.get(row)
+            if before is not None and span.first != before.next and not self._begun_again(span):
+                self._note_jump(segment, row, before, span)
+            self._spans[row] = span
+
+    def _begun_again(self, span: QueueSpan) -> bool:
+        """Whether a topic that RocketMQ deleted was made again: its offsets begin at 0 again."""
+        return self._store.is_rocketmq and span.first == 0
+
+    def _note_jump(self, segment: Segment, row: int, before: QueueSpan, span: QueueSpan) -> None:
+        queue = self._store.queues.rows[row]
+        self._store.findings.add(
+            "queue-offset", segment.file.path,
+            f"message {span.first:,} of {queue.topic}, queue {queue.queue_id}: message {before.next:,} of that queue "
+            "comes next", position=span.first_at - segment.file.start_offset, physical_offset=span.first_at,
+        )  # fmt: skip
+
+    def _compare_index_in_detail(self, segments: list[Segment]) -> None:
+        """Go through the log once more, in order, with one cursor, for what is wrong with the index alone."""
+        examiner = self._new_examiner()
+        examiner.bytes_done = 0
+        cursor = self._cursor(self._store.log_start, detailed=True)
+        for number, segment in enumerate(segments):
+            again = Segment(segment.file, segment.begin, segment.end)
+            examiner.run(again, cursor)
+            self._progress(sum(each.end - each.begin for each in segments[: number + 1]), self.bytes)
+            self._store.findings.extend(again.findings, "index-")
+        self.pending_keys = cursor.pending
+
+
+__all__ = ["LogPass", "PassStopped", "Progress"]

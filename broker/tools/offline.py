@@ -1,0 +1,297 @@
+"""A store opened for reading only, whatever state it is in.
+
+What is wrong with its files' names and sizes, or with its tables, becomes a finding; the rest can be read all the same.
+A broker is stricter: it does not start on such a store.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
+from ...protocol.names import is_system_topic
+from ..store.checkpoint import StoreCheckpoint
+from ..store.config_files import ConsumerOffsetTable, TopicTable
+from ..store.errors import CorruptFile, StoreLocked
+from ..store.files import Files
+from ..store.index_file import IndexFile, index_file_bytes
+from ..store.mapped_file import MappedFile, file_name
+from ..store.message_store import ENTRIES, OWN_FOLDER, QUEUE_SIZE, SLOTS
+from ..store.queue_table import LIGHT_QUEUE_PREFIX, ConsumeQueueTable
+from ..store.settings import StoreSettings
+from ..store.store_lock import StoreLock
+from ..store.store_state import StoreState
+from .findings import Findings
+
+_OFFSET_NAME = re.compile(r"\d{20}\Z", re.ASCII)
+_INDEX_NAME = re.compile(r"\d{17}\Z", re.ASCII)
+_QUEUE_ID = re.compile(r"(0|[1-9]\d{0,9})\Z", re.ASCII)
+FOREVER = 1 << 62
+
+
+class ReadOnlyFiles(Files):
+    """Opens for reading only, and maps privately: what a kernel writes to such a map stays in this process."""
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        """A descriptor for reading."""
+        assert not create, f"{path} would be made by a tool that only reads"
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def map(self, fd: int, size: int) -> mmap.mmap:
+        """The file's first ``size`` bytes, private and writable."""
+        return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+
+    def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
+        """Never."""
+        raise AssertionError("a tool that only reads would have changed the store")
+
+
+class OfflineStore:
+    """The files and tables of the store at ``path``. Context manager.
+
+    ``shared``: take the lock beside other readers, so that no broker starts meanwhile; else nothing is locked.
+    ``index_slots``: of its index files, where the store does not say. Raises ``StoreLocked``, and
+    ``ConfigurationError`` where there is no store or the index files' slots are not known.
+    """
+
+    def __init__(self, path: Path, findings: Findings, *, shared: bool = True, index_slots: int | None = None) -> None:
+        if not (path / "commitlog").is_dir():
+            raise ConfigurationError(
+                f"{path} is no store: it has no folder `commitlog`. Name the folder that the broker serves (--store)"
+            )
+        self.path = path
+        self.findings = findings
+        self.files = ReadOnlyFiles()
+        self._lock = StoreLock(self.files, path)
+        self.shared = shared
+        if shared:
+            self._share()
+        own = path / OWN_FOLDER
+        self.clean = not (path / "abort").exists()
+        self.state = StoreState(self.files, own / "state.json")
+        self.checkpoint = StoreCheckpoint(self.files, path / "checkpoint")
+        self.topics = TopicTable(self.files, path / "config" / "topics.json")
+        self.consumer_offsets = ConsumerOffsetTable(self.files, path / "config" / "consumerOffset.json")
+        self.log_files: list[MappedFile] = []
+        self.index_files: list[IndexFile] = []
+        try:
+            self._load_tables()
+            self.settings = self._sizes(index_slots)
+            self.queues = ConsumeQueueTable(
+                self.files, path / "consumequeue", own / "aside", self.settings.consumequeue_file_bytes
+            )
+            self.queues.deleted_below = self.deleted_below
+            self._load_log()
+            self._load_queues()
+            self._load_index()
+        except BaseException:
+            self.close()
+            raise
+
+    def _share(self) -> None:
+        try:
+            self._lock.share()
+        except StoreLocked:
+            raise StoreLocked(
+                f"{self.path} is open in a broker or in another tool (it holds a lock on {self.path / 'lock'}). Stop "
+                "that one first"
+            ) from None
+
+    def __enter__(self) -> OfflineStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files, and let the lock go."""
+        for file in self.log_files:
+            file.close()
+        for index_file in self.index_files:
+            index_file.close()
+        if hasattr(self, "queues"):
+            self.queues.close()
+        self._lock.release()
+
+    @property
+    def is_rocketmq(self) -> bool:
+        """Whether RocketMQ had the store last, or nobody is known to have had it."""
+        return self.checkpoint.mark is None
+
+    @property
+    def log_start(self) -> int:
+        """Where the log begins."""
+        return self.log_files[0].start_offset if self.log_files else 0
+
+    def deleted_below(self, topic: str) -> int:
+        """Below which physical offset the topic's records are those of a deleted topic."""
+        if self.is_rocketmq and len(self.topics) and self.topics.get(topic) is None and not is_system_topic(topic):
+            return FOREVER  # RocketMQ deletes a topic by taking it out of the table
+        return self.state.deleted_below(topic)
+
+    def find(self, physical_offset: int) -> MappedFile | None:
+        """The CommitLog file that holds a physical offset."""
+        for file in self.log_files:
+            if file.start_offset <= physical_offset < file.end_offset:
+                return file
+        return None
+
+    # Loading.
+
+    def _load_tables(self) -> None:
+        for load, table in (
+            (self.topics.load, self.path / "config" / "topics.json"),
+            (self.consumer_offsets.load, self.path / "config" / "consumerOffset.json"),
+            (self.state.load, self.state.path),
+        ):
+            self._load_table(load, table)
+        self.checkpoint.load()
+
+    def _load_table(self, load: Callable[[], None], path: Path) -> None:
+        try:
+            load()
+        except CorruptFile as error:
+            self.findings.add("table", path, str(error))
+
+    def _sizes(self, index_slots: int | None) -> StoreSettings:
+        """The sizes that the store was made with: as it says itself, else as most of its files have them."""
+        known = self.state.sizes
+        defaults = StoreSettings()
+        log_bytes = _most_common(_file_sizes(self.path / "commitlog", _OFFSET_NAME))
+        queue_bytes = known.get(QUEUE_SIZE) or _most_common(
+            size
+            for folder in sorted((self.path / "consumequeue").glob("*/*"))
+            for size in _file_sizes(folder, _OFFSET_NAME)
+            if size % UNIT_BYTES == 0
+        )
+        slots, entries = known.get(SLOTS), known.get(ENTRIES)
+        index_bytes = _most_common(_file_sizes(self.path / "index", _INDEX_NAME))
+        if index_slots is not None and index_bytes:
+            slots = index_slots
+            entries = (index_bytes - INDEX_HEADER_BYTES - INDEX_SLOT_BYTES * slots) // INDEX_ENTRY_BYTES
+            if slots < 1 or entries < 1 or index_file_bytes(slots, entries) != index_bytes:
+                raise ConfigurationError(
+                    f"--index-slots {index_slots} does not fit index files of {index_bytes:,} bytes: a header of "
+                    f"{INDEX_HEADER_BYTES} bytes, {INDEX_SLOT_BYTES} a slot, {INDEX_ENTRY_BYTES} an entry"
+                )
+        elif slots is None and index_bytes not in (0, index_file_bytes(defaults.index_slots, defaults.index_entries)):
+            raise ConfigurationError(
+                f"the index files in {self.path / 'index'} have {index_bytes:,} bytes, not the usual "
+                f"{index_file_bytes(defaults.index_slots, defaults.index_entries):,}, and nothing says how many slots "
+                "that makes: say --index-slots as it was set when the store was made (RocketMQ: maxHashSlotNum)"
+            )
+        return StoreSettings(
+            commitlog_file_bytes=log_bytes or defaults.commitlog_file_bytes,
+            consumequeue_file_bytes=queue_bytes or defaults.consumequeue_file_bytes,
+            index_slots=slots or defaults.index_slots,
+            index_entries=entries or defaults.index_entries,
+        )
+
+    def _load_log(self) -> None:
+        size = self.settings.commitlog_file_bytes
+        folder = self.path / "commitlog"
+        for path in self._own_files(folder, _OFFSET_NAME):
+            fd = self.files.open(path)
+            held = self.files.size(fd)
+            if held == 0:
+                self.files.close(fd)
+                self.findings.note(f"{path} is empty: a start removes it")
+                continue
+            file = MappedFile(self.files, path, fd, held)
+            if file.start_offset % size:
+                self.findings.add("foreign-file", path, f"its name is no multiple of the files' size, {size:,}")
+                file.close()
+                continue
+            if held != size:
+                self.findings.add(
+                    "file-size", path, f"it has {held:,} bytes instead of {size:,}", position=min(held, size),
+                    physical_offset=file.start_offset + min(held, size),
+                )  # fmt: skip
+                file.size = min(held, size)
+            self._check_no_gap(file)
+            self.log_files.append(file)
+
+    def _check_no_gap(self, file: MappedFile) -> None:
+        size = self.settings.commitlog_file_bytes
+        if self.log_files and (expected := self.log_files[-1].start_offset + size) != file.start_offset:
+            self.findings.add(
+                "missing-file", file.path.with_name(file_name(expected)),
+                f"{(file.start_offset - expected) // size:,} missing between {self.log_files[-1].path.name} and "
+                f"{file.path.name}", physical_offset=expected,
+            )  # fmt: skip
+
+    def _load_queues(self) -> None:
+        folder = self.queues.folder
+        for topic_folder in _folders(folder):
+            topic = topic_folder.name
+            if topic.startswith(LIGHT_QUEUE_PREFIX):
+                self.findings.note("RocketMQ's light queues (%LMQ%…) are not looked at")
+                continue
+            if topic.encode(errors="replace").decode() != topic:
+                self.findings.add("foreign-file", topic_folder, "its name is no topic's")
+                continue
+            for queue_folder in _folders(topic_folder):
+                if not _QUEUE_ID.match(queue_folder.name):
+                    self.findings.add("foreign-file", queue_folder, "its name is no queue's number")
+                    continue
+                for path in self._own_files(queue_folder, _OFFSET_NAME):
+                    self._check_queue_file(path)
+                self.queues.add(topic, int(queue_folder.name)).load()
+
+    def _check_queue_file(self, path: Path) -> None:
+        size, held = self.settings.consumequeue_file_bytes, path.stat().st_size
+        if held == 0:
+            self.findings.note(f"{path} is empty: a start removes it")
+        elif held != size:
+            self.findings.add("file-size", path, f"it has {held:,} bytes instead of {size:,}", position=min(held, size))
+        if int(path.name) % size:
+            self.findings.add("foreign-file", path, f"its name is no multiple of the files' size, {size:,}")
+        before = path.with_name(file_name(max(int(path.name) - size, 0)))
+        if not before.exists() and any(int(other) < int(path.name) for other in _names(path.parent, _OFFSET_NAME)):
+            self.findings.add("file-size", before, f"it is missing in front of {path.name}")
+
+    def _load_index(self) -> None:
+        slots, entries = self.settings.index_slots, self.settings.index_entries
+        size = index_file_bytes(slots, entries)
+        for path in self._own_files(self.path / "index", _INDEX_NAME):
+            held = path.stat().st_size
+            if held != size:
+                self.findings.add(
+                    "file-size", path, f"it has {held:,} bytes instead of {size:,}", position=min(held, size)
+                )
+            else:
+                self.index_files.append(IndexFile(self.files, path, self.files.open(path), slots, entries))
+
+    def _own_files(self, folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+        """The files of a folder whose names are right, in order; each other entry is a finding."""
+        own = []
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if pattern.match(path.name) and path.is_file():
+                own.append(path)
+            else:
+                self.findings.add("foreign-file", path, f"nothing of that name belongs into {folder}")
+        return own
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
+    return [path.name for path in folder.iterdir() if pattern.match(path.name)] if folder.is_dir() else []
+
+
+def _file_sizes(folder: Path, pattern: re.Pattern[str]) -> list[int]:
+    return [(folder / name).stat().st_size for name in _names(folder, pattern)]
+
+
+def _most_common(sizes: Iterable[int]) -> int:
+    """The size that most files have, of two the larger; 0 without files."""
+    counts = Counter(size for size in sizes if size > 0)
+    return max(counts, key=lambda size: (counts[size], size), default=0)

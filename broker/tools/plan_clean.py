@@ -1,0 +1,91 @@
+"""``flintmq-broker plan-clean``: what retention would do to a store, without doing it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import RetentionSection
+from ..services.retention import HOUR_MS, Disk, Policy, Verdict
+from ..store.commitlog import CommitLog
+from ..store.config_files import DelayOffsetTable
+from ..store.expiry import Expiry
+from ..store.index_file import IndexService
+from ..store.message_store import OWN_FOLDER
+from ..store.queue_check import count_units, find_start
+from ..store.reads import Reads
+from .findings import Findings
+from .offline import FOREVER, OfflineStore
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``verdicts``: of every CommitLog file but the last, the oldest first; once one stays, so do those behind it.
+    ``last``: the file that always stays, if there is one."""
+
+    disk: Disk
+    verdicts: list[Verdict]
+    last: Path | None
+    refuses: bool
+
+    @property
+    def going(self) -> list[Verdict]:
+        """What goes now."""
+        return [verdict for verdict in self.verdicts if verdict.goes]
+
+
+def plan_clean(path: Path, settings: RetentionSection, *, now: float | None = None, disk: Disk | None = None) -> Plan:
+    """What a broker with these settings would take away next. Changes nothing; a broker may run on the store.
+
+    Raises ``ConfigurationError`` where ``path`` is no store.
+    """
+    now = time.time() if now is None else now
+    disk = Disk.of(path) if disk is None else disk
+    policy = Policy(settings)
+    with OfflineStore(path, Findings(), shared=False) as store:
+        verdicts: list[Verdict] = []
+        for file in _expiry(store).old_files(int(now * 1000)):
+            stays = next((verdict for verdict in verdicts if not verdict.goes), None)
+            if stays is not None:
+                verdict = Verdict(file, False, f"kept: it lies behind {stays.file.path.name}")
+            else:
+                verdict = policy.verdict(file, now, disk, first=not verdicts)
+            verdicts.append(verdict)
+        last = store.log_files[-1].path if store.log_files else None
+    return Plan(disk, verdicts, last, policy.refuses(disk))
+
+
+def _expiry(store: OfflineStore) -> Expiry:
+    """Of a store that nobody recovered: a queue ends where its units do."""
+    own = store.path / OWN_FOLDER
+    commitlog = CommitLog(store.files, store.path / "commitlog", own / "new", store.settings, b"")
+    commitlog.queue.files = store.log_files
+    commitlog.write_offset = commitlog.queue.end_offset
+    for queue in store.queues:
+        queue.max_offset = count_units(queue, FOREVER)
+        queue.start_offset = queue.min_hint = find_start(queue, queue.max_offset)
+    index = IndexService(store.files, store.path / "index", own / "aside", own / "new", 1, 1)
+    reads = Reads(commitlog, store.queues, index, store.topics, store.state)
+    delay_offsets = DelayOffsetTable(store.files, store.path / "config" / "delayOffset.json")
+    delay_offsets.load()
+    return Expiry(commitlog, store.queues, reads, store.consumer_offsets, delay_offsets)
+
+
+def lines(plan: Plan, now: float) -> list[str]:
+    """The plan as a person reads it."""
+    disk = plan.disk
+    shown = [f"disk: {disk.used_percent:.0f} % in use, {disk.free_bytes / 1e9:,.1f} GB free"]
+    if plan.refuses:
+        shown.append("a broker refuses messages until there is room (retention.disk_refuse_percent)")
+    for verdict in plan.verdicts:
+        file = verdict.file
+        age = "age unknown" if file.newest_ms is None else f"{(now * 1000 - file.newest_ms) / HOUR_MS:,.1f} h old"
+        does = "goes " if verdict.goes else "stays"
+        shown.append(f"{does} {file.path.name}  {file.bytes / 1e6:,.0f} MB  {age}: {verdict.reason}")
+    if plan.last is not None:
+        shown.append(f"stays {plan.last.name}  the file that is written to always stays")
+    freed = sum(verdict.file.bytes for verdict in plan.going)
+    count = len(plan.verdicts) + (plan.last is not None)
+    shown.append(f"{len(plan.going)} of {count} CommitLog files would go, {freed / 1e6:,.0f} MB")
+    return shown

@@ -1,0 +1,91 @@
+"""Findings for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from .findings import KINDS, Finding, Findings
+from .output import escape, show_bytes, to_json
+from .verify import Verified
+
+
+def as_json(verified: Verified, path: Path) -> Iterator[str]:
+    """One object a line: each finding that was kept, then the summary."""
+    for finding in verified.findings:
+        yield to_json({
+            "kind": finding.kind,
+            "file": str(finding.path),
+            "position": None if finding.position < 0 else finding.position,
+            "physical_offset": None if finding.physical_offset < 0 else finding.physical_offset,
+            "what": finding.text,
+            "why": KINDS[finding.kind].why,
+            "remedy": KINDS[finding.kind].remedy,
+        })  # fmt: skip
+    yield to_json({
+        "kind": "summary",
+        "store": str(path),
+        "broker": verified.broker,
+        "stopped_in_order": verified.clean,
+        "log_start": verified.log_start,
+        "log_end": verified.log_end,
+        "log_bytes": verified.log_bytes,
+        "records": verified.records,
+        "queues": verified.queues,
+        "units": verified.units,
+        "index_files": verified.index_files,
+        "entries": verified.entries,
+        "seconds": round(verified.seconds, 3),
+        "findings": verified.findings.counts,
+        "notes": verified.findings.notes,
+    })  # fmt: skip
+
+
+def as_text(verified: Verified, path: Path, shown: int) -> Iterator[str]:
+    """What was looked at, then the findings by kind, ``shown`` of each."""
+    stopped = "stopped in order" if verified.clean else "not stopped in order: the next start recovers it"
+    log_files = f"{verified.log_files:,} file{'s' * (verified.log_files != 1)}"
+    index_files = f"{verified.index_files:,} file{'s' * (verified.index_files != 1)}"
+    rate = verified.log_bytes / max(verified.seconds, 1e-3)
+    yield f"store    {path}, {verified.broker}'s, {stopped}"
+    yield (
+        f"log      {verified.records:,} records in {log_files}, physical offsets {verified.log_start:,} to "
+        f"{verified.log_end:,}"
+    )
+    yield f"queues   {verified.units:,} messages in {verified.queues:,} queues"
+    yield f"index    {verified.entries:,} entries in {index_files}"
+    yield (
+        f"checked  {show_bytes(verified.log_bytes)} of the log and all that belongs to it in {verified.seconds:.2f} s, "
+        f"{show_bytes(rate)}/s"
+    )
+    for note in verified.findings.notes:
+        yield f"note     {escape(note)}"
+    yield from findings_text(verified.findings, path, shown)
+    total = verified.findings.total
+    yield "" if total else "sound    nothing is wrong"
+    if total:
+        yield f"damaged  {total:,} finding{'s' * (total != 1)} of {len(verified.findings.counts):,} kinds"
+
+
+def findings_text(findings: Findings, store: Path, shown: int) -> Iterator[str]:
+    """The findings by kind, ``shown`` of each at most."""
+    for kind, group in groupby(findings, key=lambda finding: finding.kind):
+        count = findings.counts[kind]
+        yield ""
+        yield f"{KINDS[kind].title}: {count:,}"
+        for finding, _ in zip(group, range(shown), strict=False):
+            yield f"  {finding_line(finding, store)}"
+        if count > shown:
+            yield f"  … and {count - shown:,} more"
+        yield f"  why it matters: {KINDS[kind].why}"
+        yield f"  what helps: {KINDS[kind].remedy}"
+
+
+def finding_line(finding: Finding, store: Path) -> str:
+    """Where and what, on one line; the file relative to the store."""
+    path = finding.path.relative_to(store) if finding.path.is_relative_to(store) else finding.path
+    where = [f"byte {finding.position:,}"] if finding.position >= 0 else []
+    if finding.physical_offset >= 0:
+        where.append(f"physical offset {finding.physical_offset:,}")
+    return escape(f"{path}{', ' if where else ''}{', '.join(where)}: {finding.text}")
