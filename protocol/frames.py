@@ -157,6 +157,12 @@ class FrameParser:
             self.buffer[:pending] = self.buffer[self.start : self.end]
         self.start, self.end = 0, pending
 
+    def trim(self) -> None:
+        """Give back what a large frame took, where nothing is pending: for a peer that is silent now."""
+        if self.start == self.end and len(self.buffer) > INITIAL_BUFFER_BYTES:
+            self.buffer = bytearray(INITIAL_BUFFER_BYTES)
+            self.start = self.end = 0
+
     def received(self, count: int) -> None:
         """``count`` bytes were written into the last ``writable()``."""
         assert 0 <= count <= len(self.buffer) - self.end, "more bytes than there was room for"

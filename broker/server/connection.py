@@ -326,8 +326,16 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.transport.close()
 
     def sweep(self, now: float) -> None:
-        """Called every now and then: close what took too long. ``now``: seconds of the loop's clock."""
+        """Called every now and then: close what took too long, give back what is not needed any more.
+
+        ``now``: seconds of the loop's clock.
+        """
         limits = self.broker.limits
+        if self.reads != self.reads_seen:
+            self.reads_seen = self.reads
+            self.idle_since = now
+        else:
+            self.parser.trim()
         if self.close_by:
             if now > self.close_by:
                 self.abort()
@@ -344,8 +352,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         elif self.stops & STOP_MEMORY:
             if self.broker.in_flight_bytes <= limits.in_flight_bytes_max:
                 self.unstop(STOP_MEMORY)
-        elif self.reads != self.reads_seen or self.stops or self.held_pulls or not self.is_idle():
-            self.reads_seen = self.reads
+        elif self.stops or self.held_pulls or not self.is_idle():
             self.idle_since = now
         elif now - self.idle_since > limits.idle_timeout_ms / 1000:
             log.debug("connection from %s:%d closed: idle", *self.address)

@@ -229,11 +229,19 @@ class ConsumerOffsetTable:
 
     def all_committed(self) -> list[tuple[str, str, int, int]]:
         """``(group, topic, queue, next offset)`` of everything that is committed, sorted. Any thread."""
+        return sorted(
+            (group, topic, queue, next_offset)
+            for group, topic, row in self.rows()
+            for queue, next_offset in row.items()
+        )
+
+    def rows(self) -> list[tuple[str, str, dict[int, int]]]:
+        """``(group, topic, next offset by queue)``, in no order. Any thread."""
         rows = []
         for key, row in list(self._offsets.items()):
             topic, _, group = key.partition(TOPIC_GROUP_SEPARATOR)
-            rows += [(group, topic, queue, next_offset) for queue, next_offset in list(row.items())]
-        return sorted(rows)
+            rows.append((group, topic, row.copy()))
+        return rows
 
     def commit(self, group: str, topic: str, queue: int, next_offset: int) -> None:
         """Note a group's progress, in memory; ``persist`` makes it durable."""

@@ -92,7 +92,9 @@ class ConsumeQueue:
     def size(self) -> tuple[int, int]:
         """How many files it has, and how many bytes of units are in them."""
         starts = list(self._open)
-        return len(starts), max(self.max_offset * UNIT_BYTES - min(starts), 0) if starts else 0
+        if not starts:
+            return 0, 0
+        return len(starts), max(self.max_offset * UNIT_BYTES - min(starts), 0)
 
     def read_units(self, queue_offset: int, count: int, *, hot: bool) -> bytearray:
         """``count`` units from ``queue_offset`` on, fewer where the files end. With ``hot``, raises ``WouldBlock``

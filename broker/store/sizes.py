@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...protocol.layout import INDEX_ENTRY_BYTES
+from .consume_queue import ConsumeQueue
 from .message_store import MessageStore
 
 
@@ -16,10 +18,13 @@ class KindSize:
     bytes: int
 
 
-def store_sizes(store: MessageStore) -> dict[str, KindSize]:
-    """By kind: commitlog, consumequeue, index. Any thread; nothing is read from disk."""
+def store_sizes(store: MessageStore, queues: Iterable[ConsumeQueue]) -> dict[str, KindSize]:
+    """By kind: commitlog, consumequeue, index. Any thread; nothing is read from disk.
+
+    ``queues``: the store's; there may be many, and the caller says how fast he goes through them.
+    """
     queue_files = queue_bytes = 0
-    for queue in store.queues:
+    for queue in queues:
         files, size = queue.size()
         queue_files += files
         queue_bytes += size

@@ -86,6 +86,21 @@ class FramePacker:
         return encode_frame(REQUEST, PRODUCE.code, self._number, fields, body)
 
 
+def topic_name(number: int) -> str:
+    """The name of the ``number``-th of many topics."""
+    return f"{TOPIC}-{number:05}"
+
+
+def fill_topics(address: str, count: int, first: int = 0) -> None:
+    """Make ``count`` topics, numbered from ``first`` on, and put a message into each of their queues."""
+    body = msgpack.packb([bytes(BODY_BYTES), {PROPERTY_KEYS: "order"}])
+    with RawClient(address) as client:
+        for number in range(first, first + count):
+            client.create_topic(topic_name(number), QUEUES)
+            for queue in range(QUEUES):
+                client.call(PRODUCE, {"topic": topic_name(number), "queue": queue, "count": 1}, body)
+
+
 def messages_a_frame(body_bytes: int) -> int:
     """How many messages of that size the SDK puts into one frame, roughly."""
     return FRAME_BODY_BYTES // (body_bytes + 48)

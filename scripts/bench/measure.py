@@ -16,7 +16,7 @@ Sample: TypeAlias = dict[str, float]
 Samples: TypeAlias = Generator[Sample, None, None]
 """One sample a run."""
 
-_NUMBER = {"msg/s": ",.0f", "µs": ",.0f", "ms": ".2f", "s": ".2f", "GB/s": ".2f", "MB": ",.0f"}
+_NUMBER = {"msg/s": ",.0f", "µs": ",.0f", "ms": ".2f", "s": ".2f", "GB/s": ".2f", "MB": ",.0f", "KiB": ",.1f"}
 _MORE_IS_BETTER = {"msg/s", "GB/s"}
 
 

@@ -84,6 +84,13 @@ DISK_RUNWAY = Metric(
     "how long that lasts at the rate of the last minute; +Inf while nothing is written",
 )
 
+PROCESS_CPU = Metric("process_cpu_seconds_total", "counter", "processor time of the broker")
+PROCESS_RESIDENT = Metric("process_resident_memory_bytes", "gauge", "its memory")
+PROCESS_VIRTUAL = Metric("process_virtual_memory_bytes", "gauge", "its address space, maps of the CommitLog included")
+PROCESS_FDS = Metric("process_open_fds", "gauge", "open files and connections")
+PROCESS_FDS_MAX = Metric("process_max_fds", "gauge", "how many there may be; -1: no limit")
+PROCESS_STARTED = Metric("process_start_time_seconds", "gauge", "when it started, seconds since 1970")
+
 METRICS = (
     BUILD_INFO, WRITABLE, RECOVERY,
     PRODUCED_MESSAGES, PRODUCED_BYTES, PULLED_MESSAGES, PULLED_BYTES,
@@ -91,15 +98,6 @@ METRICS = (
     CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, IN_FLIGHT, HELD_PULLS,
     TOPICS, QUEUES, GROUP_LAG,
     BEHIND_BYTES, BEHIND_SECONDS, SEGMENTS, STORE_BYTES, DISK_FREE, DISK_TOTAL, DISK_ROOM, DISK_RUNWAY,
+    PROCESS_CPU, PROCESS_RESIDENT, PROCESS_VIRTUAL, PROCESS_FDS, PROCESS_FDS_MAX, PROCESS_STARTED,
 )  # fmt: skip
-"""In the order in which they are shown. Beside them stand Prometheus's own ``process_…``: see ``PROCESS_METRICS``."""
-
-PROCESS_METRICS = (
-    Metric("process_cpu_seconds_total", "counter", "processor time of the broker"),
-    Metric("process_resident_memory_bytes", "gauge", "its memory"),
-    Metric("process_virtual_memory_bytes", "gauge", "its address space, maps of the CommitLog included"),
-    Metric("process_open_fds", "gauge", "open files and connections"),
-    Metric("process_max_fds", "gauge", "how many there may be"),
-    Metric("process_start_time_seconds", "gauge", "when it started, seconds since 1970"),
-)
-"""Made by prometheus-client, the same in every program."""
+"""In the order in which they are shown. The names ``process_…`` are those of Prometheus's own clients."""

@@ -17,7 +17,8 @@ from ...config import METRICS_OFF
 from ...services.service import Service
 from ..handlers.context import Broker
 from ..server import bind
-from .collector import CONTENT_TYPE, Metrics
+from .collector import metrics_text
+from .exposition import CONTENT_TYPE
 from .http import HttpServer, Page
 
 PORT_MAX = 65_535
@@ -54,7 +55,6 @@ class MetricsEndpoint:
         self._stage = "starting"
         self._broker: Broker | None = None
         self._services: Sequence[Service] = ()
-        self._metrics: Metrics | None = None
         self._scrape: asyncio.Future[bytes] | None = None
         self.address: tuple[str, int] | None = None
         """Where it listens; None: nowhere."""
@@ -76,7 +76,6 @@ class MetricsEndpoint:
 
     def started(self, broker: Broker, services: Sequence[Service]) -> None:
         """The broker serves."""
-        self._metrics = Metrics(broker)
         self._services = services
         self._broker = broker
         self._stage = ""
@@ -109,10 +108,10 @@ class MetricsEndpoint:
         return self._ill() or self._broker.write_refusal()
 
     async def _metrics_page(self) -> Page:
-        if self._stage or self._metrics is None:
+        if self._stage or self._broker is None:
             return _verdict(self._stage, "")
         if self._scrape is None:
-            self._scrape = self._loop.run_in_executor(self._executor, self._metrics.text)
+            self._scrape = self._loop.run_in_executor(self._executor, metrics_text, self._broker)
             self._scrape.add_done_callback(self._scraped)
         # Whoever asks meanwhile gets the same text; one that goes away does not take it from the others.
         return Page(await asyncio.shield(self._scrape), content_type=CONTENT_TYPE)

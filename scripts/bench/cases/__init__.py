@@ -8,7 +8,9 @@ from . import (
     bulks_sync,
     connections,
     end_to_end,
+    footprint,
     idle,
+    metrics,
     produce,
     pull,
     query,
@@ -27,4 +29,6 @@ ALL: tuple[Case, ...] = (
     end_to_end.CASE,
     start.CASE,
     idle.CASE,
+    footprint.CASE,
+    metrics.CASE,
 )

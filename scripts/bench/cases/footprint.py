@@ -1,0 +1,100 @@
+"""What a connection that does nothing, and a topic, take of the broker's memory."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flintmq.protocol.commands import GET_MAX_OFFSET
+from flintmq.protocol.errors import TopicNotExist
+
+from ..bench import Bench
+from ..broker import Broker
+from ..load import fill_topics
+from ..machine import resident_bytes
+from ..measure import BenchFailed, Case, Measure, Sample, Samples
+from ..raw import RawClient
+
+CONNECTIONS = 2_000
+TOPICS = 1_000
+SETTLE_SECONDS = 4.0
+"""After this the broker has seen that a connection is idle."""
+LARGE_FRAME_BYTES = 512 * 1024
+"""What each connection has sent once, before it is idle: its buffer grew for that."""
+
+
+def samples(bench: Bench) -> Samples:
+    """One a run."""
+    for _ in range(bench.runs):
+        sample: Sample = {}
+        with bench.store() as store, Broker(store, "async") as broker:
+            sample["silent"] = connection_kib(broker, bench.count(CONNECTIONS), used=False)
+        with bench.store() as store, Broker(store, "async") as broker:
+            sample["used"] = connection_kib(broker, bench.count(CONNECTIONS), used=True)
+        with bench.store() as store, Broker(store, "async") as broker:
+            sample["topic"] = topic_kib(broker, bench.count(TOPICS))
+        yield sample
+
+
+def connection_kib(broker: Broker, count: int, *, used: bool) -> float:
+    """KiB a connection that is greeted; with ``used`` each has sent a large frame too."""
+    with many_files(count + 100):
+        with RawClient(broker.address) as client:
+            client.runtime_info()
+        before = resident_bytes(broker.pid)
+        clients = []
+        try:
+            for _ in range(count):
+                client = RawClient(broker.address)
+                clients.append(client)
+                if used:
+                    send_large_frame(client)
+            time.sleep(SETTLE_SECONDS)
+            return (resident_bytes(broker.pid) - before) / 1024 / count
+        finally:
+            for client in clients:
+                client.sock.close()
+
+
+def send_large_frame(client: RawClient) -> None:
+    """A frame that the broker has to take whole before it can refuse it."""
+    try:
+        client.call(GET_MAX_OFFSET, {"topic": "nowhere", "queue": 0}, bytes(LARGE_FRAME_BYTES))
+    except TopicNotExist:
+        return
+    raise BenchFailed("a topic that nobody made is there")
+
+
+def topic_kib(broker: Broker, count: int) -> float:
+    """KiB a topic of 4 queues with a message in each."""
+    fill_topics(broker.address, 1)
+    broker.wait_until_caught_up()
+    before = resident_bytes(broker.pid)
+    fill_topics(broker.address, count, first=1)
+    broker.wait_until_caught_up()
+    return (resident_bytes(broker.pid) - before) / 1024 / count
+
+
+@contextmanager
+def many_files(count: int) -> Iterator[None]:
+    """A limit of open files that allows ``count``, where the system does."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, min(count, most)), most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+
+
+CASE = Case(
+    "footprint",
+    "memory of what the broker holds",
+    (
+        Measure("silent", "an idle connection", "KiB", 80),
+        Measure("used", "the same after a frame of 512 KiB, as the process shows it", "KiB"),
+        Measure("topic", "a topic of 4 queues", "KiB", 64),
+    ),
+    samples,
+)
