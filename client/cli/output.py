@@ -53,13 +53,16 @@ def use_colour(stream: TextIO) -> bool:
 
 def to_json(row: Mapping[str, Any]) -> str:
     """One line of JSON, without control characters."""
-    return escape_json(json.dumps(row, ensure_ascii=False, default=_json_value))
+    return escape_json(_encode(row))
 
 
 def _json_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return iso(value)
     raise TypeError(f"{type(value).__name__} in output")
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, default=_json_value).encode
 
 
 def to_plain(value: Any) -> str:
@@ -150,7 +153,7 @@ class Output:
 
         console = self.console()
         table = self._drawn(columns, rows)
-        if Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).minimum > console.width:
+        if Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).maximum > console.width:
             self._blocks(columns, rows)
             return
         console.print(table)

@@ -18,8 +18,8 @@ TIME_FORMS = (
 )
 POSITION_FORMS = "earliest, latest, -10 (the last ten), an offset, 0:17,1:5 (queue:offset), or @TIME"
 
-_RELATIVE = re.compile(r"([+-])(\d{1,9})(ms|s|m|h|d|w)")
-_CLOCK = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
+_RELATIVE = re.compile(r"([+-])([0-9]{1,9})(ms|s|m|h|d|w)")
+_CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
 _UNITS = {
     "ms": timedelta(milliseconds=1), "s": timedelta(seconds=1), "m": timedelta(minutes=1),
     "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1),
@@ -77,11 +77,11 @@ def parse_position(text: str, now: datetime | None = None) -> Typed:
         return stripped
     if stripped.startswith("@"):
         return parse_time(stripped[1:], now)
-    if re.fullmatch(r"-\d{1,18}", stripped) and int(stripped):
+    if re.fullmatch(r"-[0-9]{1,18}", stripped) and int(stripped):
         return int(stripped)
-    if re.fullmatch(r"\d{1,18}", stripped):
+    if re.fullmatch(r"[0-9]{1,18}", stripped):
         return EveryQueue(int(stripped))
-    if re.fullmatch(r"\d{1,5}:\d{1,18}(,\d{1,5}:\d{1,18})*", stripped):
+    if re.fullmatch(r"[0-9]{1,5}:[0-9]{1,18}(,[0-9]{1,5}:[0-9]{1,18})*", stripped):
         pairs = [pair.split(":") for pair in stripped.split(",")]
         offsets = {int(queue): int(offset) for queue, offset in pairs}
         if len(offsets) != len(pairs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -56,6 +57,7 @@ def show_messages(
     except KeyboardInterrupt:
         seconds = time.monotonic() - began
         settings.output.flush()
-        note(settings, f"\n{plural(shown, 'message')} in {show_seconds(seconds)}, {show_rate(shown / seconds)}")
+        new_line = "\n" if sys.stderr.isatty() else ""  # behind the terminal's ^C
+        note(settings, f"{new_line}{plural(shown, 'message')} in {show_seconds(seconds)}, {show_rate(shown / seconds)}")
         return EXIT_INTERRUPTED
     return code

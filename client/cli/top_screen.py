@@ -43,8 +43,8 @@ class Screen:
             if self.rates.condition.write_refusal:
                 refusal = f"refuses messages: {escape(self.rates.condition.write_refusal)}"
                 parts.append(Text(refusal, style="bold red", overflow="ellipsis", no_wrap=True))
-            figures = _figures(self.rates)
             columns = 1 if width < NARROW else 2 if width < WIDE else 4
+            figures = _figures(self.rates)[: (height - len(parts)) * columns]
             parts.append(_grid(figures, columns, width))
             left = height - len(parts) - -(-len(figures) // columns)
             parts += _tables(self.rates, width, left)

@@ -68,14 +68,16 @@ def iso(moment: datetime | None) -> str:
     """A moment in UTC with milliseconds, as JSON and plain output have it: ``2026-11-21T10:00:00.123Z``."""
     if moment is None:
         return ""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return moment.isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
 
 
 def show_moment(moment: datetime | None) -> str:
     """A moment in local time, as a table has it: ``2026-11-21 11:00:00.123``."""
     if moment is None:
         return _UNKNOWN
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
+    return moment.astimezone().replace(tzinfo=None).isoformat(" ", "milliseconds")
 
 
 def plural(count: int, noun: str, several: str = "") -> str:

@@ -29,12 +29,12 @@ def context() -> None:
 @context.command("add")
 @pass_settings
 @click.argument("name")
-@click.argument("broker", metavar="HOST:PORT")
+@click.argument("address", metavar="HOST:PORT")
 @click.option("--use", is_flag=True, help="Use it from now on.")
-def add(settings: Settings, name: str, broker: str, use: bool) -> None:
+def add(settings: Settings, name: str, address: str, use: bool) -> None:
     """Name a broker, or several addresses of one: a:1,b:2. The first context is used at once."""
     contexts = Contexts.load()
-    contexts.add(name, broker)
+    contexts.add(name, address)
     if use or not contexts.current:
         contexts.current = name
     contexts.save()

@@ -1,0 +1,124 @@
+"""Runs ``flintmq`` for tests: in this process, or as a process of its own, on a terminal or not."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from flintmq.client.cli.main import root
+
+PROGRAM = [sys.executable, "-m", "flintmq.client.cli.main"]
+END_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Done:
+    """What a command line came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of standard output."""
+        return self.out.splitlines()
+
+    @property
+    def rows(self) -> list[Any]:
+        """Standard output as JSON lines."""
+        return [json.loads(line) for line in self.lines]
+
+
+@dataclass
+class Cli:
+    """``flintmq`` with a configuration folder of its own and, unless told otherwise, one broker."""
+
+    folder: Path
+    broker: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that it runs with."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("FLINTMQ_")}
+        clean |= {"XDG_CONFIG_HOME": str(self.folder), "TERM": "xterm-256color", "TZ": "UTC"}
+        clean.pop("COLUMNS", None)
+        clean.pop("NO_COLOR", None)
+        return clean | ({"FLINTMQ_BROKER": self.broker} if self.broker else {}) | self.variables
+
+    def run(self, *args: str, stdin: str | bytes | None = None) -> Done:
+        """Run a command line in this process."""
+        clean: dict[str, str | None] = dict.fromkeys(os.environ)
+        result = CliRunner(env=clean | self.environment).invoke(root, args, input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Done(result.exit_code, result.stdout, result.stderr)
+
+    def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a command line as a process, its streams as pipes unless ``options`` says otherwise."""
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([*PROGRAM, *args], env=self.environment, **(pipes | options))
+
+    def spawn(self, *args: str, stdin: bytes | None = None) -> Done:
+        """Run a command line as a process to its end; ``stdin``: what is piped in, None: nothing can be read."""
+        process = self.start(*args, stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE)
+        out, err = process.communicate(stdin, END_TIMEOUT_S)
+        return Done(process.returncode, out.decode(), err.decode())
+
+
+class Terminal:
+    """A process on a pseudo-terminal of a given size."""
+
+    def __init__(self, cli: Cli, args: Sequence[str], columns: int, lines: int = 24) -> None:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self._ours = ours
+        self.process = cli.start(*args, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+        os.close(theirs)
+        self.text = ""
+
+    def read_until(self, wanted: str) -> str:
+        """Everything shown up to now, once ``wanted`` is there."""
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while wanted not in self.text:
+            assert time.monotonic() < deadline, f"{wanted!r} never came: {self.text!r}"
+            if not self._read(0.5) and self.process.poll() is not None:
+                assert wanted in self.text, f"ended without {wanted!r}: {self.text!r}"
+        return self.text
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._ours, keys.encode())
+
+    def finish(self) -> int:
+        """Read to the end; the exit code."""
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while self._read(0.5) or self.process.poll() is None:
+            assert time.monotonic() < deadline, f"it does not end: {self.text!r}"
+        os.close(self._ours)
+        return self.process.wait()
+
+    def _read(self, seconds: float) -> bool:
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        try:
+            data = os.read(self._ours, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self.text += data.decode("utf-8", "replace")
+        return bool(data)

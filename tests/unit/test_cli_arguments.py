@@ -1,0 +1,196 @@
+"""What is typed: positions, times, sizes, contexts, and where the broker is."""
+
+from __future__ import annotations
+
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.client import ConfigurationError, InvalidArgument, OffsetOutOfRange, QueueStats
+from flintmq.client.cli.contexts import Contexts, contexts_path
+from flintmq.client.cli.params import PERMISSION, PROPERTY, SIZE, SPAN, show_permission
+from flintmq.client.cli.positions import EveryQueue, end_of, parse_position, parse_time, start_of
+from flintmq.client.cli.settings import DEFAULT_BROKER, Settings
+
+NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
+STATS = [QueueStats(0, 5, 20, 0), QueueStats(1, 0, 8, 0)]
+
+
+class TestTimes:
+    @pytest.mark.parametrize(
+        ("text", "moment"),
+        [
+            ("now", NOW),
+            ("-15m", NOW - timedelta(minutes=15)),
+            ("+2h", NOW + timedelta(hours=2)),
+            ("-250ms", NOW - timedelta(milliseconds=250)),
+            ("2026-11-21T10:00Z", datetime(2026, 11, 21, 10, tzinfo=UTC)),
+            ("2026-11-21T10:00:00.5+01:00", datetime(2026, 11, 21, 9, 0, 0, 500_000, tzinfo=UTC)),
+            ("1795275200", datetime.fromtimestamp(1_795_275_200, UTC)),
+            ("1795275200123", datetime.fromtimestamp(1_795_275_200, UTC) + timedelta(milliseconds=123)),
+        ],
+    )
+    def test_a_moment_can_be_written_in_many_ways(self, text: str, moment: datetime) -> None:
+        assert parse_time(text, NOW) == moment
+
+    def test_a_time_without_zone_is_local(self) -> None:
+        local = datetime(2026, 11, 21, 10).astimezone()
+        assert parse_time("2026-11-21T10:00") == local
+        assert parse_time("2026-11-21 10:00") == local
+        assert parse_time("2026-11-21") == local - timedelta(hours=10)
+        today = NOW.astimezone().replace(hour=9, minute=5, second=0)
+        assert parse_time("9:05", NOW) == today
+        assert parse_time("09:05:00", NOW) == today
+
+    @pytest.mark.parametrize("text", ["", "yesterday", "25:00", "2026-13-01", "20261121", "-5", "-9" * 9 + "w", "12"])
+    def test_what_is_no_time_is_refused_with_the_forms(self, text: str) -> None:
+        with pytest.raises(ValueError, match="is no time; write 2026-11-21T10:00"):
+            parse_time(text, NOW)
+
+
+class TestPositions:
+    @pytest.mark.parametrize(
+        ("text", "position"),
+        [
+            ("earliest", "earliest"),
+            ("latest", "latest"),
+            ("-10", -10),
+            ("17", EveryQueue(17)),
+            ("0:17,3:5", {0: 17, 3: 5}),
+            ("@-15m", NOW - timedelta(minutes=15)),
+        ],
+    )
+    def test_a_position_can_be_written_in_many_ways(self, text: str, position: Any) -> None:
+        assert parse_position(text, NOW) == position
+
+    @pytest.mark.parametrize("text", ["", "first", "-0", "1:2:3", "0:1,", "1.5", "٣"])
+    def test_what_is_no_position_is_refused_with_the_forms(self, text: str) -> None:
+        with pytest.raises(ValueError, match="is no position; write earliest, latest, -10"):
+            parse_position(text)
+
+    def test_a_queue_named_twice_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="names a queue twice"):
+            parse_position("0:1,0:2")
+
+    def test_an_offset_for_all_queues_stays_within_each(self) -> None:
+        assert start_of(EveryQueue(10), "orders", STATS) == {0: 10, 1: 8}
+        assert start_of(EveryQueue(2), "orders", STATS) == {0: 5, 1: 2}
+        assert end_of(EveryQueue(10), "orders", STATS) == {0: 10, 1: 10}
+        with pytest.raises(OffsetOutOfRange, match="offset 21 is in none of the 2 queues of topic 'orders'"):
+            start_of(EveryQueue(21), "orders", STATS)
+
+    def test_queues_that_are_not_named_are_not_read(self) -> None:
+        assert start_of({0: 7}, "orders", STATS) == {0: 7, 1: 8}
+        with pytest.raises(InvalidArgument, match="has the queues 0 to 1, not 4"):
+            start_of({4: 0}, "orders", STATS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (SIZE, "512", 512),
+        (SIZE, "64k", 64_000),
+        (SIZE, "1.5MB", 1_500_000),
+        (SIZE, "1Gi", 2**30),
+        (SPAN, "0.5", 0.5),
+        (SPAN, "10ms", 0.01),
+        (SPAN, "2min", 120),
+        (PROPERTY, "a=b=c", ("a", "b=c")),
+        (PERMISSION, "rw", 6),
+        (PERMISSION, "none", 0),
+    ],
+)
+def test_an_argument_is_read(kind: Any, text: str, value: Any) -> None:
+    assert kind.parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(SIZE, "big"), (SIZE, "1X"), (SIZE, "-1"), (SPAN, "soon"), (PROPERTY, "a"), (PROPERTY, "=b"), (PERMISSION, "x")],
+)
+def test_an_argument_that_cannot_be_read_is_refused(kind: Any, text: str) -> None:
+    with pytest.raises(ValueError, match="write "):
+        kind.parse(text)
+
+
+def test_permissions_are_shown_as_they_are_typed() -> None:
+    assert [show_permission(perm) for perm in (0, 2, 4, 6)] == ["none", "w", "r", "rw"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty configuration folder."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("FLINTMQ_BROKER", raising=False)
+    return tmp_path
+
+
+class TestContexts:
+    def test_what_is_saved_is_loaded(self, home: Path) -> None:
+        contexts = Contexts.load()
+        contexts.add("prod", "a,[::1]:7")
+        contexts.add("test_2", "localhost:10912")
+        contexts.current = "prod"
+        contexts.save()
+        again = Contexts.load()
+        assert again.brokers == {"prod": "a:10911,[::1]:7", "test_2": "localhost:10912"}
+        assert again.current == "prod"
+        assert contexts_path() == home / "flintmq" / "contexts.toml"
+        assert stat.S_IMODE(contexts_path().stat().st_mode) == 0o600
+        assert [path.name for path in contexts_path().parent.iterdir()] == ["contexts.toml"]
+
+    def test_a_context_that_is_removed_is_not_in_use_any_more(self, home: Path) -> None:
+        contexts = Contexts.load()
+        contexts.add("prod", "a:1")
+        contexts.current = "prod"
+        contexts.remove("prod")
+        contexts.save()
+        assert Contexts.load() == Contexts(contexts_path())
+
+    @pytest.mark.parametrize("name", ["", "a b", "a.b", 'x"', "é", "x" * 65])
+    def test_a_name_that_cannot_be_is_refused(self, home: Path, name: str) -> None:
+        with pytest.raises(ConfigurationError, match="cannot name a context"):
+            Contexts.load().add(name, "a:1")
+
+    @pytest.mark.parametrize("broker", ["", "a:x", "a:0", "a\n:1"])
+    def test_a_broker_that_cannot_be_is_refused(self, home: Path, broker: str) -> None:
+        with pytest.raises((ConfigurationError, InvalidArgument), match="broker address"):
+            Contexts.load().add("prod", broker)
+
+    def test_an_unknown_context_names_those_there_are(self, home: Path) -> None:
+        contexts = Contexts.load()
+        contexts.add("prod", "a:1")
+        with pytest.raises(ConfigurationError, match=r"no context 'prd' in .*contexts\.toml; there are: prod"):
+            contexts.broker_of("prd")
+
+    @pytest.mark.parametrize("text", ["current = ", "[contexts.prod]\n", "[contexts]\nprod = 1", "\xff"])
+    def test_a_broken_file_is_named(self, home: Path, text: str) -> None:
+        contexts_path().parent.mkdir()
+        contexts_path().write_bytes(text.encode("latin-1"))
+        with pytest.raises(ConfigurationError, match=r"contexts\.toml"):
+            Contexts.load()
+
+
+class TestWhereTheBrokerIs:
+    def test_the_nearest_word_counts(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert Settings().addresses == DEFAULT_BROKER
+        contexts = Contexts.load()
+        contexts.add("prod", "prod:1")
+        contexts.add("test", "test:2")
+        contexts.current = "prod"
+        contexts.save()
+        assert Settings().addresses == "prod:1"
+        monkeypatch.setenv("FLINTMQ_BROKER", "env:3")
+        assert Settings().addresses == "env:3"
+        assert Settings(context="test").addresses == "test:2"
+        assert Settings(context="test", broker="option").addresses == "option:10911"
+
+    def test_a_context_in_use_that_is_gone_is_said(self, home: Path) -> None:
+        contexts = Contexts.load()
+        contexts.current = "prod"
+        contexts.save()
+        with pytest.raises(ConfigurationError, match="no context 'prod'"):
+            _ = Settings().addresses

@@ -1,0 +1,162 @@
+"""The command line itself: its commands, what it imports, what it suggests, and that the documentation is true."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from flintmq.client.cli import failures
+from flintmq.client.cli.commands.cheat import EXAMPLES
+from flintmq.client.cli.formats import DIRECTIVES
+from flintmq.client.cli.main import COMMANDS, root
+from tests.cli_tools import Cli
+
+README = (Path(__file__).parents[2] / "client" / "cli" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """A command line that has no broker."""
+    return Cli(tmp_path, "127.0.0.1:1")
+
+
+def _all_commands() -> dict[str, click.Command]:
+    """Every command by what is typed for it, those of groups too."""
+    found: dict[str, click.Command] = {}
+    ctx = click.Context(root, info_name="flintmq")
+    for name in COMMANDS:
+        command = root.get_command(ctx, name)
+        assert command is not None
+        found[name] = command
+        if isinstance(command, click.Group):
+            found |= {f"{name} {sub}": command.commands[sub] for sub in command.commands}
+    return found
+
+
+ALL_COMMANDS = _all_commands()
+
+
+def test_the_list_of_commands_fits_a_terminal_of_80_columns(cli: Cli) -> None:
+    assert max(map(len, cli.run("--help").lines)) <= 80
+    for lazy in COMMANDS.values():
+        assert lazy.summary.endswith(".")
+
+
+@pytest.mark.parametrize("name", ALL_COMMANDS)
+def test_every_command_has_help_with_the_common_options(cli: Cli, name: str) -> None:
+    done = cli.run(*name.split(), "--help")
+    assert done.code == 0
+    assert done.out.startswith(f"Usage: flintmq {name} ")
+    if not isinstance(ALL_COMMANDS[name], click.Group):
+        assert "Common options:" in done.out
+        assert "--broker" in done.out
+
+
+@pytest.mark.parametrize("name", ALL_COMMANDS)
+def test_every_option_and_argument_is_explained(name: str) -> None:
+    command = ALL_COMMANDS[name]
+    assert command.help
+    for param in command.params:
+        if isinstance(param, click.Option):
+            assert param.help, f"{name} {param.opts}"
+
+
+def test_without_arguments_there_is_help(cli: Cli) -> None:
+    assert cli.run().out == cli.run("--help").out
+    assert cli.run("topic").code == 0
+    assert cli.run("topic").out.startswith("Usage: flintmq topic")
+
+
+def test_the_version_is_the_packages(cli: Cli) -> None:
+    assert re.fullmatch(r"flintmq, version \d+\.\d+\.\d+\n", cli.run("--version").out)
+
+
+def test_help_and_completion_of_commands_import_neither_rich_nor_a_client() -> None:
+    script = (
+        "import sys\nfrom flintmq.client.cli.main import root\n"
+        "try:\n    root.main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "heavy = [n for n in sys.modules if n.split('.')[0] in ('rich', 'msgpack', 'asyncio', 'socket') "
+        "or n.startswith(('flintmq.client.sync', 'flintmq.client.core', 'flintmq.client.cli.commands.'))]\n"
+        "sys.exit(' '.join(heavy) or 0)"
+    )
+    for variables in ({}, {"_FLINTMQ_COMPLETE": "bash_complete", "COMP_WORDS": "flintmq t", "COMP_CWORD": "1"}):
+        done = subprocess.run(
+            [sys.executable, "-c", script, "--help"], capture_output=True, text=True, env=variables, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "tail" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("stauts", "there is no command stauts; did you mean 'status'?"),
+        ("topic lst", "there is no command topic lst; did you mean 'list'?"),
+        ("topic zzz", "there is no command topic zzz; there are create, delete, list, status, update"),
+        ("send orders --kye a", "--key"),
+        ("tail orders --form earliest", "--from"),
+        ("cheat sned", "there is no subject 'sned'; did you mean 'send'?"),
+        ("pull orders --offset 1.5", "'1.5' is no position; write earliest"),
+        ("query time orders soon", "'soon' is no time; write 2026-11-21T10:00"),
+        ("tail orders --format %y", "%y is no directive"),
+        ("topic update orders", "say what to change: --queues"),
+        ("topic create orders --perm x", "'x' is no permission; write rw, r, w or none"),
+        ("send orders --property a", "'a' is no property; write NAME=VALUE"),
+        ("pull orders --wait 1s", "--wait needs --queue"),
+        ("query key orders k --since now --until -1h", "--since is after --until"),
+        ("top --interval 0", "at most ten times a second"),
+        ("--broker a:b status", "broker address 'a:b'"),
+        ("--context nope status", "there is no context 'nope'"),
+        ("completion tcsh", "tcsh"),
+    ],
+)
+def test_a_wrong_command_line_is_explained_in_two_lines(cli: Cli, typed: str, said: str) -> None:
+    done = cli.run(*shlex.split(typed))
+    assert done.code == failures.EXIT_USAGE
+    assert done.out == ""
+    assert done.err.startswith("flintmq: ")
+    assert said in done.err
+    assert len(done.err.splitlines()) <= 2
+
+
+def test_a_broker_that_is_not_there_is_said_in_one_line(cli: Cli) -> None:
+    for typed in ("status", "send orders x", "tail orders", "orders", "top", "bench produce", "offset show"):
+        done = cli.run(*typed.split())
+        assert done.code == failures.EXIT_UNREACHED
+        assert done.err.count("\n") == 1
+        assert "CONNECTION_FAILED: cannot reach a broker at 127.0.0.1:1" in done.err
+        assert "flintmq-broker serve starts one" in done.err
+
+
+@pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for _, line in lines])
+def test_an_example_can_be_typed(line: str) -> None:
+    typed = next(part for part in re.split(r"\| *|\$\(", line) if part.strip().startswith("flintmq"))
+    words = shlex.split(typed.rstrip(')"').split(" > ")[0])
+    if words[1] == "-b":
+        words[1:3] = []
+    name = next((name for name in (" ".join(words[1:3]), words[1]) if name in ALL_COMMANDS), "")
+    arguments = words[1 + len(name.split()) :]  # a topic alone is one of tail's
+    arguments = ["/dev/null" if word.endswith((".png", ".jsonl")) else word for word in arguments]
+    with ALL_COMMANDS[name or "tail"].make_context(name, arguments) as ctx:
+        assert ctx.params
+
+
+class TestReadme:
+    def test_every_command_is_described(self) -> None:
+        for name, command in ALL_COMMANDS.items():
+            if not isinstance(command, click.Group):
+                assert f"`{name}" in README, name
+
+    def test_every_directive_is_described(self) -> None:
+        described = dict(re.findall(r"^\| `%(\w)` \| (.*?) \|$", README, re.MULTILINE))
+        assert described == {letter: meaning for letter, (meaning, _) in DIRECTIVES.items()}
+
+    def test_every_exit_code_is_described(self) -> None:
+        described = {int(code) for code in re.findall(r"^\| (\d+) \| ", README, re.MULTILINE)}
+        assert described == {value for name, value in vars(failures).items() if name.startswith("EXIT_")}

@@ -1,0 +1,179 @@
+"""The figures of ``status``, ``top``, ``check`` and ``bench``, and the live screen at any size."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from flintmq.client.cli.commands.check import CRITICAL, OK, UNKNOWN, WARNING, Finding
+from flintmq.client.cli.condition import Condition
+from flintmq.client.cli.histogram import Latencies
+from flintmq.client.cli.sampling import Rates, Sample, between
+from flintmq.client.cli.top_screen import Screen
+from flintmq.client.cli.units import show_bytes
+
+INFO: dict[str, Any] = {
+    "name": "flintmq",
+    "pid": 7,
+    "flush": "sync",
+    "uptime_seconds": 3600.0,
+    "min_physical_offset": 1000,
+    "write_offset": 5000,
+    "flushed_offset": 4500,
+    "reput_offset": 4000,
+    "flush_p50_us": 300,
+    "flush_p99_us": 2000,
+    "disk_free_bytes": 10**10,
+    "disk_total_bytes": 10**11,
+    "disk_runway_seconds": 7200,
+    "produced_messages": 1000,
+    "produced_bytes": 100_000,
+    "pulled_messages": 10,
+    "pulled_bytes": 1000,
+    "errors_SYSTEM_BUSY": 3,
+}
+
+
+class TestCondition:
+    def test_figures_are_derived(self) -> None:
+        condition = Condition(INFO)
+        assert condition.log_bytes == 4000
+        assert condition.flush_behind_bytes == 500
+        assert condition.reput_behind_bytes == 1000
+        assert condition.index_behind_bytes == 1000
+        assert condition.flush_p99_seconds == 0.002
+        assert condition.disk_free_share == 0.1
+        assert condition.disk_runway_seconds == 7200
+        assert condition.errors == {"SYSTEM_BUSY": 3}
+
+    def test_what_an_older_broker_does_not_say_is_unknown(self) -> None:
+        condition = Condition({"write_offset": 5})
+        assert condition.log_bytes is None
+        assert condition.flush_p99_seconds is None
+        assert condition.disk_free_share is None
+        assert condition.disk_runway_seconds is None
+        assert condition.write_refusal == ""
+
+    def test_nothing_flushed_and_nothing_written_have_no_figure(self) -> None:
+        condition = Condition({"flush_p99_us": 0, "disk_runway_seconds": -1})
+        assert condition.flush_p99_seconds is None
+        assert condition.disk_runway_seconds is None
+
+
+class TestLatencies:
+    @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=500))
+    def test_percentiles_are_of_the_nearest_rank(self, values: list[float]) -> None:
+        latencies = Latencies(values)
+        assert latencies.percentile(50) == statistics.median_low(values)
+        assert latencies.percentile(100) == latencies.greatest == max(values)
+        assert sum(value <= (latencies.percentile(90) or 0) for value in values) >= 0.9 * len(values)
+
+    @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=500))
+    def test_every_latency_is_in_the_first_bucket_that_it_fits(self, values: list[float]) -> None:
+        buckets = Latencies(values).buckets()
+        assert sum(bucket.latencies for bucket in buckets) == len(values)
+        assert buckets[0].latencies
+        assert buckets[-1].latencies
+        below = 0.0
+        for bucket in buckets:
+            assert bucket.below > below
+            if below:
+                assert bucket.latencies == sum(below <= value < bucket.below for value in values)
+            below = bucket.below
+
+    def test_none_at_all_have_no_figures(self) -> None:
+        assert Latencies().summary() == {"p50": None, "p90": None, "p99": None, "p99_9": None, "max": None}
+        assert Latencies().buckets() == []
+
+
+def _sample(at: float, groups: dict[tuple[str, str], tuple[int, int]] | None = None, **figures: Any) -> Sample:
+    ends = figures.pop("ends", {})
+    return Sample(at, Condition(INFO | figures), ends, ends, groups or {})
+
+
+class TestRates:
+    def test_rates_are_differences_by_time(self) -> None:
+        before = _sample(10.0, {("g", "orders"): (5, 15)}, ends={"orders": 20, "old": 5})
+        after = _sample(
+            12.0,
+            {("g", "orders"): (25, 5), ("new", "orders"): (0, 30)},
+            ends={"orders": 30, "old": 5, "new": 9},
+            produced_messages=1500,
+            errors_SYSTEM_BUSY=7,
+        )
+        rates = between(before, after)
+        assert rates.per_second["produced_messages"] == 250
+        assert rates.per_second["pulled_messages"] == 0
+        assert rates.per_second["errors"] == 2
+        assert [(row.topic, row.produced_per_second) for row in rates.topics] == [
+            ("orders", 5), ("new", 0), ("old", 0),
+        ]  # fmt: skip
+        assert [(row.group, row.committed_per_second, row.lag) for row in rates.groups] == [
+            ("new", 0, 30),
+            ("g", 10, 5),
+        ]
+
+    def test_a_broker_that_was_started_anew_has_counted_from_zero(self) -> None:
+        rates = between(_sample(0.0), _sample(2.0, pid=8, produced_messages=40))
+        assert rates.per_second["produced_messages"] == 20
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "state"),
+    [(5, False, OK), (11, False, WARNING), (21, False, CRITICAL), (None, False, UNKNOWN),
+     (30, True, OK), (19, True, CRITICAL)],
+)  # fmt: skip
+def test_a_figure_beyond_its_limits_is_bad(value: float | None, low: bool, state: int) -> None:
+    assert Finding("lag", value, show_bytes, 10 if not low else 25, 20, low).state == state
+
+
+def test_a_figure_without_limits_is_never_bad() -> None:
+    assert Finding("lag", None, show_bytes, None, None).state == OK
+
+
+def _screen(columns: int, lines: int, topics: int = 30, **figures: Any) -> list[str]:
+    names = {f"a-topic-with-a-long-name-{number:03}\x1b[2J": 10_000_000 * number for number in range(topics)}
+    groups = {(f"group-{number}", name): (0, end) for number, (name, end) in enumerate(names.items())}
+    rates: Rates = between(_sample(0.0), _sample(1.0, groups, ends=names, **figures))
+    screen = Screen("127.0.0.1:10911", 1.0)
+    screen.rates = rates
+    stream = io.StringIO()
+    console = Console(file=stream, width=columns, height=lines, force_terminal=False, markup=False, highlight=False)
+    console.print(screen)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 80, 120, 200])
+@pytest.mark.parametrize("lines", [8, 24, 50])
+def test_the_live_screen_keeps_to_its_terminal(columns: int, lines: int) -> None:
+    shown = _screen(columns, lines)
+    assert max(map(len, shown)) <= columns
+    assert len(shown) <= lines
+    assert "\x1b" not in "".join(shown)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_live_screen_shows_figures_whole(columns: int) -> None:
+    text = "\n".join(_screen(columns, 40))
+    for wanted in ("p99 2.00 ms", "queues 1.00 kB", "10.0 GB (10%)", "290,000,000", "2 h"):
+        assert wanted in text
+
+
+def test_the_live_screen_says_why_messages_are_refused() -> None:
+    assert "refuses messages: the disk is full" in "\n".join(_screen(80, 24, write_refusal="the disk is full"))
+
+
+def test_the_live_screen_of_an_empty_or_older_broker_is_whole() -> None:
+    assert "no topics yet" in "\n".join(_screen(80, 24, topics=0))
+    screen = Screen("127.0.0.1:10911", 1.0)
+    empty = Sample(0.0, Condition({"name": "old", "pid": 1}), {}, {}, {})
+    screen.rates = between(empty, empty)
+    stream = io.StringIO()
+    Console(file=stream, width=80, height=24).print(screen)
+    assert "queues –" in stream.getvalue()

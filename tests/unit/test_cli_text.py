@@ -1,0 +1,258 @@
+"""What the command line prints: escapes, figures, formats, rows."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flintmq.client import StoredMessage
+from flintmq.client.cli.escaping import escape, escape_bytes, escape_json
+from flintmq.client.cli.formats import DIRECTIVES, Format
+from flintmq.client.cli.messages import MessagePrinter, message_row
+from flintmq.client.cli.output import JSON, PLAIN, TABLE, Column, Output, number, to_json
+from flintmq.client.cli.units import iso, plural, show_bytes, show_count, show_moment, show_rate, show_seconds
+from flintmq.protocol.record import Record, encode_host, encode_properties
+
+
+def _stored(body: bytes = b"hello", **properties: str) -> StoredMessage:
+    record = Record(
+        topic=b"orders",
+        body=body,
+        properties=encode_properties(properties),
+        queue_id=2,
+        queue_offset=7,
+        physical_offset=4096,
+        born_timestamp=1_795_275_200_000,
+        born_host=encode_host("127.0.0.1", 50_000),
+        store_timestamp=1_795_275_200_123,
+        store_host=encode_host("127.0.0.1", 10911),
+    ).encode()
+    return StoredMessage(len(record), 0, record, "orders")
+
+
+class TestEscaping:
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            ("plain text, ünïcode 漢字 🙂", "plain text, ünïcode 漢字 🙂"),
+            ("a\nb\tc\rd", "a\\nb\\tc\\rd"),
+            ("\x1b[2J\x07", "\\x1b[2J\\x07"),
+            ("\x9b31m\x7f", "\\x9b31m\\x7f"),
+            ("a\u202eb\u2066c", "a\\u202eb\\u2066c"),
+            ('{"a": "\\n"}', '{"a": "\\n"}'),
+            ("\ud800", "\\ud800"),
+        ],
+    )
+    def test_control_characters_are_spelled_out(self, text: str, shown: str) -> None:
+        assert escape(text) == shown
+
+    def test_bytes_that_are_no_text_are_spelled_out(self) -> None:
+        assert escape_bytes(b"caf\xc3\xa9 \xff\x00") == "café \\xff\\x00"
+
+    @given(st.text())
+    def test_what_is_escaped_is_one_line_that_drives_no_terminal(self, text: str) -> None:
+        shown = escape(text)
+        assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 for c in shown)
+        assert len(shown.splitlines()) <= 1
+        shown.encode()
+
+    @given(st.text())
+    def test_json_without_control_characters_means_the_same(self, text: str) -> None:
+        line = escape_json(json.dumps({"body": text}, ensure_ascii=False))
+        assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 for c in line)
+        assert json.loads(line) == {"body": text}
+
+
+class TestUnits:
+    @pytest.mark.parametrize(
+        ("count", "shown"),
+        [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (12_345, "12.3 kB"), (999_600, "1.00 MB"),
+         (1.5e12, "1.50 TB"), (None, "–")],
+    )  # fmt: skip
+    def test_bytes(self, count: float | None, shown: str) -> None:
+        assert show_bytes(count) == shown
+
+    @pytest.mark.parametrize(
+        ("rate", "shown"),
+        [(0, "0/s"), (0.25, "0.2/s"), (12.34, "12.3/s"), (1234, "1,234/s"), (12_345, "12.3 k/s"),
+         (1_234_567, "1.23 M/s"), (None, "–")],
+    )  # fmt: skip
+    def test_rates(self, rate: float | None, shown: str) -> None:
+        assert show_rate(rate) == shown
+
+    @pytest.mark.parametrize(
+        ("seconds", "shown"),
+        [(0, "0 µs"), (0.000_12, "120 µs"), (0.012_34, "12.3 ms"), (1.234, "1.23 s"), (59.94, "59.9 s"),
+         (59.96, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (529_200, "6 d 3 h"), (-1, "–"), (None, "–")],
+    )  # fmt: skip
+    def test_spans_of_time(self, seconds: float | None, shown: str) -> None:
+        assert show_seconds(seconds) == shown
+
+    def test_counts_and_plurals(self) -> None:
+        assert show_count(1_234_567) == "1,234,567"
+        assert [plural(1, "message"), plural(2000, "message"), plural(2, "query", "queries")] == [
+            "1 message", "2,000 messages", "2 queries",
+        ]  # fmt: skip
+
+    def test_moments_are_in_utc_for_machines_and_local_for_people(self) -> None:
+        moment = datetime(2026, 11, 21, 11, 0, 0, 123_999, tzinfo=timezone(timedelta(hours=1)))
+        assert iso(moment) == "2026-11-21T10:00:00.123Z"
+        assert iso(moment.astimezone(UTC)) == "2026-11-21T10:00:00.123Z"
+        assert show_moment(moment) == moment.astimezone().strftime("%Y-%m-%d %H:%M:%S.123")
+        assert iso(None) == ""
+
+
+class TestFormat:
+    def test_every_directive_prints_its_part(self) -> None:
+        message = _stored(KEYS="o-1 o-2", TAGS="eu", UNIQ_KEY="7F00", __SHARDINGKEY="c", source="web")
+        text = "|".join(f"%{letter}" for letter in DIRECTIVES)
+        assert dict(zip(DIRECTIVES, Format(text).render(message).decode().split("|"), strict=True)) == {
+            "T": "orders",
+            "q": "2",
+            "o": "7",
+            "O": "4096",
+            "i": "7F00",
+            "k": "o-1 o-2",
+            "t": "eu",
+            "h": "c",
+            "v": "hello",
+            "z": "5",
+            "p": '{"source": "web"}',
+            "P": '{"KEYS": "o-1 o-2", "TAGS": "eu", "UNIQ_KEY": "7F00", "__SHARDINGKEY": "c", "source": "web"}',
+            "s": "2026-11-21T15:33:20.123Z",
+            "S": "1795275200123",
+            "b": "2026-11-21T15:33:20.000Z",
+        }
+
+    def test_text_and_escapes_stand_for_themselves(self) -> None:
+        assert Format(r"100%% é\t%k\x1f\\%t\n").render(_stored()) == "100% é\t".encode() + b"\x1f\\\n"
+
+    def test_values_are_escaped_unless_raw_is_asked_for(self) -> None:
+        message = _stored(b"\x1b[2J\n", TAGS="a\x1bb")
+        assert Format("%v %t").render(message) == b"\\x1b[2J\\n a\\x1bb"
+        assert Format("%v %t").render(message, raw=True) == b"\x1b[2J\n a\x1bb"
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [("%y", "%y is no directive; there are %T"), (r"\q", r"\\q is no escape"), ("50%", "ends with '%'; write %%")],
+    )
+    def test_what_is_no_directive_is_named(self, text: str, reason: str) -> None:
+        with pytest.raises(ValueError, match=reason):
+            Format(text)
+
+
+class _Stream(io.TextIOWrapper):
+    """A stream that says whether it is a terminal, and what was written to it."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8")
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def written(self) -> str:
+        self.flush()
+        value = self.buffer.getvalue()  # type: ignore[attr-defined]
+        assert isinstance(value, bytes)
+        return value.decode()
+
+
+def _printed(mode: str, message: StoredMessage, *, terminal: bool = False, **options: Any) -> str:
+    stream = _Stream(terminal)
+    MessagePrinter(Output(mode, stream), follow=True, **options).show(message)
+    return stream.written()
+
+
+class TestMessages:
+    def test_a_pipe_gets_bodies_alone_on_a_line_each(self) -> None:
+        assert _printed(PLAIN, _stored(b"a\nb\xff")) == "a\\nb\\xff\n"
+
+    def test_raw_bodies_are_as_they_were_sent(self) -> None:
+        assert _printed(TABLE, _stored(b"a\nb\x1b"), raw=True) == "a\nb\x1b\n"
+
+    def test_a_terminal_gets_place_tag_keys_and_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setenv("TERM", "xterm")
+        shown = _printed(TABLE, _stored(b"\x1b[2J", TAGS="e\x1bu", KEYS="o-1"), terminal=True)
+        assert "2:7" in shown
+        assert "e\\x1bu" in shown
+        assert "o-1" in shown
+        assert "\x1b[2J" not in shown
+        assert "\x1b[32m" in shown
+
+    def test_no_colour_where_it_is_not_wanted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert "\x1b" not in _printed(TABLE, _stored(TAGS="eu"), terminal=True)
+
+    def test_a_long_body_is_cut_on_a_terminal_only(self) -> None:
+        message = _stored(b"x" * 100_000)
+        assert len(_printed(TABLE, message)) < 1200
+        assert "… (100,000 bytes)" in _printed(TABLE, message)
+        assert len(_printed(PLAIN, message)) == 100_001
+
+    def test_json_has_every_part_and_a_body_that_is_no_text_as_base64(self) -> None:
+        row = json.loads(to_json(message_row(_stored(b"\xff\x00", KEYS="o-1 o-2", UNIQ_KEY="7F", a="b"))))
+        assert row == {
+            "topic": "orders",
+            "queue": 2,
+            "queue_offset": 7,
+            "physical_offset": 4096,
+            "message_id": "7F",
+            "keys": ["o-1", "o-2"],
+            "tag": None,
+            "sharding_key": None,
+            "properties": {"a": "b"},
+            "born_at": "2026-11-21T15:33:20.000Z",
+            "stored_at": "2026-11-21T15:33:20.123Z",
+            "body_bytes": 2,
+            "body_base64": "/wA=",
+        }
+        assert json.loads(_printed(JSON, _stored("é\x1b".encode())))["body"] == "é\x1b"
+
+
+COLUMNS = (Column("topic", "TOPIC"), number("messages", "MESSAGES"), Column("last", "LAST", show_moment))
+ROWS = [
+    {"topic": "orders", "messages": 12_345, "last": datetime(2026, 11, 21, tzinfo=UTC)},
+    {"topic": "e\x1bvil", "messages": 0, "last": None},
+]
+
+
+class TestRows:
+    def _shown(self, mode: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        stream = _Stream(False)
+        Output(mode, stream).rows(COLUMNS, ROWS)
+        return stream.written().splitlines()
+
+    def test_json_is_one_object_a_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert [json.loads(line) for line in self._shown(JSON, 80, monkeypatch)] == [
+            {"topic": "orders", "messages": 12_345, "last": "2026-11-21T00:00:00.000Z"},
+            {"topic": "e\x1bvil", "messages": 0, "last": None},
+        ]
+
+    def test_plain_is_separated_by_tabs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert self._shown(PLAIN, 80, monkeypatch) == ["orders\t12345\t2026-11-21T00:00:00.000Z", "e\\x1bvil\t0\t"]
+
+    def test_a_table_has_headings_and_figures_flush_right(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        lines = self._shown(TABLE, 80, monkeypatch)
+        assert lines[0].split() == ["TOPIC", "MESSAGES", "LAST"]
+        assert lines[2].index("12,345") + len("12,345") == lines[0].index("MESSAGES") + len("MESSAGES")
+        assert "e\\x1bvil" in lines[3]
+
+    @pytest.mark.parametrize("columns", [20, 30, 40])
+    def test_a_narrow_terminal_gets_rows_below_one_another(self, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        lines = self._shown(TABLE, columns, monkeypatch)
+        assert max(map(len, lines)) <= columns
+        assert [line.split() for line in lines[:2]] == [["TOPIC", "orders"], ["MESSAGES", "12,345"]]
+
+    def test_an_empty_table_says_so(self) -> None:
+        stream = _Stream(False)
+        Output(TABLE, stream).rows(COLUMNS, [], empty="there are none")
+        assert stream.written() == "there are none\n"
