@@ -20,6 +20,8 @@ import pytest
 from flintmq.protocol.commands import HELLO, PRODUCE, PULL, Command
 from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS, error_from_answer
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FrameParser, encode_frame
+from tests.client_drivers import SYNC, Clients
+from tests.client_drivers import aio_clients as clients_of_aio
 
 START_TIMEOUT_S = 100.0
 STOP_TIMEOUT_S = 30.0
@@ -287,3 +289,22 @@ def connect() -> Iterator[ConnectionFactory]:
     yield open_connection
     for connection in opened:
         connection.close()
+
+
+# ---- clients ----
+
+
+@pytest.fixture(scope="module")
+def aio_clients() -> Iterator[Clients]:
+    """The asyncio clients under the sync names; see ``tests/client_drivers.py``."""
+    with clients_of_aio() as clients:
+        yield clients
+
+
+@pytest.fixture(params=["sync", "aio"])
+def clients(request: pytest.FixtureRequest) -> Clients:
+    """The clients of each driver in turn: ``clients.Producer``, ``clients.Consumer``, ``clients.Admin``."""
+    if request.param == "sync":
+        return SYNC
+    found: Clients = request.getfixturevalue("aio_clients")
+    return found

@@ -86,6 +86,8 @@ class Iteration:
             iterating.connected(self._watch.now())
         if (plan := iterating.end_due()) is not None:
             iterating.reading.end_at(await self._caller.run(plan, self._caller.deadline(None)))
+            if iterating.reading.finished:
+                return
         self._ask()
         if iterating.reading.has_messages or not iterating.waits_for_answers:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
@@ -62,5 +63,7 @@ def no_address_answered(failures: Sequence[FlintError]) -> FlintError:
 
 
 def reason_of(error: OSError) -> str:
-    """The operating system's words."""
+    """The operating system's words: asyncio puts its own into ``strerror``."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
     return error.strerror or str(error) or type(error).__name__

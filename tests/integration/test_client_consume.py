@@ -31,24 +31,25 @@ from flintmq.client import (
 )
 
 if TYPE_CHECKING:
+    from tests.client_drivers import Clients
     from tests.conftest import BrokerFactory, RunningBroker
 
 
 @pytest.fixture
-def producer(shared_broker: RunningBroker) -> Iterator[Producer]:
-    with Producer(shared_broker.address) as producer:
+def producer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Producer]:
+    with clients.Producer(shared_broker.address) as producer:
         yield producer
 
 
 @pytest.fixture
-def consumer(shared_broker: RunningBroker) -> Iterator[Consumer]:
-    with Consumer(shared_broker.address) as consumer:
+def consumer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Consumer]:
+    with clients.Consumer(shared_broker.address) as consumer:
         yield consumer
 
 
 @pytest.fixture
-def admin(shared_broker: RunningBroker) -> Iterator[Admin]:
-    with Admin(shared_broker.address) as admin:
+def admin(clients: Clients, shared_broker: RunningBroker) -> Iterator[Admin]:
+    with clients.Admin(shared_broker.address) as admin:
         yield admin
 
 
@@ -88,10 +89,10 @@ class TestPull:
         assert len(consumer.pull(topic, 0, 0, max_bytes=10_000)) == 2
 
     def test_a_large_batch_comes_whole(
-        self, shared_broker: RunningBroker, producer: Producer, consumer: Consumer, topic: str
+        self, clients: Clients, shared_broker: RunningBroker, producer: Producer, consumer: Consumer, topic: str
     ) -> None:
         bodies = [b"%06d" % number * 500 for number in range(2000)]
-        with Producer(shared_broker.address, compress_over=None) as plain:
+        with clients.Producer(shared_broker.address, compress_over=None) as plain:
             plain.send_bulk(topic, bodies, queue=0)
         batch = consumer.pull(topic, 0, 0, max_count=10_000, max_bytes=8 << 20)
         following = consumer.pull(topic, 0, 0, max_count=1)
@@ -145,16 +146,17 @@ class TestPull:
             producer.send(Message(topic, b"second"), queue=0)
             assert held.result(10).bodies() == [b"second"]
 
-    def test_close_interrupts_who_waits(self, producer: Producer, shared_broker: RunningBroker, topic: str) -> None:
+    def test_close_interrupts_who_waits(
+        self, clients: Clients, producer: Producer, admin: Admin, shared_broker: RunningBroker, topic: str
+    ) -> None:
         producer.send(Message(topic, b"first"), queue=0)
-        consumer = Consumer(shared_broker.address)
+        consumer = clients.Consumer(shared_broker.address)
         consumer.pull(topic, 0, 0)
         with ThreadPoolExecutor(2) as threads:
             held = threads.submit(consumer.pull, topic, 0, 1, wait_ms=60_000)
             followed = threads.submit(next, consumer.iter(topic, "latest"))
-            while consumer._caller.pool._busy.__len__() < 2:
+            while admin.status()["held_pulls"] < 5:
                 time.sleep(0.01)
-            time.sleep(0.1)
             began = time.monotonic()
             consumer.close()
             for waiting in (held, followed):
@@ -282,10 +284,10 @@ class TestIter:
         assert next(messages).body == b"new"
 
     def test_an_iteration_can_be_left(
-        self, shared_broker: RunningBroker, producer: Producer, admin: Admin, topic: str
+        self, clients: Clients, shared_broker: RunningBroker, producer: Producer, admin: Admin, topic: str
     ) -> None:
         fill(producer, topic, 8)
-        with Consumer(shared_broker.address) as consumer:
+        with clients.Consumer(shared_broker.address) as consumer:
             for _ in range(50):
                 for _ in consumer.iter(topic):
                     break
@@ -392,9 +394,11 @@ class TestAdmin:
         assert status["connections"] >= 1
 
 
-def test_a_damaged_message_is_named_and_the_others_are_read(broker: BrokerFactory, tmp_path: Path) -> None:
+def test_a_damaged_message_is_named_and_the_others_are_read(
+    clients: Clients, broker: BrokerFactory, tmp_path: Path
+) -> None:
     running = broker()
-    with Producer(running.address) as producer:
+    with clients.Producer(running.address) as producer:
         receipts = producer.send_many([Message("t", b"precious %d" % number) for number in range(5)], queue=0)
     (log,) = (running.store / "commitlog").glob("0*")
     with log.open("r+b") as file:
@@ -402,7 +406,7 @@ def test_a_damaged_message_is_named_and_the_others_are_read(broker: BrokerFactor
         file.seek(content.index(b"precious 3"))
         file.write(b"p")
         file.write(b"!")
-    with Consumer(running.address) as consumer:
+    with clients.Consumer(running.address) as consumer:
         batch = consumer.pull("t", 0, 0)
         assert [batch.messages[place].body for place in (0, 1, 2, 4)] == [b"precious %d" % n for n in (0, 1, 2, 4)]
         for read in (

@@ -24,17 +24,16 @@ from flintmq.client import (
     FlintError,
     ForkedClient,
     Message,
-    Producer,
     RequestTimeout,
     TopicNotExist,
 )
 from flintmq.client.core.routing import queue_of
-from flintmq.client.sync import driver
 from flintmq.protocol.commands import HelloAnswer
 from flintmq.protocol.fields import encode_fields
 from flintmq.protocol.frames import RESPONSE, encode_frame
 
 if TYPE_CHECKING:
+    from tests.client_drivers import Clients
     from tests.conftest import BrokerFactory, RunningBroker
 
 
@@ -85,9 +84,9 @@ def restart(broker: BrokerFactory, running: RunningBroker) -> RunningBroker:
 
 
 class TestUnreachable:
-    def test_the_error_names_the_address_after_the_time_is_over(self, free_port: int) -> None:
+    def test_the_error_names_the_address_after_the_time_is_over(self, clients: Clients, free_port: int) -> None:
         began = time.monotonic()
-        with Producer(f"127.0.0.1:{free_port}", delivery_timeout=0.5) as producer:
+        with clients.Producer(f"127.0.0.1:{free_port}", delivery_timeout=0.5) as producer:
             with pytest.raises(ConnectionFailed, match=f"127.0.0.1:{free_port}.*refused"):
                 producer.send(Message("t", b""))
             with pytest.raises(DeliveryFailed) as raised:
@@ -107,66 +106,69 @@ class TestUnreachable:
             one.topic_stats("t")
         assert time.monotonic() - began < 5
 
-    def test_async_messages_fail_in_their_futures(self, free_port: int) -> None:
-        producer = Producer(f"127.0.0.1:{free_port}", delivery_timeout=0.4)
+    def test_async_messages_fail_in_their_futures(self, clients: Clients, free_port: int) -> None:
+        producer = clients.Producer(f"127.0.0.1:{free_port}", delivery_timeout=0.4)
         future = producer.send_async(Message("t", b""))
         assert isinstance(future.exception(timeout=10), ConnectionFailed)
         producer.close()
 
-    def test_messages_that_nobody_asked_after_are_raised_at_the_end(self, free_port: int) -> None:
-        producer = Producer(f"127.0.0.1:{free_port}", delivery_timeout=0.4)
+    def test_messages_that_nobody_asked_after_are_raised_at_the_end(self, clients: Clients, free_port: int) -> None:
+        producer = clients.Producer(f"127.0.0.1:{free_port}", delivery_timeout=0.4)
         producer.send_async(Message("t", b""))
         with pytest.raises(DeliveryFailed, match="1 of 1 messages"):
             producer.close()
         producer.close()
 
     def test_the_first_address_that_answers_is_taken(
-        self, shared_broker: RunningBroker, free_port: int, topic: str
+        self, clients: Clients, shared_broker: RunningBroker, free_port: int, topic: str
     ) -> None:
         addresses = f"127.0.0.1:{free_port},{shared_broker.address}"
-        with Producer(addresses) as producer, Consumer(addresses) as consumer:
+        with clients.Producer(addresses) as producer, clients.Consumer(addresses) as consumer:
             producer.send(Message(topic, b"x"))
             assert len(list(consumer.iter(topic, until="latest"))) == 1
 
-    def test_all_addresses_are_named(self, free_port: int) -> None:
+    def test_all_addresses_are_named(self, clients: Clients, free_port: int) -> None:
         addresses = f"127.0.0.1:{free_port},localhost:{free_port}"
         named = f"127.0.0.1:{free_port}.*localhost:{free_port}"
-        with Admin(addresses, timeout=0.3) as admin, pytest.raises(ConnectionFailed, match=named):
+        with clients.Admin(addresses, timeout=0.3) as admin, pytest.raises(ConnectionFailed, match=named):
             admin.topics()
 
-    def test_what_listens_is_no_broker(self) -> None:
+    def test_what_listens_is_no_broker(self, clients: Clients) -> None:
         def answer_http(connection: socket.socket) -> None:
             connection.recv(1000)
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         with (
             listener_that(answer_http) as address,
-            Admin(address, timeout=0.3) as admin,
+            clients.Admin(address, timeout=0.3) as admin,
             pytest.raises(ConnectionFailed, match="is no FlintMQ broker"),
         ):
             admin.topics()
 
-    def test_what_listens_says_nothing(self) -> None:
+    def test_what_listens_says_nothing(self, clients: Clients) -> None:
         def listen_only(connection: socket.socket) -> None:
             while connection.recv(1000):
                 pass
 
         with listener_that(listen_only) as address:
             began = time.monotonic()
-            with Admin(address, timeout=0.5) as admin, pytest.raises(ConnectionFailed, match="did not answer HELLO"):
+            with (
+                clients.Admin(address, timeout=0.5) as admin,
+                pytest.raises(ConnectionFailed, match="did not answer HELLO"),
+            ):
                 admin.topics()
             assert time.monotonic() - began < 5
 
-    def test_what_listens_closes_at_once(self) -> None:
+    def test_what_listens_closes_at_once(self, clients: Clients) -> None:
         with (
             listener_that(lambda connection: None) as address,
-            Producer(address, delivery_timeout=0.4) as producer,
+            clients.Producer(address, delivery_timeout=0.4) as producer,
             pytest.raises(ConnectionFailed),
         ):
             producer.send(Message("t", b""))
 
     def test_a_broker_that_falls_silent_is_given_up_for_the_next(
-        self, shared_broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+        self, clients: Clients, shared_broker: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def answer_hello_only(connection: socket.socket) -> None:
             answer = HelloAnswer(1, "silent", "0", "async", 1 << 24, 1 << 20, 1 << 19)
@@ -175,22 +177,22 @@ class TestUnreachable:
             while connection.recv(1000):
                 pass
 
-        monkeypatch.setattr(driver, "SILENCE_SECONDS_MAX", 0.3)
+        monkeypatch.setattr(clients.driver, "SILENCE_SECONDS_MAX", 0.3)
         with listener_that(answer_hello_only) as address:
-            with Producer(f"{address},{shared_broker.address}") as producer:
+            with clients.Producer(f"{address},{shared_broker.address}") as producer:
                 assert producer.send(Message(topic, b"x")).topic == topic
-            with Consumer(f"{address},{shared_broker.address}") as consumer:
+            with clients.Consumer(f"{address},{shared_broker.address}") as consumer:
                 with pytest.raises(RequestTimeout):
                     consumer.topic_stats(topic, timeout=0.3)
                 assert len(consumer.topic_stats(topic)) == 4
 
 
 class TestRestart:
-    def test_messages_go_on_after_a_restart(self, broker: BrokerFactory) -> None:
+    def test_messages_go_on_after_a_restart(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         with (
-            Producer(running.address, delivery_timeout=60) as producer,
-            Consumer(running.address, timeout=60) as consumer,
+            clients.Producer(running.address, delivery_timeout=60) as producer,
+            clients.Consumer(running.address, timeout=60) as consumer,
         ):
             producer.send(Message("t", b"before"))
             assert len(consumer.topic_stats("t")) == 4
@@ -199,7 +201,7 @@ class TestRestart:
             producer.send(Message("t", b"after"))
             assert {message.body for message in consumer.iter("t", until="latest")} == {b"before", b"after"}
 
-    def test_everything_acknowledged_is_there_whatever_happens(self, broker: BrokerFactory) -> None:
+    def test_everything_acknowledged_is_there_whatever_happens(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         acknowledged: list[bytes] = []
         stop = threading.Event()
@@ -215,7 +217,7 @@ class TestRestart:
                     producer.send_many([Message("t", body)] * 3, queue=worker)
                 acknowledged.append(body)
 
-        with Producer(running.address, delivery_timeout=60) as producer:
+        with clients.Producer(running.address, delivery_timeout=60) as producer:
             threads = [threading.Thread(target=send, args=(worker,)) for worker in range(4)]
             for thread in threads:
                 thread.start()
@@ -231,7 +233,7 @@ class TestRestart:
             stop.set()
             for thread in threads:
                 thread.join()
-        with Consumer(running.address) as consumer:
+        with clients.Consumer(running.address) as consumer:
             stored = Counter(message.body for message in consumer.iter("t", until="latest"))
             assert set(acknowledged) <= set(stored)
             for queue in range(4):
@@ -239,11 +241,11 @@ class TestRestart:
                 first_time = list(dict.fromkeys(numbers))
                 assert first_time == sorted(first_time)
 
-    def test_a_follower_goes_on_after_a_restart(self, broker: BrokerFactory) -> None:
+    def test_a_follower_goes_on_after_a_restart(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         with (
-            Producer(running.address, delivery_timeout=60) as producer,
-            Consumer(running.address, timeout=60) as consumer,
+            clients.Producer(running.address, delivery_timeout=60) as producer,
+            clients.Consumer(running.address, timeout=60) as consumer,
         ):
             producer.send_many([Message("t", b"%d" % number) for number in range(100)])
             messages = consumer.iter("t")
@@ -254,12 +256,12 @@ class TestRestart:
             seen += [message.body for message in islice(messages, 100)]
             assert sorted(map(int, seen)) == list(range(200))
 
-    def test_close_does_not_mind_that_the_broker_went(self, broker: BrokerFactory) -> None:
+    def test_close_does_not_mind_that_the_broker_went(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         with (
-            Producer(running.address) as producer,
-            Consumer(running.address) as consumer,
-            Admin(running.address) as admin,
+            clients.Producer(running.address) as producer,
+            clients.Consumer(running.address) as consumer,
+            clients.Admin(running.address) as admin,
         ):
             producer.send(Message("t", b""))
             producer.send_async(Message("t", b"")).result()
@@ -267,9 +269,11 @@ class TestRestart:
             admin.topics()
             running.kill()
 
-    def test_an_idle_connection_that_the_broker_closed_costs_nothing(self, broker: BrokerFactory) -> None:
+    def test_an_idle_connection_that_the_broker_closed_costs_nothing(
+        self, clients: Clients, broker: BrokerFactory
+    ) -> None:
         running = broker(settings={"limits.idle_timeout_ms": 300})
-        with Producer(running.address) as producer, Consumer(running.address) as consumer:
+        with clients.Producer(running.address) as producer, clients.Consumer(running.address) as consumer:
             for _ in range(2):
                 producer.send(Message("t", b""))
                 assert consumer.topic_stats("t")
@@ -278,9 +282,9 @@ class TestRestart:
 
 
 class TestSilence:
-    def test_a_call_ends_in_time(self, broker: BrokerFactory) -> None:
+    def test_a_call_ends_in_time(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
-        with Producer(running.address) as producer, Consumer(running.address) as consumer:
+        with clients.Producer(running.address) as producer, clients.Consumer(running.address) as consumer:
             producer.send(Message("t", b"first"), queue=0)
             consumer.pull("t", 0, 0)
             with paused(running):
@@ -301,7 +305,7 @@ class TestSilence:
             assert bodies[0] == b"first"
             assert bodies[-1] == b"second"
 
-    def test_many_threads_end_in_time(self, broker: BrokerFactory) -> None:
+    def test_many_threads_end_in_time(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         errors: list[FlintError] = []
 
@@ -311,7 +315,7 @@ class TestSilence:
             except FlintError as error:
                 errors.append(error)
 
-        with Producer(running.address) as producer:
+        with clients.Producer(running.address) as producer:
             producer.send(Message("t", b"first"))
             with paused(running):
                 began = time.monotonic()
@@ -324,13 +328,13 @@ class TestSilence:
             assert len(errors) == 16
             assert producer.send(Message("t", b"after")).topic == "t"
 
-    def test_an_interrupted_caller_leaves_a_producer_that_works(self, broker: BrokerFactory) -> None:
+    def test_an_interrupted_caller_leaves_a_producer_that_works(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
 
         def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
-        with Producer(running.address) as producer:
+        with clients.Producer(running.address) as producer:
             producer.send(Message("t", b"first"))
             before = signal.signal(signal.SIGALRM, interrupt)
             try:
@@ -348,9 +352,9 @@ class TestSilence:
             assert producer._delivery.idle
             assert producer._delivery.pending_bytes == 0
 
-    def test_a_broker_that_does_not_read_blocks_nobody_for_ever(self, broker: BrokerFactory) -> None:
+    def test_a_broker_that_does_not_read_blocks_nobody_for_ever(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
-        with Producer(running.address) as producer:
+        with clients.Producer(running.address) as producer:
             producer.send(Message("t", b"first"))
             with paused(running), pytest.raises(DeliveryFailed):
                 producer.send_bulk("t", [b"x" * 1000] * 50_000, timeout=1)
@@ -359,8 +363,8 @@ class TestSilence:
 
 
 class TestUse:
-    def test_a_closed_producer_says_so(self, shared_broker: RunningBroker) -> None:
-        producer = Producer(shared_broker.address)
+    def test_a_closed_producer_says_so(self, clients: Clients, shared_broker: RunningBroker) -> None:
+        producer = clients.Producer(shared_broker.address)
         producer.close()
         producer.close()
         for call in (
@@ -374,7 +378,7 @@ class TestUse:
             with pytest.raises(ClientClosed):
                 call()
 
-    def test_close_ends_waiting_senders_with_an_outcome(self, broker: BrokerFactory) -> None:
+    def test_close_ends_waiting_senders_with_an_outcome(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         outcomes: list[object] = []
 
@@ -384,7 +388,7 @@ class TestUse:
             except FlintError as error:
                 outcomes.append(error)
 
-        producer = Producer(running.address)
+        producer = clients.Producer(running.address)
         producer.send(Message("t", b"first"))
         with paused(running):
             threads = [threading.Thread(target=send) for _ in range(4)]
@@ -397,10 +401,11 @@ class TestUse:
                 thread.join(10)
         assert len(outcomes) == 4
 
+    @pytest.mark.parametrize("clients", ["sync"], indirect=True)  # asyncio: tests/integration/test_client_aio.py
     def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(
-        self, shared_broker: RunningBroker, topic: str
+        self, clients: Clients, shared_broker: RunningBroker, topic: str
     ) -> None:
-        with Producer(shared_broker.address) as producer, Consumer(shared_broker.address) as consumer:
+        with clients.Producer(shared_broker.address) as producer, clients.Consumer(shared_broker.address) as consumer:
             producer.send(Message(topic, b"before"))
             producer.send_async(Message(topic, b"async")).result()
             consumer.topic_stats(topic)
@@ -426,9 +431,9 @@ class TestUse:
             producer.send(Message(topic, b"after"))
             assert sum(stats.count for stats in consumer.topic_stats(topic)) == 3
 
-    def test_a_topic_that_may_not_be_made(self, broker: BrokerFactory) -> None:
+    def test_a_topic_that_may_not_be_made(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker(settings={"topics.auto_create": False})
-        with Producer(running.address) as producer, Admin(running.address) as admin:
+        with clients.Producer(running.address) as producer, clients.Admin(running.address) as admin:
             with pytest.raises(TopicNotExist):
                 producer.send(Message("t", b""))
             with pytest.raises(TopicNotExist):
@@ -438,9 +443,9 @@ class TestUse:
             admin.create_topic("t", queues=2)
             assert producer.send(Message("t", b"", sharding_key="a")).queue < 2
 
-    def test_a_sharding_key_decides_before_the_topic_is_there(self, broker: BrokerFactory) -> None:
+    def test_a_sharding_key_decides_before_the_topic_is_there(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker(settings={"topics.default_queues": 7})
-        with Producer(running.address) as producer:
+        with clients.Producer(running.address) as producer:
             receipts = producer.send_many([Message("t", b"", sharding_key=str(number)) for number in range(100)])
             assert [receipt.queue for receipt in receipts] == [queue_of(str(number), 7) for number in range(100)]
             assert producer.send_bulk("u", [b""], sharding_key="x")[0].queue == queue_of("x", 7)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flintmq.client import (
-    Admin,
     Consumer,
     DeliveryFailed,
     InvalidArgument,
@@ -30,18 +29,19 @@ from flintmq.client.core.routing import queue_of
 from flintmq.protocol.layout import SysFlag
 
 if TYPE_CHECKING:
+    from tests.client_drivers import Clients
     from tests.conftest import RunningBroker
 
 
 @pytest.fixture
-def producer(shared_broker: RunningBroker) -> Iterator[Producer]:
-    with Producer(shared_broker.address) as producer:
+def producer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Producer]:
+    with clients.Producer(shared_broker.address) as producer:
         yield producer
 
 
 @pytest.fixture
-def consumer(shared_broker: RunningBroker) -> Iterator[Consumer]:
-    with Consumer(shared_broker.address) as consumer:
+def consumer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Consumer]:
+    with clients.Consumer(shared_broker.address) as consumer:
         yield consumer
 
 
@@ -149,15 +149,17 @@ class TestCompression:
 
     @pytest.mark.parametrize("algorithm", ["lz4", "zstd", "zlib"])
     def test_every_algorithm(
-        self, shared_broker: RunningBroker, consumer: Consumer, topic: str, algorithm: str
+        self, clients: Clients, shared_broker: RunningBroker, consumer: Consumer, topic: str, algorithm: str
     ) -> None:
-        with Producer(shared_broker.address, compress_over=0, compression=algorithm) as producer:
+        with clients.Producer(shared_broker.address, compress_over=0, compression=algorithm) as producer:
             message = stored_at(consumer, producer.send(Message(topic, b"ab" * 500)))
         assert message.body == b"ab" * 500
         assert len(message.record) < 500
 
-    def test_compression_can_be_off(self, shared_broker: RunningBroker, consumer: Consumer, topic: str) -> None:
-        with Producer(shared_broker.address, compress_over=None) as producer:
+    def test_compression_can_be_off(
+        self, clients: Clients, shared_broker: RunningBroker, consumer: Consumer, topic: str
+    ) -> None:
+        with clients.Producer(shared_broker.address, compress_over=None) as producer:
             message = stored_at(consumer, producer.send(Message(topic, b"ab" * 50_000)))
         assert not message.sys_flag & SysFlag.COMPRESSED
         assert len(message.record) > 100_000
@@ -258,8 +260,10 @@ class TestSharding:
         assert len(by_key) == 10
         assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
-    def test_a_topic_with_other_queues(self, shared_broker: RunningBroker, producer: Producer, topic: str) -> None:
-        with Admin(shared_broker.address) as admin:
+    def test_a_topic_with_other_queues(
+        self, clients: Clients, shared_broker: RunningBroker, producer: Producer, topic: str
+    ) -> None:
+        with clients.Admin(shared_broker.address) as admin:
             admin.create_topic(topic, queues=13)
         receipts = producer.send_many([Message(topic, b"", sharding_key=str(number)) for number in range(200)])
         assert [receipt.queue for receipt in receipts] == [queue_of(str(number), 13) for number in range(200)]
@@ -282,8 +286,10 @@ class TestAsync:
         assert len(all_messages(consumer, topic)) == 5000
         producer.flush()
 
-    def test_close_waits_for_all(self, shared_broker: RunningBroker, consumer: Consumer, topic: str) -> None:
-        with Producer(shared_broker.address) as producer:
+    def test_close_waits_for_all(
+        self, clients: Clients, shared_broker: RunningBroker, consumer: Consumer, topic: str
+    ) -> None:
+        with clients.Producer(shared_broker.address) as producer:
             futures = [producer.send_async(Message(topic, b"%d" % number)) for number in range(5000)]
         assert all(future.done() for future in futures)
         assert len(all_messages(consumer, topic)) == 5000
@@ -295,9 +301,9 @@ class TestAsync:
         assert [int(message.body) for message in all_messages(consumer, topic)] == list(range(3000))
 
     def test_what_failed_is_in_its_future_and_in_flush_unless_somebody_looked(
-        self, shared_broker: RunningBroker, topic: str
+        self, clients: Clients, shared_broker: RunningBroker, topic: str
     ) -> None:
-        with Producer(shared_broker.address) as producer:
+        with clients.Producer(shared_broker.address) as producer:
             unseen = producer.send_async(Message(topic, os.urandom(600_000)))
             fine = producer.send_async(Message(topic, b"fine"))
             with pytest.raises(DeliveryFailed, match="MessageIllegal"):
@@ -309,6 +315,7 @@ class TestAsync:
             assert isinstance(seen.exception(timeout=10), MessageIllegal)
             producer.flush()
 
+    @pytest.mark.parametrize("clients", ["sync"], indirect=True)  # callbacks are of threads
     def test_a_callback_may_send(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         followed = threading.Event()
 
@@ -320,6 +327,7 @@ class TestAsync:
         assert followed.wait(10)
         assert sorted(message.body for message in all_messages(consumer, topic)) == [b"first", b"second"]
 
+    @pytest.mark.parametrize("clients", ["sync"], indirect=True)  # callbacks are of threads
     def test_a_callback_may_flush(self, producer: Producer, topic: str) -> None:
         flushed = threading.Event()
 
@@ -333,9 +341,9 @@ class TestAsync:
         assert all(future.result(10) for future in futures)
 
     def test_bytes_in_flight_are_bounded_and_callers_block(
-        self, shared_broker: RunningBroker, consumer: Consumer, topic: str
+        self, clients: Clients, shared_broker: RunningBroker, consumer: Consumer, topic: str
     ) -> None:
-        with Producer(shared_broker.address, in_flight_bytes_max=100_000, compress_over=None) as producer:
+        with clients.Producer(shared_broker.address, in_flight_bytes_max=100_000, compress_over=None) as producer:
             for _ in range(300):
                 producer.send_async(Message(topic, b"x" * 10_000))
                 assert producer._delivery.pending_bytes <= 100_000
@@ -354,8 +362,10 @@ class TestThreads:
         stored = Counter(message.body for message in all_messages(consumer, topic))
         assert stored == Counter(b"%d-%d" % (worker, number) for worker in range(32) for number in range(50))
 
-    def test_concurrent_senders_are_batched(self, shared_broker: RunningBroker, producer: Producer, topic: str) -> None:
-        with Admin(shared_broker.address) as admin:
+    def test_concurrent_senders_are_batched(
+        self, clients: Clients, shared_broker: RunningBroker, producer: Producer, topic: str
+    ) -> None:
+        with clients.Admin(shared_broker.address) as admin:
             before = admin.status()["produces"]
             barrier = threading.Barrier(32)
 

@@ -1,0 +1,160 @@
+"""The clients of both drivers under the same names, so that one test class runs against either.
+
+The sync clients stand for themselves. An asyncio client runs on a loop in a thread, and a call waits for its coroutine:
+what is tested is the client, not the few lines here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, cast
+
+from flintmq.client import Admin, Consumer, Producer, Receipt, StoredMessage, aio
+from flintmq.client.aio import driver as aio_driver
+from flintmq.client.sync import driver as sync_driver
+
+
+@dataclass(frozen=True)
+class Clients:
+    """One driver's: ``name`` is "sync" or "aio"; ``driver`` the module that delivers."""
+
+    name: str
+    Producer: type[Producer]
+    Consumer: type[Consumer]
+    Admin: type[Admin]
+    driver: ModuleType
+
+
+SYNC = Clients("sync", Producer, Consumer, Admin, sync_driver)
+
+
+@contextlib.contextmanager
+def aio_clients() -> Iterator[Clients]:
+    """The asyncio clients on a loop of their own. At the end nothing may be left in it."""
+    loop = asyncio.new_event_loop()
+    complaints: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    thread = threading.Thread(target=loop.run_forever, name="loop of the tests")
+    thread.start()
+
+    def facade(kind: type) -> Any:
+        return type(kind.__name__, (Facade,), {"loop": loop, "kind": kind})
+
+    try:
+        yield Clients("aio", facade(aio.Producer), facade(aio.Consumer), facade(aio.Admin), aio_driver)
+    finally:
+        asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result()
+        left = asyncio.run_coroutine_threadsafe(_other_tasks(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    assert left == []
+    assert complaints == []
+
+
+async def _other_tasks() -> list[str]:
+    await asyncio.sleep(0)
+    return [repr(task) for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+class Facade:
+    """An asyncio client under the sync names. Made by ``aio_clients`` for each kind."""
+
+    loop: asyncio.AbstractEventLoop
+    kind: type
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._client = self.kind(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._client, name)
+        if name.startswith("_") or not callable(attribute):
+            return attribute
+        return lambda *arguments, **options: self._run(attribute, *arguments, **options)
+
+    def __enter__(self) -> Facade:
+        self._run(self._client.__aenter__)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._run(self._client.__aexit__, *raised)
+
+    def _run(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """What the call returns, or its coroutine. Interrupted, the coroutine is cancelled."""
+
+        async def run() -> Any:
+            result = call(*arguments, **options)
+            return await result if asyncio.iscoroutine(result) else result
+
+        future = asyncio.run_coroutine_threadsafe(run(), self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def send_async(self, *arguments: Any, **options: Any) -> Handed:
+        """A future for threads."""
+        return cast(Handed, self._run(lambda: Handed(self._client.send_async(*arguments, **options))))
+
+    def iter(self, *arguments: Any, **options: Any) -> Iterator[StoredMessage]:
+        """The messages, read ahead by a task."""
+        return self._drain(self._run(lambda: self._client.iter(*arguments, **options)))
+
+    def _drain(self, messages: Any) -> Iterator[StoredMessage]:
+        arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        ended = threading.Event()
+
+        async def pump() -> None:
+            try:
+                async with contextlib.aclosing(messages):
+                    async for message in messages:
+                        arrived.put(message)
+                arrived.put(StopIteration())
+            except Exception as error:  # noqa: BLE001 - raised by who takes it out
+                arrived.put(error)
+            finally:
+                ended.set()
+
+        pumping = asyncio.run_coroutine_threadsafe(pump(), self.loop)
+        try:
+            while not isinstance(message := arrived.get(), Exception):
+                yield message
+            if not isinstance(message, StopIteration):
+                raise message
+        finally:
+            self.loop.call_soon_threadsafe(pumping.cancel)
+            ended.wait()
+
+
+class Handed(concurrent.futures.Future[Receipt]):
+    """A ``SendFuture`` seen from a thread."""
+
+    def __init__(self, future: aio.SendFuture) -> None:
+        super().__init__()
+        self._future = future
+        future.add_done_callback(self._complete)
+
+    def _complete(self, future: asyncio.Future[Receipt]) -> None:
+        error = asyncio.Future.exception(future)  # without looking at it
+        if error is None:
+            self.set_result(asyncio.Future.result(future))
+        else:
+            self.set_exception(error)
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """See ``SendFuture.result``."""
+        super().exception(timeout)
+        return self._future.result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See ``SendFuture.exception``."""
+        super().exception(timeout)
+        return self._future.exception()
