@@ -111,8 +111,12 @@ def rebuild(store: Path, index_slots: int | None) -> int:
     """
     from .rebuild import rebuild as run
 
-    with progress_bar() as progress:
-        rebuilt = run(store, progress, index_slots=index_slots)
+    try:
+        with progress_bar() as progress:
+            rebuilt = run(store, progress, index_slots=index_slots)
+    except KeyboardInterrupt:
+        click.echo("flintmq-broker: not complete; the next start of a broker, or of this, goes on", err=True)
+        raise
     if rebuilt.cut_bytes:
         click.echo(f"cut      {rebuilt.cut_bytes:,} bytes of a torn write behind the end of the log")
     rate = rebuilt.messages / max(rebuilt.seconds, 1e-3)

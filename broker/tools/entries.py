@@ -49,6 +49,8 @@ class EntryCursor:
         self._at = 0
         """Which file the next entry is in."""
         self._number = 1
+        self._held: list[Key] = []
+        """In detail: the last keys, kept until the ones behind them show what is wrong."""
         self._begin_ms: dict[IndexFile, int] = {}
         self._seek(begin)
 
@@ -67,17 +69,38 @@ class EntryCursor:
     def compare(self, keys: np.ndarray, optional: np.ndarray, reached: int, findings: Findings) -> bool:
         """Compare the entries of the records in front of ``reached`` with ``keys``, as ``examine`` gives them; entries
         of ``optional`` keys may be there too. False where something differs and nothing was said of it."""
-        if self._lost:
-            return False
         if self._detailed:
-            self._align(_merged(keys, optional), reached, findings)
-        elif len(optional):
-            found = Findings()
-            self._align(_merged(keys, optional), reached, found)
-            self._lost = found.total > 0
-        else:
-            self._lost = not self._compare_fast(keys, reached)
+            self._held += _merged(keys, optional)
+            if len(self._held) > 2 * LOOK_AHEAD:
+                del self._held[: self._align(self._held, len(self._held) - LOOK_AHEAD, findings)]
+            return True
+        if not self._lost:
+            fits = self._fits(_merged(keys, optional), reached) if len(optional) else self._compare_fast(keys, reached)
+            self._lost = not fits
         return not self._lost
+
+    def finish(self, findings: Findings) -> None:
+        """In detail: no key follows."""
+        self._align(self._held, len(self._held), findings)
+        self._held.clear()
+        places, entries = self._window(LOOK_AHEAD)
+        while entries:
+            for place, entry in zip(places, entries, strict=True):
+                _add_stray(*place, entry, set(), findings)
+            self._go_on(len(entries))
+            places, entries = self._window(LOOK_AHEAD)
+
+    def _fits(self, keys: list[Key], reached: int) -> bool:
+        """Whether the next entries are those of the keys, where some may be left out."""
+        _, entries = self._window(len(keys) + 1)
+        entry = 0
+        for key in keys:
+            if entry < len(entries) and _same(key, entries[entry]):
+                entry += 1
+            elif not key[3] and (entry < len(entries) or key[1] < self._dispatched):
+                return False
+        self._go_on(entry)
+        return entry == len(entries) or entries[entry][1] >= reached
 
     def _compare_fast(self, keys: np.ndarray, reached: int) -> bool:
         count, done = len(keys) // kernel.KEY_ROW, 0
@@ -129,13 +152,14 @@ class EntryCursor:
             if self._number == file.index_count:
                 self._at, self._number = self._at + 1, 1
 
-    def _align(self, keys: list[Key], reached: int, findings: Findings) -> None:
-        """Lay keys and entries side by side, and find the smallest difference that explains what is there."""
+    def _align(self, keys: list[Key], stop: int, findings: Findings) -> int:
+        """Lay keys and entries side by side, and find the smallest difference that explains what is there. Goes on to
+        key ``stop`` at least, unless only missing entries explain the rest; returns how many keys are done."""
         places, entries = self._window(len(keys) + 2 * LOOK_AHEAD)
         offsets = [key[1] for key in keys]
         known = {key[:2] for key in keys}
         at = entry = 0
-        while at < len(keys):
+        while at < stop:
             key = keys[at]
             if entry < len(entries) and _same(key, entries[entry]):
                 self._check_time(*places[entry], entries[entry][2], key[2], findings)
@@ -144,11 +168,14 @@ class EntryCursor:
                 at += 1
             elif entry == len(entries):
                 self._add_missing(keys[at:], findings)
-                break
-            elif wrong := _wrong_in_a_row(keys, at, entries, entry, reached):
+                at = len(keys)
+            elif wrong := _wrong_in_a_row(keys, at, entries, entry):
                 for step in range(wrong):
                     _add_wrong(*places[entry + step], entries[entry + step], keys[at + step], findings)
                 at, entry = at + wrong, entry + wrong
+            elif any(_same(key, other) for other in entries[entry + 1 : entry + LOOK_AHEAD]):
+                _add_stray(*places[entry], entries[entry], known, findings)
+                entry += 1
             elif entries[entry][1] > key[1]:
                 behind = max(bisect_left(offsets, entries[entry][1], at), at + 1)
                 self._add_missing(keys[at:behind], findings)
@@ -156,12 +183,8 @@ class EntryCursor:
             else:
                 _add_stray(*places[entry], entries[entry], known, findings)
                 entry += 1
-        while entry < len(entries) and entries[entry][1] < reached:
-            if entry + 1 < len(entries) and entries[entry + 1][1] > reached:
-                break  # it stands where an entry of the next records should: theirs, but wrong
-            _add_stray(*places[entry], entries[entry], known, findings)
-            entry += 1
         self._go_on(entry)
+        return at
 
     def _add_missing(self, keys: list[Key], findings: Findings) -> None:
         wanted = [key for key in keys if not key[3]]
@@ -210,14 +233,11 @@ def _same(key: Key, entry: Entry) -> bool:
     return key[0] == entry[0] and key[1] == entry[1]
 
 
-def _wrong_in_a_row(keys: list[Key], at: int, entries: list[Entry], entry: int, reached: int) -> int:
+def _wrong_in_a_row(keys: list[Key], at: int, entries: list[Entry], entry: int) -> int:
     """How many entries have to be wrong for what follows to fit again; 0 where that explains nothing."""
     for step in range(1, min(LOOK_AHEAD, len(keys) - at, len(entries) - entry) + 1):
-        is_last = at + step == len(keys)
-        if entry + step == len(entries):
-            return step if is_last else 0
-        if is_last:
-            return step if entries[entry + step][1] >= reached else 0
+        if at + step == len(keys) or entry + step == len(entries):
+            return step if at + step == len(keys) and entry + step == len(entries) else 0
         if _same(keys[at + step], entries[entry + step]):
             return step
     return 0

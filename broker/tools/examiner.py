@@ -30,12 +30,13 @@ CLOCK_MARGIN_MS = 3_000
 
 @dataclass(slots=True)
 class QueueSpan:
-    """What a segment has of a queue: its first record's queue offset and place, the offset behind its last, and how
-    many there are."""
+    """What a segment has of a queue: its first record's queue offset and place, the offset behind its last, another one
+    that may be that (-1: none), and how many there are."""
 
     first: int
     first_at: int
     next: int
+    other: int
     records: int
 
 
@@ -106,7 +107,7 @@ class Examiner:
                 self._state, self._optional_state,
             )  # fmt: skip
             self._take(segment, before, at)
-            if status == kernel.BLANK:
+            if status == kernel.BLANK and self._fills_file(array, at):
                 at = file.size
             elif status == kernel.NEW_QUEUE:
                 at = self._new_queue(segment, array, at)
@@ -118,6 +119,10 @@ class Examiner:
         segment.reached = at
         self._note_spans(segment)
         return segment
+
+    @staticmethod
+    def _fills_file(array: np.ndarray, at: int) -> bool:
+        return int.from_bytes(array[at : at + 4].tobytes(), "big") == len(array) - at
 
     def _take(self, segment: Segment, before: int, at: int) -> None:
         """What the last call found, but for keys."""
@@ -185,7 +190,7 @@ class Examiner:
         found = examine.next_record(array, at + 1, segment.end, segment.file.start_offset, self._scratch)
         lost = found - at
         segment.findings.add(
-            "record", segment.file.path, f"{kernel.BAD_NAMES[status]}; {lost:,} bytes up to the next record that can "
+            "record", segment.file.path, f"{_BAD_NAMES[status]}; {lost:,} bytes up to the next record that can "
             "be read", position=at, physical_offset=segment.file.start_offset + at,
         )  # fmt: skip
         return int(found)
@@ -198,10 +203,12 @@ class Examiner:
                 int(values[examine.Q_FIRST]),
                 int(values[examine.Q_FIRST_AT]),
                 int(values[kernel.Q_NEXT]),
+                int(values[examine.Q_OTHER]),
                 int(values[examine.Q_RECORDS]),
             )
 
 
+_BAD_NAMES = {**kernel.BAD_NAMES, kernel.BLANK: "a blank record that does not end its file"}
 _FLAWS = {
     examine.FLAW_CRC: ("body-crc", "its body is not the one that was stored"),
     examine.FLAW_PROPERTIES: ("properties", "its properties are no pairs of a name and a value in UTF-8"),

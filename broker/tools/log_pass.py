@@ -21,7 +21,7 @@ from ..kernels import examine
 from ..store.mapped_file import MappedFile
 from .chains import check_file
 from .entries import EntryCursor
-from .examiner import CHUNK_BYTES, Examiner, PassStopped, QueueSpan, Segment
+from .examiner import Examiner, PassStopped, QueueSpan, Segment
 from .findings import Findings
 from .log_end import LogEnd
 from .offline import OfflineStore
@@ -83,7 +83,7 @@ class LogPass:
                 pool.shutdown(cancel_futures=True)
                 raise
         self._progress(self.bytes, self.bytes)
-        self._join(segments)
+        segments = self._join(segments)
         self._store.findings.extend(index_findings)
         if index_findings.total or any(segment.index_differs for segment in segments):
             self._compare_index_in_detail(segments)
@@ -101,7 +101,7 @@ class LogPass:
         begin = 0
         while begin < stop:
             end = stop
-            if begin + self._segment_bytes + CHUNK_BYTES < stop:
+            if stop - begin > self._segment_bytes * 3 // 2:
                 wanted = begin + self._segment_bytes
                 found = self._next_record(file, wanted, min(wanted + self._segment_bytes, stop))
                 end = min(found, stop)
@@ -134,20 +134,23 @@ class LogPass:
 
     # What the segments have in common.
 
-    def _join(self, segments: list[Segment]) -> None:
-        """Take over what the segments found, in the order of the log, and what only shows between them."""
-        reached, file = 0, None
-        for segment in segments:
-            if segment.file is not file:
-                file, reached = segment.file, 0
+    def _join(self, segments: list[Segment]) -> list[Segment]:
+        """Take over what the segments found, in the order of the log, and what only shows between them; returns them
+        as they should have been cut."""
+        joined: list[Segment] = []
+        reached = 0
+        for number, segment in enumerate(segments):
+            if number and segments[number - 1].file is not segment.file:
+                segments[number - 1].file.release()
+                reached = 0
             if reached > segment.begin:  # it was cut inside of a record
                 again = Segment(segment.file, min(reached, segment.end), segment.end)
                 segment = self._new_examiner().run(again, None)
                 segment.index_differs = True
-            reached = max(segment.reached, segment.end)
+            reached = max(reached, segment.reached)
             self._take(segment)
-            if segment.reached >= segment.file.size:
-                segment.file.release()
+            joined.append(segment)
+        return joined
 
     def _take(self, segment: Segment) -> None:
         self.records += segment.records
@@ -163,7 +166,7 @@ class LogPass:
         for row, span in segment.spans.items():
             self.records_by_row[row] += span.records
             before = self._spans.get(row)
-            if before is not None and span.first != before.next and not self._begun_again(span):
+            if before is not None and span.first not in (before.next, before.other) and not self._begun_again(span):
                 self._note_jump(segment, row, before, span)
             self._spans[row] = span
 
@@ -189,6 +192,7 @@ class LogPass:
             examiner.run(again, cursor)
             self._progress(sum(each.end - each.begin for each in segments[: number + 1]), self.bytes)
             self._store.findings.extend(again.findings, "index-")
+        cursor.finish(self._store.findings)
         self.pending_keys = cursor.pending
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import datetime
 
-from .output import show_bytes, to_json, to_plain
+from .output import escape, show_bytes, to_json, to_plain
 from .stat import StoreStat
+
+WIDE = 110
+"""Columns of a terminal that shows everything; a narrower one gets less."""
 
 
 def as_json(stat: StoreStat) -> Iterator[str]:
@@ -28,6 +32,11 @@ def as_plain(stat: StoreStat) -> Iterator[str]:
     for kind, rows in parts.items():
         for each in rows:
             yield to_plain([kind, *each.values()])
+
+
+def _moment(iso: str | None) -> str:
+    """In local time, to the second."""
+    return f"{datetime.fromisoformat(iso).astimezone():%Y-%m-%d %H:%M:%S}" if iso else "–"
 
 
 def print_tables(stat: StoreStat) -> None:
@@ -52,11 +61,23 @@ def print_tables(stat: StoreStat) -> None:
     for name, value in stat.checkpoint.items():
         shown = f"{value:,}" if isinstance(value, int) else value
         console.print(Text(f"{name.replace('_', ' ')}: {shown or '–'}", style="dim"))
-    queues = table("\nqueues", "topic", "queue", "from", "to", "messages", "size", "first stored", "last stored")
+    wide = console.width >= WIDE
+    queues = table(
+        "\nqueues",
+        "topic",
+        "queue",
+        "from",
+        "to",
+        "messages",
+        "size",
+        *(["first stored"] if wide else []),
+        "last stored",
+    )  # fmt: skip
     for queue in stat.queues:
         queues.add_row(
-            Text(queue.topic), str(queue.queue), f"{queue.min_offset:,}", f"{queue.max_offset:,}",
-            f"{queue.messages:,}", show_bytes(queue.bytes), queue.first_stored_at or "–", queue.last_stored_at or "–",
+            Text(escape(queue.topic)), str(queue.queue), f"{queue.min_offset:,}", f"{queue.max_offset:,}",
+            f"{queue.messages:,}", show_bytes(queue.bytes), *([_moment(queue.first_stored_at)] if wide else []),
+            _moment(queue.last_stored_at),
         )  # fmt: skip
     console.print(queues)
     files = table("\nfiles", "folder", "files", "size", "on disk")
@@ -66,5 +87,5 @@ def print_tables(stat: StoreStat) -> None:
     index = table("\nindex", "file", "entries", "full", "first stored", "last stored")
     for file in stat.index:
         full = f"{100 * file.entries / max(file.entries_max, 1):.1f} %"
-        index.add_row(file.file, f"{file.entries:,}", full, file.first_stored_at or "–", file.last_stored_at or "–")
+        index.add_row(file.file, f"{file.entries:,}", full, _moment(file.first_stored_at), _moment(file.last_stored_at))
     console.print(index)

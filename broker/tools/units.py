@@ -10,7 +10,7 @@ import numpy as np
 from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from ..store.consume_queue import ConsumeQueue
 from ..store.mapped_file import file_name
-from ..store.queue_check import BLOCK_UNITS, UNIT_DTYPE, Units, first_unit, is_filling, read_units
+from ..store.queue_check import BLOCK_UNITS, UNIT_DTYPE, Units, first_unit, is_filling
 from .findings import Findings
 from .log_end import LogEnd, unit_fits
 from .offline import OfflineStore
@@ -21,6 +21,23 @@ def unit_place(queue: ConsumeQueue, queue_offset: int) -> tuple[Path, int]:
     at = queue_offset * UNIT_BYTES
     start = at - at % queue.file_bytes
     return queue.folder / file_name(start), at - start
+
+
+def read_present(queue: ConsumeQueue, queue_offset: int, count: int) -> bytearray:
+    """``count`` units from ``queue_offset`` on; zeros where files are missing or too short."""
+    held = queue.read_units(queue_offset, count, hot=False)
+    while len(held) < count * UNIT_BYTES:
+        at = queue_offset * UNIT_BYTES + len(held)
+        left = count * UNIT_BYTES - len(held)
+        # A read ends in front of a file that is too short: what that has comes one by one, the rest of it is nothing.
+        more = queue.read_units(at // UNIT_BYTES, 1, hot=False)
+        if more:
+            held += more
+        else:
+            held += bytes(min(queue.file_bytes - at % queue.file_bytes, left))
+            left = count * UNIT_BYTES - len(held)
+            held += queue.read_units(queue_offset + len(held) // UNIT_BYTES, left // UNIT_BYTES, hot=False)
+    return held
 
 
 class UnitComparison:
@@ -42,11 +59,10 @@ class UnitComparison:
     def compare(self, queue: ConsumeQueue, queue_offset: int, units: memoryview) -> None:
         """Compare a run of units, as the log gives them, with what the queue's files hold."""
         count = len(units) // UNIT_BYTES
-        held = queue.read_units(queue_offset, count, hot=False)
+        held = read_present(queue, queue_offset, count)
         if held == units:
             self.explained[queue.row] += count
             return
-        held += bytes(len(units) - len(held))
         expected, found = np.frombuffer(units, UNIT_DTYPE), np.frombuffer(held, UNIT_DTYPE)
         missing: list[int] = []
         for number in np.flatnonzero(expected != found).tolist():
@@ -121,7 +137,7 @@ class UnitPass:
         begin, stop = first_unit(queue), queue.end_byte // UNIT_BYTES
         self.next_offset = begin
         for at in range(begin, stop, BLOCK_UNITS):
-            units = read_units(queue, at, min(BLOCK_UNITS, stop - at))
+            units = np.frombuffer(read_present(queue, at, min(BLOCK_UNITS, stop - at)), UNIT_DTYPE)
             used = units["size"] > 0
             offsets = units["physical_offset"].astype(np.int64)
             filling = is_filling(units)
@@ -172,7 +188,7 @@ class UnitPass:
         """Look at the record of each live unit that is not ``reported`` yet."""
         queue = self._queue
         for at in range(first_unit(queue), self.next_offset, BLOCK_UNITS):
-            units = read_units(queue, at, min(BLOCK_UNITS, self.next_offset - at))
+            units = np.frombuffer(read_present(queue, at, min(BLOCK_UNITS, self.next_offset - at)), UNIT_DTYPE)
             live = self._is_live(units["physical_offset"].astype(np.int64), units["size"] > 0, is_filling(units))
             for number in np.flatnonzero(live).tolist():
                 physical_offset, size, _ = units[number].item()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .findings import Findings
 from .log_end import check_behind, find_end
-from .log_pass import LogPass, Progress
+from .log_pass import SEGMENT_BYTES, LogPass, Progress
 from .offline import OfflineStore
 from .tables import check_checkpoint, check_log_is_whole, check_offsets, check_tables
 from .units import UnitPass
@@ -16,8 +16,7 @@ from .units import UnitPass
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was looked at. ``log_bytes``: of records; ``seconds``: what the whole took; ``pending``: messages that are
-    not in queues or index yet, which the next start puts there."""
+    """What was looked at, and what was found. ``log_bytes``: of records; ``seconds``: what the whole took."""
 
     findings: Findings
     broker: str
@@ -35,8 +34,13 @@ class Verified:
     threads: int
 
 
-def verify(path: Path, progress: Progress, *, index_slots: int | None = None) -> Verified:
-    """Verify the store at ``path``. Raises ``StoreLocked``, and ``ConfigurationError`` where it is no store."""
+def verify(
+    path: Path, progress: Progress, *, index_slots: int | None = None, segment_bytes: int = SEGMENT_BYTES
+) -> Verified:
+    """Verify the store at ``path``. ``segment_bytes``: how large a stretch of the log one thread takes at once.
+
+    Raises ``StoreLocked``, and ``ConfigurationError`` where it is no store.
+    """
     started = time.perf_counter()
     findings = Findings()
     with OfflineStore(path, findings, index_slots=index_slots) as store:
@@ -45,7 +49,7 @@ def verify(path: Path, progress: Progress, *, index_slots: int | None = None) ->
         end = find_end(store)
         check_behind(store, end)
         check_checkpoint(store, end)
-        log = LogPass(store, end, progress)
+        log = LogPass(store, end, progress, segment_bytes=segment_bytes)
         log.run()
         ends, units = {}, 0
         for queue in store.queues:

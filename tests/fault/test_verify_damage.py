@@ -1,0 +1,401 @@
+"""Whatever is damaged in a store, ``verify`` names the file, the place and the kind of damage, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.tools.findings import Finding
+from flintmq.protocol.layout import (
+    CHECKPOINT,
+    CHECKPOINT_MARK_AT,
+    INDEX_ENTRY,
+    INDEX_ENTRY_BYTES,
+    INDEX_HEADER,
+    INDEX_HEADER_BYTES,
+    INDEX_SLOT_BYTES,
+    RECORD,
+    RECORD_HEAD_BYTES,
+    UNIT,
+    UNIT_BYTES,
+    UNIT_STRUCT,
+)
+from tests.store_tools import MIB, SMALL, Sent, copy_store, open_store, overwrite, plain, put
+from tests.tools_runs import everything, findings
+
+LOG_BYTES = 4 * MIB
+PER_FILE = SMALL.consumequeue_file_bytes // UNIT_BYTES
+ENTRIES_AT = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * SMALL.index_slots
+Filled = tuple[Path, list[Sent]]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    """Two CommitLog files, four queues of several files each, some index files; stopped in order."""
+    path = tmp_path_factory.mktemp("source") / "store"
+    store = open_store(path)
+    sent: list[Sent] = []
+    for number in range(0, 320, 8):
+        sent += put(store, "orders", number // 8 % 3, plain(8, first=number, tags="eu", size=18_000))
+        sent += put(store, "bills", 0, plain(4, first=1000 + number))
+    store.close()
+    assert len(list((path / "commitlog").iterdir())) == 2
+    assert findings(path) == []
+    return path, sent
+
+
+@pytest.fixture
+def store(source: Filled, tmp_path: Path) -> Path:
+    return copy_store(source[0], tmp_path / "store")
+
+
+def found(store: Path) -> list[Finding]:
+    """What verify finds; it must be the same however the log is cut, and leave the store as it was."""
+    before = everything(store)
+    result = findings(store, segment_bytes=1 << 30)
+    assert everything(store) == before
+    in_parts = findings(store)
+    assert {each.kind for each in in_parts} == {each.kind for each in result}
+    # A row of missing units is a finding in each part.
+    assert {(each.kind, each.path, each.position) for each in result} <= {
+        (each.kind, each.path, each.position) for each in in_parts
+    }
+    return result
+
+
+def places(store: Path) -> set[tuple[str, str, int]]:
+    """(kind, file in the store, byte) of each finding."""
+    return {(each.kind, str(each.path.relative_to(store)), each.position) for each in found(store)}
+
+
+def log_file(sent: Sent) -> str:
+    return f"commitlog/{sent.physical_offset // LOG_BYTES * LOG_BYTES:020d}"
+
+
+def in_log(sent: Sent) -> int:
+    return sent.physical_offset % LOG_BYTES
+
+
+def flip(path: Path, at: int, mask: int = 0x01) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ mask]))
+
+
+def unit_place(sent: Sent, queue_offset: int | None = None) -> tuple[str, int]:
+    at = (sent.queue_offset if queue_offset is None else queue_offset) * UNIT_BYTES
+    start = at // SMALL.consumequeue_file_bytes * SMALL.consumequeue_file_bytes
+    return f"consumequeue/{sent.topic}/{sent.queue}/{start:020d}", at - start
+
+
+def index_names(store: Path) -> list[str]:
+    return [f"index/{path.name}" for path in sorted((store / "index").iterdir())]
+
+
+# ---- the log
+
+
+@pytest.mark.parametrize("number", [0, 57, 300, 400])
+def test_a_changed_body_is_found_at_its_record(store: Path, source: Filled, number: int) -> None:
+    sent = source[1][number]
+    flip(store / log_file(sent), in_log(sent) + RECORD_HEAD_BYTES + 50)
+    assert places(store) == {("body-crc", log_file(sent), in_log(sent))}
+    (finding,) = found(store)
+    assert finding.physical_offset == sent.physical_offset
+    assert f"message {sent.queue_offset:,} of {sent.topic}, queue {sent.queue}" in finding.text
+
+
+@pytest.mark.parametrize("field", ["total_size", "magic", "physical_offset", "body_length"])
+def test_a_changed_head_is_found_and_what_follows_is_read_on(store: Path, source: Filled, field: str) -> None:
+    sent = source[1][201]
+    flip(store / log_file(sent), in_log(sent) + RECORD.at[field] + (3 if RECORD.at[field] != 28 else 7))
+    unit_file, unit_at = unit_place(sent)
+    expected = {("record", log_file(sent), in_log(sent)), ("unit-stray", unit_file, unit_at)}
+    result = places(store)
+    assert expected <= result
+    # The messages around it are no findings: only the one behind it in its queue says that one is missing.
+    assert {kind for kind, _, _ in result - expected} <= {"queue-offset", "index-stray"}
+
+
+def test_a_record_that_lies_about_its_queue_offset_is_found(store: Path, source: Filled) -> None:
+    sent = source[1][30]
+    flip(store / log_file(sent), in_log(sent) + RECORD.at["queue_offset"] + 7, 0x40)
+    result = places(store)
+    assert ("queue-offset", log_file(sent), in_log(sent)) in result
+    assert ("unit-stray", *unit_place(sent)) in result
+    assert not {kind for kind, _, _ in result} & {"record", "body-crc", "index-wrong"}
+
+
+def test_a_record_of_another_queue_is_found(store: Path, source: Filled) -> None:
+    sent = source[1][30]
+    flip(store / log_file(sent), in_log(sent) + RECORD.at["queue_id"] + 3, 0x08)
+    result = places(store)
+    assert ("unit-stray", *unit_place(sent)) in result
+    other = f"consumequeue/{sent.topic}/{sent.queue ^ 8}"
+    assert any(kind == "unit-missing" and path.startswith(other) for kind, path, _ in result)
+
+
+def test_a_store_time_that_goes_back_is_found(store: Path, source: Filled) -> None:
+    sent = source[1][100]
+    overwrite(store / log_file(sent), in_log(sent) + RECORD.at["store_timestamp"], (10**12).to_bytes(8, "big"))
+    result = places(store)
+    assert ("store-time", log_file(sent), in_log(sent)) in result
+    assert {kind for kind, _, _ in result} <= {"store-time", "index-wrong", "index-header"}
+
+
+def test_broken_properties_are_found(store: Path, source: Filled) -> None:
+    sent = source[1][100]
+    blob = (store / log_file(sent)).read_bytes()
+    at = blob.index(b"KEYS\x01", in_log(sent))
+    overwrite(store / log_file(sent), at + 4, b"=")
+    assert ("properties", log_file(sent), in_log(sent)) in places(store)
+
+
+@pytest.mark.parametrize("pages", [1, 3, 40])
+def test_zeroed_pages_are_found_and_the_messages_that_are_gone_are_named(
+    store: Path, source: Filled, pages: int
+) -> None:
+    sent = source[1][150]
+    begin = in_log(sent) // 4096 * 4096
+    overwrite(store / log_file(sent), begin, bytes(4096 * pages))
+    result = found(store)
+    gone = [
+        each for each in source[1]
+        if log_file(each) == log_file(sent) and begin - 18_200 < in_log(each) < begin + 4096 * pages
+    ]  # fmt: skip
+    assert {"record", "unit-stray"} & {each.kind for each in result}
+    strays = {each.physical_offset for each in result if each.kind == "unit-stray"}
+    assert strays <= {each.physical_offset for each in gone} | {-1}
+    damaged = [each for each in result if each.kind in ("record", "body-crc", "properties")]
+    assert all(begin - 20_000 <= each.position < begin + 4096 * pages for each in damaged)
+
+
+def test_a_log_file_that_was_cut_short_is_found(store: Path) -> None:
+    path = store / "commitlog" / f"{LOG_BYTES:020d}"
+    with path.open("r+b") as file:
+        file.truncate(MIB)
+    result = places(store)
+    assert ("file-size", f"commitlog/{path.name}", MIB) in result
+    assert {kind for kind, _, _ in result} >= {"file-size", "unit-stray"}
+
+
+def test_a_missing_log_file_is_found(store: Path) -> None:
+    (store / "commitlog" / f"{0:020d}").unlink()
+    assert ("missing-file", f"commitlog/{0:020d}", -1) in places(store)
+
+
+def test_a_missing_last_log_file_is_found(store: Path) -> None:
+    (store / "commitlog" / f"{LOG_BYTES:020d}").unlink()
+    assert ("missing-file", f"commitlog/{LOG_BYTES:020d}", -1) in places(store)
+
+
+def test_a_file_of_another_log_is_found(store: Path, source: Filled) -> None:
+    shutil.copy(store / "commitlog" / f"{0:020d}", store / "commitlog" / f"{LOG_BYTES:020d}")
+    result = found(store)
+    record = [each for each in result if each.kind == "record"]
+    assert record[0].path.name == f"{LOG_BYTES:020d}"
+    assert record[0].position == 0
+    assert "elsewhere" in record[0].text
+
+
+@pytest.mark.parametrize("name", ["commitlog/notes.txt", "commitlog/123", "index/tmp", "consumequeue/orders/0/x"])
+def test_a_file_that_does_not_belong_there_is_found(store: Path, name: str) -> None:
+    (store / name).write_text("x")
+    assert places(store) == {("foreign-file", name, -1)}
+
+
+def test_a_log_file_whose_name_is_no_multiple_is_found(store: Path) -> None:
+    (store / "commitlog" / f"{LOG_BYTES:020d}").rename(store / "commitlog" / f"{LOG_BYTES + 1:020d}")
+    assert ("foreign-file", f"commitlog/{LOG_BYTES + 1:020d}", -1) in places(store)
+
+
+def test_bytes_behind_the_end_of_the_log_are_found(store: Path) -> None:
+    path = store / "commitlog" / f"{LOG_BYTES:020d}"
+    overwrite(path, LOG_BYTES - 100, b"x")
+    assert places(store) == {("behind-end", f"commitlog/{path.name}", LOG_BYTES - 100)}
+
+
+# ---- queues
+
+
+@pytest.mark.parametrize("field", ["physical_offset", "size", "tags_code"])
+def test_a_changed_unit_is_found(store: Path, source: Filled, field: str) -> None:
+    sent = source[1][120]
+    name, at = unit_place(sent)
+    flip(store / name, at + UNIT.at[field] + (7 if field != "size" else 3))
+    result = places(store)
+    assert ("unit-wrong", name, at) in result
+    assert {kind for kind, _, _ in result} <= {"unit-wrong", "unit-order"}
+
+
+def test_swapped_units_are_found(store: Path, source: Filled) -> None:
+    sent = next(each for each in source[1] if each.topic == "bills" and each.queue_offset == 20)
+    name, at = unit_place(sent)
+    blob = (store / name).read_bytes()
+    pair = blob[at : at + 2 * UNIT_BYTES]
+    overwrite(store / name, at, pair[UNIT_BYTES:] + pair[:UNIT_BYTES])
+    result = places(store)
+    assert {("unit-wrong", name, at), ("unit-wrong", name, at + UNIT_BYTES)} <= result
+    assert {kind for kind, _, _ in result} == {"unit-wrong", "unit-order"}
+
+
+def test_an_empty_unit_in_the_middle_is_found(store: Path, source: Filled) -> None:
+    sent = source[1][120]
+    name, at = unit_place(sent)
+    overwrite(store / name, at, bytes(UNIT_BYTES))
+    assert places(store) == {("unit-missing", name, at), ("unit-order", name, at)}
+
+
+def test_a_unit_too_many_is_found(store: Path, source: Filled) -> None:
+    last = max((each for each in source[1] if each.topic == "bills"), key=lambda each: each.queue_offset)
+    name, at = unit_place(last, last.queue_offset + 1)
+    assert (store / name).exists()
+    overwrite(store / name, at, UNIT_STRUCT.pack(last.physical_offset + 8, 100, 0))
+    assert ("unit-stray", name, at) in places(store)
+
+
+def test_a_queue_file_that_was_cut_short_is_found(store: Path, source: Filled) -> None:
+    name, _ = unit_place(source[1][0])
+    with (store / name).open("r+b") as file:
+        file.truncate(10 * UNIT_BYTES)
+    result = places(store)
+    assert ("file-size", name, 10 * UNIT_BYTES) in result
+    assert ("unit-missing", name, 10 * UNIT_BYTES) in result
+
+
+def test_a_missing_queue_is_found(store: Path, source: Filled) -> None:
+    shutil.rmtree(store / "consumequeue" / "orders" / "1")
+    result = found(store)
+    assert {each.kind for each in result} == {"unit-missing", "queue-end"}
+    assert sum("messages 0 to" in each.text for each in result) == 1
+
+
+def test_a_missing_queue_file_in_the_middle_is_found(store: Path) -> None:
+    name = f"consumequeue/bills/0/{SMALL.consumequeue_file_bytes:020d}"
+    (store / name).unlink()
+    result = places(store)
+    assert ("file-size", name, -1) in result
+    assert ("unit-missing", name, 0) in result
+
+
+# ---- the index
+
+
+@pytest.mark.parametrize("number", [1, 2, 77, 198])
+@pytest.mark.parametrize("field", ["key_hash", "physical_offset", "seconds", "previous"])
+def test_a_changed_entry_is_found(store: Path, field: str, number: int) -> None:
+    name = index_names(store)[1]
+    at = ENTRIES_AT + INDEX_ENTRY_BYTES * number
+    flip(store / name, at + INDEX_ENTRY.at[field] + (3 if field != "physical_offset" else 7))
+    result = places(store)
+    if field == "seconds" and number == 1:
+        assert result == set()  # never read: RocketMQ and FlintMQ write it differently
+        return
+    kind = "index-chain" if field == "previous" else "index-wrong"
+    assert (kind, name, at) in result
+    assert {path for _, path, _ in result} == {name}
+
+
+@pytest.mark.parametrize("field", list(INDEX_HEADER.at))
+def test_a_changed_header_is_found(store: Path, field: str) -> None:
+    name = index_names(store)[1]
+    at = INDEX_HEADER.at[field]
+    width = next(each.width for each in INDEX_HEADER.fields if each.name == field)
+    flip(store / name, at + width - 2)
+    assert ("index-header", name, at) in places(store)
+
+
+def test_a_changed_slot_is_found(store: Path) -> None:
+    name = index_names(store)[0]
+    blob = (store / name).read_bytes()
+    slot = next(k for k in range(SMALL.index_slots) if any(blob[40 + 4 * k : 44 + 4 * k]))
+    overwrite(store / name, INDEX_HEADER_BYTES + 4 * slot, bytes(4))
+    assert places(store) == {("index-chain", name, INDEX_HEADER_BYTES + 4 * slot)}
+
+
+def test_zeroed_entries_are_found_without_a_word_about_the_others(store: Path) -> None:
+    name = index_names(store)[0]
+    overwrite(store / name, ENTRIES_AT + 20 * 50, bytes(20 * 40))
+    result = found(store)
+    wrong = [each for each in result if each.kind == "index-wrong"]
+    assert [each.position for each in wrong] == [ENTRIES_AT + 20 * number for number in range(50, 90)]
+    assert {each.kind for each in result} <= {"index-wrong", "index-chain"}
+
+
+def test_a_missing_index_file_is_found(store: Path) -> None:
+    name = index_names(store)[1]
+    (store / name).unlink()
+    result = found(store)
+    assert {each.kind for each in result} == {"index-missing"}
+    assert "199 keys" in " ".join(each.text for each in result)
+
+
+def test_a_log_without_an_index_is_one_finding_a_chunk_at_most(store: Path) -> None:
+    shutil.rmtree(store / "index")
+    result = found(store)
+    assert {each.kind for each in result} == {"index-missing"}
+    assert len(result) < 20
+
+
+def test_an_index_file_that_was_cut_short_is_found(store: Path) -> None:
+    name = index_names(store)[-1]
+    with (store / name).open("r+b") as file:
+        file.truncate(3000)
+    result = places(store)
+    assert ("file-size", name, 3000) in result
+    assert {kind for kind, _, _ in result} == {"file-size", "index-missing"}
+
+
+# ---- the small files
+
+
+@pytest.mark.parametrize("name", ["config/topics.json", "flintmq/state.json"])
+def test_a_table_that_cannot_be_read_is_found(store: Path, name: str) -> None:
+    text = (store / name).read_text()
+    (store / name).write_text(text[: len(text) // 2])
+    assert ("table", name, -1) in places(store)
+
+
+def test_a_changed_mark_in_the_checkpoint_is_found(store: Path) -> None:
+    flip(store / "checkpoint", CHECKPOINT_MARK_AT + 9)
+    assert ("checkpoint", "checkpoint", CHECKPOINT_MARK_AT) in places(store)
+
+
+def test_a_time_in_the_checkpoint_that_cannot_be_is_found(store: Path) -> None:
+    flip(store / "checkpoint", CHECKPOINT.at["physic_msg_timestamp"] + 1)
+    assert ("checkpoint", "checkpoint", CHECKPOINT.at["physic_msg_timestamp"]) in places(store)
+
+
+def test_a_group_behind_the_end_of_its_queue_is_found(store: Path) -> None:
+    (store / "config" / "consumerOffset.json").write_text(
+        json.dumps({"offsetTable": {"orders@readers": {"0": 5, "1": 999_999}}})
+    )
+    (finding,) = found(store)
+    assert finding.kind == "consumer-offset"
+    assert "999,999" in finding.text
+
+
+Damage = Callable[[Path, list[Sent]], None]
+
+
+def test_many_kinds_of_damage_at_once_are_all_found(store: Path, source: Filled) -> None:
+    body, unit = source[1][10], source[1][200]
+    flip(store / log_file(body), in_log(body) + RECORD_HEAD_BYTES)
+    name, at = unit_place(unit)
+    flip(store / name, at + UNIT.at["tags_code"] + 7)
+    index = index_names(store)[0]
+    flip(store / index, ENTRIES_AT + 20 * 5 + 3)
+    (store / "index" / "notes").write_text("x")
+    result = places(store)
+    assert {
+        ("body-crc", log_file(body), in_log(body)),
+        ("unit-wrong", name, at),
+        ("index-wrong", index, ENTRIES_AT + 20 * 5),
+        ("foreign-file", "index/notes", -1),
+    } <= result

@@ -1,0 +1,56 @@
+"""Runs of the offline tools, in this process and in one of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from flintmq.broker.tools.findings import Finding
+from flintmq.broker.tools.verify import Verified, verify
+from tests.conftest import broker_environment
+
+TIMEOUT_S = 100
+
+
+def verified(store: Path, *, segment_bytes: int = 1 << 20) -> Verified:
+    """The store verified, in segments so small that threads share it."""
+    return verify(store, lambda done, total: None, segment_bytes=segment_bytes)
+
+
+def findings(store: Path, *, segment_bytes: int = 1 << 20) -> list[Finding]:
+    """What ``verify`` finds, by kind, file and position."""
+    return list(verified(store, segment_bytes=segment_bytes).findings)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ended: its exit code and its lines."""
+
+    code: int
+    output: list[str]
+    errors: str
+
+
+def tool(*arguments: object, stdin: int | None = None) -> Ended:
+    """Run ``flintmq-broker`` with these arguments."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flintmq.broker.daemon", *map(str, arguments)],
+        capture_output=True, text=True, timeout=TIMEOUT_S, env=broker_environment(), stdin=stdin,
+    )  # fmt: skip
+    return Ended(done.returncode, done.stdout.splitlines(), done.stderr)
+
+
+def everything(path: Path) -> dict[str, tuple[int, int, int, int, bytes]]:
+    """Mode, size, blocks, times of change, and content of everything in a store that is not open here."""
+    found = {}
+    for each in [path, *sorted(path.rglob("*"))]:
+        status = each.stat()
+        content = each.read_bytes() if each.is_file() and status.st_size < 1 << 26 else b""
+        found[str(each)] = (status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, content)
+    return found
+
+
+__all__ = ["Ended", "everything", "findings", "os", "tool", "verified"]
