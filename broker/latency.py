@@ -40,8 +40,8 @@ def quantile(counts: Sequence[int], share: float) -> float:
     for number, count in enumerate(counts):
         if count and below + count >= wanted:
             if number == len(BOUNDS_S):
-                break
+                return BOUNDS_S[-1]
             lower = BOUNDS_S[number - 1] if number else 0.0
             return lower + (BOUNDS_S[number] - lower) * (wanted - below) / count
         below += count
-    return BOUNDS_S[-1] if below else 0.0
+    return 0.0

@@ -1,0 +1,58 @@
+"""What systemd is told, read from a socket of our own."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import uuid
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.notify import ServiceManager
+
+
+def listen(address: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.settimeout(5)
+    sock.bind(address)
+    return sock
+
+
+def test_ready_and_stopping_are_said(tmp_path: Path) -> None:
+    with listen(str(tmp_path / "notify")) as sock:
+        manager = ServiceManager(str(tmp_path / "notify"))
+        manager.ready("127.0.0.1:10911")
+        manager.stopping()
+        assert sock.recv(4096) == b"READY=1\nSTATUS=listening on 127.0.0.1:10911"
+        assert sock.recv(4096) == b"STOPPING=1\nSTATUS=stopping"
+
+
+def test_an_abstract_socket_is_reached() -> None:
+    name = f"flintmq-{uuid.uuid4()}"
+    with listen(f"\0{name}") as sock:
+        ServiceManager(f"@{name}").ready("here")
+        assert sock.recv(4096).startswith(b"READY=1\n")
+
+
+def test_a_start_that_goes_on_asks_for_more_time_but_not_all_the_time(tmp_path: Path) -> None:
+    with listen(str(tmp_path / "notify")) as sock:
+        manager = ServiceManager(str(tmp_path / "notify"))
+        for done in range(100):
+            manager.starting("queues", done, 100)
+        manager.ready("here")
+        assert sock.recv(4096) == b"STATUS=starting: queues, 0 %\nEXTEND_TIMEOUT_USEC=60000000"
+        assert sock.recv(4096).startswith(b"READY=1")
+
+
+def test_nothing_is_said_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    manager = ServiceManager()
+    manager.starting("queues", 0, 0)
+    manager.ready("here")
+
+
+def test_a_manager_that_is_gone_does_not_end_the_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        ServiceManager(str(tmp_path / "nobody")).ready("here")
+    assert "NOTIFY_SOCKET" in caplog.text
