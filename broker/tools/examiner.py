@@ -31,13 +31,14 @@ CLOCK_MARGIN_MS = 3_000
 @dataclass(slots=True)
 class QueueSpan:
     """What a segment has of a queue: its first record's queue offset and place, the offset behind its last, another one
-    that may be that (-1: none), and how many there are."""
+    that may be that (-1: none), how many there are, and where its offsets last begin again at 0 (0: nowhere)."""
 
     first: int
     first_at: int
     next: int
     other: int
     records: int
+    begun_again: int = 0
 
 
 @dataclass(slots=True)
@@ -92,6 +93,7 @@ class Examiner:
         # Page faults alone read ahead too little from a disk.
         os.posix_fadvise(file.fd, segment.begin, segment.end - segment.begin, os.POSIX_FADV_WILLNEED)
         self._rows = np.zeros((0, examine.EXAMINED_ROW), np.int64)
+        self._begun_again: dict[int, int] = {}
         self._know_queues()
         self._state[:] = 0
         self._state[examine.S_CLOCK_MARGIN_MS] = CLOCK_MARGIN_MS
@@ -130,7 +132,10 @@ class Examiner:
         segment.records += int(state[kernel.S_RECORDS])
         flaws = self._flaws[: examine.FLAW_ROW * int(state[examine.S_FLAWS])].reshape(-1, examine.FLAW_ROW)
         for kind, place, detail in flaws.tolist():
-            if kind != examine.FLAW_QUEUE_OFFSET or not self._begins_again(segment, place):
+            if kind == examine.FLAW_QUEUE_OFFSET and self._begins_again(segment, place):
+                row = self._row_of(segment.file.array(), place)
+                self._begun_again[row] = segment.file.start_offset + place
+            else:
                 add_flaw(segment, kind, place, detail)
         assert segment.units is not None
         runs = self._runs[: examine.RUN_ROW * int(state[kernel.S_TOUCHED])].reshape(-1, examine.RUN_ROW)
@@ -144,6 +149,13 @@ class Examiner:
             self._store.is_rocketmq
             and not segment.file.array()[at + _QUEUE_OFFSET_AT : at + _QUEUE_OFFSET_AT + 8].any()
         )
+
+    def _row_of(self, array: np.ndarray, at: int) -> int:
+        """The row of the queue of a record that ``examine`` went over."""
+        topic, queue_id, _ = which_message(array, at)
+        queue = self._store.queues.get(topic, queue_id)
+        assert queue is not None
+        return queue.row
 
     def _compare_keys(self, segment: Segment, cursor: EntryCursor, reached: int) -> None:
         keys = self._keys[: kernel.KEY_ROW * int(self._state[kernel.S_KEYS])]
@@ -205,6 +217,7 @@ class Examiner:
                 int(values[kernel.Q_NEXT]),
                 int(values[examine.Q_OTHER]),
                 int(values[examine.Q_RECORDS]),
+                self._begun_again.get(row, 0),
             )
 
 
@@ -221,19 +234,20 @@ def add_flaw(segment: Segment, kind: int, at: int, detail: int) -> None:
     """Enter what ``examine`` found in the record at ``at`` of the file."""
     name, text = _FLAWS[kind]
     file = segment.file
+    topic, queue_id, queue_offset = which_message(file.array(), at)
     segment.findings.add(
-        name, file.path, f"{describe(file.array(), at)}: {text.format(detail)}", position=at,
+        name, file.path, f"message {queue_offset:,} of {topic}, queue {queue_id}: {text.format(detail)}", position=at,
         physical_offset=file.start_offset + at,
     )  # fmt: skip
 
 
-def describe(array: np.ndarray, at: int) -> str:
-    """Which message the record at ``at``, whose parts are sound, says it is."""
+def which_message(array: np.ndarray, at: int) -> tuple[str, int, int]:
+    """(topic, queue, queue offset) of the record at ``at``, whose parts are sound."""
     parts = np.zeros(kernel.PARTS, np.int64)
     fields = RECORD_STRUCT.unpack(array[at : at + RECORD_STRUCT.size].tobytes())
     kernel.locate(array, at, len(array), fields[6], parts)
-    topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes().decode("utf-8", "replace")
-    return f"message {fields[5]:,} of {topic}, queue {fields[3]}"
+    topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
+    return topic.decode("utf-8", "replace"), fields[3], fields[5]
 
 
 def store_time(store: OfflineStore, physical_offset: int) -> int | None:

@@ -49,10 +49,9 @@ class LogPass:
         self._local = threading.local()
         self._examiners: list[Examiner] = []
         self.threads = max(1, min(len(os.sched_getaffinity(0)), THREADS_MAX))
+        self.findings = Findings()
         self.records = 0
         self.bytes = 0
-        self.older = 0
-        """Records of queues that were begun again later."""
         self.pending_units = 0
         self.pending_keys = 0
         self.records_by_row: dict[int, int] = defaultdict(int)
@@ -60,10 +59,13 @@ class LogPass:
         """Units that have a record, by the queue's row."""
         self.reported: dict[int, set[int]] = defaultdict(set)
         """Queue offsets of units that are a finding already, by row."""
+        self.begun_again: dict[int, int] = {}
+        """In a store of RocketMQ's: where a queue, by its row, counts from 0 again, because its topic was deleted and
+        made again. What lies before is to be taken for deleted."""
         self._spans: dict[int, QueueSpan] = {}
 
     def run(self) -> None:
-        """Check records, units and entries, and enter what is wrong into the store's findings."""
+        """Check records, units and entries; what is wrong goes into ``findings``."""
         segments = self._segments()
         self.bytes = sum(segment.end - segment.begin for segment in segments)
         index_findings = Findings()
@@ -84,7 +86,7 @@ class LogPass:
                 raise
         self._progress(self.bytes, self.bytes)
         segments = self._join(segments)
-        self._store.findings.extend(index_findings)
+        self.findings.extend(index_findings)
         if index_findings.total or any(segment.index_differs for segment in segments):
             self._compare_index_in_detail(segments)
 
@@ -154,9 +156,8 @@ class LogPass:
 
     def _take(self, segment: Segment) -> None:
         self.records += segment.records
-        self._store.findings.extend(segment.findings)
+        self.findings.extend(segment.findings)
         assert segment.units is not None
-        self.older += segment.units.older
         self.pending_keys += segment.pending_keys
         self.pending_units += segment.units.pending
         for row, count in segment.units.explained.items():
@@ -166,17 +167,17 @@ class LogPass:
         for row, span in segment.spans.items():
             self.records_by_row[row] += span.records
             before = self._spans.get(row)
-            if before is not None and span.first not in (before.next, before.other) and not self._begun_again(span):
-                self._note_jump(segment, row, before, span)
+            if before is not None and span.first not in (before.next, before.other):
+                if self._store.is_rocketmq and span.first == 0:
+                    self.begun_again[row] = span.first_at
+                else:
+                    self._note_jump(segment, row, before, span)
+            self.begun_again.update({row: span.begun_again} if span.begun_again else {})
             self._spans[row] = span
-
-    def _begun_again(self, span: QueueSpan) -> bool:
-        """Whether a topic that RocketMQ deleted was made again: its offsets begin at 0 again."""
-        return self._store.is_rocketmq and span.first == 0
 
     def _note_jump(self, segment: Segment, row: int, before: QueueSpan, span: QueueSpan) -> None:
         queue = self._store.queues.rows[row]
-        self._store.findings.add(
+        self.findings.add(
             "queue-offset", segment.file.path,
             f"message {span.first:,} of {queue.topic}, queue {queue.queue_id}: message {before.next:,} of that queue "
             "comes next", position=span.first_at - segment.file.start_offset, physical_offset=span.first_at,
@@ -191,8 +192,8 @@ class LogPass:
             again = Segment(segment.file, segment.begin, segment.end)
             examiner.run(again, cursor)
             self._progress(sum(each.end - each.begin for each in segments[: number + 1]), self.bytes)
-            self._store.findings.extend(again.findings, "index-")
-        cursor.finish(self._store.findings)
+            self.findings.extend(again.findings, "index-")
+        cursor.finish(self.findings)
         self.pending_keys = cursor.pending
 
 

@@ -16,8 +16,10 @@ from pathlib import Path
 from ...protocol.errors import ConfigurationError
 from ...protocol.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
 from ...protocol.names import is_system_topic
+from ..kernels.dispatch import Q_DELETED_BELOW
 from ..store.checkpoint import StoreCheckpoint
 from ..store.config_files import ConsumerOffsetTable, TopicTable
+from ..store.consume_queue import ConsumeQueue
 from ..store.errors import CorruptFile, StoreLocked
 from ..store.files import Files
 from ..store.index_file import IndexFile, index_file_bytes
@@ -134,6 +136,22 @@ class OfflineStore:
         if self.is_rocketmq and len(self.topics) and self.topics.get(topic) is None and not is_system_topic(topic):
             return FOREVER  # RocketMQ deletes a topic by taking it out of the table
         return self.state.deleted_below(topic)
+
+    def take_for_deleted(self, begun_again: dict[int, int]) -> None:
+        """Take what lies in front of these physical offsets, by queue row, for messages of a deleted topic; of other
+        queues of the topic, what lies in front of the first of them."""
+        topics: dict[str, int] = {}
+        for row, physical_offset in begun_again.items():
+            topic = self.queues.rows[row].topic
+            topics[topic] = min(topics.get(topic, FOREVER), physical_offset)
+        for queue in self.queues:
+            if queue.topic in topics:
+                below = begun_again.get(queue.row, topics[queue.topic])
+                self.queues.kernel_rows[queue.row, Q_DELETED_BELOW] = below
+
+    def first_live(self, queue: ConsumeQueue) -> int:
+        """The physical offset from which on the queue's messages are there and not deleted."""
+        return max(self.log_start, int(self.queues.kernel_rows[queue.row, Q_DELETED_BELOW]))
 
     def find(self, physical_offset: int) -> MappedFile | None:
         """The CommitLog file that holds a physical offset."""

@@ -97,7 +97,7 @@ def _checkpoint(store: OfflineStore) -> dict[str, Any]:
 
 
 def _queue_stat(store: OfflineStore, queue: ConsumeQueue, end: int) -> QueueStat:
-    low = max(store.log_start, store.deleted_below(queue.topic))
+    low = store.first_live(queue)
     stop = count_units(queue, end)
     messages = size = 0
     first: tuple[int, int] | None = None

@@ -53,8 +53,6 @@ class UnitComparison:
         """Queue offsets of the units that are a finding already, by row."""
         self.pending = 0
         """Records whose unit the next start will write."""
-        self.older = 0
-        """Records of a queue that was begun again later."""
 
     def compare(self, queue: ConsumeQueue, queue_offset: int, units: memoryview) -> None:
         """Compare a run of units, as the log gives them, with what the queue's files hold."""
@@ -66,21 +64,18 @@ class UnitComparison:
         expected, found = np.frombuffer(units, UNIT_DTYPE), np.frombuffer(held, UNIT_DTYPE)
         missing: list[int] = []
         for number in np.flatnonzero(expected != found).tolist():
-            count -= 1
             if found[number]["size"] <= 0:
+                count -= 1
                 missing.append(number)
             else:
-                count += self._judge(queue, queue_offset + number, expected[number], found[number])
+                self._add_wrong(queue, queue_offset + number, expected[number], found[number])
         self.explained[queue.row] += count
         self._report_missing(queue, queue_offset, expected, missing)
 
-    def _judge(self, queue: ConsumeQueue, queue_offset: int, expected: np.void, found: np.void) -> int:
-        """Why a unit is another than it should be; how many units that explains."""
+    def _add_wrong(self, queue: ConsumeQueue, queue_offset: int, expected: np.void, found: np.void) -> None:
+        """Say why a unit is another than it should be."""
         physical_offset, size, code = (int(value) for value in expected.item())
         other_offset, other_size, other_code = (int(value) for value in found.item())
-        if other_offset > physical_offset and unit_fits(self._store, queue, queue_offset, other_offset, other_size):
-            self.older += 1
-            return 0
         if other_size == PRE_BLANK_SIZE and other_offset == 0:
             text = f"the unit only fills a gap, but the message is at physical offset {physical_offset:,}"
         elif other_offset != physical_offset:
@@ -95,7 +90,6 @@ class UnitComparison:
             position=position, physical_offset=physical_offset,
         )  # fmt: skip
         self.reported[queue.row].add(queue_offset)
-        return 1
 
     def _report_missing(self, queue: ConsumeQueue, queue_offset: int, expected: Units, missing: list[int]) -> None:
         """One finding for each row of units that are not there; what a start will write is none."""
@@ -123,7 +117,7 @@ class UnitPass:
         self._store = store
         self._queue = queue
         self._end = end
-        self._low = max(store.log_start, store.deleted_below(queue.topic))
+        self._low = store.first_live(queue)
         self.live = 0
         """How many units point into the log, at messages of a topic that is not deleted."""
         self.next_offset = 0
