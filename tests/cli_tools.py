@@ -51,6 +51,18 @@ class Cli:
     folder: Path
     broker: str = ""
     variables: dict[str, str] = field(default_factory=dict)
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __enter__(self) -> Cli:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """End what a test that failed has left running."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            with process:
+                pass
 
     @property
     def environment(self) -> dict[str, str]:
@@ -72,7 +84,9 @@ class Cli:
     def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start a command line as a process, its streams as pipes unless ``options`` says otherwise."""
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*PROGRAM, *args], env=self.environment, **(pipes | options))
+        process = subprocess.Popen([*PROGRAM, *args], env=self.environment, **(pipes | options))
+        self.started.append(process)
+        return process
 
     def spawn(self, *args: str, stdin: bytes | None = None) -> Done:
         """Run a command line as a process to its end; ``stdin``: what is piped in, None: nothing can be read."""
@@ -88,7 +102,9 @@ class Terminal:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self._ours = ours
-        self.process = cli.start(*args, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+        self.process = cli.start(
+            *args, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=lambda: os.login_tty(theirs)
+        )
         os.close(theirs)
         self.text = ""
 

@@ -6,14 +6,17 @@ import copy
 import os
 import stat
 import sys
+from difflib import SequenceMatcher
 from typing import Any
 
 import click
 
 from ...protocol.errors import ConnectionFailed
 from .command import Command, refuse_command
-from .failures import nearest
 from .settings import Settings
+
+MISTYPED_RATIO = 0.75
+"""How much a word has to resemble a command to be taken for it."""
 
 
 def stdin_has_lines() -> bool:
@@ -39,12 +42,20 @@ def automatic(ctx: click.Context, word: str, known: list[str]) -> click.Command:
     assert call is not None
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if nearest(word, known) and not _is_topic(ctx, word, known):
-            refuse_command(ctx, word, known, " and no such topic")
+        if is_mistyped(word, known) and not _is_topic(ctx, word, known):
+            refuse_command(ctx, word, known, f" and no such topic (flintmq send {word} makes one)")
         return call(*args, **kwargs)
 
     made.callback = checked
     return made
+
+
+def is_mistyped(word: str, known: list[str]) -> bool:
+    """Whether ``word`` is a command but for a letter or two."""
+    return any(
+        abs(len(word) - len(name)) <= 1 and SequenceMatcher(None, word, name).ratio() >= MISTYPED_RATIO
+        for name in known
+    )
 
 
 def _is_topic(ctx: click.Context, word: str, known: list[str]) -> bool:

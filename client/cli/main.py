@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -164,7 +165,10 @@ def root(ctx: click.Context, /, **options: Any) -> None:
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """The console script. What it prints is UTF-8, whatever the locale."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     root.main()
 
 

@@ -12,6 +12,7 @@ import click
 import pytest
 
 from flintmq.client.cli import failures
+from flintmq.client.cli.auto import is_mistyped
 from flintmq.client.cli.commands.cheat import EXAMPLES
 from flintmq.client.cli.formats import DIRECTIVES
 from flintmq.client.cli.main import COMMANDS, root
@@ -123,6 +124,15 @@ def test_a_wrong_command_line_is_explained_in_two_lines(cli: Cli, typed: str, sa
     assert done.err.startswith("flintmq: ")
     assert said in done.err
     assert len(done.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("word", "mistyped"),
+    [("stauts", True), ("sned", True), ("tial", True), ("topics", True), ("orders", False), ("topic-0", False),
+     ("status-updates", False), ("bench-results", False), ("offers", False), ("x", False)],
+)  # fmt: skip
+def test_a_word_is_a_mistyped_command_only_where_it_is_nearly_one(word: str, mistyped: bool) -> None:
+    assert is_mistyped(word, list(COMMANDS)) is mistyped
 
 
 def test_a_broker_that_is_not_there_is_said_in_one_line(cli: Cli) -> None:

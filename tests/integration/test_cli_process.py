@@ -1,0 +1,254 @@
+"""``flintmq`` as a process: pipes, signals, terminals, completion, exit codes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flintmq.client import Admin, Consumer, Message, Producer
+from flintmq.client.cli.failures import EXIT_CLOSED_PIPE, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_UNREACHED, EXIT_USAGE
+from tests.cli_tools import Cli, Terminal
+from tests.conftest import RunningBroker
+
+_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
+    """The command line, with the shared broker."""
+    with Cli(tmp_path, shared_broker.address) as cli:
+        yield cli
+
+
+@pytest.fixture
+def filled(shared_broker: RunningBroker, topic: str) -> str:
+    """A topic of one queue with 20,000 numbered messages."""
+    with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
+        admin.create_topic(topic, queues=1)
+        producer.send_bulk(topic, [b"%05d" % number for number in range(20_000)], tags="eu")
+    return topic
+
+
+class TestTopicAlone:
+    def test_lines_that_are_piped_in_are_sent(self, cli: Cli, topic: str) -> None:
+        done = cli.spawn(topic, "--tag", "eu", stdin=b"one\ntwo\n")
+        assert done.code == 0
+        assert cli.run("pull", topic, "--format", "%t %v\\n").lines == ["eu one", "eu two"]
+
+    def test_many_lines_keep_their_order_and_number(self, cli: Cli, shared_broker: RunningBroker, topic: str) -> None:
+        lines = [b"%d" % number * 20 for number in range(50_000)]
+        assert cli.spawn(topic, "--queue", "0", stdin=b"\n".join(lines)).code == 0
+        with Consumer(shared_broker.address) as consumer:
+            assert [message.body for message in consumer.iter(topic, until="latest")] == lines
+
+    def test_without_lines_it_is_followed(self, cli: Cli, shared_broker: RunningBroker, filled: str) -> None:
+        process = cli.start(filled, "--count", "11")
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(10)] == [b"%05d\n" % n for n in range(19_990, 20_000)]
+        with Producer(shared_broker.address) as producer:
+            producer.send(Message(filled, b"late"))
+        assert process.communicate()[0] == b"late\n"
+        assert process.returncode == 0
+
+    def test_a_line_that_is_typed_slowly_is_sent_at_once(
+        self, cli: Cli, shared_broker: RunningBroker, topic: str
+    ) -> None:
+        with Admin(shared_broker.address) as admin:
+            admin.create_topic(topic, queues=1)
+        process = cli.start("send", topic, "--receipts", stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for number in range(3):
+            process.stdin.write(b"line %d\nrest" % number)
+            process.stdin.flush()
+            assert process.stdout.readline().split(b"\t")[2] == b"%d" % number
+        process.communicate()
+        assert cli.run("pull", topic).lines == ["line 0", "restline 1", "restline 2", "rest"]
+
+    def test_a_mistyped_command_is_no_new_topic(self, cli: Cli, topic: str) -> None:
+        done = cli.spawn("stauts", stdin=b"x\n")
+        assert done.code == EXIT_USAGE
+        assert (
+            "there is no command stauts and no such topic (flintmq send stauts makes one); did you mean 'status'?"
+            in done.err
+        )
+        assert cli.run("topic", "status", "stauts").code == EXIT_NOT_FOUND
+        assert cli.run("send", "stauts", "x").code == 0
+        assert cli.spawn("stauts", "-n", "1").out == "x\n"
+        cli.run("topic", "delete", "stauts", "-y")
+
+    def test_a_topic_with_the_name_of_a_command_is_reached(self, cli: Cli) -> None:
+        assert cli.run("send", "tail", "x").code == 0
+        assert cli.run("tail", "tail", "-n", "1").lines == ["x"]
+        cli.run("topic", "delete", "tail", "-y")
+
+
+class TestPipes:
+    @pytest.mark.parametrize("mode", ["plain", "json"])
+    def test_a_reader_that_has_enough_ends_it_in_silence(self, cli: Cli, filled: str, mode: str) -> None:
+        process = cli.start("tail", filled, "--from", "earliest", "-o", mode)
+        assert process.stdout is not None
+        assert b"00000" in process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        process.stderr.close()
+        assert process.wait() == EXIT_CLOSED_PIPE
+
+    def test_a_reader_that_never_was_is_no_error_message(self, cli: Cli) -> None:
+        process = cli.start("cheat")
+        assert process.stdout is not None
+        process.stdout.close()
+        _, err = process.communicate()
+        assert err == b""
+        assert process.returncode in (0, EXIT_CLOSED_PIPE)
+
+    def test_output_is_utf8_wherever_it_runs(self, cli: Cli, topic: str) -> None:
+        cli.variables = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+        assert cli.spawn("send", topic, "grüße 漢").code == 0
+        assert cli.spawn("pull", topic).out == "grüße 漢\n"
+        assert cli.spawn("topic", "status", topic, "-o", "table").out.count("–") >= 3
+
+
+class TestInterrupts:
+    def test_ctrl_c_ends_tail_with_a_summary(self, cli: Cli, filled: str) -> None:
+        process = cli.start("tail", filled)
+        assert process.stdout is not None
+        for _ in range(10):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+        assert process.returncode == EXIT_INTERRUPTED
+        assert out == b""
+        assert re.fullmatch(rb"10 messages in .*, .*/s\n", err)
+
+    def test_ctrl_c_ends_send_with_what_is_acknowledged(self, cli: Cli, topic: str) -> None:
+        process = cli.start("send", topic, "--receipts", stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"one\ntwo\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+        assert process.returncode == EXIT_INTERRUPTED
+        assert err.startswith(b"sent 2 messages (6 B)")
+
+    def test_ctrl_c_ends_bench_with_what_was_measured_and_deletes_the_topic(self, cli: Cli) -> None:
+        process = cli.start("bench", "produce", "-n", "1000000000", "--batch", "10", "-o", "json")
+        with Admin(cli.broker) as admin:
+            while not admin.topics() or not _bench_topics_hold(admin):
+                assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+        assert process.returncode == EXIT_INTERRUPTED
+        assert b'"interrupted": true' in out
+        assert b"interrupted: this is what was measured" in err
+        with Admin(cli.broker) as admin:
+            assert not [name for name in admin.topics() if name.startswith("flintmq-bench")]
+
+    def test_ctrl_c_ends_top(self, cli: Cli) -> None:
+        process = cli.start("top", "-i", "100ms")
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate()
+        assert (process.returncode, err) == (EXIT_INTERRUPTED, b"")
+
+
+def _bench_topics_hold(admin: Admin) -> bool:
+    names = [name for name in admin.topics() if name.startswith("flintmq-bench")]
+    return any(stats.count for name in names for stats in admin.topic_stats(name))
+
+
+def _shown_lines(text: str) -> list[str]:
+    return [line for line in _SEQUENCE.sub("", text).replace("\r", "").split("\n") if line]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+class TestTerminals:
+    def test_top_draws_and_q_ends_it(self, cli: Cli, filled: str, columns: int) -> None:
+        terminal = Terminal(cli, ["top", "-i", "100ms"], columns)
+        terminal.read_until(filled)
+        terminal.type("q")
+        assert terminal.finish() == 0
+        assert "\x1b[?1049h" in terminal.text, "the alternate screen keeps what was there"
+        assert terminal.text.index("\x1b[?1049l") > terminal.text.index("\x1b[?1049h")
+        assert "Traceback" not in terminal.text
+
+    def test_tables_keep_to_the_terminal(self, cli: Cli, filled: str, columns: int) -> None:
+        for command in ("status", f"topic status {filled}", "offset show", "topic list -m", "cheat"):
+            terminal = Terminal(cli, command.split(), columns)
+            assert terminal.finish() == 0
+            lines = _shown_lines(terminal.text)
+            assert lines
+            if command != "cheat":  # lines to be copied are not broken
+                assert max(map(len, lines)) <= columns
+
+    def test_bench_shows_progress_and_a_histogram(self, cli: Cli, columns: int) -> None:
+        terminal = Terminal(cli, ["bench", "produce", "-n", "20000", "--batch", "100"], columns)
+        assert terminal.finish() == 0
+        lines = _shown_lines(terminal.text)
+        assert any("20,000 messages in" in line for line in lines)
+        assert any("p99" in line for line in lines)
+        histogram = [line for line in lines if re.match(r" +< ", line)]
+        assert histogram
+        assert max(map(len, histogram)) <= columns
+
+    def test_tail_shows_messages_and_ctrl_c_ends_it(self, cli: Cli, filled: str, columns: int) -> None:
+        terminal = Terminal(cli, ["tail", filled], columns)
+        terminal.read_until("19999")
+        terminal.type("\x03")
+        assert terminal.finish() == EXIT_INTERRUPTED
+        assert re.search(r"\d+ messages in .*/s", terminal.text)
+        assert "0:19999" in _SEQUENCE.sub("", terminal.text)
+
+
+class TestCompletion:
+    def _completed(self, cli: Cli, *words: str, shell: str = "bash") -> list[str]:
+        cli.variables = {
+            "_FLINTMQ_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": " ".join(["flintmq", *words]),
+            "COMP_CWORD": str(len(words)),
+        }
+        done = cli.spawn()
+        assert (done.code, done.err) == (0, "")
+        return [line.partition(",")[2] for line in done.lines if line]
+
+    def test_commands_options_topics_and_groups_are_completed(
+        self, cli: Cli, shared_broker: RunningBroker, filled: str
+    ) -> None:
+        with Consumer(shared_broker.address) as consumer:
+            consumer.commit(f"{filled}-group", filled, {0: 0})
+        assert self._completed(cli, "to") == ["topic", "top"]
+        assert self._completed(cli, "topic", "li") == ["list"]
+        assert self._completed(cli, "tail", filled) == [filled]
+        assert self._completed(cli, filled) == [filled], "a topic alone"
+        assert self._completed(cli, "tail", filled, "--fr") == ["--from"]
+        assert self._completed(cli, "offset", "reset", filled) == [f"{filled}-group"]
+        assert self._completed(cli, "-o", "js") == ["json"]
+
+    def test_without_a_broker_nothing_is_completed_and_nothing_is_said(self, cli: Cli) -> None:
+        assert self._completed(cli, "-b", "127.0.0.1:1", "tail", "x") == []
+        assert self._completed(cli, "--context", "nope", "tail", "x") == []
+
+
+def test_the_console_script_is_installed(cli: Cli) -> None:
+    script = Path(sys.executable).with_name("flintmq")
+    done = subprocess.run([script, "status"], env=cli.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "write_offset\t" in done.stdout
+
+
+def test_a_broker_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    done = Cli(tmp_path, "127.0.0.1:1").spawn("tail", "orders")
+    assert done.code == EXIT_UNREACHED
+    assert done.out == ""
+    assert done.err.count("\n") == 1
