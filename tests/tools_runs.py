@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -34,12 +33,16 @@ class Ended:
     errors: str
 
 
-def tool(*arguments: object, stdin: int | None = None) -> Ended:
+def command(*arguments: object) -> list[str]:
+    """``flintmq-broker`` with these arguments."""
+    return [sys.executable, "-m", "flintmq.broker.daemon", *map(str, arguments)]
+
+
+def tool(*arguments: object) -> Ended:
     """Run ``flintmq-broker`` with these arguments."""
     done = subprocess.run(
-        [sys.executable, "-m", "flintmq.broker.daemon", *map(str, arguments)],
-        capture_output=True, text=True, timeout=TIMEOUT_S, env=broker_environment(), stdin=stdin,
-    )  # fmt: skip
+        command(*arguments), capture_output=True, text=True, timeout=TIMEOUT_S, env=broker_environment()
+    )
     return Ended(done.returncode, done.stdout.splitlines(), done.stderr)
 
 
@@ -51,6 +54,3 @@ def everything(path: Path) -> dict[str, tuple[int, int, int, int, bytes]]:
         content = each.read_bytes() if each.is_file() and status.st_size < 1 << 26 else b""
         found[str(each)] = (status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, content)
     return found
-
-
-__all__ = ["Ended", "everything", "findings", "os", "tool", "verified"]

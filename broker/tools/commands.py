@@ -1,4 +1,4 @@
-"""The commands ``verify``, ``rebuild``, ``dump`` and ``stat`` of ``flintmq-broker``.
+"""The commands ``verify``, ``rebuild``, ``dump``, ``stat`` and ``plan-clean`` of ``flintmq-broker``.
 
 Only what ``--help`` needs is imported here; each command imports its work when it runs, with the kernels.
 """
@@ -188,10 +188,36 @@ def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) 
     return 0
 
 
+@click.command("plan-clean")
+@_STORE
+@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings.")
+@click.option(
+    "--set", "assignments", metavar="SECTION.NAME=VALUE", multiple=True, help="Any setting of conf/broker.toml."
+)
+@click.option("-o", "--output", "mode", type=click.Choice([PLAIN, JSON]), default=PLAIN, help="Text, or JSON lines.")
+@_tool
+def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], mode: str) -> int:
+    """Say which CommitLog files of STORE retention would take away now, and why the others stay. Changes nothing.
+
+    The settings are those of a broker that is started with the same options and environment; one may run meanwhile.
+    """
+    import time
+
+    from ..config import load_settings
+    from . import plan_clean as planning
+
+    settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags={})
+    now = time.time()
+    plan = planning.plan_clean(store, settings.retention, now=now)
+    for line in planning.as_json(plan) if mode == JSON else planning.as_text(plan, now):
+        click.echo(line)
+    return 0
+
+
 def _open(store: Path, findings: Any, running: bool, index_slots: int | None) -> Any:
     from .opening import open_for_reading
 
     return open_for_reading(store, findings, running=running, index_slots=index_slots)
 
 
-COMMANDS = (verify, rebuild, dump, stat)
+COMMANDS = (verify, rebuild, dump, stat, plan_clean)

@@ -17,6 +17,7 @@ from ..store.queue_check import count_units, find_start
 from ..store.reads import Reads
 from .findings import Findings
 from .offline import FOREVER, OfflineStore
+from .output import to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def _expiry(store: OfflineStore) -> Expiry:
     return Expiry(commitlog, store.queues, reads, store.consumer_offsets, delay_offsets)
 
 
-def lines(plan: Plan, now: float) -> list[str]:
+def as_text(plan: Plan, now: float) -> list[str]:
     """The plan as a person reads it."""
     disk = plan.disk
     shown = [f"disk: {disk.used_percent:.0f} % in use, {disk.free_bytes / 1e9:,.1f} GB free"]
@@ -89,3 +90,22 @@ def lines(plan: Plan, now: float) -> list[str]:
     count = len(plan.verdicts) + (plan.last is not None)
     shown.append(f"{len(plan.going)} of {count} CommitLog files would go, {freed / 1e6:,.0f} MB")
     return shown
+
+
+def as_json(plan: Plan) -> list[str]:
+    """An object a line: the disk, then a file each."""
+    rows: list[dict[str, object]] = [
+        {
+            "disk_used_percent": round(plan.disk.used_percent, 1), "disk_free_bytes": plan.disk.free_bytes,
+            "refuses": plan.refuses,
+        }
+    ]  # fmt: skip
+    for verdict in plan.verdicts:
+        file = verdict.file
+        rows.append({
+            "file": str(file.path), "bytes": file.bytes, "newest_ms": file.newest_ms, "goes": verdict.goes,
+            "reason": verdict.reason,
+        })  # fmt: skip
+    if plan.last is not None:
+        rows.append({"file": str(plan.last), "goes": False, "reason": "the file that is written to always stays"})
+    return [to_json(row) for row in rows]

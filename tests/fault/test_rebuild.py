@@ -1,0 +1,235 @@
+"""``rebuild`` makes the files that a broker makes, and may be killed at any point."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.store import CorruptLog, MessageStore, StoreLocked, StoreSettings
+from flintmq.broker.tools.rebuild import Rebuilt, rebuild
+from flintmq.protocol.layout import CHECKPOINT_MARK_AT, RECORD_HEAD_BYTES
+from tests.store_tools import (
+    SMALL,
+    Sent,
+    UnsyncedFiles,
+    append,
+    assert_holds,
+    copy_store,
+    dispatch,
+    index_files,
+    kill,
+    open_store,
+    overwrite,
+    plain,
+    put,
+    queue_files,
+    reopen,
+    tree,
+)
+from tests.tools_runs import findings
+from tests.unit.test_store_golden import CHANGED, content, copy_sparse, pristine
+
+__all__ = ["pristine"]
+
+Filled = tuple[Path, list[Sent]]
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    path = tmp_path_factory.mktemp("source") / "store"
+    store = open_store(path)
+    sent = []
+    for number in range(0, 480, 6):
+        sent += put(store, ("orders", "bills", "%a|b")[number % 3], number // 6 % 4, plain(6, first=number, tags="eu"))
+    store.close()
+    return path, sent
+
+
+@pytest.fixture
+def path(source: Filled, tmp_path: Path) -> Path:
+    return copy_store(source[0], tmp_path / "store")
+
+
+def assert_as_before(path: Path, source: Filled) -> None:
+    """The derived files are byte for byte those of the source, nothing is left over, and a broker goes on."""
+    assert queue_files(path) == queue_files(source[0])
+    assert index_files(path) == index_files(source[0])
+    assert findings(path) == []
+    assert not list((path / "flintmq" / "aside").glob("*"))
+    assert not (path / "abort").exists()
+    store, report = reopen(path)
+    assert report.clean
+    assert report.rebuilt == []
+    assert_holds(store, source[1])
+    store.close()
+
+
+def test_what_is_made_is_byte_for_byte_what_a_broker_made(path: Path, source: Filled) -> None:
+    rebuilt = rebuild(path, quiet)
+    assert isinstance(rebuilt, Rebuilt)
+    assert (rebuilt.messages, rebuilt.queues) == (480, len({(each.topic, each.queue) for each in source[1]}))
+    assert rebuilt.index_files == len(index_files(source[0]))
+    assert_as_before(path, source)
+
+
+def test_damage_that_a_start_would_not_see_is_gone_afterwards(path: Path, source: Filled) -> None:
+    queue = path / "consumequeue" / "orders" / "0" / f"{0:020d}"
+    overwrite(queue, 20 * 3 + 12, b"\x12\x34\x56\x78")
+    assert {finding.kind for finding in findings(path)} == {"unit-wrong"}
+    rebuild(path, quiet)
+    assert_as_before(path, source)
+
+
+def test_a_store_without_queues_and_index_gets_them(path: Path, source: Filled) -> None:
+    shutil.rmtree(path / "consumequeue")
+    shutil.rmtree(path / "index")
+    rebuild(path, quiet)
+    assert_as_before(path, source)
+
+
+def test_a_store_that_was_killed_is_recovered_and_rebuilt(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(100))
+    sent += append(store, "orders", 1, plain(30, first=200))
+    kill(store)
+    assert rebuild(tmp_path / "store", quiet).messages == 130
+    store, report = reopen(tmp_path / "store")
+    assert report.clean
+    assert_holds(store, sent)
+    store.close()
+
+
+def test_rocketmqs_own_queues_and_index_are_made_byte_for_byte(pristine: Path, tmp_path: Path) -> None:
+    path = copy_sparse(pristine / "store-pristine", tmp_path / "store")
+    before = content(path)
+    assert rebuild(path, quiet).messages == 552
+    after = content(path)
+    old, new = ({name: held for name, held in each.items() if "/" in name} for each in (before, after))
+    assert {name: held for name, held in new.items() if name.startswith("consumequeue/")} == {
+        name: held for name, held in old.items() if name.startswith("consumequeue/")
+    }
+    indexes = [[held for name, held in each.items() if name.startswith("index/")] for each in (old, new)]
+    assert indexes[0] == indexes[1]
+    assert {name for name in old if not name.startswith(("index/", "flintmq/")) and old[name] != new[name]} <= CHANGED
+    assert findings(path) == []
+
+
+@pytest.mark.parametrize("had_it_last", ["FlintMQ", "RocketMQ"])
+def test_where_the_offsets_of_an_expired_queue_go_on_is_kept(tmp_path: Path, had_it_last: str) -> None:
+    path = tmp_path / "store"
+    store = open_store(path)
+    put(store, "old", 0, plain(7, size=100_000))
+    for number in range(0, 300, 10):
+        put(store, "orders", 0, plain(10, first=number, size=40_000))
+    store.sync_derived()
+    assert store.expire(2) > 0
+    store.close()
+    if had_it_last == "RocketMQ":
+        shutil.rmtree(path / "flintmq")
+        overwrite(path / "checkpoint", CHECKPOINT_MARK_AT, bytes(24))
+    rebuild(path, quiet, index_slots=SMALL.index_slots)
+    store = open_store(path)
+    assert store.reads.next_offset("old", 0) == 7
+    store.close()
+
+
+def test_a_damaged_log_is_refused_and_nothing_is_changed(path: Path, source: Filled) -> None:
+    sent = source[1][100]
+    overwrite(path / "commitlog" / f"{0:020d}", sent.physical_offset + RECORD_HEAD_BYTES, b"!")
+    before = tree(path)
+    with pytest.raises(CorruptLog, match="nothing was changed"):
+        rebuild(path, quiet)
+    assert tree(path) == before
+
+
+def test_a_store_that_a_broker_has_open_is_refused(path: Path) -> None:
+    store = open_store(path)
+    with pytest.raises(StoreLocked):
+        rebuild(path, quiet)
+    store.close()
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class DyingFiles(UnsyncedFiles):
+    """Ends at the n-th change of a file or folder."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def _change(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+    def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
+        """Dies before the write."""
+        self._change()
+        super().write(fd, data, at)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Dies before the rename."""
+        self._change()
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        """Dies before the file is gone."""
+        self._change()
+        super().unlink(path)
+
+
+def rebuild_with(store: MessageStore) -> None:
+    store.open(rebuild=True)
+    store.close()
+
+
+def changes_of_a_rebuild(path: Path) -> int:
+    files = DyingFiles(-1)
+    rebuild_with(MessageStore(path, SMALL, files=files))
+    return -1 - files.left
+
+
+def test_a_rebuild_killed_at_any_change_is_taken_up_by_the_next_start(source: Filled, tmp_path: Path) -> None:
+    total = changes_of_a_rebuild(copy_store(source[0], tmp_path / "counted"))
+    assert total > 30
+    for left in range(1, total + 1, max(total // 20, 1)):
+        path = copy_store(source[0], tmp_path / f"store-{left}")
+        store = MessageStore(path, SMALL, files=DyingFiles(left))
+        with pytest.raises(Killed):
+            rebuild_with(store)
+        kill_quietly(store)
+        store, _ = reopen(path)
+        assert_holds(store, source[1], keys=left == 1)
+        dispatch(store)
+        store.close()
+        assert queue_files(path) == queue_files(source[0])
+        assert index_files(path) == index_files(source[0])
+        shutil.rmtree(path)
+
+
+def kill_quietly(store: MessageStore) -> None:
+    """Let go of the lock and the files, as the end of a process does."""
+    store._close_files()
+
+
+def test_settings_are_those_that_the_store_was_made_with(path: Path) -> None:
+    rebuild(path, quiet)
+    store = MessageStore(path, StoreSettings(**{**defaults(), "index_slots": SMALL.index_slots}))
+    store.open()
+    store.close()
+
+
+def defaults() -> dict[str, int]:
+    return {
+        "commitlog_file_bytes": SMALL.commitlog_file_bytes,
+        "consumequeue_file_bytes": SMALL.consumequeue_file_bytes,
+        "index_entries": SMALL.index_entries,
+    }

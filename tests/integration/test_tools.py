@@ -1,0 +1,127 @@
+"""The offline tools as commands: beside a real broker, at the end of a pipe, interrupted, and given nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flintmq.protocol.layout import RECORD_HEAD_BYTES
+from tests.conftest import BrokerFactory, ConnectionFactory, broker_environment
+from tests.store_tools import open_store, overwrite, plain, put
+from tests.tools_runs import TIMEOUT_S, command, everything, tool
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    opened = open_store(path)
+    put(opened, "orders", 0, plain(300))
+    opened.close()
+    return path
+
+
+def test_beside_a_running_broker_what_it_has_flushed_is_read_and_the_rest_is_refused(
+    broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
+    running = broker()
+    with_connection = connect(running)
+    with_connection.produce("orders", b"one", b"two", queue=0).raise_for_error()  # acknowledged: on disk
+    for name in ("verify", "dump", "stat", "rebuild"):
+        refused = tool(name, running.store)
+        assert refused.code == 2
+        assert "is open in" in refused.errors
+    shown = tool("dump", running.store, "--running")
+    assert shown.code == 0, shown.errors
+    assert [json.loads(line)["body"] for line in shown.output] == ["one", "two"]
+    rows = [json.loads(line) for line in tool("stat", running.store, "--running", "-o", "json").output]
+    assert sum(row["messages"] for row in rows if row["kind"] == "queue") == 2
+    with_connection.produce("orders", b"three").raise_for_error()
+    assert running.stop() == 0
+    ended = tool("verify", running.store)
+    assert ended.code == 0, ended.output
+    assert "3 records" in ended.output[1]
+
+
+def test_verify_says_what_is_wrong_and_exits_with_1(store: Path) -> None:
+    overwrite(store / "commitlog" / f"{0:020d}", RECORD_HEAD_BYTES, b"!")
+    before = everything(store)
+    text, rows = tool("verify", store), tool("verify", store, "-o", "json")
+    assert everything(store) == before
+    assert (text.code, rows.code) == (1, 1)
+    assert any("byte 0, physical offset 0: message 0 of orders, queue 0" in line for line in text.output)
+    assert any("what helps" in line for line in text.output)
+    finding, summary = map(json.loads, rows.output)
+    assert (finding["kind"], finding["position"], finding["physical_offset"]) == ("body-crc", 0, 0)
+    assert summary["kind"] == "summary"
+    assert summary["findings"] == {"body-crc": 1}
+
+
+def test_rebuild_says_what_it_made(store: Path) -> None:
+    ended = tool("rebuild", store)
+    assert ended.code == 0, ended.errors
+    assert "300 records" in ended.output[0]
+    assert tool("verify", store).code == 0
+
+
+def test_dump_ends_silently_when_nobody_reads_on(store: Path) -> None:
+    with subprocess.Popen(
+        command("dump", store), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=broker_environment()
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        json.loads(process.stdout.readline())
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(TIMEOUT_S) in (0, 141)
+
+
+@pytest.fixture
+def blocked_dump(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A dump that waits for somebody to read on: it has more to say than a pipe holds."""
+    path = tmp_path / "large"
+    opened = open_store(path)
+    put(opened, "orders", 0, plain(100, size=30_000))
+    opened.close()
+    with subprocess.Popen(
+        command("dump", path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=broker_environment()
+    ) as process:
+        yield process
+
+
+def test_ctrl_c_ends_a_tool_with_130(blocked_dump: subprocess.Popen[str]) -> None:
+    assert blocked_dump.stdout is not None
+    blocked_dump.stdout.readline()  # it is in the middle of it
+    os.kill(blocked_dump.pid, signal.SIGINT)
+    _, errors = blocked_dump.communicate(timeout=TIMEOUT_S)
+    assert blocked_dump.returncode == 130
+    assert errors == "flintmq-broker: interrupted\n"
+
+
+def test_nonsense_is_refused_with_2(store: Path, tmp_path: Path) -> None:
+    for arguments, expected in (
+        (("verify", tmp_path / "nowhere"), "is no store"),
+        (("dump", store, "--since", "yesterday"), "is no time"),
+        (("dump", store, "--limit", "0"), "--limit"),
+        (("verify", store, "--index-slots", "7"), "does not fit"),
+    ):
+        ended = tool(*arguments)
+        assert ended.code == 2, ended
+        assert expected in ended.errors
+        assert "Traceback" not in ended.errors
+
+
+def test_help_needs_no_kernels() -> None:
+    script = (
+        "import sys; from flintmq.broker.daemon import main; main(['--help'], standalone_mode=False);"
+        "sys.exit(any(name in sys.modules for name in ('numba', 'numpy', 'rich', 'pydantic')))"
+    )
+    done = subprocess.run([*command()[:1], "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0
+    for name in ("verify", "rebuild", "dump", "stat", "serve"):
+        assert f"\n  {name} " in done.stdout
