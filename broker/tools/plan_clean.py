@@ -42,9 +42,9 @@ def plan_clean(path: Path, settings: RetentionSection, *, now: float | None = No
     Raises ``ConfigurationError`` where ``path`` is no store.
     """
     now = time.time() if now is None else now
-    disk = Disk.of(path) if disk is None else disk
     policy = Policy(settings)
     with OfflineStore(path, Findings(), shared=False) as store:
+        disk = Disk.of(path) if disk is None else disk
         verdicts: list[Verdict] = []
         for file in _expiry(store).old_files(int(now * 1000)):
             stays = next((verdict for verdict in verdicts if not verdict.goes), None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
 
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, OffsetOutOfRange, Producer, ServiceNotAvailable
-from tests.conftest import BrokerFactory, RunningBroker
+from tests.conftest import DAEMON, BrokerFactory, RunningBroker, broker_environment
 
 EVERY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
 SOON = {"retention.file_reserved_hours": 0, "retention.delete_when": EVERY_HOUR, "retention.check_interval_ms": 20}
@@ -52,6 +55,18 @@ def test_old_files_go_and_consumers_get_the_new_minimum(broker: BrokerFactory) -
     with Consumer(again.address) as consumer:
         assert consumer.min_offset("orders", 0) == first
         assert consumer.max_offset("orders", 0) == count
+
+
+def test_plan_clean_says_beside_a_running_broker_what_would_go(broker: BrokerFactory) -> None:
+    running = broker(settings={"store.commitlog_file_bytes": 4 * 1024 * 1024})
+    fill(running, 12)
+    command = [sys.executable, *DAEMON, "plan-clean", str(running.store)]
+    kept = subprocess.run(command, capture_output=True, text=True, env=broker_environment(), check=True)
+    assert re.search(r"^0 of [34] CommitLog files would go, 0 MB$", kept.stdout, re.MULTILINE), kept.stdout
+    command += ["--set", "retention.file_reserved_hours=0", "--set", f"retention.delete_when={EVERY_HOUR}"]
+    going = subprocess.run(command, capture_output=True, text=True, env=broker_environment(), check=True)
+    assert re.search(r"^([23]) of [34] CommitLog files would go, ", going.stdout, re.MULTILINE), going.stdout
+    assert running.stop() == 0
 
 
 def test_a_follower_that_lost_messages_is_told_and_goes_on_at_the_new_minimum(broker: BrokerFactory) -> None:
