@@ -1,11 +1,13 @@
 # An image of the broker: `docker build -t flintmq .`, then
 #
-#     docker run -v flintmq:/var/lib/flintmq -p 127.0.0.1:10911:10911 flintmq --insecure
+#     docker run -v flintmq:/var/lib/flintmq -p 127.0.0.1:10911:10911 -p 127.0.0.1:10912:10912 flintmq --insecure
 #
 # In a container the broker has to listen on all of the container's addresses, which it refuses as long as it cannot
 # authenticate anybody. `--insecure` is the explicit way out and is left to whoever runs the image: give it only where the
-# published port is out of reach of strangers, as 127.0.0.1 above. Further flags of `flintmq-broker serve` follow in the
-# same place, settings come from the environment (FLINTMQ_SECTION__NAME).
+# published ports are out of reach of strangers, as 127.0.0.1 above. Further flags of `flintmq-broker serve` follow in the
+# same place, settings come from the environment (FLINTMQ_SECTION__NAME). Port 10912 has /metrics, /healthz and /readyz.
+#
+# `scripts/dockerfile-steps` carries these instructions out without a container engine, in a folder.
 
 FROM python:3.13-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -25,7 +27,8 @@ FROM python:3.13-slim
 ENV PATH=/opt/flintmq/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     NUMBA_CPU_NAME=generic \
-    FLINTMQ_KERNEL_CACHE=/var/cache/flintmq
+    FLINTMQ_KERNEL_CACHE=/var/cache/flintmq \
+    FLINTMQ_METRICS__LISTEN=0.0.0.0:10912
 # The cache is trusted only if the user who runs the broker owns it, and nobody else can write to it.
 RUN useradd --system --uid 10911 --no-create-home --shell /usr/sbin/nologin flintmq \
  && install -d -m 0700 -o flintmq -g flintmq /var/lib/flintmq /var/cache/flintmq
@@ -34,9 +37,10 @@ USER flintmq
 RUN flintmq-broker warm
 
 VOLUME /var/lib/flintmq
-EXPOSE 10911
-# A whole round over TCP: HELLO and a status. A store that is being recovered takes its time before the port opens.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 CMD ["python", "-c", \
-    "from flintmq.client import Admin\nwith Admin('127.0.0.1:10911') as admin: admin.status()"]
-# Exec form: the broker is process 1 and gets SIGTERM itself. It needs up to 10 s to stop in order, docker's own limit.
+EXPOSE 10911 10912
+# A store that is being recovered is well, though not ready yet: see /readyz for what is to route to it.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 CMD ["python", "-c", \
+    "import urllib.request; urllib.request.urlopen('http://127.0.0.1:10912/healthz', timeout=4)"]
+STOPSIGNAL SIGTERM
+# Exec form: the broker is process 1 and gets the signal itself. It needs up to 10 s to stop in order, docker's own limit.
 ENTRYPOINT ["flintmq-broker", "serve", "--store", "/var/lib/flintmq", "--listen", "0.0.0.0:10911"]
