@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import CorruptLog, MessageStore, StoreLocked, StoreSettings
+from flintmq.broker.store import CorruptLog, MessageStore, StoreLocked
 from flintmq.broker.tools.rebuild import Rebuilt, rebuild
 from flintmq.protocol.layout import CHECKPOINT_MARK_AT, RECORD_HEAD_BYTES
 from tests.store_tools import (
@@ -218,18 +218,3 @@ def test_a_rebuild_killed_at_any_change_is_taken_up_by_the_next_start(source: Fi
 def kill_quietly(store: MessageStore) -> None:
     """Let go of the lock and the files, as the end of a process does."""
     store._close_files()
-
-
-def test_settings_are_those_that_the_store_was_made_with(path: Path) -> None:
-    rebuild(path, quiet)
-    store = MessageStore(path, StoreSettings(**{**defaults(), "index_slots": SMALL.index_slots}))
-    store.open()
-    store.close()
-
-
-def defaults() -> dict[str, int]:
-    return {
-        "commitlog_file_bytes": SMALL.commitlog_file_bytes,
-        "consumequeue_file_bytes": SMALL.consumequeue_file_bytes,
-        "index_entries": SMALL.index_entries,
-    }

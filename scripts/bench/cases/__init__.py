@@ -16,6 +16,7 @@ from . import (
     query,
     single,
     start,
+    tools,
 )
 
 ALL: tuple[Case, ...] = (
@@ -28,6 +29,7 @@ ALL: tuple[Case, ...] = (
     query.CASE,
     end_to_end.CASE,
     start.CASE,
+    tools.CASE,
     idle.CASE,
     footprint.CASE,
     metrics.CASE,

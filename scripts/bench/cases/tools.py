@@ -1,0 +1,74 @@
+"""The offline tools on a store of about 1 GiB whose files are in the page cache."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from lib.local_broker import EXECUTABLE, settings_free_environment
+
+from ..bench import Bench
+from ..broker import Broker
+from ..load import QUEUES, TOPIC, fill
+from ..machine import touch_memory
+from ..measure import BenchFailed, Case, Measure, Samples
+from ..raw import RawClient
+
+MESSAGES = 4_000_000
+SECONDS_MAX = 600
+_REBUILT = re.compile(r"from ([\d,]+) records in ([\d.]+) s")
+
+
+def samples(bench: Bench) -> Samples:
+    """One a run: the store is made once, verified and rebuilt each time."""
+    count = bench.count(MESSAGES)
+    with bench.store() as store:
+        with Broker(store, "async") as broker:
+            with RawClient(broker.address) as client:
+                client.create_topic(TOPIC, QUEUES)
+            fill(broker.address, count)
+            broker.wait_until_caught_up()
+        verify(store, count)  # brings the files into the page cache
+        for _ in range(bench.runs):
+            touch_memory(bench.touched_gib, bench.folder)
+            verified = verify(store, count)
+            yield {"verify": verified, "rebuild": rebuild(store, count)}
+
+
+def verify(store: Path, count: int) -> float:
+    """GB of the log a second, with all that belongs to it."""
+    summary = json.loads(_run("verify", store, "-o", "json").splitlines()[-1])
+    if summary["records"] != count or summary["findings"]:
+        raise BenchFailed(f"verify found {summary['records']:,} records of {count:,}, and {summary['findings']}")
+    return float(summary["log_bytes"] / max(summary["seconds"], 1e-3) / 1e9)
+
+
+def rebuild(store: Path, count: int) -> float:
+    """Messages a second, on disk."""
+    match = _REBUILT.search(output := _run("rebuild", store))
+    if match is None or int(match[1].replace(",", "")) != count:
+        raise BenchFailed(f"rebuild said {output!r}, {count:,} messages were stored")
+    return count / max(float(match[2]), 0.01)
+
+
+def _run(*arguments: object) -> str:
+    done = subprocess.run(
+        [EXECUTABLE, *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS_MAX,
+        env=settings_free_environment(), check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise BenchFailed(f"{arguments[0]} ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
+    return done.stdout
+
+
+CASE = Case(
+    "tools",
+    "offline tools, 1 GiB of 100-byte messages",
+    (
+        Measure("verify", "verify, of the log", "GB/s", 1.0),
+        Measure("rebuild", "rebuild queues and index", "msg/s", 1_000_000),
+    ),
+    samples,
+)
