@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core import operations
-from ..core.topics import QueueStats, TopicInfo
+from ..core.topics import ConsumeStats, QueueStats, TopicInfo
 from .client import Client
 
 
@@ -48,6 +48,16 @@ class Admin(Client):
     async def topic_stats(self, topic: str, *, timeout: float | None = None) -> list[QueueStats]:
         """What each queue of a topic holds, in the order of the queues."""
         return await self._caller.call(operations.topic_stats(topic), self._caller.deadline(timeout))
+
+    async def consume_stats(
+        self, group: str | None = None, topic: str | None = None, *, timeout: float | None = None
+    ) -> list[ConsumeStats]:
+        """How far groups are, by group, topic and queue: of one group or (None) all, in one topic or all.
+
+        A group is known once it has committed; queues of which it has committed nothing are left out.
+        """
+        operation = operations.consume_stats(group or "", topic or "")
+        return await self._caller.call(operation, self._caller.deadline(timeout))
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """How the broker is doing: see ``protocol/README.md`` for the names."""

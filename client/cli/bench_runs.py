@@ -16,6 +16,7 @@ from ..sync.consumer import Consumer
 from ..sync.producer import Producer
 from .histogram import Latencies
 from .settings import Settings
+from .units import plural, show_bytes, show_rate
 
 SAMPLED_KEYS = 10_000
 PULL_BYTES = 1 << 20
@@ -29,10 +30,14 @@ Advance = Callable[[int], None]
 
 @dataclass
 class Report:
-    """What was measured. ``latencies`` by what they are of; ``messages`` are queries for a bench of queries."""
+    """What was measured. ``about``: with which settings; ``latencies`` by what they are of.
+
+    ``messages`` are queries for a bench of queries.
+    """
 
     bench: str
     topic: str
+    about: str = ""
     messages: int = 0
     body_bytes: int = 0
     seconds: float = 0.0
@@ -62,6 +67,12 @@ def _timed(report: Report) -> Iterator[None]:
         report.seconds = time.perf_counter() - began
 
 
+def _flush(settings: Settings, asked: str | None) -> str:
+    """What an acknowledgement means: the stricter of the broker's policy and the one that was asked for."""
+    policy = "sync" if "sync" in (asked, settings.hello.flush) else "async"
+    return f"flush {policy}"
+
+
 def _body(size: int) -> bytes:
     return random.Random(size).randbytes(size)  # noqa: S311 - not a secret; random, so that nothing compresses it
 
@@ -88,7 +99,11 @@ class Produce:
 
     def run(self, advance: Advance) -> Report:
         """Measure; latencies are those of a batch's acknowledgement."""
-        report = Report("produce", self.topic, latencies={"batch": Latencies()})
+        about = (
+            f"bodies of {show_bytes(self.size)}{' with a key' if self.keys else ''}, batches of {self.batch:,}, "
+            f"{plural(self.producers, 'producer')}, {_flush(self.settings, self.flush)}"
+        )
+        report = Report("produce", self.topic, about, latencies={"batch": Latencies()})
         self._taken = 0
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -133,7 +148,8 @@ def fill(settings: Settings, topic: str, count: int, size: int, advance: Advance
 
 def run_pull(settings: Settings, topic: str, count: int, batch: int, advance: Advance) -> Report:
     """Pull up to ``count`` messages from all queues and look at every body; latencies are those of a pull."""
-    report = Report("pull", topic, latencies={"pull": Latencies()})
+    about = f"pulls of up to {plural(batch, 'message')} or {show_bytes(PULL_BYTES)}, every body checked"
+    report = Report("pull", topic, about, latencies={"pull": Latencies()})
     with settings.consumer() as consumer:
         offsets = {stats.queue: stats.min_offset for stats in consumer.topic_stats(topic)}
         with _timed(report):
@@ -160,11 +176,12 @@ def run_pull(settings: Settings, topic: str, count: int, batch: int, advance: Ad
 
 def run_query(settings: Settings, topic: str, count: int, advance: Advance) -> Report:
     """Ask ``count`` times for a message by one of its keys; latencies are those of a query."""
-    report = Report("query", topic, latencies={"query": Latencies()})
     with settings.consumer() as consumer:
         keys = _keys_of(consumer, topic)
         if not keys:
             raise FlintError(f"topic {topic} has no messages with keys among its first; bench query needs some")
+        about = f"one after the other, by one of {plural(len(keys), 'key')}"
+        report = Report("query", topic, about, latencies={"query": Latencies()})
         chosen = random.Random(count).choices(keys, k=count)  # noqa: S311 - the same at every run
         with _timed(report):
             for key in chosen:
@@ -211,7 +228,11 @@ class LatencyRun:
 
     def run(self, advance: Advance) -> Report:
         """Measure. What another producer sends to the topic meanwhile is ignored."""
-        report = Report("latency", self._topic)
+        about = (
+            f"bodies of {show_bytes(len(self._body) + 8)}, one at a time, at most {show_rate(self._per_second)}, "
+            f"{_flush(self._settings, self._flush)}"
+        )
+        report = Report("latency", self._topic, about)
         acknowledged = Latencies()
         report.latencies = {"acknowledged": acknowledged, "received": self._arrived}
         with self._settings.consumer() as consumer, self._settings.producer(self._flush) as producer:

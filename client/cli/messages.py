@@ -15,7 +15,9 @@ from .units import show_moment
 
 BODY_CHARS_SHOWN = 1000
 """A terminal gets no more of a body than this."""
-PLAIN_FORMAT = "%v\\n"
+NARROW = 60
+CLOCK_AT = len("2026-11-21 ")
+"""A narrow terminal is shown the time without the date."""
 
 RECEIPT_COLUMNS = (
     Column("topic", "TOPIC"),
@@ -74,6 +76,7 @@ class MessagePrinter:
         self._follow = follow
         self._raw = raw
         self._colours = _COLOURS if output.colour else _NO_COLOURS
+        self._moment_from = CLOCK_AT if output.width < NARROW else 0
         self._render: Callable[[StoredMessage], bytes] = self._for_terminal
         if template is not None:
             self._render = lambda message: template.render(message, raw=raw)
@@ -94,7 +97,8 @@ class MessagePrinter:
 
     def _for_terminal(self, message: StoredMessage) -> bytes:
         dim, place, tag, key, end = self._colours
-        parts = [f"{dim}{show_moment(message.stored_at)}{end}", f"{place}{message.queue}:{message.queue_offset}{end}"]
+        moment = show_moment(message.stored_at)[self._moment_from :]
+        parts = [f"{dim}{moment}{end}", f"{place}{message.queue}:{message.queue_offset}{end}"]
         if message.tags is not None:
             parts.append(f"{tag}{escape(message.tags)}{end}")
         if message.keys:

@@ -176,7 +176,7 @@ def _shown_lines(text: str) -> list[str]:
 class TestTerminals:
     def test_top_draws_and_q_ends_it(self, cli: Cli, filled: str, columns: int) -> None:
         terminal = Terminal(cli, ["top", "-i", "100ms"], columns)
-        terminal.read_until(filled)
+        terminal.read_until("MESSAGES")
         terminal.type("q")
         assert terminal.finish() == 0
         assert "\x1b[?1049h" in terminal.text, "the alternate screen keeps what was there"

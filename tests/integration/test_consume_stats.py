@@ -9,6 +9,7 @@ import pytest
 
 from flintmq.client import Admin, Consumer, ConsumeStats, InvalidArgument, InvalidParameter, Producer, TopicNotExist
 from flintmq.protocol.commands import GET_CONSUME_STATS
+from tests.client_drivers import Clients
 from tests.conftest import RawConnection, RunningBroker
 
 Connect: TypeAlias = Callable[..., RawConnection]
@@ -27,8 +28,10 @@ def filled(shared_broker: RunningBroker, topic: str) -> str:
     return topic
 
 
-def test_every_queue_that_a_group_has_committed_is_listed(shared_broker: RunningBroker, filled: str) -> None:
-    with Admin(shared_broker.address) as admin:
+def test_every_queue_that_a_group_has_committed_is_listed(
+    shared_broker: RunningBroker, clients: Clients, filled: str
+) -> None:
+    with clients.Admin(shared_broker.address) as admin:
         assert admin.consume_stats(topic=filled) == [
             ConsumeStats(f"{filled}-a", filled, 0, 3, 0, 3),
             ConsumeStats(f"{filled}-a", filled, 1, 1, 0, 3),

@@ -178,6 +178,7 @@ def _show(settings: Settings, report: Report) -> int:
         counted = ("query", "queries") if report.bench == "query" else ("message",)
         rate = f"{show_rate(report.per_second)}, {show_bytes(report.bytes_per_second)}/s"
         output.line(f"{report.bench}: {plural(report.messages, *counted)} in {show_seconds(report.seconds)}: {rate}")
+        output.line(f"  {report.about}")
         for what, latencies in report.latencies.items():
             _show_latencies(settings, what, latencies)
     if report.interrupted:
@@ -191,6 +192,7 @@ def report_row(report: Report) -> dict[str, Any]:
     return {
         "bench": report.bench,
         "topic": report.topic,
+        "about": report.about,
         "messages": report.messages,
         "body_bytes": report.body_bytes,
         "seconds": round(report.seconds, 6),
