@@ -63,8 +63,8 @@ def unit_fits(store: OfflineStore, queue: ConsumeQueue, queue_offset: int, physi
         return False
     fields = RECORD_STRUCT.unpack(array[at : at + RECORD_STRUCT.size].tobytes())
     topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
-    expected = (size, topic, queue.queue_id, queue_offset)
-    return (fields[0], topic, fields[3], fields[5]) == (expected[0], queue.topic.encode(), *expected[2:])
+    expected = (size, queue.topic.encode(), queue.queue_id, queue_offset)
+    return (fields[0], topic, fields[3], fields[5]) == expected
 
 
 def _first_bad(store: OfflineStore, begin: int) -> int:

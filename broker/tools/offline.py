@@ -199,10 +199,12 @@ class OfflineStore:
                     f"{INDEX_HEADER_BYTES} bytes, {INDEX_SLOT_BYTES} a slot, {INDEX_ENTRY_BYTES} an entry"
                 )
         elif slots is None and index_bytes not in (0, index_file_bytes(defaults.index_slots, defaults.index_entries)):
+            noted = "cannot be read" if self.findings.counts.get("table") else "does not say"
             raise ConfigurationError(
                 f"the index files in {self.path / 'index'} have {index_bytes:,} bytes, not the usual "
-                f"{index_file_bytes(defaults.index_slots, defaults.index_entries):,}, and nothing says how many slots "
-                "that makes: say --index-slots as it was set when the store was made (RocketMQ: maxHashSlotNum)"
+                f"{index_file_bytes(defaults.index_slots, defaults.index_entries):,}, and {self.state.path} {noted} "
+                "how many slots that makes: say --index-slots as it was when the store was made (store.index_slots; "
+                "RocketMQ: maxHashSlotNum)"
             )
         return StoreSettings(
             commitlog_file_bytes=log_bytes or defaults.commitlog_file_bytes,

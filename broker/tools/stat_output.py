@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from .output import escape, show_bytes, to_json, to_plain
 from .stat import StoreStat
 
-WIDE = 110
-"""Columns of a terminal that shows everything; a narrower one gets less."""
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MEDIUM, WIDE = 72, 110
+"""Columns of a terminal from which on a table shows more."""
 
 
 def as_json(stat: StoreStat) -> Iterator[str]:
@@ -40,52 +44,48 @@ def _moment(iso: str | None) -> str:
 
 
 def print_tables(stat: StoreStat) -> None:
-    """For a terminal."""
+    """For a terminal; a narrow one gets fewer columns."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-
-    def table(title: str, *headings: str) -> Table:
-        made = Table(
-            title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False
-        )
-        for number, heading in enumerate(headings):
-            made.add_column(heading, justify="right" if number else "left", overflow="fold")
-        return made
-
     stopped = "stopped in order" if stat.stopped_in_order else "running, or not stopped in order"
     console.print(Text.assemble((stat.store, "bold"), f"  {stat.broker}'s, {stopped}"))
     console.print(f"log from {stat.log_start:,} to {stat.log_end:,}, {show_bytes(stat.log_end - stat.log_start)}")
     for name, value in stat.checkpoint.items():
-        shown = f"{value:,}" if isinstance(value, int) else value
-        console.print(Text(f"{name.replace('_', ' ')}: {shown or '–'}", style="dim"))
-    wide = console.width >= WIDE
-    queues = table(
-        "\nqueues",
-        "topic",
-        "queue",
-        "from",
-        "to",
-        "messages",
-        "size",
-        *(["first stored"] if wide else []),
-        "last stored",
+        shown = f"{value:,}" if isinstance(value, int) else _moment(value)
+        console.print(Text(f"{name.replace('_', ' ')}: {shown}", style="dim"))
+    _print_table(
+        console, "queues",
+        {"topic": 0, "queue": 0, "from": MEDIUM, "to": MEDIUM, "messages": 0, "size": 0, "first stored": WIDE,
+         "last stored": MEDIUM},
+        [(escape(each.topic), str(each.queue), f"{each.min_offset:,}", f"{each.max_offset:,}", f"{each.messages:,}",
+          show_bytes(each.bytes), _moment(each.first_stored_at), _moment(each.last_stored_at))
+         for each in stat.queues],
     )  # fmt: skip
-    for queue in stat.queues:
-        queues.add_row(
-            Text(escape(queue.topic)), str(queue.queue), f"{queue.min_offset:,}", f"{queue.max_offset:,}",
-            f"{queue.messages:,}", show_bytes(queue.bytes), *([_moment(queue.first_stored_at)] if wide else []),
-            _moment(queue.last_stored_at),
-        )  # fmt: skip
-    console.print(queues)
-    files = table("\nfiles", "folder", "files", "size", "on disk")
-    for each in stat.files:
-        files.add_row(each.files, f"{each.count:,}", show_bytes(each.bytes), show_bytes(each.allocated_bytes))
-    console.print(files)
-    index = table("\nindex", "file", "entries", "full", "first stored", "last stored")
-    for file in stat.index:
-        full = f"{100 * file.entries / max(file.entries_max, 1):.1f} %"
-        index.add_row(file.file, f"{file.entries:,}", full, _moment(file.first_stored_at), _moment(file.last_stored_at))
-    console.print(index)
+    _print_table(
+        console, "files", {"folder": 0, "files": 0, "size": 0, "on disk": 0},
+        [(each.files, f"{each.count:,}", show_bytes(each.bytes), show_bytes(each.allocated_bytes))
+         for each in stat.files],
+    )  # fmt: skip
+    _print_table(
+        console, "index", {"file": 0, "entries": 0, "full": 0, "first stored": WIDE, "last stored": MEDIUM},
+        [(each.file, f"{each.entries:,}", f"{100 * each.entries / max(each.entries_max, 1):.1f} %",
+          _moment(each.first_stored_at), _moment(each.last_stored_at))
+         for each in stat.index],
+    )  # fmt: skip
+
+
+def _print_table(console: Console, title: str, columns: dict[str, int], rows: list[tuple[str, ...]]) -> None:
+    """``columns``: each heading, and from how wide a terminal on it is shown."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = [number for number, width in enumerate(columns.values()) if console.width >= width]
+    headings = list(columns)
+    table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for number in shown:
+        table.add_column(headings[number], justify="right" if number else "left", overflow="fold", header_style="dim")
+    for row in rows:
+        table.add_row(*(Text(row[number]) for number in shown))
+    console.print(table)

@@ -16,6 +16,7 @@ from flintmq.broker.tools.findings import Findings
 from flintmq.broker.tools.log_end import find_end
 from flintmq.broker.tools.offline import OfflineStore
 from flintmq.broker.tools.stat import store_stat
+from flintmq.broker.tools.stat_output import as_json, as_plain, print_tables
 from flintmq.protocol.layout import RECORD_HEAD_BYTES, SysFlag
 from flintmq.protocol.record import Record
 from tests.store_tools import Message, Sent, copy_store, open_store, overwrite, plain, put
@@ -165,3 +166,27 @@ def test_figures_by_queue_are_those_of_what_was_sent(source: Filled) -> None:
     assert sum(queue.bytes for queue in stat.queues) <= stat.log_end
     assert sum(file.entries for file in stat.index) == len(sent) + 1
     assert {each.files: each.count for each in stat.files}["commitlog"] == len(list((path / "commitlog").iterdir()))
+
+
+@pytest.mark.parametrize(("columns", "shows_times"), [(40, False), (80, True), (200, True)])
+def test_tables_fit_the_terminal(
+    source: Filled, columns: int, shows_times: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with OfflineStore(source[0], Findings()) as store:
+        stat = store_stat(store, find_end(store).offset)
+    print_tables(stat)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert any(line.startswith("orders") for line in lines)
+    assert any("last stored" in line for line in lines) == shows_times
+
+
+def test_json_and_plain_lines_say_the_same(source: Filled) -> None:
+    with OfflineStore(source[0], Findings()) as store:
+        stat = store_stat(store, find_end(store).offset)
+    rows = [json.loads(line) for line in as_json(stat)]
+    lines = [line.split("\t") for line in as_plain(stat)]
+    assert [row["kind"] for row in rows] == [line[0] for line in lines]
+    for row, line in zip(rows[1:], lines[1:], strict=True):
+        assert ["" if value is None else str(value) for value in row.values()] == line
