@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...protocol.errors import FlintError
+from ..errors import ClientClosed
 from ..message import Message
 from ..sync.consumer import Consumer
 from ..sync.producer import Producer
@@ -140,7 +141,8 @@ class Produce:
 
 def fill(settings: Settings, topic: str, count: int, size: int, advance: Advance) -> None:
     """Produce messages with a key each, to be read by a measurement."""
-    Produce(settings, topic, count, size, FILL_BATCH, 1, None, keys=True).run(advance)
+    if Produce(settings, topic, count, size, FILL_BATCH, 1, None, keys=True).run(advance).interrupted:
+        raise KeyboardInterrupt
 
 
 # ---- pull
@@ -224,7 +226,6 @@ class LatencyRun:
         self._sent_at: dict[int, float] = {}
         self._arrived = Latencies()
         self._all_arrived = threading.Event()
-        self._following = threading.Event()
 
     def run(self, advance: Advance) -> Report:
         """Measure. What another producer sends to the topic meanwhile is ignored."""
@@ -246,7 +247,7 @@ class LatencyRun:
                 finally:
                     consumer.close()  # ends the follower, which waits for more
                     ended = follower.exception()
-        if ended is not None and not self._all_arrived.is_set() and not report.interrupted:
+        if ended is not None and not isinstance(ended, ClientClosed):
             raise ended
         return report
 

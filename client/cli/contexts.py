@@ -81,13 +81,16 @@ class Contexts:
             self.current = ""
 
     def save(self) -> None:
-        """Replace the file, whole or not at all."""
+        """Replace the file, whole or not at all. Raises ``ConfigurationError`` where that cannot be done."""
         lines = [f'current = "{self.current}"', ""] if self.current else []
         for name, broker in sorted(self.brokers.items()):
             lines += [f"[contexts.{name}]", f"broker = {json.dumps(broker, ensure_ascii=False)}", ""]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=self.path.parent, prefix=".contexts-", delete=False, encoding="utf-8"
-        ) as file:
-            file.write("\n".join(lines))
-        Path(file.name).replace(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self.path.parent, prefix=".contexts-", delete=False, encoding="utf-8"
+            ) as file:
+                file.write("\n".join(lines))
+            Path(file.name).replace(self.path)
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} cannot be written: {error.strerror}") from error

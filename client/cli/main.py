@@ -166,6 +166,11 @@ def root(ctx: click.Context, /, **options: Any) -> None:
 
 def main() -> NoReturn:
     """The console script. What it prints is UTF-8, whatever the locale."""
+    nowhere = None
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called
+            nowhere = nowhere or open(os.devnull, "r+", encoding="utf-8")  # noqa: PTH123, SIM115 - for as long as we run
+            setattr(sys, name, nowhere)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -98,7 +98,7 @@ class Output:
 
     def flush(self) -> None:
         """Hand everything over to whoever reads it."""
-        self._stream.buffer.flush()
+        self._stream.flush()
 
     def line(self, text: str) -> None:
         """One line of text, escaped."""
@@ -139,11 +139,11 @@ class Output:
 
     def console(self) -> Console:
         """A console of rich on standard output that takes no text for markup."""
-        from rich.console import Console
+        from .console import StrictConsole
 
         terminal = self._stream.isatty()
         width = None if terminal or os.environ.get("COLUMNS") else WIDTH_WITHOUT_TERMINAL
-        return Console(
+        return StrictConsole(
             file=self._stream, highlight=False, markup=False, emoji=False, no_color=not self.colour, width=width,
             force_terminal=terminal, legacy_windows=False,
         )  # fmt: skip
@@ -157,6 +157,7 @@ class Output:
             self._blocks(columns, rows)
             return
         console.print(table)
+        self._stream.flush()  # what is written next does not pass through this layer
 
     @staticmethod
     def _drawn(columns: Sequence[Column], rows: list[Mapping[str, Any]]) -> Table:
@@ -188,6 +189,7 @@ class Output:
                 if column.name in row:
                     grid.add_row(Text(column.heading, style="dim"), Text(_shown(column, row), style=column.style))
             console.print(grid)
+        self._stream.flush()
 
 
 def _shown(column: Column, row: Mapping[str, Any]) -> str:

@@ -135,6 +135,15 @@ def check_queues(offsets: dict[int, int], topic: str, stats: list[QueueStats]) -
             raise InvalidArgument(f"topic {topic!r} has the queues 0 to {len(stats) - 1}, not {queue}")
 
 
+def check_committable(offset: int, topic: str, queue: QueueStats) -> None:
+    """Raise where a group cannot have committed ``offset``; it may be one whose message is gone."""
+    if not 0 <= offset <= queue.max_offset:
+        raise InvalidArgument(
+            f"offset {offset} cannot be committed for queue {queue.queue} of topic {topic!r}: its next message will "
+            f"have offset {queue.max_offset}"
+        )
+
+
 def check_held(offset: int, topic: str, queue: QueueStats) -> None:
     """Raise ``OffsetOutOfRange`` where a queue does not reach to ``offset``, or no longer has it."""
     if not queue.min_offset <= offset <= queue.max_offset:

@@ -46,12 +46,12 @@ def show_messages(
     began, shown, code = time.monotonic(), 0, EXIT_OK
     try:
         for message in messages:
+            shown += 1
             try:
                 printer.show(message)
             except CorruptMessage as error:
                 click.echo(f"flintmq: {describe(error)[0]}", err=True)
                 code = EXIT_ERROR
-            shown += 1
             if shown == count:
                 break
     except KeyboardInterrupt:

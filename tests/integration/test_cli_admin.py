@@ -177,13 +177,15 @@ class TestOffset:
             ('{"group": "g", "topic": "t", "queue": 0}', "'offset'"),
             ('{"group": "g", "topic": "t", "queue": 0, "offset": "1"}', "queue and offset integers"),
             ("[]", "line 2 of"),
+            ('{"group": "g", "topic": "{topic}", "queue": 1, "offset": 9}', "offset 9 cannot be committed for queue 1"),
+            ('{"group": "g", "topic": "{topic}", "queue": 7, "offset": 0}', "has the queues 0 to 1, not 7"),
         ],
     )
     def test_a_line_that_cannot_be_imported_is_named_and_nothing_is_committed(
         self, cli: Cli, shared_broker: RunningBroker, filled: str, line: str, said: str
     ) -> None:
         good = json.dumps({"group": f"{filled}-g", "topic": filled, "queue": 0, "offset": 2})
-        done = cli.run("offset", "import", stdin=f"{good}\n{line}\n")
+        done = cli.run("offset", "import", stdin=f"{good}\n{line.replace('{topic}', filled)}\n")
         assert done.code == EXIT_USAGE
         assert said in done.err
         with Consumer(shared_broker.address) as consumer:

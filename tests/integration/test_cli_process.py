@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,9 +14,16 @@ from pathlib import Path
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer
-from flintmq.client.cli.failures import EXIT_CLOSED_PIPE, EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_UNREACHED, EXIT_USAGE
-from tests.cli_tools import Cli, Terminal
-from tests.conftest import RunningBroker
+from flintmq.client.cli.failures import (
+    EXIT_CLOSED_PIPE,
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_FOUND,
+    EXIT_UNREACHED,
+    EXIT_USAGE,
+)
+from tests.cli_tools import PROGRAM, Cli, Terminal
+from tests.conftest import BrokerFactory, RunningBroker
 
 _SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]")
 
@@ -108,6 +117,27 @@ class TestPipes:
         _, err = process.communicate()
         assert err == b""
         assert process.returncode in (0, EXIT_CLOSED_PIPE)
+
+    def test_a_table_for_a_reader_that_is_gone_ends_in_silence(self, cli: Cli) -> None:
+        reads, writes = os.pipe()
+        os.close(reads)
+        process = cli.start("status", "-o", "table", stdout=writes)
+        os.close(writes)
+        _, err = process.communicate()
+        assert (process.returncode, err) == (EXIT_CLOSED_PIPE, b"")
+
+    @pytest.mark.parametrize(("stream", "arguments"), [("0", "send {topic}"), ("1", "status")])
+    def test_a_stream_that_is_closed_is_no_crash(self, cli: Cli, topic: str, stream: str, arguments: str) -> None:
+        line = shlex.join([*PROGRAM, *arguments.format(topic=topic).split()])
+        done = subprocess.run(
+            ["/bin/sh", "-c", f"exec {line} {stream}<&-"],
+            env=cli.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
 
     def test_output_is_utf8_wherever_it_runs(self, cli: Cli, topic: str) -> None:
         cli.variables = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
@@ -252,3 +282,45 @@ def test_a_broker_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     assert done.code == EXIT_UNREACHED
     assert done.out == ""
     assert done.err.count("\n") == 1
+
+
+def test_deleting_asks_first(cli: Cli, filled: str) -> None:
+    terminal = Terminal(cli, ["topic", "delete", filled], 80)
+    terminal.read_until("[y/N]")
+    assert f"delete topic {filled} with 20,000 messages?" in terminal.text
+    terminal.type("n\n")
+    assert terminal.finish() == EXIT_ERROR
+    assert "nothing was deleted" in terminal.text
+    terminal = Terminal(cli, ["topic", "delete", filled], 80)
+    terminal.read_until("[y/N]")
+    terminal.type("y\n")
+    assert terminal.finish() == 0
+    assert cli.run("topic", "status", filled).code == EXIT_NOT_FOUND
+
+
+def test_top_says_that_the_broker_went_and_shows_it_when_it_is_back(broker: BrokerFactory, tmp_path: Path) -> None:
+    running = broker()
+    with Cli(tmp_path, running.address) as cli:
+        terminal = Terminal(cli, ["top", "-i", "100ms"], 80)
+        terminal.read_until("no topics yet")
+        assert running.stop() == 0
+        terminal.read_until("CONNECTION_FAILED")
+        again = broker("--listen", running.address, store=running.store)
+        with Producer(again.address) as producer:
+            producer.send(Message("after-the-restart", b"x"))
+        terminal.read_until("after-the-restart")
+        terminal.type("q")
+        assert terminal.finish() == 0
+
+
+def test_a_damaged_message_is_told_and_the_others_are_shown(broker: BrokerFactory, tmp_path: Path) -> None:
+    running = broker()
+    with Cli(tmp_path, running.address) as cli:
+        assert cli.run("send", "orders", "first", "to be damaged", "last", "--queue", "0").code == 0
+        with (running.store / "commitlog" / f"{0:020}").open("r+b") as log:
+            log.seek(log.read(4096).index(b"damaged"))
+            log.write(b"DAMAGED")
+        done = cli.run("tail", "orders", "--until", "latest", "-o", "json")
+        assert done.code == EXIT_ERROR
+        assert [row["body"] for row in done.rows] == ["first", "last"]
+        assert "MESSAGE_CORRUPT: message at offset 1 of queue 0 of topic 'orders'" in done.err

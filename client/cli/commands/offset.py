@@ -14,7 +14,7 @@ from ..command import Group, note, pass_settings
 from ..escaping import escape
 from ..output import Column, number, to_json
 from ..params import GROUP, POSITION, QUEUE, TOPIC
-from ..positions import EveryQueue, Typed, check_held, check_queues, check_reached
+from ..positions import EveryQueue, Typed, check_committable, check_held, check_queues, check_reached
 from ..settings import Settings
 from ..units import plural
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ...sync.consumer import Consumer
 
 RESET_FORMS = "earliest, latest, an offset, 0:17,1:5 (queue:offset), or @TIME"
+STDIN = "<stdin>"
 STATS_COLUMNS = (
     Column("group", "GROUP"),
     Column("topic", "TOPIC"),
@@ -135,14 +136,18 @@ def export(settings: Settings, group: str, topic: str) -> None:
 
 @offset.command("import")
 @pass_settings
-@click.argument("file", type=click.File("r", encoding="utf-8"), default="-")
+@click.argument("file", type=click.File("r", encoding="utf-8", errors="replace"), default="-")
 @click.option("-n", "--dry-run", is_flag=True, help="Read and check the lines; commit nothing.")
 def import_(settings: Settings, file: TextIO, dry_run: bool) -> None:
-    """Commit what export printed. Every line is read before anything is committed; a topic and group at a time."""
+    """Commit what export printed. Every line is checked before anything is committed."""
     wanted = _parse(file)
     with settings.consumer() as consumer:
+        for (_, topic), offsets in wanted.items():
+            stats = consumer.topic_stats(topic)
+            check_queues(offsets, topic, stats)
+            for queue in stats:
+                check_committable(offsets.get(queue.queue, 0), topic, queue)
         for (group, topic), offsets in wanted.items():
-            check_queues(offsets, topic, consumer.topic_stats(topic))
             if not dry_run:
                 consumer.commit(group, topic, offsets)
     count = sum(map(len, wanted.values()))
@@ -154,10 +159,11 @@ def import_(settings: Settings, file: TextIO, dry_run: bool) -> None:
 def _parse(file: TextIO) -> dict[tuple[str, str], dict[int, int]]:
     """Offsets by group and topic, then by queue. Raises ``ConfigurationError`` that names the line."""
     wanted: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    name = escape(str(getattr(file, "name", STDIN)))
     for line_number, line in enumerate(file, 1):
         if not line.strip():
             continue
-        where = f"line {line_number} of {file.name}"
+        where = f"line {line_number} of {'standard input' if name == STDIN else name}"
         try:
             row = json.loads(line)
             group, topic, queue, at = (row[name] for name in ("group", "topic", "queue", "offset"))

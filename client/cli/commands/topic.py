@@ -10,6 +10,7 @@ import click
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ..command import Group, is_interactive, note, pass_settings
 from ..escaping import escape
+from ..failures import EXIT_ERROR
 from ..output import TABLE, Column, number
 from ..params import PERMISSION, TOPIC, show_permission
 from ..settings import Settings
@@ -198,4 +199,6 @@ def _confirm(question: str) -> None:
     """Ask; the command ends where the answer is not yes."""
     if not is_interactive():
         raise click.UsageError("nobody can be asked here; --yes deletes without asking", click.get_current_context())
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        click.echo("nothing was deleted", err=True)
+        raise click.exceptions.Exit(EXIT_ERROR)
