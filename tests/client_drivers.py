@@ -130,8 +130,9 @@ class Facade:
             if not isinstance(message, StopIteration):
                 raise message
         finally:
-            self.loop.call_soon_threadsafe(pumping.cancel)
-            ended.wait()
+            if not self.loop.is_closed():  # else the iteration was left, and ended with its client
+                self.loop.call_soon_threadsafe(pumping.cancel)
+                ended.wait()
 
 
 class Handed(concurrent.futures.Future[Receipt]):

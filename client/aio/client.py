@@ -24,7 +24,7 @@ class Base:
         self._life = Life(type(self).__name__)
         self._watch = Watch(self._life)
         self._waits = Waits(self._life, self._watch)
-        self._dialer = Dialer(parse_addresses(addresses), self._life, self._watch)
+        self._dialer = Dialer(parse_addresses(addresses), self._life, self._watch, self._waits)
         self._caller = Caller(self._dialer, self._life, self._watch, self._waits, timeout)
 
     async def __aenter__(self) -> Self:
@@ -44,6 +44,7 @@ class Base:
                 connection.abort()
         if ends:
             await asyncio.wait(ends)
+        await asyncio.sleep(0)  # a connection that was still being made is closed by the loop
 
 
 class Client(Base):

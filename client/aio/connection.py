@@ -16,6 +16,7 @@ from ..core.session import Answer, Session
 from ..core.troubles import broke, closed_there, no_broker, no_hello, unreachable
 from ..endpoint import client_name, packed_address
 from .life import Life
+from .waits import Waits
 from .watch import Watch
 
 _JOIN_BYTES_MAX = 16 * 1024
@@ -59,11 +60,11 @@ class Connection(asyncio.BufferedProtocol):
         self._has_unread: Callable[[], bool] = bool
 
     @classmethod
-    async def open(cls, address: Address, timeout: float, life: Life, watch: Watch) -> Connection:
+    async def open(cls, address: Address, timeout: float, life: Life, watch: Watch, waits: Waits) -> Connection:
         """Connect and say HELLO, within ``timeout`` seconds. Raises ``ConnectionFailed``, or what the broker says."""
         connection = cls(address, life, watch)
         try:
-            async with asyncio.timeout(timeout):
+            async with waits.limit(timeout):
                 await life.loop.create_connection(lambda: connection, address.host, address.port)
                 connection.write(connection._session.hello(client_name()))
                 await connection._greeted
@@ -78,6 +79,7 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             if connection._session.limits is None:
                 connection.abort()
+                connection._ended()  # a loop that was still connecting need not say that it lost the connection
         return connection
 
     @property
@@ -129,10 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self.receiver = None
         if not self._greeted.done():
             self._greeted.cancel()
-        if self._transport is None:
-            if not self.closed.done():
-                self.closed.set_result(None)
-        else:
+        if self._transport is not None:
             self._transport.abort()
 
     def _fail(self, error: FlintError) -> None:
@@ -197,9 +196,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed."""
-        self._watch.connections.discard(self)
-        if not self.closed.done():
-            self.closed.set_result(None)
+        self._ended()
         if self.gone:
             return
         error: ConnectionFailed
@@ -208,6 +205,11 @@ class Connection(asyncio.BufferedProtocol):
         else:
             error = closed_there(self.address)
         self._guarded_fail(error)
+
+    def _ended(self) -> None:
+        self._watch.connections.discard(self)
+        if not self.closed.done():
+            self.closed.set_result(None)
 
     def pause_writing(self) -> None:
         """Much is unsent."""

@@ -8,16 +8,18 @@ from ..core.timeouts import CONNECT_SECONDS_MAX
 from ..core.troubles import no_address_answered
 from .connection import Connection
 from .life import Life
+from .waits import Waits
 from .watch import Watch
 
 
 class Dialer:
     """Connects to the first of several addresses that answers, beginning with the one that did last."""
 
-    def __init__(self, addresses: tuple[Address, ...], life: Life, watch: Watch) -> None:
+    def __init__(self, addresses: tuple[Address, ...], life: Life, watch: Watch, waits: Waits) -> None:
         self._addresses = AddressBook(addresses)
         self._life = life
         self._watch = watch
+        self._waits = waits
 
     def failed(self, address: Address) -> None:
         """A connection to this address was of no use: try the next address first."""
@@ -36,7 +38,7 @@ class Dialer:
                 break
             try:
                 seconds = max(0.001, min(left, CONNECT_SECONDS_MAX))
-                connection = await Connection.open(address, seconds, self._life, self._watch)
+                connection = await Connection.open(address, seconds, self._life, self._watch, self._waits)
             except (ConnectionFailed, BrokerError) as error:
                 failures.append(error)
             else:

@@ -97,6 +97,8 @@ class Producer(Base):
         self._held = self._admission.held
         self._unsettled: dict[SendFuture, None] = {}
         self._failed: deque[SendFuture] = deque(maxlen=_FAILURES_KEPT)
+        self._entering = 0
+        """Bulks that were handed over and are not in the delivery yet."""
         self._done: asyncio.Future[None] | None = None
         """Waited for by ``close``: nothing is to be delivered any more."""
         self._closed: asyncio.Event | None = None
@@ -186,8 +188,12 @@ class Producer(Base):
     def _progressed(self) -> None:
         if self._held:
             self._admission.progressed()
-        elif self._done is not None and not self._done.done() and self._delivery.idle:
+        elif self._done is not None and not self._done.done() and self._all_delivered:
             self._done.set_result(None)
+
+    @property
+    def _all_delivered(self) -> bool:
+        return self._delivery.idle and not self._held and not self._entering
 
     # ---- several messages
 
@@ -228,18 +234,28 @@ class Producer(Base):
         return await self._deliver(plan, timeout)
 
     async def _deliver(self, plan: Plan[tuple[Bulk, Groups]], timeout: float | None) -> Sequence[Receipt]:
-        bulk, groups = await self._caller.run(plan, self._caller.deadline(timeout))
+        bulk = await self._enter_bulk(plan, self._caller.deadline(timeout))
         if not bulk.done:
+            await self._driver.wait_for_bulk(bulk)
+        return self._sending.receipts(bulk)
+
+    async def _enter_bulk(self, plan: Plan[tuple[Bulk, Groups]], deadline: float) -> Bulk:
+        """Add a bulk to the delivery, behind the messages that wait to be added."""
+        self._entering += 1
+        try:
+            bulk, groups = await self._caller.run(plan, deadline)
             if self._held:
                 await self._admission.passed()
-            self._life.enter()
+            self._life.check()
             for topic, queue, group in groups:
                 self._delivery.add_bulk(bulk, topic, queue, group)
             self._driver.added()
             if bulk.deadline != inf:
                 self._watch.wake(bulk.deadline)
-            await self._driver.wait_for_bulk(bulk)
-        return self._sending.receipts(bulk)
+            return bulk
+        finally:
+            self._entering -= 1
+            self._progressed()
 
     # ---- end
 
@@ -313,7 +329,7 @@ class Producer(Base):
 
     async def _delivered(self) -> None:
         """Return when nothing is to be delivered any more."""
-        if self._held or not self._delivery.idle:
+        if not self._all_delivered:
             self._done = self._life.loop.create_future()
             await self._done
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from math import inf
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ class Waits:
         self._life = life
         self._watch = watch
         self._waiting: dict[asyncio.Future[object], tuple[float, Late]] = {}
+        self._limits: dict[asyncio.Timeout, float] = {}
         life.add(self)
         watch.add(self)
 
@@ -39,6 +41,17 @@ class Waits:
         finally:
             del self._waiting[waiting]
 
+    @asynccontextmanager
+    async def limit(self, seconds: float) -> AsyncGenerator[None, None]:
+        """As ``asyncio.timeout``, by the client's clock."""
+        async with asyncio.timeout(None) as limit:
+            deadline = self._limits[limit] = self._watch.now() + seconds
+            self._watch.wake(deadline)
+            try:
+                yield
+            finally:
+                del self._limits[limit]
+
     async def pause(self, seconds: float) -> None:
         """Return after so many seconds."""
         future: asyncio.Future[None] = self._life.loop.create_future()
@@ -46,7 +59,8 @@ class Waits:
 
     def next_due(self, now: float) -> float:
         """See ``Watched``."""
-        return min((deadline for deadline, _ in self._waiting.values()), default=inf)
+        due = min((deadline for deadline, _ in self._waiting.values()), default=inf)
+        return min(due, *self._limits.values()) if self._limits else due
 
     def judge(self, now: float) -> None:
         """See ``Watched``."""
@@ -57,6 +71,9 @@ class Waits:
                     future.set_result(None)
                 else:
                     future.set_exception(error)
+        for limit, deadline in self._limits.items():
+            if deadline <= now and not limit.expired():
+                limit.reschedule(self._life.loop.time())
 
     def fail(self, error: FlintError) -> None:
         """See ``Part``."""
