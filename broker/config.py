@@ -109,10 +109,10 @@ class LimitsSection(Section):
     busy_retry_after_ms: Annotated[int, Whole(1, 60_000)] = 100
     held_pulls_max: Annotated[int, Whole(0, 10_000_000)] = 100_000
     held_pulls_per_connection_max: Annotated[int, Whole(1, 1_000_000)] = 4096
-    half_frame_timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 10_000
+    half_frame_timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 60_000
     idle_timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 120_000
     write_buffer_bytes_max: Annotated[int, Whole(4096, 2**40)] = 4 * MIB
-    slow_reader_timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 10_000
+    slow_reader_timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 60_000
 
 
 class RetentionSection(Section):

@@ -14,6 +14,8 @@ RUN = Path(__file__).resolve().parents[2] / "scripts" / "bench" / "run"
 CASES = {
     "produce": {"bulk", "bulk_cpu", "many", "made"},
     "connections": {"async", "sync", "async_sdk", "sync_sdk"},
+    "aio-sends": {"async", "sync"},
+    "aio-consumer": {"iter", "body", "bodies"},
     "pull": {"body", "bodies", "raw", "iter"},
 }
 TIMEOUT_S = 240.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ..measure import Case
 from . import (
+    aio_consumer,
+    aio_sends,
     broker_alone,
     bulks_sync,
     connections,
@@ -24,8 +26,10 @@ ALL: tuple[Case, ...] = (
     broker_alone.CASE,
     connections.CASE,
     single.CASE,
+    aio_sends.CASE,
     bulks_sync.CASE,
     pull.CASE,
+    aio_consumer.CASE,
     query.CASE,
     end_to_end.CASE,
     start.CASE,
