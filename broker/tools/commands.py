@@ -155,7 +155,7 @@ def dump(store: Path, limit: int | None, running: bool, index_slots: int | None,
     since_ms, until_ms = wanted.pop("since"), wanted.pop("until")
     with _open(store, findings, running, index_slots) as (opened, end):
         for record in islice(records(opened, end, Wanted(since_ms=since_ms, until_ms=until_ms, **wanted)), limit):
-            click.echo(to_json(record_row(record)))
+            sys.stdout.write(to_json(record_row(record)) + "\n")  # click would flush each line
     for line in (*(f"note: {note}" for note in findings.notes), *findings_text(findings, store, 10)):
         click.echo(line, err=True)
     return EXIT_FINDINGS if findings.total else 0

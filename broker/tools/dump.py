@@ -10,6 +10,7 @@ import base64
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -225,6 +226,7 @@ def record_row(record: Record) -> dict[str, Any]:
     return row
 
 
+@lru_cache(maxsize=1024)
 def _host(blob: bytes) -> str:
     host, port = decode_host(blob)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

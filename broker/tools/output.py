@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 TABLE, JSON, PLAIN = "table", "json", "plain"
 MODES = (TABLE, JSON, PLAIN)
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """What would drive a terminal or end a line: a damaged file may hold anything."""
+_JSON = json.JSONEncoder(ensure_ascii=False)
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 Progress = Callable[[str, int, int], None]
@@ -27,7 +29,7 @@ def escape(text: str) -> str:
 
 def to_json(row: Mapping[str, Any]) -> str:
     """One object as a line of JSON, in which nothing can drive a terminal."""
-    return escape(json.dumps(row, ensure_ascii=False))
+    return escape(_JSON.encode(row))
 
 
 def to_plain(values: list[Any]) -> str:
@@ -39,11 +41,16 @@ def iso_time(ms: int | None) -> str | None:
     """``2026-11-21T10:00:00.123Z``; None for what is no time."""
     if ms is None or ms <= 0:
         return None
+    second = _iso_second(ms // 1000)
+    return f"{second}.{ms % 1000:03d}Z" if second else None
+
+
+@lru_cache(maxsize=64)
+def _iso_second(seconds: int) -> str | None:
     try:
-        moment = datetime.fromtimestamp(ms // 1000, UTC)
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
     except (OverflowError, OSError, ValueError):
         return None
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
 
 
 def show_bytes(count: float) -> str:
