@@ -19,7 +19,7 @@ from .life import Life
 from .waits import Waits
 from .watch import Watch
 
-GO_ROUND = 512
+GO_ROUND = 2048
 """Messages after which the loop goes round once, although more are there: others want to run, and what has arrived
 has to be read before the last message of a batch is looked at."""
 
