@@ -23,6 +23,11 @@ from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FramePars
 from tests.client_drivers import SYNC, Clients
 from tests.client_drivers import aio_clients as clients_of_aio
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background, as by `nohup`: the processes under test would inherit that, and none could be
+    # interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 START_TIMEOUT_S = 100.0
 STOP_TIMEOUT_S = 30.0
 
