@@ -51,6 +51,9 @@ _packer = _ThreadPacker()
 class Frame:
     """One received frame. ``body`` is ``buffer[body_at:body_end]``, valid until the parser is written to again."""
 
+    began: float
+    """For whoever handles the frame to note when it took it up; not set before."""
+
     __slots__ = ("began", "body_at", "body_end", "buffer", "code", "fields", "kind", "request_id")
 
     def __init__(
@@ -70,8 +73,6 @@ class Frame:
         self.buffer = buffer
         self.body_at = body_at
         self.body_end = body_end
-        self.began = 0.0
-        """For whoever handles the frame to note when it took it up."""
 
     @property
     def body(self) -> memoryview:

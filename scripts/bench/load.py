@@ -44,7 +44,7 @@ class Columns:
 
 def columns(count: int, body_bytes: int = BODY_BYTES, first: int = 0) -> Columns:
     """``count`` messages, each with a body and a key that no other has, numbered from ``first`` on."""
-    content = random.Random(first).randbytes(count * body_bytes)  # noqa: S311 - no secret
+    content = random.Random(first).randbytes(count * body_bytes)
     bodies = [content[start : start + body_bytes] for start in range(0, len(content), body_bytes)]
     return Columns(bodies, [f"order-{number:08}" for number in range(first, first + count)])
 

@@ -65,7 +65,8 @@ def produce(peer: Peer, frame: Frame) -> None:
         ),
     )
     broker.appended()
-    traffic = broker.counters.produced.of(name)
+    produced = broker.counters.produced
+    traffic = produced.by_topic.get(name) or produced.of(name)
     traffic.frames += 1
     traffic.messages += count
     traffic.bytes += frame.body_end - frame.body_at

@@ -30,7 +30,7 @@ def samples(bench: Bench) -> Samples:
 
 def query(broker: Broker, packer: FramePacker, stored: int, queries: int, seed: int) -> list[float]:
     """Seconds that each query for one of the stored messages took."""
-    choose = random.Random(seed)  # noqa: S311 - no secret
+    choose = random.Random(seed)
     taken = []
     with Consumer(broker.address) as consumer:
         for _ in range(WARM_UP_QUERIES + queries):
