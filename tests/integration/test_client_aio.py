@@ -36,6 +36,7 @@ from flintmq.client.aio import Admin, Consumer, Producer
 from flintmq.client.core.delivery import Delivery
 from flintmq.client.core.routing import queue_of
 from flintmq.client.core.stored import StoredMessage
+from tests.conftest import Brokers
 
 if TYPE_CHECKING:
     from tests.conftest import BrokerFactory, RunningBroker
@@ -68,6 +69,14 @@ def run(request: pytest.FixtureRequest) -> Run:
         assert complaints == []
 
     return run_in_loop
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """A broker that may be paused: nobody else uses it."""
+    brokers = Brokers(tmp_path_factory.mktemp("aio"))
+    yield brokers.start()
+    brokers.stop_all()
 
 
 @contextmanager
@@ -142,17 +151,15 @@ class TestBatching:
 
         run(main())
 
-    def test_a_message_that_finds_no_room_in_time_says_so(self, run: Run, broker: BrokerFactory) -> None:
-        running = broker()
-
+    def test_a_message_that_finds_no_room_in_time_says_so(self, run: Run, running: RunningBroker, topic: str) -> None:
         async def main() -> None:
             async with Producer(running.address, in_flight_bytes_max=1000, compress_over=None) as producer:
-                await producer.send(Message("t", b"connects"))
+                await producer.send(Message(topic, b"connects"))
                 with paused(running):
-                    first = producer.send_async(Message("t", b"x" * 2000))
+                    first = producer.send_async(Message(topic, b"x" * 2000))
                     with pytest.raises(RequestTimeout, match="in_flight_bytes_max"):
-                        await producer.send(Message("t", b"y"), timeout=0.2)
-                assert (await first).topic == "t"
+                        await producer.send(Message(topic, b"y"), timeout=0.2)
+                assert (await first).topic == topic
 
         run(main())
 
@@ -201,17 +208,17 @@ class TestCancellation:
 
         run(main())
 
-    def test_a_send_that_is_cancelled_before_it_went_out_is_never_stored(self, run: Run, broker: BrokerFactory) -> None:
-        running = broker()
-
+    def test_a_send_that_is_cancelled_before_it_went_out_is_never_stored(
+        self, run: Run, running: RunningBroker, topic: str
+    ) -> None:
         async def main() -> None:
             async with Producer(running.address) as producer, Consumer(running.address) as consumer:
-                await producer.send(Message("t", b"first"), queue=0)
+                await producer.send(Message(topic, b"first"), queue=0)
                 with paused(running):
-                    in_flight = asyncio.create_task(producer.send(Message("t", b"in flight"), queue=0))
+                    in_flight = asyncio.create_task(producer.send(Message(topic, b"in flight"), queue=0))
                     await turns(3)
-                    waiting = [asyncio.create_task(producer.send(Message("t", b"never"), queue=0)) for _ in range(10)]
-                    handed_over = producer.send_async(Message("t", b"never"), queue=0)
+                    waiting = [asyncio.create_task(producer.send(Message(topic, b"never"), queue=0)) for _ in range(10)]
+                    handed_over = producer.send_async(Message(topic, b"never"), queue=0)
                     await turns(3)
                     for task in waiting:
                         task.cancel()
@@ -219,50 +226,46 @@ class TestCancellation:
                     in_flight.cancel()
                     await asyncio.wait([*waiting, in_flight])
                 await producer.flush()
-                await producer.send(Message("t", b"last"), queue=0)
+                await producer.send(Message(topic, b"last"), queue=0)
                 assert producer._delivery.pending_bytes == 0
-                assert [message.body for message in await read(consumer, "t")] == [b"first", b"in flight", b"last"]
+                assert [message.body for message in await read(consumer, topic)] == [b"first", b"in flight", b"last"]
 
         run(main())
 
-    def test_abandoned_pulls_do_not_pile_up_in_the_broker(self, run: Run, broker: BrokerFactory) -> None:
-        running = broker()
-
+    def test_abandoned_pulls_do_not_pile_up_in_the_broker(self, run: Run, running: RunningBroker, topic: str) -> None:
         async def main() -> None:
             async with (
                 Consumer(running.address) as consumer,
                 Admin(running.address) as admin,
                 Producer(running.address) as producer,
             ):
-                await producer.send(Message("t", b"first"), queue=0)
-                kept = asyncio.create_task(consumer.pull("t", 0, 1, wait_ms=30_000))
+                await producer.send(Message(topic, b"first"), queue=0)
+                kept = asyncio.create_task(consumer.pull(topic, 0, 1, wait_ms=30_000))
                 await turns(10)
                 for _ in range(100):
                     with pytest.raises(TimeoutError):
-                        await asyncio.wait_for(consumer.pull("t", 0, 1, wait_ms=30_000), 0.005)
+                        await asyncio.wait_for(consumer.pull(topic, 0, 1, wait_ms=30_000), 0.005)
                 while (held := (await admin.status())["held_pulls"]) > 36:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 assert held >= 1
-                await producer.send(Message("t", b"second"), queue=0)
+                await producer.send(Message(topic, b"second"), queue=0)
                 assert (await kept).bodies() == [b"second"]
-                assert (await consumer.pull("t", 0, 0)).bodies() == [b"first", b"second"]
+                assert (await consumer.pull(topic, 0, 0)).bodies() == [b"first", b"second"]
 
         run(main())
 
-    def test_an_iteration_that_is_left_ends_its_pulls(self, run: Run, broker: BrokerFactory) -> None:
-        running = broker()
-
+    def test_an_iteration_that_is_left_ends_its_pulls(self, run: Run, running: RunningBroker, topic: str) -> None:
         async def main() -> None:
             async with (
                 Consumer(running.address) as consumer,
                 Admin(running.address) as admin,
                 Producer(running.address) as producer,
             ):
-                await producer.send_many([Message("t", b"x")] * 10)
+                await producer.send_many([Message(topic, b"x")] * 10)
                 for _ in range(20):
-                    async with aclosing(consumer.iter("t")) as messages:
+                    async with aclosing(consumer.iter(topic)) as messages:
                         await anext(messages)
-                async for _ in consumer.iter("t"):
+                async for _ in consumer.iter(topic):
                     break
                 gc.collect()
                 while (status := await admin.status())["held_pulls"] or status["connections"] > 3:  # noqa: ASYNC110
@@ -305,22 +308,22 @@ class TestBlockedLoop:
         run(main())
 
     def test_silence_is_not_what_the_loop_was_too_busy_to_hear(
-        self, run: Run, broker: BrokerFactory, monkeypatch: pytest.MonkeyPatch
+        self, run: Run, running: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("flintmq.client.aio.driver.SILENCE_SECONDS_MAX", 0.3)
-        running = broker()
 
         async def main() -> None:
             async with Producer(running.address) as producer, Admin(running.address) as admin:
-                await producer.send(Message("t", b"first"))
-                connections = (await admin.status())["connections"]
+                await producer.send(Message(topic, b"first"))
+                before = await admin.status()
                 for _ in range(3):
-                    send = asyncio.create_task(producer.send(Message("t", b"x")))
+                    send = asyncio.create_task(producer.send(Message(topic, b"x")))
                     await turns(2)
                     time.sleep(0.7)  # noqa: ASYNC251
                     await send
                 status = await admin.status()
-                assert (status["connections"], status["produces"]) == (connections, 4)
+                assert status["connections"] == before["connections"]
+                assert status["produces"] == before["produces"] + 3
 
         run(main())
 
@@ -337,18 +340,16 @@ class TestBlockedLoop:
 
         run(main())
 
-    def test_deadlines_hold_while_the_loop_runs(self, run: Run, broker: BrokerFactory) -> None:
-        running = broker()
-
+    def test_deadlines_hold_while_the_loop_runs(self, run: Run, running: RunningBroker, topic: str) -> None:
         async def main() -> None:
             async with Producer(running.address) as producer, Consumer(running.address) as consumer:
-                await producer.send(Message("t", b"first"), queue=0)
-                await consumer.topic_stats("t")
+                await producer.send(Message(topic, b"first"), queue=0)
+                await consumer.topic_stats(topic)
                 with paused(running):
                     for timeout in (0.05, 0.4):
                         for call in (
-                            producer.send(Message("t", b"x"), timeout=timeout),
-                            consumer.pull("t", 0, 0, timeout=timeout),
+                            producer.send(Message(topic, b"x"), timeout=timeout),
+                            consumer.pull(topic, 0, 0, timeout=timeout),
                         ):
                             began = time.monotonic()
                             with pytest.raises((RequestTimeout, ConnectionFailed)):
@@ -361,19 +362,17 @@ class TestBlockedLoop:
 class TestDeath:
     @pytest.mark.parametrize("where", ["answered", "next_request", "expire"])
     def test_an_error_nobody_foresaw_reaches_everybody_who_waits_and_who_comes(
-        self, run: Run, broker: BrokerFactory, monkeypatch: pytest.MonkeyPatch, where: str
+        self, run: Run, running: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch, where: str
     ) -> None:
-        running = broker()
-
         def die(*_: object) -> None:
             raise ZeroDivisionError("a bug")
 
         async def main() -> None:
             producer = Producer(running.address, delivery_timeout=0.4)
-            await producer.send(Message("t", b"first"))
+            await producer.send(Message(topic, b"first"))
             with paused(running):
-                waiting = [asyncio.create_task(producer.send(Message("t", b"x"))) for _ in range(3)]
-                many = asyncio.create_task(producer.send_many([Message("t", b"x")] * 3))
+                waiting = [asyncio.create_task(producer.send(Message(topic, b"x"))) for _ in range(3)]
+                many = asyncio.create_task(producer.send_many([Message(topic, b"x")] * 3))
                 if where != "next_request":
                     await turns(3)
                 monkeypatch.setattr(Delivery, where, die)
@@ -385,7 +384,11 @@ class TestDeath:
                 assert isinstance(error, ClientFailed)
                 assert isinstance(error.__cause__, ZeroDivisionError)
             assert isinstance(many.exception(), DeliveryFailed)
-            for call in (producer.send(Message("t", b"")), producer.send_many([Message("t", b"")]), producer.flush()):
+            for call in (
+                producer.send(Message(topic, b"")),
+                producer.send_many([Message(topic, b"")]),
+                producer.flush(),
+            ):
                 with pytest.raises(ClientFailed, match="a bug") as raised:
                     await call
                 assert isinstance(raised.value.__cause__, ZeroDivisionError)
@@ -430,14 +433,12 @@ class TestClose:
 
         run(main())
 
-    def test_cancelled_it_still_ends_everything(self, run: Run, broker: BrokerFactory) -> None:
-        running = broker()
-
+    def test_cancelled_it_still_ends_everything(self, run: Run, running: RunningBroker, topic: str) -> None:
         async def main() -> None:
             producer = Producer(running.address)
-            await producer.send(Message("t", b"first"))
+            await producer.send(Message(topic, b"first"))
             with paused(running):
-                send = asyncio.create_task(producer.send(Message("t", b"x")))
+                send = asyncio.create_task(producer.send(Message(topic, b"x")))
                 await turns(3)
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(producer.close(), 0.2)
