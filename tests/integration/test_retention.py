@@ -77,7 +77,7 @@ def test_a_follower_that_lost_messages_is_told_and_goes_on_at_the_new_minimum(br
         assert next(follower).queue_offset == 0
         count = 20 + fill(running, 60)
         first = wait_for_min_offset(running, count - 41)
-        seen = []
+        seen: list[int] = []
         with pytest.raises(OffsetOutOfRange) as caught:
             seen.extend(message.queue_offset for message in follower)
         assert seen == list(range(1, len(seen) + 1)), "what it had already, in order"

@@ -156,7 +156,7 @@ def test_messages_are_refused_with_what_helps_and_taken_again_by_themselves(stor
     world.disk = full(92)
     while len(store.commitlog.queue.files) > 1:
         world.service.do_once()
-    with pytest.raises(ServiceNotAvailable, match="retention.disk_refuse_percent is 90") as caught:
+    with pytest.raises(ServiceNotAvailable, match=r"retention\.disk_refuse_percent is 90") as caught:
         append(store, "orders", 0, plain(1))
     assert str(store.path) in str(caught.value)
     fields = caught.value.fields()
