@@ -114,7 +114,7 @@ class Connection(asyncio.BufferedProtocol):
     def write(self, head: bytes, body: bytes | memoryview = b"") -> None:
         """Send a frame, or keep it until it goes out."""
         transport = self._transport
-        if transport is None or self.gone:
+        if transport is None or self.gone or transport.is_closing():
             return  # who sent it learns from ``lost``
         if not body:
             transport.write(head)

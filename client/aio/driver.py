@@ -126,7 +126,7 @@ class DeliveryDriver:
             self._unanswered_since = min(self._unanswered_since, now)
         if delivery.offered:  # perhaps the broker asked for a pause
             self._watch.wake(now + delivery.seconds_to_wait(now))
-        if delivery.settled:  # a message that is too long for any frame
+        if delivery.settled or delivery.idle:  # too long for any frame, or all that was offered had been cancelled
             self._announce()
 
     def received(self, answers: list[Answer]) -> None:

@@ -247,6 +247,8 @@ class Producer(Base):
             if self._held:
                 await self._admission.passed()
             self._life.check()
+            if bulk.done:  # it has no messages
+                return bulk
             for topic, queue, group in groups:
                 self._delivery.add_bulk(bulk, topic, queue, group)
             self._driver.added()

@@ -447,6 +447,23 @@ class TestClose:
 
         run(main())
 
+    def test_it_does_not_wait_for_nothing(self, run: Run, shared_broker: RunningBroker, topic: str) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(60):
+                async with Producer(shared_broker.address) as producer:
+                    assert list(await producer.send_bulk(topic, [])) == []
+                for turns_before in range(4):
+                    producer = Producer(shared_broker.address)
+                    send = asyncio.create_task(producer.send(Message(topic, b"never sent")))
+                    bulk = asyncio.create_task(producer.send_many([Message(topic, b"never sent")] * 10))
+                    await turns(turns_before)
+                    send.cancel()
+                    bulk.cancel()
+                    await producer.close()
+                    await asyncio.wait({send, bulk})
+
+        run(main())
+
     def test_failures_that_nobody_looked_at_are_raised_once(
         self, run: Run, shared_broker: RunningBroker, topic: str
     ) -> None:
