@@ -28,6 +28,12 @@ class Condition:
         return self._difference("write_offset", "min_physical_offset")
 
     @property
+    def memory_bytes(self) -> float | None:
+        """Memory of the broker itself, without the page cache that it has mapped."""
+        resident = self.number("rss_bytes")
+        return None if resident is None else resident - (self.number("mapped_bytes") or 0)
+
+    @property
     def flush_behind_bytes(self) -> float | None:
         """What is written and not on disk."""
         return self._difference("write_offset", "flushed_offset")

@@ -92,7 +92,7 @@ def _figures(rates: Rates) -> list[Figure]:
             + ("" if runway is None else f"  for {show_seconds(runway)}"),
             "bold yellow" if share is not None and share < _DISK_WARNING_SHARE else "",
         ),
-        ("memory", show_bytes(condition.number("rss_bytes")), ""),
+        ("memory", show_bytes(condition.memory_bytes), ""),
         (
             "clients",
             f"{show_count(condition.number('connections'))}  {show_count(condition.number('held_pulls'))} wait",

@@ -33,13 +33,15 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
     produced, pulled = counters.produced.total(), counters.pulled.total()
     flush_p50, flush_p99 = stats.flush_quantiles(0.5, 0.99)
     runway = stats.runway_seconds()
+    rss_bytes, mapped_bytes = _memory()
     info: dict[str, int | float | str | bool] = {
         "name": broker.settings.server.name,
         "version": VERSION,
         "pid": os.getpid(),
         "uptime_seconds": time.monotonic() - broker.started_at,
         "recovery_seconds": broker.recovery_seconds,
-        "rss_bytes": _rss_bytes(),
+        "rss_bytes": rss_bytes,
+        "mapped_bytes": mapped_bytes,
         "store_path": str(Path(broker.settings.store.path).expanduser().absolute()),
         "flush": broker.settings.flush.policy,
         "min_physical_offset": store.min_physical_offset,
@@ -77,9 +79,10 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
     return info
 
 
-def _rss_bytes() -> int:
-    """Memory of this process, now where the system says it, else its peak."""
+def _memory() -> tuple[int, int]:
+    """Memory of this process, and what of it is mapped files; where the system does not say, its peak and 0."""
     try:
-        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+        resident, shared = _STATM.read_text().split()[1:3]
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 0
+    return int(resident) * _PAGE_BYTES, int(shared) * _PAGE_BYTES

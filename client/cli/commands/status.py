@@ -59,7 +59,8 @@ def shown(condition: Condition, address: str) -> dict[str, Any]:
         f"queues {show_bytes(condition.reput_behind_bytes)}, index {show_bytes(condition.index_behind_bytes)}",
         "disk": _disk(condition),
         "refusal": condition.write_refusal or None,
-        "memory": show_bytes(condition.number("rss_bytes")),
+        "memory": f"{show_bytes(condition.memory_bytes)}, and {show_bytes(condition.number('mapped_bytes'))} "
+        "of mapped files",
         "topics": show_count(condition.number("topics")),
         "connections": f"{_count(condition, 'connections')} open, {_count(condition, 'connections_accepted')} "
         f"accepted, {_count(condition, 'connections_refused')} refused",
