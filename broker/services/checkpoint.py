@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+
 from ..store import MessageStore
-from .service import OnFatal, Post, Service
+from .service import OnFatal, Post, Service, log
 
 
 class CheckpointService(Service):
@@ -25,7 +27,12 @@ class CheckpointService(Service):
             store.sync_derived()
             self._synced = reput_offset
         if store.consumer_offsets.dirty:
-            store.consumer_offsets.persist()
+            try:
+                store.consumer_offsets.persist()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                log.error("no room for the consumer offsets of %s: %s; trying again", store.path, error)
         return False
 
     def behind(self) -> int:

@@ -122,10 +122,10 @@ class Expiry:
         queue = self._queues.get(TIMER_TOPIC, 0)
         if queue is None:
             return
-        offset = max(self._timers_done, queue.min_hint, queue.start_offset)
+        offset = max(self._timers_done, self._reads.first_offset(queue))
         while offset < queue.max_offset:
             physical_offset, size, _ = queue.unit(offset, hot=False)
-            if physical_offset >= self._commitlog.start_offset and self._due_ms(physical_offset, size) > now_ms:
+            if self._due_ms(physical_offset, size) > now_ms:
                 yield Pending(physical_offset, "a message that is to be delivered at a time still to come")
                 break
             offset += 1
@@ -139,10 +139,6 @@ class Expiry:
             return 0
 
     def _first_from(self, queue: ConsumeQueue, queue_offset: int, what: str) -> Iterator[Pending]:
-        offset = max(queue_offset, queue.start_offset)
-        while offset < queue.max_offset:
-            physical_offset, _, _ = queue.unit(offset, hot=False)
-            if physical_offset >= self._commitlog.start_offset:
-                yield Pending(physical_offset, f"a message that is {what}")
-                return
-            offset += 1
+        offset = max(queue_offset, self._reads.first_offset(queue))
+        if offset < queue.max_offset:
+            yield Pending(queue.unit(offset, hot=False)[0], f"a message that is {what}")

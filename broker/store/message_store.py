@@ -282,7 +282,8 @@ class MessageStore:
         for snapshot in (taken, self._pending_snapshot):
             if 0 < snapshot.physical_offset <= dispatched:
                 self.state.take(snapshot)
-                self.state.persist()
+                if not self._fits(self.state.persist):
+                    log.warning("no room for %s: it is written when there is", self.state.path)
                 break
         else:
             self._pending_snapshot = taken
@@ -304,7 +305,10 @@ class MessageStore:
             if self._sync_derived() < log_start:
                 return 0
             index_count = self.index.expired(log_start)
-            self.state.log_begins_at(log_start, [file.path.name for file in self.index.files[index_count:]])
+            index_names = [file.path.name for file in self.index.files[index_count:]]
+            if not self._fits(lambda: self.state.log_begins_at(log_start, index_names)):
+                log.error("no room for %s, so nothing can be removed: free some kilobytes", self.state.path)
+                return 0
             self._pending_snapshot = Snapshot()
             self.commitlog.queue.remove_first(count)
             self.index.remove_first(index_count)
@@ -312,6 +316,17 @@ class MessageStore:
                 queue.expire(log_start)
         self.expiry.forget_below(log_start)
         return log_start - files[0].start_offset
+
+    @staticmethod
+    def _fits(write: Callable[[], None]) -> bool:
+        """Whether a small file could be written; False where the disk is full, which the broker lives through."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return False
+        return True
 
     def _take_snapshot(self) -> Snapshot:
         """Queue ends as they are now; all of their records lie below the write offset that is read behind them."""
