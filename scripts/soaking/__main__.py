@@ -16,7 +16,7 @@ def main() -> int:
         prog="./scripts/soak",
         description="Asyncio producers and followers, each a process whose loop is blocked at random, and a broker "
         "that is stopped and killed in turn. At the end every follower must have seen every acknowledged message, "
-        "everybody must be alive, and nobody's memory may have grown. Exit 0 or 1.",
+        "everybody must be alive, and no client's memory may have grown by more than 32 MiB. Exit 0 or 1.",
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="how long is produced (default: 600)")
     parser.add_argument("--producers", type=int, default=8)
