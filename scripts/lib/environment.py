@@ -182,9 +182,7 @@ def install(extras: Sequence[str], facts: dict[str, Any]) -> None:
     # With the build backend there, these build in the environment itself, and nothing else is fetched for it. Newer
     # releases of pip show what the backend warns of, which is of no use here.
     if "spark" in extras and not has_pyspark():
-        say(
-            f"PySpark has no wheel: downloading its archive of {PYSPARK_DOWNLOAD_MB} MB and building one (minutes, once)"
-        )
+        say(f"PySpark has no wheel: downloading its {PYSPARK_DOWNLOAD_MB} MB and building one takes minutes, once")
     run([*pip, "--no-deps", "--no-build-isolation", "--editable", ".", *archives], quiet=True)
 
 
@@ -231,10 +229,12 @@ def check_room_for_spark() -> None:
         needed_mb = max(sum(stage.get(place, 0) for place in held) for stage in stages)
         free_mb = shutil.disk_usage(existing(places[held[0]])).free // 1_000_000
         if free_mb < needed_mb:
+            where = ", ".join(str(places[place]) for place in held)
+            cache_variable = "UV_CACHE_DIR" if is_uv(installs) else "PIP_CACHE_DIR"
             raise NoRoom(
-                f"Spark needs {needed_mb:,} MB on the disk of {', '.join(str(places[place]) for place in held)}; "
-                f"{free_mb:,} MB are free. Make room, or set TMPDIR, {'UV' if is_uv(installs) else 'PIP'}_CACHE_DIR to "
-                "folders on a larger disk. The quickstart leaves Spark out with QUICKSTART_SPARK=0 ./scripts/quickstart"
+                f"Spark needs {needed_mb:,} MB on the disk of {where}; {free_mb:,} MB are free. "
+                f"Make room, or set TMPDIR and {cache_variable} to folders on a larger disk. "
+                "The quickstart goes without Spark when it is called as QUICKSTART_SPARK=0 ./scripts/quickstart"
             )
 
 
