@@ -1,0 +1,155 @@
+"""Places in the middle of a log file where a record begins, found without reading the file from its beginning."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....protocol.layout import MAGIC_V1, MAGIC_V2, PRE_BLANK_SIZE, RECORD, RECORD_HEAD_BYTES, UNIT_BYTES, UNIT_STRUCT
+from ....protocol.record import CorruptRecord, Record, decode_record
+from .log_files import LogFile
+from .walking import judge
+
+_MAGIC_BYTES = [struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2)]
+_COMMON = os.path.commonprefix(_MAGIC_BYTES)
+_MAGIC = re.compile(
+    re.escape(_COMMON) + b"[" + b"".join(re.escape(each[len(_COMMON) :]) for each in _MAGIC_BYTES) + b"]"
+)
+assert len(_COMMON) == 3  # a literal beginning makes the search fast
+_MAGIC_AT = RECORD.at["magic"]
+_PHYSICAL_OFFSET_AT = RECORD.at["physical_offset"]
+_SCAN_BYTES = 1024 * 1024
+_CHAIN_RECORDS = 8
+_PROOFS_MAX = 64
+_NAME = re.compile(r"\d{20}\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A physical offset. ``certain``: a file begins there, or a ConsumeQueue says that a record does; otherwise the
+    bytes look like it, which a message's body can feign."""
+
+    physical_offset: int
+    certain: bool
+
+
+class Units:
+    """The ConsumeQueues of a store: whether a record is where its queue says. ``folder``: None where there are none."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._files: dict[Path, list[int]] = {}
+
+    def confirm(self, record: Record, size: int) -> bool:
+        """Whether the unit of the record's own queue offset points at exactly this record."""
+        if self._folder is None or record.queue_offset < 0:
+            return False
+        queue = self._folder / record.topic.decode("utf-8", "replace") / str(record.queue_id)
+        if queue.parent.parent != self._folder:
+            return False  # a topic with a slash: a feigned record
+        wanted = record.queue_offset * UNIT_BYTES
+        begins = [begin for begin in self._begins(queue) if begin <= wanted]
+        if not begins:
+            return False
+        blob = _read(queue / f"{begins[-1]:020d}", wanted - begins[-1])
+        if len(blob) < UNIT_BYTES:
+            return False
+        physical_offset, unit_size, _ = UNIT_STRUCT.unpack(blob)
+        return (physical_offset, unit_size) == (record.physical_offset, size) and unit_size != PRE_BLANK_SIZE
+
+    def _begins(self, queue: Path) -> list[int]:
+        begins = self._files.get(queue)
+        if begins is None:
+            try:
+                begins = sorted(int(name) for name in os.listdir(queue) if _NAME.match(name))
+            except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in a feigned topic
+                begins = []
+            self._files[queue] = begins
+        return begins
+
+
+def _read(path: Path, at: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # retention took it meanwhile
+        return b""
+    try:
+        return os.pread(fd, UNIT_BYTES, at)
+    finally:
+        os.close(fd)
+
+
+def find_boundary(file: LogFile, fd: int, wanted: int, end: int, units: Units) -> Boundary:
+    """A record's beginning at ``wanted`` or behind it; ``end``, the file's or the log's, where there is none before.
+
+    Of the first few that look like records, one whose ConsumeQueue confirms it is preferred.
+    """
+    first: int | None = None
+    at = wanted
+    for _ in range(_PROOFS_MAX):
+        found = next_record(file, fd, at, end, chain=_CHAIN_RECORDS)
+        if found is None:
+            break
+        first = found if first is None else first
+        record, size = _decode(file, fd, found)
+        if units.confirm(record, size):
+            return Boundary(found, True)
+        at = found + size
+    return Boundary(end, True) if first is None else Boundary(first, False)
+
+
+def next_record(file: LogFile, fd: int, begin: int, end: int, *, chain: int = 1) -> int | None:
+    """The first place in ``[begin, end)`` where ``chain`` sound records stand one behind the other, or fewer up to
+    ``end``. None where there is none."""
+    at = begin
+    while at < end:
+        at = _next_data(file, fd, at, end)
+        # Heads that lie across the end of a piece are whole in the next one.
+        blob = file.read(fd, at, min(_SCAN_BYTES + RECORD_HEAD_BYTES, end - at))
+        for match in _MAGIC.finditer(blob):
+            start = match.start() - _MAGIC_AT
+            if (
+                0 <= start < _SCAN_BYTES
+                and _says(blob, start) == at + start
+                and _chains(file, fd, at + start, end, chain)
+            ):
+                return at + start
+        at += _SCAN_BYTES
+    return None
+
+
+def _next_data(file: LogFile, fd: int, at: int, end: int) -> int:
+    """``at``, or where the hole ends that it lies in."""
+    try:
+        return max(at, file.start + os.lseek(fd, at - file.start, os.SEEK_DATA))
+    except OSError:  # ENXIO: nothing but a hole follows; or a file system that knows no holes
+        return at
+
+
+def _says(blob: bytes, start: int) -> int:
+    """The physical offset that a record at ``start`` would have."""
+    return int.from_bytes(blob[start + _PHYSICAL_OFFSET_AT : start + _PHYSICAL_OFFSET_AT + 8], "big", signed=True)
+
+
+def _chains(file: LogFile, fd: int, at: int, end: int, count: int) -> bool:
+    for number in range(count):
+        if at >= end:
+            return at == end
+        size, reason = judge(file, fd, at, check_crc=True)
+        if reason is not None:
+            return False
+        if size == 0:
+            return number > 0  # a blank ends the file
+        at += size
+    return at <= end
+
+
+def _decode(file: LogFile, fd: int, at: int) -> tuple[Record, int]:
+    size, _ = judge(file, fd, at)
+    try:
+        return decode_record(file.read(fd, at, size), check_crc=False), size
+    except CorruptRecord:  # pragma: no cover - it was sound a moment ago
+        raise file.damaged(at, "the record changed while it was read", "Read again") from None

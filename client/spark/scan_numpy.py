@@ -1,0 +1,135 @@
+"""The scan of stored records in NumPy steps over all of them at once, for where Numba is not installed."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...protocol.layout import (
+    IPV6_EXTRA_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD,
+    RECORD_BYTES_MIN,
+    RECORD_HEAD_BYTES,
+    SysFlag,
+)
+from ...protocol.record import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
+from .properties import Pairs
+from .scan import SOUND, Blob, Ints, Part, Rows
+from .slices import slices
+
+_INTEGERS = {4: ">i4", 8: ">i8"}
+_HEAD_FIELDS = [field.name for field in RECORD.fields if not field.name.endswith("_host")]
+_HEAD = np.dtype({
+    "names": _HEAD_FIELDS,
+    "formats": [_INTEGERS[field.width] for field in RECORD.fields if field.name in _HEAD_FIELDS],
+    "offsets": [RECORD.at[name] for name in _HEAD_FIELDS],
+    "itemsize": RECORD_HEAD_BYTES,
+})  # fmt: skip
+"""A record's fixed head for IPv4 hosts; the hosts themselves are left out."""
+_AT = RECORD.at
+_V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_CRC_MASK = 0x7FFFFFFF
+
+
+class _Unsound(Exception):
+    """Some records do not hold; the first of them."""
+
+    def __init__(self, sound: Any) -> None:
+        super().__init__()
+        self.row = int(np.argmin(sound))
+
+
+def scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool) -> tuple[npt.NDArray[np.int64], int]:
+    """See ``scan_records``."""
+    parts = np.full((len(Part), len(starts)), -1, np.int64)
+    count = len(starts)
+    while True:
+        try:
+            _scan(blob, starts[:count], sizes[:count], verify, parts[:, :count])
+        except _Unsound as first:
+            # Found step by step: one before it may not hold in a later step.
+            count = first.row
+        else:
+            return parts, SOUND if count == len(starts) else count
+
+
+def _scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool, parts: npt.NDArray[np.int64]) -> None:
+    _hold(sizes >= RECORD_BYTES_MIN)
+    head = gather(blob, starts, f"V{RECORD_HEAD_BYTES}", RECORD_HEAD_BYTES).view(_HEAD)
+    v2 = head["magic"] == MAGIC_V2
+    _hold((head["total_size"] == sizes) & (v2 | (head["magic"] == MAGIC_V1)))
+    parts[Part.QUEUE] = head["queue_id"]
+    parts[Part.QUEUE_OFFSET] = head["queue_offset"]
+    parts[Part.PHYSICAL_OFFSET] = head["physical_offset"]
+    parts[Part.SYS_FLAG] = head["sys_flag"]
+    parts[Part.BORN_MS] = head["born_timestamp"]
+    parts[Part.STORED_MS] = head["store_timestamp"]
+    parts[Part.RECONSUME_TIMES] = head["reconsume_times"]
+    body_length = head["body_length"].astype(np.int64)
+    shift = np.zeros(len(starts), np.int64)
+    if (parts[Part.SYS_FLAG] & _V6).any():
+        born, store = (
+            ((parts[Part.SYS_FLAG] & flag) != 0) * np.int64(IPV6_EXTRA_BYTES)
+            for flag in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6)
+        )
+        shift = born + store
+        _hold(sizes >= RECORD_BYTES_MIN + shift)
+        parts[Part.STORED_MS] = gather(blob, starts + born + _AT["store_timestamp"], ">i8", 8)
+        parts[Part.RECONSUME_TIMES] = gather(blob, starts + shift + _AT["reconsume_times"], ">i4", 4)
+        body_length = gather(blob, starts + shift + _AT["body_length"], ">i4", 4).astype(np.int64)
+    parts[Part.BODY_AT] = starts + RECORD_HEAD_BYTES + shift
+    _find_ends(blob, starts + sizes, body_length, v2, parts)
+    if verify:
+        _verify(blob, head["body_crc"], parts)
+    _find_properties(blob, parts)
+
+
+def _find_ends(blob: Blob, ends: Ints, body_length: Ints, v2: Rows, parts: npt.NDArray[np.int64]) -> None:
+    body_end = parts[Part.BODY_END] = parts[Part.BODY_AT] + body_length
+    topic_at = parts[Part.TOPIC_AT] = body_end + 1 + v2
+    _hold((body_length >= 0) & (topic_at + 2 <= ends))
+    topic_length = gather(blob, body_end, "i1", 1).astype(np.int64)
+    if v2.any():
+        topic_length[v2] = gather(blob, body_end[v2], ">i2", 2)
+    topic_end = parts[Part.TOPIC_END] = topic_at + topic_length
+    _hold((topic_length >= 0) & (topic_end + 2 <= ends))
+    properties_length = gather(blob, topic_end, ">i2", 2)
+    parts[Part.PROPERTIES_AT] = topic_end + 2
+    parts[Part.PROPERTIES_END] = ends
+    _hold((properties_length >= 0) & (topic_end + 2 + properties_length == ends))
+
+
+def _verify(blob: Blob, crcs: Any, parts: npt.NDArray[np.int64]) -> None:
+    view = memoryview(blob)
+    bounds = zip(parts[Part.BODY_AT].tolist(), parts[Part.BODY_END].tolist(), strict=True)
+    found = np.fromiter((zlib.crc32(view[at:end]) for at, end in bounds), np.uint32, len(crcs)) & _CRC_MASK
+    # The checksum of an empty body is not looked at.
+    _hold((found == crcs) | (parts[Part.BODY_AT] == parts[Part.BODY_END]))
+
+
+def _find_properties(blob: Blob, parts: npt.NDArray[np.int64]) -> None:
+    pairs = Pairs(slices(blob, parts[Part.PROPERTIES_AT], parts[Part.PROPERTIES_END]))
+    for name, at, end in (
+        (PROPERTY_TAGS, Part.TAGS_AT, Part.TAGS_END),
+        (PROPERTY_KEYS, Part.KEYS_AT, Part.KEYS_END),
+        (PROPERTY_UNIQ_KEY, Part.UNIQ_KEY_AT, Part.UNIQ_KEY_END),
+    ):
+        rows, value_at, value_end = pairs.find(name.encode())
+        # Of two in a record the last one is assigned last.
+        parts[at, rows] = parts[Part.PROPERTIES_AT, rows] + value_at
+        parts[end, rows] = parts[Part.PROPERTIES_AT, rows] + value_end
+
+
+def gather(blob: Blob, at: Ints, dtype: str, width: int) -> Any:
+    """The value of ``dtype``, ``width`` bytes wide, at each of the byte positions."""
+    return np.ndarray((max(0, len(blob) - width + 1),), dtype, blob, strides=(1,))[at]
+
+
+def _hold(sound: Any) -> None:
+    if not sound.all():
+        raise _Unsound(sound)
