@@ -1,1 +1,1 @@
-"""The archive source, ``spark.read.format("flintmq-store")``: CommitLog files read by Spark's tasks, without a broker."""
+"""The archive source, ``spark.read.format("flintmq-store")``: a CommitLog read by Spark's tasks, no broker."""

@@ -14,11 +14,11 @@ from .log_files import LogFile
 from .walking import judge
 
 _MAGIC_BYTES = [struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2)]
-_COMMON = os.path.commonprefix(_MAGIC_BYTES)
+_COMMON = _MAGIC_BYTES[0][:3]
 _MAGIC = re.compile(
     re.escape(_COMMON) + b"[" + b"".join(re.escape(each[len(_COMMON) :]) for each in _MAGIC_BYTES) + b"]"
 )
-assert len(_COMMON) == 3  # a literal beginning makes the search fast
+assert all(each.startswith(_COMMON) for each in _MAGIC_BYTES)  # a literal beginning makes the search fast
 _MAGIC_AT = RECORD.at["magic"]
 _PHYSICAL_OFFSET_AT = RECORD.at["physical_offset"]
 _SCAN_BYTES = 1024 * 1024
@@ -64,7 +64,7 @@ class Units:
         begins = self._files.get(queue)
         if begins is None:
             try:
-                begins = sorted(int(name) for name in os.listdir(queue) if _NAME.match(name))
+                begins = sorted(int(file.name) for file in queue.iterdir() if _NAME.match(file.name))
             except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in a feigned topic
                 begins = []
             self._files[queue] = begins

@@ -51,8 +51,8 @@ class LogFile:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise DataLoss(
-                f"{self.path} is gone: physical offsets {self.start:,} to {self.end:,} were taken away (by the broker's "
-                "retention, most likely) after the read was planned. Read again: what is left is planned anew"
+                f"{self.path} is gone: physical offsets {self.start:,} to {self.end:,} were taken away "
+                "(by the broker's retention, most likely) after the read was planned. Read again: it is planned anew"
             ) from None
         try:
             yield fd
@@ -80,8 +80,8 @@ class LogFile:
 class LogFiles:
     """A log's files in their order.
 
-    ``flushed_offset``: below it everything is on disk and never changes, by FlintMQ's mark in the checkpoint; None where
-    there is no mark. ``store``: the folder that holds ``commitlog``, None where only its files were given.
+    ``flushed_offset``: below it everything is on disk and never changes, by FlintMQ's mark in the checkpoint; None
+    without a mark. ``store``: the folder that holds ``commitlog``, None where only its files were given.
     """
 
     folder: Path
@@ -119,7 +119,7 @@ def _locate(path: str) -> tuple[Path, Path | None]:
     given = Path(_local(path))
     if (given / COMMITLOG).is_dir():
         return given / COMMITLOG, given
-    if given.is_dir() and any(_NAME.match(name) for name in os.listdir(given)):
+    if given.is_dir() and any(_NAME.match(file.name) for file in given.iterdir()):
         return given, given.parent if given.name == COMMITLOG else None
     if not given.exists():
         what = "there is nothing"
@@ -147,7 +147,7 @@ def _local(path: str) -> str:
 
 
 def _some_names(folder: Path, shown: int = 4) -> str:
-    names = sorted(os.listdir(folder))
+    names = sorted(file.name for file in folder.iterdir())
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "") or "nothing"
 
 
@@ -167,9 +167,9 @@ def _list_files(folder: Path) -> list[LogFile]:
 def _check_names(folder: Path, files: list[LogFile]) -> None:
     """A compressed or renamed log file beside the others is not read: that must be known."""
     known = {file.path.name for file in files}
-    for name in sorted(os.listdir(folder)):
-        if name not in known and re.match(r"\d{6,}", name) and not _NAME.match(name):
-            logger.warning("%s is not read: a CommitLog file's name is a physical offset of 20 digits", folder / name)
+    for file in sorted(folder.iterdir()):
+        if file.name not in known and re.match(r"\d{6,}", file.name) and not _NAME.match(file.name):
+            logger.warning("%s is not read: a CommitLog file's name is a physical offset of 20 digits", file)
 
 
 def _check_sizes(files: list[LogFile], fail: bool) -> list[LogFile]:
@@ -180,9 +180,7 @@ def _check_sizes(files: list[LogFile], fail: bool) -> list[LogFile]:
     fitting = []
     for file, following in zip(files, [*files[1:], None], strict=True):
         size = file.end - file.start
-        if following is None:
-            fitting.append(file)
-        elif file.end == following.start:
+        if following is None or file.end == following.start:
             fitting.append(file)
         elif size == usual and following.start > file.end:
             missing = file.path.with_name(f"{file.end:020d}")

@@ -15,7 +15,8 @@ import numpy as np
 from ....protocol.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, RECORD_HEAD_BYTES
 from ....protocol.record import CorruptRecord, decode_record
 from ...errors import CorruptMessage
-from ..records import Ints, RecordBlock
+from ..records import RecordBlock
+from ..scan import Ints, Part
 from .errors import SKIP_HINT, AmbiguousBoundary, CorruptLog
 from .log_files import LogFile
 
@@ -45,36 +46,88 @@ class Stretch:
     end: int
 
 
-def walk(stretch: Stretch, fd: int, begin: int) -> Iterator[RecordBlock | CorruptLog]:
-    """The records from ``begin`` to the stretch's end, as blocks of whole and sound ones.
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Whole records whose structure is sound; ``verified``: their bodies' checksums hold too."""
 
-    Where something else stands, a ``CorruptLog`` comes last, whose ``physical_offset`` says how far the walk came.
+    records: RecordBlock
+    verified: bool
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+class Walk:
+    """The records of a stretch from ``begin`` on, as blocks; iterate it once.
+
+    Where something else than a record stands, the iteration ends and ``damage`` says what; its ``physical_offset`` is
+    how far the walk came. ``verify`` may be changed between blocks: whether to check bodies too in the same pass.
     Raises ``AmbiguousBoundary`` where the stretch's end lies within a sound record.
     """
-    at, window = begin, WINDOW_BYTES
-    while at < stretch.end:
-        blob = stretch.file.read(fd, at, min(window, stretch.end - at))
-        starts, sizes = find_records(blob)
-        count = 0
-        for block in _sound_blocks(blob, starts, sizes, at):
-            count += len(block)
-            yield block
-        if count:
-            at += int(starts[count - 1] + sizes[count - 1])
-            if count == len(starts):
+
+    def __init__(self, stretch: Stretch, fd: int, begin: int, *, verify: bool = False) -> None:
+        self.verify = verify
+        self.damage: CorruptLog | None = None
+        self._stretch = stretch
+        self._fd = fd
+        self._at = begin
+
+    def __iter__(self) -> Iterator[Block]:
+        file, end, window = self._stretch.file, self._stretch.end, WINDOW_BYTES
+        while self._at < end:
+            blob = file.read(self._fd, self._at, min(window, end - self._at))
+            starts, sizes = find_records(blob)
+            count = 0
+            for block in self._blocks(blob, starts, sizes):
+                count += len(block)
+                yield block
+            if count:
+                self._at += int(starts[count - 1] + sizes[count - 1])
+            if count and count == len(starts):
                 window = WINDOW_BYTES
                 continue
-        size, reason = judge(stretch.file, fd, at)
-        if reason is None and size == 0 and stretch.end == stretch.file.end:
-            return
-        if reason is None and size > 0 and at + size > stretch.end:
-            raise _ambiguous(stretch, at, size)
-        if reason is None and (size == 0 or size <= len(blob)):
-            reason = f"the records end here, before {stretch.end:,}" if size == 0 else "the record changed meanwhile"
-        if reason is not None:
-            yield stretch.file.damaged(at, reason, _DAMAGE_HELP)
-            return
-        window = size
+            size = self._longer_record(len(blob))
+            if not size:
+                return
+            window = size
+
+    def _blocks(self, blob: bytes, starts: Ints, sizes: Ints) -> Iterator[Block]:
+        """The records up to the first one that is not sound."""
+        for first in range(0, len(starts), BLOCK_ROWS_MAX):
+            rows = slice(first, first + BLOCK_ROWS_MAX)
+            count, verified = len(starts[rows]), self.verify
+            try:
+                block = RecordBlock(blob, starts[rows], sizes[rows], verify=verified)
+            except CorruptMessage:
+                count, verified = _count_sound(blob, starts[rows], self._at), False
+                block = RecordBlock(blob, starts[first : first + count], sizes[first : first + count], verify=False)
+            in_place = block.parts[Part.PHYSICAL_OFFSET] == self._at + block.starts
+            if not in_place.all():
+                count = int(in_place.argmin())
+                block = block.select(np.arange(len(block)) < count)
+            if count:
+                yield Block(block, verified)
+            if count < len(starts[rows]):
+                return
+
+    def _longer_record(self, looked_at: int) -> int:
+        """The size of the record where the walk stands, longer than the ``looked_at`` bytes from there on; 0 where the
+        walk ends, with ``damage`` where it must not."""
+        stretch, at = self._stretch, self._at
+        size, reason = judge(stretch.file, self._fd, at)
+        if reason is None:
+            if size == 0:
+                if stretch.end == stretch.file.end:
+                    return 0
+                reason = f"the file's records end here, before {stretch.end:,}"
+            elif at + size > stretch.end:
+                raise _ambiguous(stretch, at, size)
+            elif size > looked_at:
+                return size
+            else:
+                reason = "the record changed while it was read"
+        self.damage = stretch.file.damaged(at, reason, _DAMAGE_HELP)
+        return 0
 
 
 def find_records(blob: bytes) -> tuple[Ints, Ints]:
@@ -122,24 +175,6 @@ def _run(blob: bytes, at: int, size: int) -> Ints:
         count += len(differs)
         step = _RUN_STEPS[1]
     return at + size * np.arange(count, dtype=np.int64)
-
-
-def _sound_blocks(blob: bytes, starts: Ints, sizes: Ints, physical_offset: int) -> Iterator[RecordBlock]:
-    """The records up to the first one that is not sound. ``physical_offset``: where ``blob`` begins in the log."""
-    for first in range(0, len(starts), BLOCK_ROWS_MAX):
-        rows = slice(first, first + BLOCK_ROWS_MAX)
-        try:
-            block = RecordBlock(blob, starts[rows], sizes[rows])
-            in_place = block.head["physical_offset"] == physical_offset + starts[rows]
-            if in_place.all():
-                yield block
-                continue
-            count = int(in_place.argmin())
-        except CorruptMessage:
-            count = _count_sound(blob, starts[rows], physical_offset)
-        if count:
-            yield RecordBlock(blob, starts[first : first + count], sizes[first : first + count])
-        return
 
 
 def _count_sound(blob: bytes, starts: Ints, physical_offset: int) -> int:
@@ -191,7 +226,7 @@ def _ambiguous(stretch: Stretch, at: int, size: int) -> AmbiguousBoundary:
     file_bytes = stretch.file.end - stretch.file.start
     return AmbiguousBoundary(
         stretch.file.path, at - stretch.file.start, at,
-        f"a sound record of {size:,} bytes reaches beyond {stretch.end:,}, where one was taken to begin: its body holds "
-        "what looks like records. Rows of this read are wrong and must not be used",
+        f"a sound record of {size:,} bytes reaches beyond {stretch.end:,}, where one was taken to begin: its body "
+        "holds what looks like records. Rows of this read are wrong and must not be used",
         f'With option("partitionBytes", "{file_bytes}") or more, partitions begin where files begin, which is certain',
     )  # fmt: skip

@@ -1,0 +1,122 @@
+"""The options of the archive source, checked before anything is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ....protocol.errors import InvalidParameter
+from ....protocol.fields import I64_MAX
+from ....protocol.names import check_name
+from ..errors import InvalidOption
+from ..options import Option, boolean, moment, not_empty, parse_options, pattern, topics
+
+PARTITION_BYTES = 128 * 1024 * 1024
+PARTITION_BYTES_MIN = 64 * 1024
+
+
+def topic_names(written: str) -> tuple[str, ...]:
+    """Topics, separated by commas; each must be a name that a topic can have."""
+    names = topics(written)
+    for name in names:
+        try:
+            check_name("topic", name)
+        except InvalidParameter as error:
+            raise ValueError(str(error)) from None
+    return names
+
+
+def physical_offset(written: str) -> int:
+    """A place in the log, in bytes."""
+    if not (written.isascii() and written.isdigit()) or int(written) > I64_MAX:
+        raise ValueError("it must be a physical offset: a whole number from 0 on")
+    return int(written)
+
+
+def partition_bytes(written: str) -> int:
+    """How much a partition holds."""
+    if not (written.isascii() and written.isdigit()) or not PARTITION_BYTES_MIN <= int(written) <= I64_MAX:
+        raise ValueError(f"it must be a whole number of bytes from {PARTITION_BYTES_MIN} on")
+    return int(written)
+
+
+def one_path(written: str) -> str:
+    """``load`` was given a list."""
+    raise ValueError("the archive source reads one store; load each by itself, and put them together with union")
+
+
+ARCHIVE_OPTIONS = (
+    Option("path", not_empty, "the store's folder, or its commitlog folder: what `load` is given"),
+    Option("topics", topic_names, "topics, separated by commas (without it all but the broker's own)"),
+    Option("subscribe", topic_names, "the same"),
+    Option("subscribePattern", pattern, "regular expression of topics (whole names, without the broker's own)"),
+    Option("startingTimestamp", moment, "from messages stored then or later: ms since 1970 UTC, or ISO 8601"),
+    Option("endingTimestamp", moment, "only messages stored before"),
+    Option("startingPhysicalOffset", physical_offset, "from messages that lie there in the CommitLog, or behind"),
+    Option("endingPhysicalOffset", physical_offset, "only messages that lie before"),
+    Option(
+        "partitionBytes", partition_bytes,
+        f"how much of the CommitLog a Spark partition reads (default {PARTITION_BYTES}, 128 MiB)",
+    ),
+    Option("includeProperties", boolean, "`true`: a column `properties`"),
+    Option("includeHeaders", boolean, "`true`: a column `headers`"),
+    Option("verifyChecksums", boolean, "`true` (default): every body that is read must have its checksum"),
+    Option("failOnCorruption", boolean, "`true` (default): fail where the log is damaged; `false`: go on behind it"),
+)  # fmt: skip
+_PATHS = Option("paths", one_path, "several stores: refused")
+
+
+@dataclass(frozen=True)
+class ArchiveOptions:
+    """What to read; see ``ARCHIVE_OPTIONS``. Times are ms since 1970 UTC, ranges half-open, None leaves an end open."""
+
+    path: str
+    topics: tuple[str, ...] | None = None
+    pattern: re.Pattern[str] | None = None
+    starting_ms: int | None = None
+    ending_ms: int | None = None
+    starting_physical_offset: int | None = None
+    ending_physical_offset: int | None = None
+    partition_bytes: int = PARTITION_BYTES
+    include_properties: bool = False
+    include_headers: bool = False
+    verify_checksums: bool = True
+    fail_on_corruption: bool = True
+
+
+def archive_options(given: Mapping[str, str]) -> ArchiveOptions:
+    """The options of a read. Raises ``InvalidOption`` for what is unknown, malformed, missing or contradictory."""
+    table = (*ARCHIVE_OPTIONS, _PATHS) if "paths" in {name.lower() for name in given} else ARCHIVE_OPTIONS
+    values = parse_options(given, table, "the source 'flintmq-store'")
+    if "path" not in values:
+        raise InvalidOption(
+            "option 'path' is missing: name the store's folder: spark.read.format(\"flintmq-store\").load(STORE)"
+        )
+    for one, other in (("topics", "subscribe"), ("topics", "subscribePattern"), ("subscribe", "subscribePattern")):
+        if one in values and other in values:
+            raise InvalidOption(f"options {one!r} and {other!r} exclude each other: leave one out")
+    _check_order(values, "startingTimestamp", "endingTimestamp")
+    _check_order(values, "startingPhysicalOffset", "endingPhysicalOffset")
+    return ArchiveOptions(
+        path=values["path"],
+        topics=values.get("topics", values.get("subscribe")),
+        pattern=values.get("subscribePattern"),
+        starting_ms=values.get("startingTimestamp"),
+        ending_ms=values.get("endingTimestamp"),
+        starting_physical_offset=values.get("startingPhysicalOffset"),
+        ending_physical_offset=values.get("endingPhysicalOffset"),
+        partition_bytes=values.get("partitionBytes", PARTITION_BYTES),
+        include_properties=values.get("includeProperties", False),
+        include_headers=values.get("includeHeaders", False),
+        verify_checksums=values.get("verifyChecksums", True),
+        fail_on_corruption=values.get("failOnCorruption", True),
+    )
+
+
+def _check_order(values: Mapping[str, Any], first: str, last: str) -> None:
+    if first in values and last in values and values[first] > values[last]:
+        raise InvalidOption(
+            f"option {first!r} is behind {last!r} ({values[first]} > {values[last]}): nothing lies between"
+        )

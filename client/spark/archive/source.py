@@ -1,0 +1,73 @@
+"""The archive source as Spark sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from ..columns import Column, columns_of, ddl, offered
+from .log_end import find_end
+from .log_files import find_log
+from .options import ArchiveOptions, archive_options
+from .planning import plan
+from .reading import PartitionReader
+from .walking import Stretch
+
+
+class ArchiveSource(DataSource):
+    """``spark.read.format("flintmq-store").load(STORE)``: the messages of a store's CommitLog, read by Spark's tasks.
+
+    STORE is the folder of a store, FlintMQ's or Apache RocketMQ's, or its commitlog folder alone; a broker may run
+    beside it. The log is read up to what FlintMQ's checkpoint says is flushed when the read is planned. Without such a
+    mark (in RocketMQ's stores, and in files alone) it is read up to the last sound record, flushed or not. All topics
+    but the broker's own are read unless options choose; messages of deleted topics are there as long as their records.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is given."""
+        return "flintmq-store"
+
+    def schema(self) -> str:
+        """The columns; options and path are checked here, when ``load`` is called."""
+        options = self._options()
+        find_log(options.path, fail_on_corruption=options.fail_on_corruption)
+        return ddl(offered(properties=options.include_properties, headers=options.include_headers))
+
+    def reader(self, schema: StructType) -> ArchiveReader:
+        """A reader of the columns in ``schema``."""
+        return ArchiveReader(columns_of(schema), self._options())
+
+    def _options(self) -> ArchiveOptions:
+        return archive_options(self.options)
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """What one task reads: stretches of log files, in their order."""
+
+    stretches: tuple[Stretch, ...]
+
+
+class ArchiveReader(DataSourceReader):
+    """Plans on the driver, reads in the tasks."""
+
+    def __init__(self, columns: Sequence[Column], options: ArchiveOptions) -> None:
+        self._columns = columns
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The log as it is now, cut at record boundaries."""
+        fail = self._options.fail_on_corruption
+        log = find_end(find_log(self._options.path, fail_on_corruption=fail), fail_on_corruption=fail)
+        return [LogPartition(tuple(stretches)) for stretches in plan(log, self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition."""
+        if not isinstance(partition, LogPartition):
+            return iter(())  # Spark makes one of nothing where nothing was planned
+        return PartitionReader(partition.stretches, self._columns, self._options).batches()

@@ -1,0 +1,64 @@
+"""Which records of a block belong to wanted topics, without a Python object for each."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ....protocol.names import is_system_topic
+from ..records import RecordBlock
+from ..scan import WORD_BYTES, Ints, Part, Rows, words_of
+
+_MASKS = np.array([(1 << 8 * count) - 1 for count in range(WORD_BYTES + 1)], np.uint64)
+"""What keeps so many bytes of a little-endian word."""
+_KNOWN_MAX = 65_536
+
+
+class TopicFilter:
+    """``names``: these topics, system topics too; ``pattern``: those whose whole name matches it; neither: all. System
+    topics are only those that ``names`` names."""
+
+    def __init__(self, names: tuple[str, ...] | None = None, pattern: re.Pattern[str] | None = None) -> None:
+        self._names = None if names is None else frozenset(names)
+        self._pattern = pattern
+        self._known: dict[bytes, bool] = {}
+
+    def wants(self, topic: str) -> bool:
+        """Whether the topic's messages are to be read."""
+        if self._names is not None:
+            return topic in self._names
+        if is_system_topic(topic):
+            return False
+        return self._pattern is None or self._pattern.fullmatch(topic) is not None
+
+    def rows(self, block: RecordBlock) -> Rows:
+        """Which records are of wanted topics. Looks at a topic once for each run of records of the same one."""
+        begins = _runs(block)
+        at, end = block.parts[Part.TOPIC_AT, begins].tolist(), block.parts[Part.TOPIC_END, begins].tolist()
+        wanted = [self._wants(bytes(block.blob[start:stop])) for start, stop in zip(at, end, strict=True)]
+        return np.repeat(np.array(wanted, np.bool_), np.diff(begins, append=len(block)))
+
+    def _wants(self, topic: bytes) -> bool:
+        wanted = self._known.get(topic)
+        if wanted is None:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            wanted = self._known[topic] = self.wants(topic.decode("utf-8", "replace"))
+        return wanted
+
+
+def _runs(block: RecordBlock) -> Ints:
+    """The first record, and each whose topic differs from that of the record before it."""
+    at = block.parts[Part.TOPIC_AT]
+    length = block.parts[Part.TOPIC_END] - at
+    differs = np.ones(len(block), np.bool_)
+    np.not_equal(length[1:], length[:-1], out=differs[1:])
+    words = words_of(block.blob)
+    for offset in range(0, int(length.max(initial=0)), WORD_BYTES):
+        place = at + offset
+        # A word at the end of the buffer cannot be read whole: its record counts as a run of its own.
+        beyond = place >= len(words)
+        word = words[np.where(beyond, 0, place)] & _MASKS[np.clip(length - offset, 0, WORD_BYTES)]
+        differs[1:] |= (word[1:] != word[:-1]) | beyond[1:] | beyond[:-1]
+    return np.flatnonzero(differs)
