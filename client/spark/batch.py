@@ -1,0 +1,88 @@
+"""The batch source: ranges of queues, by offset or time; or the messages of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from .brokers import BrokerAddress
+from .columns import Column
+from .decoding import Decoder
+from .offsets import Queue, QueueRange, Subscription, split
+from .options import ReadOptions
+from .pushing import Bounds, push
+from .reading import read_key, read_range
+
+
+@dataclass
+class RangePartition(InputPartition):
+    """A part of one queue."""
+
+    queue: Queue
+    broker: BrokerAddress
+    start: int
+    end: int
+
+
+@dataclass
+class KeyPartition(InputPartition):
+    """The messages of one topic that have the key."""
+
+    topic: str
+    broker: BrokerAddress
+
+
+def range_partitions(ranges: Iterable[QueueRange], subscription: Subscription) -> list[InputPartition]:
+    """A Spark partition for each range."""
+    return [RangePartition(queue, subscription.brokers[queue.broker], start, end) for queue, start, end in ranges]
+
+
+class BatchReader(DataSourceReader):
+    """Reads what the options say. Planned on the driver, read by the executors."""
+
+    def __init__(self, options: ReadOptions, columns: tuple[Column, ...]) -> None:
+        self.options = options
+        self.columns = columns
+        self.bounds = Bounds()
+
+    def partitions(self) -> list[InputPartition]:
+        """What there is to read as it is now, cut at queues and by ``minPartitions``."""
+        subscription = Subscription(self.options)
+        subscription.check()
+        topics = subscription.topics()
+        if self.options.key is not None:
+            return [
+                KeyPartition(topic, subscription.brokers[name])
+                for name, names in topics.items()
+                for topic in names
+                if self.bounds.wants_topic(topic)
+            ]
+        stats = subscription.stats(topics)
+        starts = subscription.starts(stats, "earliest")
+        ends = subscription.ends(stats)
+        ranges = [QueueRange(queue, starts[queue], ends[queue]) for queue in sorted(stats)]
+        ranges = self.bounds.within(ranges, subscription)
+        return range_partitions(split(ranges, self.options.min_partitions), subscription)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition."""
+        decoder = Decoder(self.columns)
+        if isinstance(partition, RangePartition):
+            start, end = partition.start, partition.end
+            return read_range(partition.queue, partition.broker, start, end, self.options, decoder)
+        if isinstance(partition, KeyPartition):
+            return read_key(partition.topic, partition.broker, self.options, decoder)
+        return iter(())  # Spark's partition for "none"
+
+
+class PushingReader(BatchReader):
+    """A ``BatchReader`` that takes filters; Spark refuses one while its setting for that is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Narrow what is read; returns the filters that Spark has to apply still."""
+        self.bounds, tags, left = push(filters, self.options.tag_filter)
+        self.options = replace(self.options, tags=tags.expression)
+        return left

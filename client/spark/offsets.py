@@ -1,0 +1,248 @@
+"""Which queues a query reads, and from where to where.
+
+An offset of the source is a map from ``topic/queue`` to the next queue offset to be read, as it stands in Spark's
+checkpoint; where several brokers are read, from ``topic/queue@broker``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ...protocol.errors import TopicNotExist
+from ..core import operations
+from ..core.topics import QueueStats
+from . import brokers
+from .brokers import BrokerAddress
+from .errors import DataLoss, InvalidOption
+from .options import EARLIEST_MARK, LATEST_MARK, Offsets, ReadOptions
+
+
+class Queue(NamedTuple):
+    """One queue; they sort as they are shown."""
+
+    topic: str
+    queue: int
+    broker: str
+
+    def __str__(self) -> str:
+        return f"queue {self.queue} of topic {self.topic!r} of the broker {self.broker}"
+
+
+class QueueRange(NamedTuple):
+    """Queue offsets ``[start, end)`` of one queue."""
+
+    queue: Queue
+    start: int
+    end: int
+
+
+Stats = dict[Queue, QueueStats]
+
+
+class Subscription:
+    """The topics that the options name, at their brokers. Asks the brokers; keeps nothing of what they say."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self.brokers: dict[str, BrokerAddress] = {broker.name: broker for broker in options.bootstrap}
+        self._several = len(self.brokers) > 1
+
+    # ---- what is there ----
+
+    def check(self) -> None:
+        """Raise where a broker is not there, or a topic is on none of them."""
+        self._missing(
+            {
+                broker.name: self._matching(brokers.greet(broker, self._options.timeout))
+                for broker in self._options.bootstrap
+            }
+        )
+
+    def topics(self) -> dict[str, list[str]]:
+        """The topics to read, by broker. Raises ``TopicNotExist`` for one that no broker has."""
+        found = {
+            broker.name: self._matching(brokers.topics_of(broker, self._options.timeout))
+            for broker in self._options.bootstrap
+        }
+        self._missing(found)
+        return found
+
+    def _matching(self, topics: Mapping[str, bool]) -> list[str]:
+        pattern = self._options.subscribe_pattern
+        if pattern is None:
+            return [topic for topic in self._options.subscribe if topic in topics]
+        return [topic for topic, system in topics.items() if not system and pattern.fullmatch(topic)]
+
+    def _missing(self, found: Mapping[str, list[str]]) -> None:
+        there = {topic for topics in found.values() for topic in topics}
+        for topic in self._options.subscribe:
+            if topic not in there:
+                raise TopicNotExist(
+                    f"option 'subscribe': topic {topic!r} does not exist at {', '.join(found)}; "
+                    "create it first, or correct the name"
+                )
+
+    def stats(self, topics: Mapping[str, list[str]]) -> Stats:
+        """What every queue of these topics holds; a topic that was deleted meanwhile is left out."""
+        found: Stats = {}
+        for name, names in topics.items():
+            for topic in names:
+                try:
+                    rows = brokers.topic_stats(self.brokers[name], topic, self._options.timeout)
+                except TopicNotExist:
+                    continue
+                found.update((Queue(topic, row.queue, name), row) for row in rows)
+        return found
+
+    # ---- keys ----
+
+    def key(self, queue: Queue) -> str:
+        """What Spark's checkpoint calls a queue."""
+        return f"{queue.topic}/{queue.queue}" + (f"@{queue.broker}" if self._several else "")
+
+    def to_json(self, offsets: Mapping[Queue, int]) -> dict[str, int]:
+        """Offsets as Spark keeps them. Sorted: Spark compares their text."""
+        return {self.key(queue): offsets[queue] for queue in sorted(offsets)}
+
+    def from_json(self, offsets: Mapping[str, int]) -> dict[Queue, int]:
+        """The reverse. Raises ``InvalidOption`` for a broker that is not in ``bootstrap``."""
+        return {self._queue_of(key): offset for key, offset in offsets.items()}
+
+    def _queue_of(self, key: str) -> Queue:
+        place, _, broker = key.partition("@")
+        topic, _, queue = place.rpartition("/")
+        # A query that began with one broker goes on with it as the first of several.
+        name = broker or self._options.bootstrap[0].name
+        if name not in self.brokers:
+            raise InvalidOption(
+                f"the checkpoint has offsets of the broker {name!r} ({key}), which option 'bootstrap' does not name; "
+                f"add it, as '{name}=host:port' if its address has changed"
+            )
+        return Queue(topic, int(queue), name)
+
+    # ---- where to begin, where to end ----
+
+    def starts(self, stats: Stats, default: str) -> dict[Queue, int]:
+        """Where each queue is begun, by the options; ``default``: ``earliest`` or ``latest``."""
+        if self._options.starting_ms is not None:
+            return self._offsets_at(self._options.starting_ms, stats)
+        offsets = self._options.starting_offsets or default
+        if isinstance(offsets, str):
+            return {queue: row.min_offset if offsets == "earliest" else row.max_offset for queue, row in stats.items()}
+        given = self._given("startingOffsets", offsets, stats)
+        return {queue: self._checked_start(queue, given.get(queue, EARLIEST_MARK), row) for queue, row in stats.items()}
+
+    def ends(self, stats: Stats) -> dict[Queue, int]:
+        """Where each queue of a batch is ended."""
+        if self._options.ending_ms is not None:
+            return self._offsets_at(self._options.ending_ms, stats)
+        offsets = self._options.ending_offsets
+        if offsets is None or isinstance(offsets, str):
+            return {queue: row.max_offset for queue, row in stats.items()}
+        given = self._given("endingOffsets", offsets, stats)
+        return {queue: _checked_end(queue, given.get(queue, LATEST_MARK), row) for queue, row in stats.items()}
+
+    def _offsets_at(self, timestamp_ms: int, stats: Stats) -> dict[Queue, int]:
+        return {
+            queue: min(max(self.offset_at(queue, timestamp_ms), row.min_offset), row.max_offset)
+            for queue, row in stats.items()
+        }
+
+    def offset_at(self, queue: Queue, timestamp_ms: int) -> int:
+        """The first offset of a queue whose message was not stored before a moment."""
+        operation = operations.offset_at(queue.topic, queue.queue, timestamp_ms)
+        return brokers.call(self.brokers[queue.broker], operation, self._options.timeout)
+
+    def _given(self, option: str, offsets: Offsets, stats: Stats) -> dict[Queue, int]:
+        """What an option says, by queue. Raises ``InvalidOption`` for a queue that is not there."""
+        found = {}
+        for name, queues in offsets.items():
+            topic, _, broker = name.partition("@")
+            homes = sorted({queue.broker for queue in stats if queue.topic == topic and broker in ("", queue.broker)})
+            if not homes:
+                topics = ", ".join(sorted({queue.topic for queue in stats})) or "no topic"
+                raise InvalidOption(f"option {option!r} names {name!r}, which is not read; read are {topics}")
+            if len(homes) > 1:
+                raise InvalidOption(
+                    f"option {option!r} names {topic!r}, which several brokers have: give each its own offsets, "
+                    f"as {', '.join(repr(f'{topic}@{home}') for home in homes)}"
+                )
+            for number, offset in queues.items():
+                queue = Queue(topic, number, homes[0])
+                if queue not in stats:
+                    count = sum(other.topic == topic and other.broker == homes[0] for other in stats)
+                    raise InvalidOption(f"option {option!r} names {queue}, which has the queues 0 to {count - 1}")
+                found[queue] = offset
+        return found
+
+    def _checked_start(self, queue: Queue, offset: int, row: QueueStats) -> int:
+        if offset == EARLIEST_MARK:
+            return row.min_offset
+        if offset == LATEST_MARK:
+            return row.max_offset
+        if offset > row.max_offset:
+            raise InvalidOption(
+                f"option 'startingOffsets' begins {queue} at {offset}, beyond its end: it holds "
+                f"[{row.min_offset}, {row.max_offset})"
+            )
+        if offset < row.min_offset:
+            self.lost(queue, offset, row.min_offset, "option 'startingOffsets' asks for them")
+        return max(offset, row.min_offset)
+
+    def lost(self, queue: Queue, start: int, end: int, why: str) -> None:
+        """Raise ``DataLoss`` for offsets that are gone, unless the options accept it."""
+        if self._options.fail_on_data_loss:
+            raise data_loss(queue, start, end, why)
+
+
+def data_loss(queue: Queue, start: int, end: int, why: str) -> DataLoss:
+    """The error for offsets ``[start, end)`` that are gone."""
+    return DataLoss(
+        f"the messages [{start}, {end}) of {queue} are not there any more ({why}): retention took them, or the topic "
+        'or the store was made anew. option("failOnDataLoss", "false") goes on behind them'
+    )
+
+
+def _checked_end(queue: Queue, offset: int, row: QueueStats) -> int:
+    if offset == LATEST_MARK:
+        return row.max_offset
+    if offset == EARLIEST_MARK:
+        raise InvalidOption(f"option 'endingOffsets' ends {queue} at -2 (earliest): nothing of it would be read")
+    if offset > row.max_offset:
+        raise InvalidOption(
+            f"option 'endingOffsets' ends {queue} at {offset}, beyond its end: it holds "
+            f"[{row.min_offset}, {row.max_offset})"
+        )
+    return offset
+
+
+# ---- sharing out ----
+
+
+def split(ranges: Iterable[QueueRange], min_partitions: int | None) -> list[QueueRange]:
+    """The ranges that hold something, cut so that there are about ``min_partitions``, of about the same length."""
+    filled = [each for each in ranges if each.end > each.start]
+    if not min_partitions or min_partitions <= len(filled):
+        return filled
+    total = sum(each.end - each.start for each in filled)
+    pieces = []
+    for each in filled:
+        length = each.end - each.start
+        count = min(length, max(1, -(-length * min_partitions // total)))
+        cuts = [each.start + length * k // count for k in range(count + 1)]
+        pieces += [QueueRange(each.queue, start, end) for start, end in itertools.pairwise(cuts)]
+    return pieces
+
+
+def limited(starts: Mapping[Queue, int], ends: Mapping[Queue, int], rows_max: int) -> dict[Queue, int]:
+    """Ends that are ``rows_max`` offsets behind the starts in all, each queue by its share of what there is to read."""
+    total = sum(end - starts[queue] for queue, end in ends.items())
+    if total <= rows_max:
+        return dict(ends)
+    shares = {queue: divmod((end - starts[queue]) * rows_max, total) for queue, end in ends.items()}
+    rest = rows_max - sum(whole for whole, _ in shares.values())
+    # What rounding left over goes to those that lost most by it.
+    favoured = set(sorted(shares, key=lambda queue: (-shares[queue][1], queue))[:rest])
+    return {queue: starts[queue] + whole + (queue in favoured) for queue, (whole, _) in shares.items()}

@@ -1,0 +1,260 @@
+"""The options of the source: what there is, what each may be, and what goes together.
+
+The names are those of Spark's Kafka source where it has the option.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ...protocol.fields import I64_MAX
+from ..core.tags import TagFilter, parse_tags
+from ..core.times import to_millis
+from ..errors import InvalidArgument
+from .brokers import BrokerAddress, parse_bootstrap
+from .errors import InvalidOption
+
+TIMEOUT_MS = 60_000
+EARLIEST_MARK = -2
+LATEST_MARK = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: its name, how its text becomes a value (raises ``ValueError``), what it means."""
+
+    name: str
+    parse: Callable[[str], Any]
+    meaning: str
+
+
+def parse_options(given: Mapping[str, str], table: Iterable[Option], source: str) -> dict[str, Any]:
+    """The values of the options that were given, by the names of ``table``; upper and lower case are the same.
+
+    Raises ``InvalidOption`` for one that is not in ``table`` or whose text is none of its values.
+    """
+    known = {option.name.lower(): option for option in table}
+    values = {}
+    for name, written in given.items():
+        option = known.get(name.lower())
+        if option is None:
+            raise InvalidOption(f"{source} has no option {name!r}{_meant(name, known)}; it has {_names(known)}")
+        try:
+            values[option.name] = option.parse(str(written))
+        except (ValueError, InvalidArgument) as error:
+            raise InvalidOption(f"option {option.name!r} is {written!r}: {error}") from None
+    return values
+
+
+def _names(known: Mapping[str, Option]) -> str:
+    return ", ".join(sorted(option.name for option in known.values()))
+
+
+def _meant(name: str, known: Mapping[str, Option]) -> str:
+    close = difflib.get_close_matches(name.lower(), known, 1)
+    return f" (is {known[close[0]].name!r} meant?)" if close else ""
+
+
+# ---- kinds of values ----
+
+
+def boolean(written: str) -> bool:
+    """``true`` or ``false``, as Spark writes them."""
+    if written.lower() not in ("true", "false"):
+        raise ValueError("it must be 'true' or 'false'")
+    return written.lower() == "true"
+
+
+def positive(written: str) -> int:
+    """A whole number from 1 on."""
+    if not (written.isascii() and written.isdigit()) or not 0 < int(written) <= I64_MAX:
+        raise ValueError("it must be a whole number from 1 on")
+    return int(written)
+
+
+def moment(written: str) -> int:
+    """A time as ms since 1970 UTC: such a number, or ISO 8601 with its offset from UTC."""
+    if written.isascii() and written.isdigit() and int(written) <= I64_MAX:
+        return int(written)
+    try:
+        parsed = datetime.fromisoformat(written)
+    except ValueError:
+        parsed = None
+    if parsed is None or parsed.tzinfo is None:
+        raise ValueError("it must be milliseconds since 1970 UTC, or ISO 8601 with its zone: '2026-11-21T08:00:00Z'")
+    return to_millis("it", parsed)
+
+
+def topics(written: str) -> tuple[str, ...]:
+    """Topics, separated by commas."""
+    names = tuple(dict.fromkeys(name.strip() for name in written.split(",") if name.strip()))
+    if not names:
+        raise ValueError("it names no topic; give one, or several separated by commas")
+    return names
+
+
+def pattern(written: str) -> re.Pattern[str]:
+    """A regular expression that a topic's whole name must match."""
+    try:
+        return re.compile(written)
+    except re.error as error:
+        raise ValueError(f"it is no regular expression: {error}") from None
+
+
+def not_empty(written: str) -> str:
+    """Any text but none."""
+    if not written:
+        raise ValueError("it is empty")
+    return written
+
+
+Offsets = Mapping[str, Mapping[int, int]]
+"""Offsets by topic (``topic`` or ``topic@broker``) and queue; −2 the beginning, −1 the end."""
+
+
+def offsets(written: str) -> str | Offsets:
+    """``earliest``, ``latest`` or JSON: ``{"topic": {"0": 17, "1": -2}}``, or as checkpoints have it: ``{"topic/0": 17}``."""
+    if written.strip().lower() in ("earliest", "latest"):
+        return written.strip().lower()
+    how = (
+        'it must be \'earliest\', \'latest\' or JSON such as {"orders": {"0": 17, "1": -2}} (-2: earliest, -1: latest)'
+    )
+    try:
+        parsed = json.loads(written)
+    except ValueError as error:
+        raise ValueError(f"{how}; as JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(how)
+    found: dict[str, dict[int, int]] = {}
+    for name, value in parsed.items():
+        topic, queues = (name, value) if isinstance(value, dict) else _checkpoint_form(name, value, how)
+        for queue, offset in queues.items():
+            if not (queue.isascii() and queue.isdigit()):
+                raise ValueError(f"{topic!r} has the queue {queue!r}, which is no number; {how}")
+            if type(offset) is not int or not LATEST_MARK - 1 <= offset <= I64_MAX:
+                raise ValueError(f"{topic!r} has {offset!r} for queue {queue}, which is no offset; {how}")
+            found.setdefault(topic, {})[int(queue)] = offset
+    return found
+
+
+def _checkpoint_form(name: str, offset: Any, how: str) -> tuple[str, dict[str, Any]]:
+    topic, slash, rest = name.partition("/")
+    queue, at, broker = rest.partition("@")
+    if not slash:
+        raise ValueError(f"{name!r} has {offset!r} instead of offsets by queue; {how}")
+    return topic + at + broker, {queue: offset}
+
+
+# ---- the source's options ----
+
+READ_OPTIONS = (
+    Option("bootstrap", parse_bootstrap, "brokers as `host:port`, several separated by commas"),
+    Option("subscribe", topics, "topics, separated by commas"),
+    Option("subscribePattern", pattern, "regular expression of topics (whole names, without the broker's own)"),
+    Option(
+        "startingOffsets", offsets, "`earliest` (batch's default), `latest` (streaming's) or JSON, by topic and queue"
+    ),
+    Option("endingOffsets", offsets, "batch: `latest` (default) or JSON; the first offset that is not read"),
+    Option("startingTimestamp", moment, "from the first message stored then or later: ms since 1970 UTC, or ISO 8601"),
+    Option("endingTimestamp", moment, "batch: up to the first message stored then or later"),
+    Option("maxOffsetsPerTrigger", positive, "streaming: most messages in a micro-batch"),
+    Option("minPartitions", positive, "at least so many Spark partitions; without it one for each queue"),
+    Option("failOnDataLoss", boolean, "`true` (default): fail where messages are gone; `false`: go on behind them"),
+    Option("includeProperties", boolean, "`true`: a column `properties`"),
+    Option("includeHeaders", boolean, "`true`: a column `headers`"),
+    Option("tags", parse_tags, "only messages with this tag; `a || b`: one of these"),
+    Option("key", not_empty, "batch: only the messages that have this key or id, found by the index"),
+    Option(
+        "pushFilters",
+        boolean,
+        "batch, `true`: filters on topic, queue, queue_offset, stored_at and tags go to the broker",
+    ),
+    Option(
+        "timeoutMs", positive, f"how long a broker may take for an answer, restarts included (default {TIMEOUT_MS})"
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What to read, from where, and how; see ``READ_OPTIONS``. Goes to executors, so it is values alone."""
+
+    bootstrap: tuple[BrokerAddress, ...]
+    subscribe: tuple[str, ...] = ()
+    subscribe_pattern: re.Pattern[str] | None = None
+    starting_offsets: str | Offsets | None = None
+    ending_offsets: str | Offsets | None = None
+    starting_ms: int | None = None
+    ending_ms: int | None = None
+    max_offsets_per_trigger: int | None = None
+    min_partitions: int | None = None
+    fail_on_data_loss: bool = True
+    include_properties: bool = False
+    include_headers: bool = False
+    tags: str = ""
+    key: str | None = None
+    push_filters: bool = False
+    timeout: float = TIMEOUT_MS / 1000
+
+    @property
+    def tag_filter(self) -> TagFilter:
+        """What ``tags`` means."""
+        return parse_tags(self.tags)
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options of a read. Raises ``InvalidOption`` for what is unknown, malformed, missing or contradictory."""
+    values = parse_options(given, READ_OPTIONS, "the source 'flintmq'")
+    _needs(values, "bootstrap", 'set it to a broker\'s address: option("bootstrap", "127.0.0.1:10911")')
+    if "subscribe" not in values:
+        _needs(values, "subscribePattern", 'say what to read: option("subscribe", "orders"), or "subscribePattern"')
+    for one, other in (
+        ("subscribe", "subscribePattern"),
+        ("startingOffsets", "startingTimestamp"),
+        ("endingOffsets", "endingTimestamp"),
+        *(("key", name) for name in ("startingOffsets", "endingOffsets", "minPartitions", "pushFilters")),
+    ):
+        if one in values and other in values:
+            raise InvalidOption(f"options {one!r} and {other!r} exclude each other: leave one out")
+    if values.get("endingOffsets") == "earliest":
+        raise InvalidOption(
+            "option 'endingOffsets' is 'earliest': nothing would be read; leave it out, or give 'latest'"
+        )
+    filter_: TagFilter | None = values.get("tags")
+    return ReadOptions(
+        bootstrap=values["bootstrap"],
+        subscribe=values.get("subscribe", ()),
+        subscribe_pattern=values.get("subscribePattern"),
+        starting_offsets=values.get("startingOffsets"),
+        ending_offsets=values.get("endingOffsets"),
+        starting_ms=values.get("startingTimestamp"),
+        ending_ms=values.get("endingTimestamp"),
+        max_offsets_per_trigger=values.get("maxOffsetsPerTrigger"),
+        min_partitions=values.get("minPartitions"),
+        fail_on_data_loss=values.get("failOnDataLoss", True),
+        include_properties=values.get("includeProperties", False),
+        include_headers=values.get("includeHeaders", False),
+        tags=filter_.expression if filter_ else "",
+        key=values.get("key"),
+        push_filters=values.get("pushFilters", False),
+        timeout=values.get("timeoutMs", TIMEOUT_MS) / 1000,
+    )
+
+
+def _needs(values: Mapping[str, Any], name: str, how: str) -> None:
+    if name not in values:
+        raise InvalidOption(f"option {name!r} is missing: {how}")
+
+
+def refuse(given: Mapping[str, str], names: Iterable[str], why: str) -> None:
+    """Raise for the first of these options that was given."""
+    lower = {name.lower() for name in given}
+    for name in names:
+        if name.lower() in lower:
+            raise InvalidOption(f"option {name!r} {why}: leave it out")

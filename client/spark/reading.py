@@ -1,0 +1,172 @@
+"""What Spark's tasks do: read a range of one queue, or the answers of the index, as Arrow record batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...protocol import commands
+from ...protocol.errors import OffsetOutOfRange, RemoteProtocolError, TopicNotExist
+from ...protocol.fields import I64_MAX, decode_fields
+from ..core import operations
+from ..core.batch import Batch
+from ..core.operations import Operation
+from ..core.session import Answer
+from ..core.tags import TagFilter
+from .brokers import BrokerAddress, call
+from .decoding import Decoder
+from .offsets import Queue, data_loss
+from .options import ReadOptions
+from .records import RecordBlock
+from .scan import Ints, Part
+
+logger = logging.getLogger(__name__)
+
+PULL_COUNT = 65_536
+PULL_BYTES = 4 << 20
+_PAGE = 64
+_SIZE_BYTES = 4
+_INDEX_SECONDS = 2.0
+_INDEX_POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The answer to a pull: records as they are stored, where they are in ``body``, and where to go on."""
+
+    body: bytes
+    starts: Ints
+    sizes: Ints
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+def _pulled(answer: Answer) -> Pulled:
+    head = decode_fields(commands.RecordsAnswer, answer.fields)
+    return Pulled(answer.body, *_records(answer.body, head.count), head.next_offset, head.min_offset, head.max_offset)
+
+
+def _records(body: bytes, count: int) -> tuple[Ints, Ints]:
+    """Starts and sizes of the records of an answer's body."""
+    records_at = _SIZE_BYTES * count
+    if records_at > len(body):
+        raise RemoteProtocolError(f"{count} records announced in a body of {len(body)} bytes")
+    sizes = np.frombuffer(body, ">u4", count).astype(np.int64)
+    ends = records_at + np.cumsum(sizes)
+    if (int(ends[-1]) if count else records_at) != len(body):
+        raise RemoteProtocolError(f"the sizes of {count} records do not fit a body of {len(body)} bytes")
+    return ends - sizes, sizes
+
+
+def pull(queue: Queue, offset: int, count: int, tags: TagFilter) -> Operation[Pulled]:
+    """Read up to ``count`` records from ``offset`` on."""
+    asked: Operation[Batch] = operations.pull(queue.topic, queue.queue, offset, count, PULL_BYTES, 0, tags)
+    return replace(asked, decode=_pulled)  # type: ignore[arg-type,return-value]
+
+
+def read_range(
+    queue: Queue, broker: BrokerAddress, start: int, end: int, options: ReadOptions, decoder: Decoder
+) -> Iterator[pa.RecordBatch]:
+    """The messages ``[start, end)`` of a queue.
+
+    Raises ``DataLoss`` where some of them are gone, unless the options accept that, and ``CorruptMessage`` for one that
+    is damaged.
+    """
+    tags = options.tag_filter
+    offset = start
+    while offset < end:
+        try:
+            pulled = call(broker, pull(queue, offset, min(end - offset, PULL_COUNT), tags), options.timeout)
+        except OffsetOutOfRange as error:
+            offset = _behind_loss(queue, offset, end, error.min_offset, error.max_offset, options)
+            continue
+        except TopicNotExist:
+            offset = _behind_loss(queue, offset, end, end, end, options)
+            continue
+        if pulled.next_offset <= offset:  # the queue ends here, before what was planned
+            offset = _behind_loss(queue, offset, end, pulled.min_offset, pulled.max_offset, options)
+            continue
+        offset = pulled.next_offset
+        if len(pulled.starts):
+            block = _with_tag(RecordBlock(pulled.body, pulled.starts, pulled.sizes, topic=queue.topic), tags)
+            # A pull with tags looks through more messages than it returns, and so may go beyond the end.
+            block = block.select(block.parts[Part.QUEUE_OFFSET] < end)
+            if len(block):
+                yield decoder.batch(block, queue.topic)
+
+
+def _with_tag(block: RecordBlock, tags: TagFilter) -> RecordBlock:
+    """The records that really have one of the tags: the broker compares hashes."""
+    if not tags.wanted:
+        return block
+    wanted = pa.array([tag.encode() for tag in tags.wanted], pa.binary())
+    found = pc.is_in(block.property_values(Part.TAGS_AT, Part.TAGS_END), wanted)
+    return block.select(found.to_numpy(zero_copy_only=False))
+
+
+def _behind_loss(queue: Queue, offset: int, end: int, first: int, last: int, options: ReadOptions) -> int:
+    """Where to go on after ``offset`` was found to be gone: the queue holds ``[first, last)``."""
+    next_offset = min(end, first) if first > offset else end
+    why = f"the queue holds [{first}, {last})" if last > first else "the queue is gone or empty"
+    if options.fail_on_data_loss:
+        raise data_loss(queue, offset, next_offset, why)
+    logger.warning("going on at %d: %s", next_offset, data_loss(queue, offset, next_offset, why))
+    return next_offset
+
+
+# ---- by key ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """Records that the index found, newest first."""
+
+    body: bytes
+    starts: Ints
+    sizes: Ints
+    cursor: str
+    index_behind_bytes: int
+
+
+def _page(answer: Answer) -> _Page:
+    head = decode_fields(commands.QueryByKeyAnswer, answer.fields)
+    return _Page(answer.body, *_records(answer.body, head.count), head.cursor, head.index_behind_bytes)
+
+
+def read_key(topic: str, broker: BrokerAddress, options: ReadOptions, decoder: Decoder) -> Iterator[pa.RecordBatch]:
+    """The messages of a topic that have the key, newest first, from the index alone."""
+    assert options.key is not None
+    begin_ms = options.starting_ms or 0
+    end_ms = I64_MAX if options.ending_ms is None else options.ending_ms - 1  # the command's is included
+    cursor: str | None = None
+    while end_ms >= begin_ms:
+        asked = operations.query(topic, options.key, begin_ms, end_ms, _PAGE, cursor)
+        page = _indexed(broker, replace(asked, decode=_page), options.timeout)  # type: ignore[arg-type]
+        if len(page.starts):
+            block = _with_tag(RecordBlock(page.body, page.starts, page.sizes, topic=topic), options.tag_filter)
+            if len(block):
+                yield decoder.batch(block, topic)
+        if not page.cursor:
+            return
+        cursor = page.cursor
+
+
+def _indexed(broker: BrokerAddress, operation: Operation[Any], timeout: float) -> _Page:
+    """A page of an index that has caught up: it follows the log a moment behind."""
+    patience = time.monotonic() + _INDEX_SECONDS
+    while True:
+        page: _Page = call(broker, operation, timeout)
+        if not page.index_behind_bytes:
+            return page
+        if time.monotonic() > patience:
+            logger.warning("the index of the broker %s is %d bytes behind", broker.address, page.index_behind_bytes)
+            return page
+        time.sleep(_INDEX_POLL_SECONDS)

@@ -1,0 +1,134 @@
+"""The streaming source. Where a query is stands in Spark's checkpoint and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from .batch import RangePartition, range_partitions
+from .columns import Column
+from .decoding import Decoder
+from .offsets import Queue, QueueRange, Stats, Subscription, limited, split
+from .options import ReadOptions
+from .reading import read_range
+
+logger = logging.getLogger(__name__)
+
+_TOPICS_SECONDS = 1.0
+"""How often new topics are looked for; new queues are seen at once."""
+_ASKING_SHARE = 10
+"""Spark asks some ninety times a second while there is nothing new: of that time at most a tenth goes to asking
+brokers, so what they said counts as new for ten times as long as it took."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches on the driver; ``read`` runs in the executors, on a copy."""
+
+    def __init__(self, options: ReadOptions, columns: tuple[Column, ...]) -> None:
+        self.options = options
+        self.columns = columns
+        self._topics: dict[str, list[str]] = {}
+        self._topics_at: float | None = None
+        self._stats: Stats = {}
+        self._stats_until = 0.0
+        self._target: dict[Queue, int] | None = None
+
+    # ---- offsets ----
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's names, here and below
+        """Where a query without a checkpoint begins."""
+        subscription = Subscription(self.options)
+        subscription.check()
+        return subscription.to_json(subscription.starts(self._ask(subscription, anew=True), "latest"))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """``maxOffsetsPerTrigger``, or everything."""
+        rows_max = self.options.max_offsets_per_trigger
+        return ReadMaxRows(rows_max) if rows_max is not None else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix where the query ends: at what is there now."""
+        subscription = Subscription(self.options)
+        self._target = {queue: row.max_offset for queue, row in self._ask(subscription, anew=True).items()}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Where the next micro-batch ends."""
+        subscription = Subscription(self.options)
+        starts = subscription.from_json(start)
+        stats = self._ask(subscription)
+        self._check_loss(subscription, starts, stats)
+        available = {queue: row.max_offset for queue, row in stats.items()}
+        if self._target is not None:
+            available = {queue: min(end, available.get(queue, end)) for queue, end in self._target.items()}
+        begins = {queue: starts.get(queue, stats[queue].min_offset if queue in stats else 0) for queue in available}
+        ends = {queue: max(end, begins[queue]) for queue, end in available.items()}
+        if isinstance(limit, ReadMaxRows):
+            ends = limited(begins, ends, limit.max_rows)
+        # A queue that is gone keeps its place, so that offsets never go back.
+        return subscription.to_json(starts | ends)
+
+    def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
+        """Where the queues end, as the query's progress shows it: what is missing to there is its lag."""
+        subscription = Subscription(self.options)
+        return subscription.to_json({queue: row.max_offset for queue, row in self._stats.items()}) or None
+
+    def _ask(self, subscription: Subscription, *, anew: bool = False) -> Stats:
+        now = time.monotonic()
+        if anew or self._topics_at is None or now - self._topics_at > _TOPICS_SECONDS:
+            self._topics = subscription.topics()
+            self._topics_at = now
+            anew = True
+        if anew or now >= self._stats_until:
+            self._stats = subscription.stats(self._topics)
+            answered = time.monotonic()
+            self._stats_until = answered + (answered - now) * _ASKING_SHARE
+        return self._stats
+
+    def _check_loss(self, subscription: Subscription, starts: dict[Queue, int], stats: Stats) -> None:
+        for queue, start in starts.items():
+            row = stats.get(queue)
+            if row is None:
+                if start:
+                    subscription.lost(queue, 0, start, "the queue is gone, the query has read it")
+            elif start < row.min_offset:
+                subscription.lost(queue, start, row.min_offset, "the query has not read them yet")
+            elif start > row.max_offset:
+                subscription.lost(queue, row.max_offset, start, "the query has read them")
+
+    # ---- micro-batches ----
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """What a micro-batch reads: one part for each queue, more where ``minPartitions`` asks for them."""
+        subscription = Subscription(self.options)
+        starts, ends = subscription.from_json(start), subscription.from_json(end)
+        ranges = [
+            QueueRange(queue, starts[queue] if queue in starts else self._first(subscription, queue), ends[queue])
+            for queue in sorted(ends)
+        ]
+        return range_partitions(split(ranges, self.options.min_partitions), subscription)
+
+    def _first(self, subscription: Subscription, queue: Queue) -> int:
+        """Where a queue begins that came after the query did."""
+        stats = self._stats if queue in self._stats else self._ask(subscription, anew=True)
+        return stats[queue].min_offset if queue in stats else 0
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition."""
+        assert isinstance(partition, RangePartition)
+        decoder = Decoder(self.columns)
+        start, end = partition.start, partition.end
+        return read_range(partition.queue, partition.broker, start, end, self.options, decoder)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: Spark's checkpoint is the truth."""
