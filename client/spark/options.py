@@ -119,7 +119,7 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 
 def offsets(written: str) -> str | Offsets:
-    """``earliest``, ``latest`` or JSON: ``{"topic": {"0": 17, "1": -2}}``, or as checkpoints have it: ``{"topic/0": 17}``."""
+    """``earliest``, ``latest`` or JSON: ``{"orders": {"0": 17, "1": -2}}``, or ``{"orders/0": 17}``."""
     if written.strip().lower() in ("earliest", "latest"):
         return written.strip().lower()
     how = (

@@ -87,8 +87,8 @@ def _first_equals(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Ints
     equals = np.flatnonzero(data == _EQUALS)
     if len(equals) == len(ends) and (equals >= starts).all() and (equals < ends).all():
         return equals
-    found = np.append(equals, len(data))[np.searchsorted(equals, starts)]
-    return np.minimum(found, ends)
+    found: Ints = np.append(equals, len(data))[np.searchsorted(equals, starts)]
+    return np.minimum(found, ends, out=found)
 
 
 def _rows(starts: Ints, ends: Ints, bounds: Ints) -> Ints:

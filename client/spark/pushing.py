@@ -87,7 +87,7 @@ def push(filters: Sequence[Filter], tags: TagFilter) -> tuple[Bounds, TagFilter,
 
 
 def _parts(each: Filter) -> tuple[str, str, Any]:
-    attribute = getattr(each, "attribute", ())
+    attribute: tuple[str, ...] = getattr(each, "attribute", ())
     column = attribute[0] if len(attribute) == 1 else ""
     return column, type(each).__name__, getattr(each, "value", None)
 
