@@ -19,6 +19,7 @@ from ..records import RecordBlock
 from ..scan import Ints, Part
 from .errors import SKIP_HINT, AmbiguousBoundary, CorruptLog
 from .log_files import LogFile
+from .starts import find_records
 
 WINDOW_BYTES = 8 * 1024 * 1024
 """What is read at a time: few system calls, and some 30,000 small records for one batch."""
@@ -29,8 +30,6 @@ RECORD_BYTES_MAX = 128 * 1024 * 1024
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 _I64 = struct.Struct(">q")
 _PHYSICAL_OFFSET_AT = RECORD.at["physical_offset"]
-_RUN_MIN = 8
-_RUN_STEPS = (64, 4096)
 _DAMAGE_HELP = f"Restore the file from a backup, or {SKIP_HINT}"
 
 
@@ -128,53 +127,6 @@ class Walk:
                 reason = "the record changed while it was read"
         self.damage = stretch.file.damaged(at, reason, _DAMAGE_HELP)
         return 0
-
-
-def find_records(blob: bytes) -> tuple[Ints, Ints]:
-    """Starts and sizes of the records that lie whole, one behind the other, in ``blob``, going by their sizes alone.
-
-    Where many have the same size they are found by looking at all those places at once: 2 instead of 100 ns each.
-    """
-    pieces: list[Ints] = []
-    starts: list[int] = []
-    at, end, previous, repeats = 0, len(blob), 0, 0
-    last_start = end - RECORD_BYTES_MIN
-    unpack, append = _SIZE_AND_MAGIC.unpack_from, starts.append
-    while at <= last_start:
-        size, magic = unpack(blob, at)
-        if size < RECORD_BYTES_MIN or at + size > end or magic == MAGIC_BLANK:
-            break
-        if size != previous:
-            previous, repeats = size, 0
-        else:
-            repeats += 1
-            if repeats == _RUN_MIN:
-                repeats = 0
-                run = _run(blob, at, size)
-                pieces += [np.array(starts, np.int64), run]
-                starts.clear()
-                at += size * len(run)
-                continue
-        append(at)
-        at += size
-    pieces.append(np.array(starts, np.int64))
-    found = np.concatenate(pieces)
-    return found, np.diff(found, append=at)
-
-
-def _run(blob: bytes, at: int, size: int) -> Ints:
-    """The places from ``at`` on, ``size`` bytes apart, where a whole record says that it has that size."""
-    fitting = (len(blob) - at) // size
-    claimed = np.ndarray((fitting,), ">i4", blob, offset=at, strides=(size,))
-    count, step = 0, _RUN_STEPS[0]
-    while count < fitting:
-        differs = claimed[count : count + step] != size
-        if differs.any():
-            count += int(differs.argmax())
-            break
-        count += len(differs)
-        step = _RUN_STEPS[1]
-    return at + size * np.arange(count, dtype=np.int64)
 
 
 def _count_sound(blob: bytes, starts: Ints, physical_offset: int) -> int:

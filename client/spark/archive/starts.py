@@ -1,0 +1,76 @@
+"""Where the records of a buffer begin, going from each one's size to the next."""
+
+from __future__ import annotations
+
+import importlib.util
+import struct
+
+import numpy as np
+
+from ....protocol.layout import MAGIC_BLANK, RECORD_BYTES_MIN
+from ..scan import Ints
+
+_SIZE_AND_MAGIC = struct.Struct(">ii")
+_RUN_MIN = 8
+_RUN_STEPS = (64, 4096)
+
+
+def find_records(blob: bytes) -> tuple[Ints, Ints]:
+    """Starts and sizes of the records that lie whole, one behind the other, in ``blob``, going by their sizes alone.
+
+    A blank record, or a size that is none or does not fit, ends them.
+    """
+    if importlib.util.find_spec("numba") is not None:
+        from .starts_numba import find_starts
+    else:
+        find_starts = find_starts_plain
+    starts, end = find_starts(blob)
+    return starts, np.diff(starts, append=end)
+
+
+def find_starts_plain(blob: bytes) -> tuple[Ints, int]:
+    """The starts, and where the last one ends; for where Numba is not installed.
+
+    Where many records have the same size they are found by looking at all those places at once: 2 ns each instead of
+    more than 100.
+    """
+    pieces: list[Ints] = []
+    starts: list[int] = []
+    at, end, previous, repeats = 0, len(blob), 0, 0
+    last_start = end - RECORD_BYTES_MIN
+    unpack, append = _SIZE_AND_MAGIC.unpack_from, starts.append
+    while at <= last_start:
+        size, magic = unpack(blob, at)
+        if size < RECORD_BYTES_MIN or at + size > end or magic == MAGIC_BLANK:
+            break
+        if size != previous:
+            previous, repeats = size, 0
+        else:
+            repeats += 1
+            if repeats == _RUN_MIN:
+                repeats = 0
+                run = _run(blob, at, size)
+                pieces += [np.array(starts, np.int64), run]
+                starts.clear()
+                at += size * len(run)
+                continue
+        append(at)
+        at += size
+    pieces.append(np.array(starts, np.int64))
+    return np.concatenate(pieces), at
+
+
+def _run(blob: bytes, at: int, size: int) -> Ints:
+    """The places from ``at`` on, ``size`` bytes apart, where a whole record says that it has that size."""
+    fitting = (len(blob) - at) // size
+    heads = np.ndarray((fitting,), np.dtype([("size", ">i4"), ("magic", ">i4")]), blob, offset=at, strides=(size,))
+    count, step = 0, _RUN_STEPS[0]
+    while count < fitting:
+        some = heads[count : count + step]
+        differs = (some["size"] != size) | (some["magic"] == MAGIC_BLANK)
+        if differs.any():
+            count += int(differs.argmax())
+            break
+        count += len(some)
+        step = _RUN_STEPS[1]
+    return at + size * np.arange(count, dtype=np.int64)
