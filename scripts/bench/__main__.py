@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .bench import Bench
-from .cases import ALL
+from .cases import ALL, SPARK
 from .machine import describe, idle_share
 from .report import as_json, as_markdown
 from .runner import run_cases, say
@@ -31,6 +31,12 @@ def arguments() -> argparse.Namespace:
         epilog="cases: " + ", ".join(case.name for case in ALL),
     )
     names = [case.name for case in ALL]
+    parser.add_argument(
+        "group",
+        nargs="?",
+        choices=["spark"],
+        help="only the cases that need Spark; it is installed, 490 MB",
+    )
     parser.add_argument(
         "--case", action="append", choices=names, metavar="NAME", help="only this case; may be given several times"
     )
@@ -84,7 +90,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder: Path = options.dir or Path(tempfile.gettempdir())
     folder.mkdir(parents=True, exist_ok=True)
-    cases = [case for case in ALL if not options.case or case.name in options.case]
+    cases = [case for case in (SPARK if options.group else ALL) if not options.case or case.name in options.case]
     touched_gib = options.touch_gib if options.touch_gib is not None else 0.0 if options.quick else TOUCHED_GIB
     known = facts(options, folder, touched_gib)
     say(f"{known['machine']}; {known['way']}")

@@ -106,11 +106,16 @@ def messages_a_frame(body_bytes: int) -> int:
     return FRAME_BODY_BYTES // (body_bytes + 48)
 
 
+def blocks(count: int, body_bytes: int = BODY_BYTES) -> Iterator[Columns]:
+    """``count`` messages, so many at a time as fit into memory; what ``fill`` sends."""
+    for first in range(0, count, _FILLED_AT_ONCE):
+        yield columns(min(_FILLED_AT_ONCE, count - first), body_bytes, first)
+
+
 def fill(address: str, count: int, body_bytes: int = BODY_BYTES) -> FramePacker:
-    """Send ``columns(count, body_bytes)``, acknowledged; the packer knows the unique keys."""
+    """Send the messages of ``blocks(count, body_bytes)``, acknowledged; the packer knows the unique keys."""
     packer = FramePacker(f"fill {count}")
     with RawClient(address) as client:
-        for first in range(0, count, _FILLED_AT_ONCE):
-            load = columns(min(_FILLED_AT_ONCE, count - first), body_bytes, first)
+        for load in blocks(count, body_bytes):
             client.stream([packer.columns(chunk) for chunk in load.chunks(messages_a_frame(body_bytes))])
     return packer

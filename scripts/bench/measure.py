@@ -16,22 +16,33 @@ Sample: TypeAlias = dict[str, float]
 Samples: TypeAlias = Generator[Sample, None, None]
 """One sample a run."""
 
-_NUMBER = {"msg/s": ",.0f", "µs": ",.0f", "ms": ".2f", "s": ".2f", "GB/s": ".2f", "MB": ",.0f", "KiB": ",.1f"}
-_MORE_IS_BETTER = {"msg/s", "GB/s"}
+_NUMBER = {
+    "msg/s": ",.0f", "rows/s": ",.0f", "µs": ",.0f", "µs/row": ".2f", "ms": ".2f", "s": ".2f", "GB/s": ".2f",
+    "MB": ",.0f", "KiB": ",.1f", "×": ".2f",
+}  # fmt: skip
+_MORE_IS_BETTER = {"msg/s", "rows/s", "GB/s", "×"}
 
 
 class BenchFailed(Exception):
     """A case cannot go on, or what it got back is wrong: its figures would mean nothing."""
 
 
+class Skipped(Exception):
+    """The rest of a case cannot be measured here; the message says why, and what to install."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure of a case. ``unit``: a key of ``_NUMBER``; ``target``: what is to be reached, if anything."""
+    """One figure of a case. ``unit``: a key of ``_NUMBER``; ``target``: what is to be reached, if anything.
+
+    ``in_table``: whether it stands in the table, or only in the JSON.
+    """
 
     key: str
     title: str
     unit: str
     target: float | None = None
+    in_table: bool = True
 
     @property
     def more_is_better(self) -> bool:
@@ -68,11 +79,12 @@ class Case:
 
 @dataclass(slots=True)
 class Result:
-    """The samples of one case; ``failure`` says why there are fewer than asked for."""
+    """The samples of one case; ``failure`` says why there are fewer than asked for, ``skipped`` what is left out."""
 
     case: Case
     samples: list[Sample] = field(default_factory=list)
     failure: str = ""
+    skipped: str = ""
 
     def figures(self, measure: Measure) -> list[float]:
         """One figure a run."""

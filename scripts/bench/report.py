@@ -15,7 +15,13 @@ def as_json(results: Sequence[Result], facts: dict[str, Any]) -> dict[str, Any]:
 
 def _case_json(result: Result) -> dict[str, Any]:
     measures = [_measure_json(result, measure) for measure in result.case.measures if result.figures(measure)]
-    return {"name": result.case.name, "title": result.case.title, "failure": result.failure, "measures": measures}
+    return {
+        "name": result.case.name,
+        "title": result.case.title,
+        "failure": result.failure,
+        "skipped": result.skipped,
+        "measures": measures,
+    }
 
 
 def _measure_json(result: Result, measure: Measure) -> dict[str, Any]:
@@ -37,7 +43,10 @@ def as_markdown(results: Sequence[Result], facts: dict[str, Any]) -> str:
     lines = [f"| measured | reach | median of {facts['runs']} | best |", "|---|---|---|---|"]
     for result in results:
         lines.append(f"| **{result.case.title}** | | | |")
-        lines.extend(_row(result, measure) for measure in result.case.measures if result.figures(measure))
+        shown = [measure for measure in result.case.measures if measure.in_table and result.figures(measure)]
+        lines.extend(_row(result, measure) for measure in shown)
+        if result.skipped:
+            lines.append(f"| *skipped: {result.skipped.splitlines()[0]}* | | | |")
         if result.failure:
             lines.append(f"| *failed: {result.failure.splitlines()[0]}* | | | |")
     lines += ["", f"{facts['machine']}; {facts['way']}."]

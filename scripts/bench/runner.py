@@ -13,7 +13,7 @@ from flintmq.protocol.errors import FlintError
 from lib.local_broker import BrokerFailed
 
 from .bench import Bench
-from .measure import BenchFailed, Case, Result, Sample
+from .measure import BenchFailed, Case, Result, Sample, Skipped
 
 
 def run_cases(cases: Sequence[Case], bench: Bench, seconds_max: float) -> list[Result]:
@@ -31,6 +31,9 @@ def run_case(case: Case, bench: Bench, seconds_max: float) -> Result:
             for sample in samples:
                 result.samples.append(sample)
                 say(f"  {describe(case, sample)}")
+    except Skipped as reason:
+        result.skipped = str(reason)
+        say(f"  skipped: {result.skipped}")
     except (BenchFailed, BrokerFailed, FlintError, OSError, TimeoutError) as failure:
         result.failure = str(failure) or type(failure).__name__
         say(f"  failed: {result.failure}")

@@ -17,6 +17,10 @@ from . import (
     pull,
     query,
     single,
+    spark_batch,
+    spark_decode,
+    spark_latency,
+    spark_stream,
     start,
     tools,
 )
@@ -37,4 +41,11 @@ ALL: tuple[Case, ...] = (
     idle.CASE,
     footprint.CASE,
     metrics.CASE,
+    spark_batch.CASE,
+    spark_stream.CASE,
+    spark_latency.CASE,
+    spark_decode.CASE,
 )
+
+SPARK = tuple(case for case in ALL if case.name.startswith("spark-"))
+"""What needs the extra ``spark``."""

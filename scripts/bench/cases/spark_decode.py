@@ -1,0 +1,90 @@
+"""Answers to pulls into Arrow record batches of all columns, on one core: no Spark, and the broker at rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from flintmq.client.core.tags import EVERYTHING
+
+from ..bench import Bench
+from ..load import TOPIC, fill
+from ..measure import BenchFailed, Case, Measure, Samples
+from ..raw import RawClient
+from ..spark.driver import spark_version
+
+if TYPE_CHECKING:
+    from flintmq.client.spark.reading import Pulled
+
+MESSAGES = 1_000_000
+PULL_TIMEOUT_SECONDS = 30.0
+
+
+def samples(bench: Bench) -> Samples:
+    """One a run. The answers are in memory; what is measured is what a task does with them."""
+    spark_version()  # the extra brings Arrow, too
+    from flintmq.client.spark import scan_numba, scan_numpy
+
+    count = bench.count(MESSAGES)
+    with bench.broker() as broker:
+        fill(broker.address, count)
+        broker.wait_until_caught_up()
+        answers = list(pull_all(broker.address))
+    scans = {"numba": scan_numba.scan, "numpy": scan_numpy.scan}
+    for scan in scans.values():
+        decode(answers[:1], scan)  # Numba compiles
+    for _ in range(bench.runs):
+        sample = {}
+        for name, scan in scans.items():
+            began = time.perf_counter()
+            rows = decode(answers, scan)
+            sample[name] = rows / (time.perf_counter() - began)
+            if rows != count:
+                raise BenchFailed(f"{rows:,} rows were decoded, stored were {count:,}")
+        yield sample
+
+
+def pull_all(address: str) -> Iterator[Pulled]:
+    """The answers to pulls of everything, as large as a task asks for them."""
+    from flintmq.client.spark.brokers import call, parse_bootstrap
+    from flintmq.client.spark.offsets import Queue
+    from flintmq.client.spark.reading import PULL_COUNT, pull
+
+    (broker,) = parse_bootstrap(address)
+    with RawClient(address) as client:
+        lengths = client.queue_lengths(TOPIC)
+    for number, length in lengths.items():
+        offset = 0
+        while offset < length:
+            asked = pull(Queue(TOPIC, number, broker.name), offset, PULL_COUNT, EVERYTHING)
+            pulled = call(broker, asked, PULL_TIMEOUT_SECONDS)
+            offset = pulled.next_offset
+            yield pulled
+
+
+def decode(answers: list[Pulled], scan: Callable[..., Any]) -> int:
+    """Make the record batches of all columns, one an answer, with ``scan`` looking for the records' parts; the rows."""
+    from flintmq.client.spark import records
+    from flintmq.client.spark.columns import COLUMNS
+    from flintmq.client.spark.decoding import Decoder
+
+    decoder = Decoder(COLUMNS)
+    rows = 0
+    with mock.patch.object(records, "scan_records", scan):  # else it is Numba's where Numba is installed
+        for answer in answers:
+            block = records.RecordBlock(answer.body, answer.starts, answer.sizes, topic=TOPIC)
+            rows += decoder.batch(block, TOPIC).num_rows
+    return rows
+
+
+CASE = Case(
+    "spark-decode",
+    "answers to pulls → Arrow, all columns, checksums verified, one core",
+    (
+        Measure("numba", "with Numba", "rows/s", 3_000_000),
+        Measure("numpy", "without Numba", "rows/s", 3_000_000),
+    ),
+    samples,
+)

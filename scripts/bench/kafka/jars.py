@@ -1,0 +1,125 @@
+"""The jars of Kafka's broker and of Spark's Kafka connector, and the programs compiled against them.
+
+Maven keeps the jars in its own cache; where they lie, and the programs, is kept in the user's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..measure import Skipped
+
+FOLDER = Path(__file__).parent
+JDK_MIN = 17
+FETCH_SECONDS_MAX = 300.0
+COMPILE_SECONDS_MAX = 120.0
+
+_SOON_DONE = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Options of a Java process that lives for seconds."""
+_BROUGHT_BY_THE_CONNECTOR = "spark-sql-kafka-0-10_2.13,spark-token-provider-kafka-0-10_2.13,kafka-clients,commons-pool2"
+"""What Spark's own folder of jars lacks: only this may come before it on the class path."""
+_BROKER, _CONNECTOR = "broker.class-path", "connector.class-path"
+
+
+@dataclass(frozen=True, slots=True)
+class Jars:
+    """``broker``: class path of Kafka and of the programs here; ``connector``: what Spark's class path needs more."""
+
+    broker: str
+    connector: str
+
+    @property
+    def kafka_version(self) -> str:
+        """Of the broker."""
+        return _version(self.broker, "kafka-server")
+
+    @property
+    def connector_version(self) -> str:
+        """Of Spark's connector; the registry may not have that of the newest Spark."""
+        return _version(self.connector, "spark-sql-kafka-0-10_2.13")
+
+
+def get_jars(spark_version: str) -> Jars:
+    """The jars for Spark ``spark_version``; fetched and compiled once. Raises ``Skipped`` where they cannot be had."""
+    _check_programs()
+    sources = [FOLDER / "pom.xml", *sorted(FOLDER.glob("*.java"))]
+    content = b"\0".join([spark_version.encode(), *(source.read_bytes() for source in sources)])
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flintmq"
+    made = cache / f"kafka-{hashlib.sha256(content).hexdigest()[:16]}"
+    if not _complete(made):
+        shutil.rmtree(made, ignore_errors=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            folder = Path(scratch) / "made"
+            folder.mkdir()
+            _fetch_broker(folder)
+            _fetch_connector(folder, spark_version)
+            _compile(folder, sources[1:])
+            folder.rename(made)
+    broker, connector = ((made / name).read_text() for name in (_BROKER, _CONNECTOR))
+    return Jars(os.pathsep.join([str(made), broker]), connector)
+
+
+def _check_programs() -> None:
+    for program, package in (("java", "a JDK"), ("javac", "a JDK"), ("mvn", "Maven")):
+        if shutil.which(program) is None:
+            raise Skipped(f"`{program}` is not on PATH; install {package} to compare with Kafka")
+    said = subprocess.run(["javac", "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
+    version = re.match(r"javac (\d+)", said)
+    if version is None or int(version[1]) < JDK_MIN:
+        raise Skipped(f"the JDK on PATH is older than {JDK_MIN} ({said.strip()}); install a newer one for Kafka")
+
+
+def _complete(made: Path) -> bool:
+    paths = [made / _BROKER, made / _CONNECTOR]
+    return all(path.exists() and all(map(os.path.exists, path.read_text().split(os.pathsep))) for path in paths)
+
+
+def _fetch_broker(folder: Path) -> None:
+    if said := _class_path("broker", folder / _BROKER):
+        raise Skipped(f"Maven cannot get Kafka's jars; is there a network? {said}")
+
+
+def _fetch_connector(folder: Path, spark_version: str) -> None:
+    needed = f"-DincludeArtifactIds={_BROUGHT_BY_THE_CONNECTOR}"
+    if _class_path("connector", folder / _CONNECTOR, f"-Dspark.version={spark_version}", needed) and (
+        said := _class_path("pinned-connector", folder / _CONNECTOR)
+    ):
+        raise Skipped(f"Maven cannot get Spark's Kafka connector; is there a network? {said}")
+
+
+def _class_path(profile: str, to: Path, *options: str) -> str:
+    """Put a profile's class path into a file; what Maven said if it could not."""
+    command = ["mvn", "-q", "-B", "-f", str(FOLDER / "pom.xml"), "-P", profile, "dependency:build-classpath"]
+    command += [f"-Dmdep.outputFile={to}", "-Daether.connector.connectTimeout=10000", *options]
+    environment = {"MAVEN_OPTS": " ".join(_SOON_DONE), **os.environ}
+    try:
+        fetched = subprocess.run(
+            command, capture_output=True, text=True, timeout=FETCH_SECONDS_MAX, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return f"it was not done within {FETCH_SECONDS_MAX:.0f} s"
+    if fetched.returncode == 0 and to.exists():
+        return ""
+    errors = [line.partition("[ERROR] ")[2] for line in fetched.stdout.splitlines() if "[ERROR]" in line]
+    return errors[0] if errors else fetched.stderr[-300:] or f"it ended with {fetched.returncode}"
+
+
+def _compile(folder: Path, sources: list[Path]) -> None:
+    command = ["javac", *(f"-J{option}" for option in _SOON_DONE), "-proc:none", "-nowarn", "-encoding", "UTF-8"]
+    command += ["-cp", (folder / _BROKER).read_text(), "-d", str(folder), *map(str, sources)]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_SECONDS_MAX)
+    if compiled.returncode:
+        raise Skipped(f"the programs that run and fill Kafka do not compile: {compiled.stderr[-500:]}")
+
+
+def _version(class_path: str, artifact: str) -> str:
+    found = re.search(rf"[/\\]{re.escape(artifact)}-(\d[^/\\]*)\.jar", class_path)
+    return found[1] if found else "of unknown version"

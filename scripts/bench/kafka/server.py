@@ -1,0 +1,162 @@
+"""A Kafka broker process on loopback, with its default heap and settings, and what puts messages into it."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+from ..measure import BenchFailed
+from .jars import FOLDER, Jars
+
+CLIENT_SECONDS_MAX = 120.0
+STOP_SECONDS_MAX = 20.0
+
+_CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+_BROKER_OPTIONS = (
+    # Those of Kafka's own start script.
+    "-Xms1G", "-Xmx1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+)  # fmt: skip
+_QUIET_CLIENT = ("-Dorg.apache.logging.log4j.level=WARN", "-Xmx512m")
+_STARTS_MAX = 3
+_POLL_SECONDS = 0.02
+_PORT_IS_TAKEN = re.compile(r"BindException|Address already in use")
+
+
+class Kafka:
+    """Context manager: ``address`` is where it listens, once ``topic`` is there with so many ``partitions``.
+
+    ``folder`` takes its files. The process ends when its standard input does, so also when this one is killed.
+    """
+
+    def __init__(self, jars: Jars, folder: Path, topic: str, partitions: int) -> None:
+        self.address = ""
+        self.topic = topic
+        self._jars = jars
+        self._folder = folder
+        self._partitions = partitions
+        self._output = folder / "output"
+
+    def __enter__(self) -> Kafka:
+        for attempt in range(1, _STARTS_MAX + 1):
+            self._start()
+            try:
+                self._create_topic()
+                return self
+            except BenchFailed as failure:
+                self._stop()
+                output = self._output.read_text(errors="replace")
+                # Another process may take a free port before Kafka does.
+                if attempt == _STARTS_MAX or not _PORT_IS_TAKEN.search(output):
+                    raise BenchFailed(f"Kafka did not start: {failure}\nIt said:\n{output[-2000:]}") from None
+            except BaseException:  # Ctrl-C, or the case's time is up: no broker is left behind
+                self._stop()
+                raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    @property
+    def pid(self) -> int:
+        """The broker's process."""
+        return self._process.pid
+
+    def fill(self, bodies: Iterable[bytes], count: int, body_bytes: int) -> None:
+        """Put ``count`` messages into the topic, acknowledged: ``bodies`` are blocks of bodies, keys are numbered."""
+        with self._start_client("fill", count, body_bytes) as client:
+            assert client.stdin is not None
+            try:
+                for block in bodies:
+                    client.stdin.write(block)
+            except BrokenPipeError:
+                pass  # it failed, and says why
+            self._finish(client)
+
+    def pace(self, count: int, body_bytes: int, per_second: int) -> subprocess.Popen[bytes]:
+        """A process that sends ``count`` messages, ``per_second`` of them; a body begins with the time in µs."""
+        return self._start_client("pace", count, body_bytes, per_second)
+
+    def _start(self) -> None:
+        port, controller_port = _free_ports(2)
+        self.address = f"127.0.0.1:{port}"
+        log = self._folder / f"log-{port}"
+        log.mkdir(parents=True)
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{controller_port}",
+            "controller.listener.names": "CONTROLLER",
+            "log.dirs": log,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+        }
+        path = self._folder / "server.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        options = [*_BROKER_OPTIONS, f"-Dlog4j2.configurationFile={FOLDER / 'log4j2.properties'}"]
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                ["java", *options, "-cp", self._jars.broker, "KafkaBroker", str(path), _CLUSTER],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the bench, which then ends Kafka
+            )
+
+    def _stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _create_topic(self) -> None:
+        """Wait until the broker has the topic; the client gives up by itself, and with the broker."""
+        with self._start_client("create", self._partitions) as client:
+            while client.poll() is None:
+                if self._process.poll() is not None:
+                    client.kill()
+                    raise BenchFailed(f"it ended with {self._process.returncode}")
+                time.sleep(_POLL_SECONDS)
+            self._finish(client)
+
+    def _start_client(self, command: str, *arguments: object) -> subprocess.Popen[bytes]:
+        program = ["KafkaLoad", self.address, command, self.topic, *map(str, arguments)]
+        return subprocess.Popen(
+            ["java", *_QUIET_CLIENT, "-cp", self._jars.broker, *program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def _finish(self, client: subprocess.Popen[bytes]) -> None:
+        """Wait until a client has done its work; raise what it said if it could not."""
+        try:
+            said = client.communicate(timeout=CLIENT_SECONDS_MAX)[0]
+        except BaseException:
+            client.kill()
+            raise
+        if client.returncode:
+            raise BenchFailed(f"Kafka's client ended with {client.returncode}: {said.decode(errors='replace')[-2000:]}")
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()

@@ -1,0 +1,1 @@
+"""Spark beside a broker on the same cores: a process with a session, what it is told to do, and what that cost."""

@@ -1,0 +1,132 @@
+"""A process with a Spark session. It ends with the case: a session's Java process would else stay for all others."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from ..measure import BenchFailed, Skipped
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MASTER = "local[2]"
+START_SECONDS_MAX = 180.0
+JOB_SECONDS_MAX = 600.0
+STOP_SECONDS_MAX = 20.0
+_LOG_CHARACTERS_SHOWN = 2000
+
+
+def spark_version() -> str:
+    """Of the installed PySpark. Raises ``Skipped`` where there is none."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise Skipped("PySpark is not installed; `./scripts/bench/run spark` installs it, 490 MB, and runs these cases")
+    from pyspark.version import __version__
+
+    version: str = __version__
+    return version
+
+
+class Driver:
+    """Context manager: a Spark driver with the ``flintmq`` sources. ``folder`` takes its log and temporary files.
+
+    ``class_path``: further jars for Spark. The session is there on entry: its start is in no figure.
+    """
+
+    def __init__(self, folder: Path, class_path: str = "") -> None:
+        self._log = folder / "spark.log"
+        self._settings = {
+            "spark.master": MASTER,
+            "spark.local.dir": str(folder),
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "2",
+        }
+        if class_path:
+            self._settings["spark.driver.extraClassPath"] = class_path
+
+    def __enter__(self) -> Driver:
+        context = multiprocessing.get_context("spawn")
+        self._connection, of_the_child = context.Pipe()
+        # A daemon: it is ended when this process ends; and killed, this process leaves it a closed pipe.
+        self._process = context.Process(target=_serve, args=(of_the_child, self._log, self._settings), daemon=True)
+        self._process.start()
+        of_the_child.close()
+        try:
+            self._answer(START_SECONDS_MAX)
+        except BaseException:
+            self._process.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._connection.close()
+        if error is not None:  # it may be in the middle of a long job
+            self._process.kill()
+        self._process.join(STOP_SECONDS_MAX)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def call(self, job: Callable[Concatenate[SparkSession, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What ``job(spark, …)`` returns, in the process. Raises ``BenchFailed`` with what went wrong there."""
+        self._connection.send((job, args, kwargs))
+        result: R = self._answer(JOB_SECONDS_MAX)
+        return result
+
+    def _answer(self, seconds: float) -> Any:
+        try:
+            if not self._connection.poll(seconds):
+                raise BenchFailed(f"Spark did not answer within {seconds:.0f} s. {self._said()}")
+            failure, result = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise BenchFailed(f"the process with the Spark session ended. {self._said()}") from None
+        if failure:
+            raise BenchFailed(failure)
+        return result
+
+    def _said(self) -> str:
+        return f"Its log ends with:\n{self._log.read_text(errors='replace')[-_LOG_CHARACTERS_SHOWN:]}"
+
+
+def _serve(connection: Connection, log: Path, settings: dict[str, str]) -> None:
+    """The process: starts the session, then does one job after the other until the pipe is closed."""
+    # What Spark's Java process prints goes where this process prints.
+    with log.open("wb", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        from flintmq.client.spark.sessions import session
+
+        spark = session("flintmq-bench", settings=settings)
+    except Exception as error:  # noqa: BLE001 - it is told, and raised there
+        connection.send((_shown(error), None))
+        return
+    connection.send(("", None))
+    while True:
+        try:
+            job, args, kwargs = connection.recv()
+        except EOFError:
+            break
+        try:
+            outcome = "", job(spark, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - it is told, and raised there
+            outcome = _shown(error), None
+        connection.send(outcome)
+    spark.stop()
+
+
+def _shown(error: Exception) -> str:
+    traceback.print_exception(error)  # into the log
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,152 @@
+"""What a Spark driver is told to do, and what it took. The same code for every source."""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..measure import BenchFailed
+from .processes import CpuSeconds, cpu_of_tree
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STAMP = struct.Struct(">q")
+"""How the body of a message begins whose way is timed: when it was made, in µs since 1970."""
+PARQUET_CODEC = "snappy"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What Spark reads. ``body``: the name of the column with the messages' bytes; ``path``: what ``load`` takes."""
+
+    format: str
+    options: dict[str, str] = field(default_factory=dict)
+    body: str = "body"
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a job took: time that passed, processor time of Spark, and rows where Spark counts them (else -1)."""
+
+    seconds: float
+    cpu: CpuSeconds
+    rows: int = -1
+
+
+def count(spark: SparkSession, source: Source) -> tuple[int, int]:
+    """The rows of a source, and the bytes of all bodies."""
+    from pyspark.sql import functions
+
+    rows, body_bytes = _batch(spark, source).agg(
+        functions.count("*"), functions.sum(functions.octet_length(source.body))
+    ).collect()[0]  # fmt: skip
+    return rows, body_bytes or 0
+
+
+def to_noop(spark: SparkSession, source: Source) -> Work:
+    """Read everything, all columns, into Spark's sink that drops it."""
+    return _timed(lambda: _batch(spark, source).write.format("noop").mode("overwrite").save())
+
+
+def to_parquet(spark: SparkSession, source: Source, folder: Path) -> Work:
+    """Read everything, all columns, into Parquet files below ``folder``."""
+    write = _batch(spark, source).write.mode("overwrite").option("compression", PARQUET_CODEC)
+    return _timed(lambda: write.parquet(str(folder)))
+
+
+def stream_to_noop(spark: SparkSession, source: Source, folder: Path) -> Work:
+    """Stream everything that is there, with a checkpoint of its own below ``folder``, into the sink that drops it."""
+    checkpoint = tempfile.mkdtemp(prefix="checkpoint-", dir=folder)
+
+    def run() -> int:
+        query = (
+            _stream(spark, source).writeStream.format("noop").option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+    return _timed(run)
+
+
+def _batch(spark: SparkSession, source: Source) -> DataFrame:
+    return spark.read.format(source.format).options(**source.options).load(source.path)
+
+
+def _stream(spark: SparkSession, source: Source) -> DataFrame:
+    options = {**source.options, "startingOffsets": "earliest"}
+    return spark.readStream.format(source.format).options(**options).load()
+
+
+def _timed(action: Callable[[], int | None]) -> Work:
+    cpu, began = cpu_of_tree(os.getpid()), time.perf_counter()
+    rows = action()
+    seconds = time.perf_counter() - began
+    return Work(seconds, cpu_of_tree(os.getpid()) - cpu, -1 if rows is None else rows)
+
+
+# ---- how long a message takes to the sink ----
+
+
+class _Arrivals:
+    """A streaming query whose sink notes when each message came: trigger 0, ``foreachBatch``."""
+
+    def __init__(self, spark: SparkSession, source: Source, folder: Path) -> None:
+        self.taken: list[tuple[int, int]] = []  # when it was made and when it arrived, µs since 1970
+        self.batches: list[float] = []
+        self._changed = threading.Condition()
+        self._body = source.body
+        self.query = (
+            _stream(spark, source).writeStream.foreachBatch(self._note)
+            .option("checkpointLocation", tempfile.mkdtemp(prefix="checkpoint-", dir=folder))
+            .trigger(processingTime="0 seconds").start()
+        )  # fmt: skip
+
+    def _note(self, batch: DataFrame, number: int) -> None:
+        made = [STAMP.unpack_from(body)[0] for (body,) in batch.select(self._body).collect()]
+        now = time.time_ns() // 1000
+        with self._changed:
+            self.taken += [(stamp, now) for stamp in made]
+            self._changed.notify_all()
+
+    def wait(self, since: int, expected: int, seconds: float) -> None:
+        """Until ``expected`` messages are there that were made at ``since`` or later."""
+        deadline = time.monotonic() + seconds
+
+        def arrived() -> int:
+            return sum(stamp >= since for stamp, _ in self.taken)
+
+        with self._changed:
+            while arrived() < expected:
+                self._changed.wait(1.0)
+                if (failure := self.query.exception()) is not None:
+                    raise failure
+                if time.monotonic() > deadline:
+                    raise BenchFailed(f"{arrived()} of {expected} messages reached the sink within {seconds:.0f} s")
+
+
+_running: list[Any] = []
+
+
+def start_noting(spark: SparkSession, source: Source, folder: Path) -> None:
+    """Start a query over ``source`` whose sink notes when each message arrives."""
+    _running.append(_Arrivals(spark, source, folder))
+
+
+def stop_noting(spark: SparkSession, since: int, expected: int, seconds: float) -> list[tuple[int, int]]:
+    """Wait for the messages of that query made since then, and stop it: when each was made and came, µs since 1970."""
+    arrivals = _running.pop()
+    try:
+        arrivals.wait(since, expected, seconds)
+    finally:
+        arrivals.query.stop()
+    return sorted(pair for pair in arrivals.taken if pair[0] >= since)

@@ -1,0 +1,147 @@
+"""FlintMQ and Kafka side by side: a broker of each with the same messages, and one Spark that reads both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..bench import Bench
+from ..broker import Broker
+from ..kafka.jars import Jars, get_jars
+from ..kafka.server import Kafka
+from ..load import BODY_BYTES, QUEUES, TOPIC, blocks, fill
+from ..machine import cpu_seconds, touch_memory
+from ..measure import BenchFailed, Measure, Sample, Skipped
+from ..raw import RawClient
+from . import jobs
+from .driver import Driver, spark_version
+from .jobs import Source, Work
+
+KAFKA = "_kafka"
+RATIO = "_ratio"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What a job reads. ``suffix``: what its figures' keys end with; ``pid``: of the broker, if one serves it."""
+
+    suffix: str
+    source: Source
+    pid: int | None = None
+
+
+@dataclass(slots=True)
+class SideBySide:
+    """What a case works with: brokers that hold ``count`` messages each, and Spark.
+
+    ``store``: FlintMQ's; ``folder``: for what Spark writes; ``kafka``: None for the reason ``without_kafka``.
+    """
+
+    count: int
+    driver: Driver
+    folder: Path
+    store: Path
+    flintmq: Broker
+    kafka: Kafka | None
+    without_kafka: str
+    _flintmq_life: ExitStack
+
+    @property
+    def sides(self) -> list[Side]:
+        """FlintMQ, and Kafka where it is to be had: in turns what a run measures."""
+        flintmq = {"bootstrap": self.flintmq.address, "subscribe": TOPIC}
+        sides = [Side("", Source("flintmq", flintmq), self.flintmq.pid)]
+        if self.kafka is not None:
+            kafka = {"kafka.bootstrap.servers": self.kafka.address, "subscribe": TOPIC}
+            sides.append(Side(KAFKA, Source("kafka", kafka, body="value"), self.kafka.pid))
+        return sides
+
+    def stop_flintmq(self) -> None:
+        """Stop FlintMQ's broker in order; its store stays."""
+        self._flintmq_life.close()
+
+    def check(self, source: Source) -> None:
+        """Raise unless Spark finds exactly the messages that were stored, with all of their bytes."""
+        rows, body_bytes = self.driver.call(jobs.count, source)
+        if (rows, body_bytes) != (self.count, self.count * BODY_BYTES):
+            raise BenchFailed(f"{source.format} gave {rows:,} messages of {body_bytes:,} bytes; stored: {self.count:,}")
+
+    def run(self, name: str, side: Side, job: Callable[..., Work], *arguments: Any) -> Sample:
+        """Do ``job(spark, the side's source, …)`` once. The figures' keys begin with ``name`` and the side's suffix.
+
+        Rows a second, and the processor time a row of everybody who had a part in it.
+        """
+        name += side.suffix
+        broker = cpu_seconds(side.pid) if side.pid else 0.0
+        work = self.driver.call(job, side.source, *arguments)
+        broker = (cpu_seconds(side.pid) if side.pid else 0.0) - broker
+        if work.rows not in (-1, self.count):
+            raise BenchFailed(f"{name}: {work.rows:,} rows came, stored were {self.count:,}")
+        parts = {"java": work.cpu.java, "python": work.cpu.python, "broker": broker}
+        micros = {f"{name}_cpu_{part}": seconds * 1e6 / self.count for part, seconds in parts.items()}
+        return {name: self.count / work.seconds, f"{name}_cpu": sum(micros.values()), **micros}
+
+    def end(self) -> None:
+        """To be called behind the last run. Raises ``Skipped`` where Kafka's figures could not be measured."""
+        if self.without_kafka:
+            raise Skipped(f"Kafka's figures: {self.without_kafka}")
+
+
+@contextmanager
+def side_by_side(bench: Bench, count: int) -> Iterator[SideBySide]:
+    """Both brokers, each with the same ``count`` messages, and a Spark session that has read them once.
+
+    Raises ``Skipped`` where Spark is not installed.
+    """
+    version = spark_version()
+    jars, without_kafka = _jars(version)
+    with ExitStack() as stack:
+        store, folder = stack.enter_context(bench.store()), stack.enter_context(bench.store())
+        flintmq_life = stack.enter_context(ExitStack())
+        flintmq = flintmq_life.enter_context(Broker(store, "async"))
+        with RawClient(flintmq.address) as client:
+            client.create_topic(TOPIC, QUEUES)
+        touch_memory(bench.touched_gib, bench.folder)
+        fill(flintmq.address, count)
+        flintmq.wait_until_caught_up()
+        kafka = None
+        if jars is not None:
+            kafka = stack.enter_context(Kafka(jars, folder / "kafka", TOPIC, QUEUES))
+            if count:
+                kafka.fill((b"".join(block.bodies) for block in blocks(count)), count, BODY_BYTES)
+        driver = stack.enter_context(Driver(folder, jars.connector if jars else ""))
+        both = SideBySide(count, driver, folder, store, flintmq, kafka, without_kafka, flintmq_life)
+        for side in both.sides:
+            both.check(side.source)
+        yield both
+
+
+def _jars(version: str) -> tuple[Jars | None, str]:
+    try:
+        return get_jars(version), ""
+    except Skipped as reason:
+        return None, str(reason)
+
+
+def compared(sample: Sample, name: str) -> Sample:
+    """How many times Kafka's figure FlintMQ's is; nothing without Kafka's."""
+    return {name + RATIO: sample[name] / sample[name + KAFKA]} if name + KAFKA in sample else {}
+
+
+def measures(name: str, title: str, target: float, ratio: float | None = None) -> tuple[Measure, ...]:
+    """What ``run`` and ``compared`` give: FlintMQ's rows a second, and where ``ratio`` is given Kafka's beside it."""
+    own = [Measure(name, title, "rows/s", target), *_cpu(name, title)]
+    if ratio is None:
+        return tuple(own)
+    of_kafka = f"{title}: Spark's Kafka connector"
+    kafka = [Measure(name + KAFKA, of_kafka, "rows/s"), *_cpu(name + KAFKA, of_kafka)]
+    return (*own, *kafka, Measure(name + RATIO, f"{title}: × Kafka", "×", ratio))
+
+
+def _cpu(name: str, title: str) -> list[Measure]:
+    whole = Measure(f"{name}_cpu", f"{title}: CPU a row, Spark and broker", "µs/row")
+    parts = (("java", "Spark's Java"), ("python", "Python"), ("broker", "the broker"))
+    return [whole, *(Measure(f"{name}_cpu_{key}", f"of it {who}", "µs/row", in_table=False) for key, who in parts)]
