@@ -163,7 +163,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> tuple[int, str] 
     except FileNotFoundError:
         return f"there is no {command[0]}" if not os.path.lexists(command[0]) else f"{command[0]} leads nowhere"
     except subprocess.TimeoutExpired:
-        return f"{command[0]} did not say its version within {PROBE_TIMEOUT_S:.0f} s"
+        return f"{command[0]} did not say its version within {PROBE_TIMEOUT_S:g} s"
     except OSError as error:
         return f"{command[0]} cannot be started: {error.strerror}"
     return result.returncode, result.stdout.decode(errors="replace")
