@@ -6,11 +6,11 @@ import os
 import re
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 
-from ....protocol.layout import MAGIC_V1, MAGIC_V2, PRE_BLANK_SIZE, RECORD, RECORD_HEAD_BYTES, UNIT_BYTES, UNIT_STRUCT
+from ....protocol.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_HEAD_BYTES
 from ....protocol.record import CorruptRecord, Record, decode_record
 from .log_files import LogFile
+from .queues import Queues
 from .walking import judge
 
 _MAGIC_BYTES = [struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2)]
@@ -24,7 +24,6 @@ _PHYSICAL_OFFSET_AT = RECORD.at["physical_offset"]
 _SCAN_BYTES = 1024 * 1024
 _CHAIN_RECORDS = 8
 _PROOFS_MAX = 64
-_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,53 +35,7 @@ class Boundary:
     certain: bool
 
 
-class Units:
-    """The ConsumeQueues of a store: whether a record is where its queue says. ``folder``: None where there are none."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._files: dict[Path, list[int]] = {}
-
-    def confirm(self, record: Record, size: int) -> bool:
-        """Whether the unit of the record's own queue offset points at exactly this record."""
-        if self._folder is None or record.queue_offset < 0:
-            return False
-        queue = self._folder / record.topic.decode("utf-8", "replace") / str(record.queue_id)
-        if queue.parent.parent != self._folder:
-            return False  # a topic with a slash: a feigned record
-        wanted = record.queue_offset * UNIT_BYTES
-        begins = [begin for begin in self._begins(queue) if begin <= wanted]
-        if not begins:
-            return False
-        blob = _read(queue / f"{begins[-1]:020d}", wanted - begins[-1])
-        if len(blob) < UNIT_BYTES:
-            return False
-        physical_offset, unit_size, _ = UNIT_STRUCT.unpack(blob)
-        return (physical_offset, unit_size) == (record.physical_offset, size) and unit_size != PRE_BLANK_SIZE
-
-    def _begins(self, queue: Path) -> list[int]:
-        begins = self._files.get(queue)
-        if begins is None:
-            try:
-                begins = sorted(int(file.name) for file in queue.iterdir() if _NAME.match(file.name))
-            except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in a feigned topic
-                begins = []
-            self._files[queue] = begins
-        return begins
-
-
-def _read(path: Path, at: int) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # retention took it meanwhile
-        return b""
-    try:
-        return os.pread(fd, UNIT_BYTES, at)
-    finally:
-        os.close(fd)
-
-
-def find_boundary(file: LogFile, fd: int, wanted: int, end: int, units: Units) -> Boundary:
+def find_boundary(file: LogFile, fd: int, wanted: int, end: int, queues: Queues) -> Boundary:
     """A record's beginning at ``wanted`` or behind it; ``end``, the file's or the log's, where there is none before.
 
     Of the first few that look like records, one whose ConsumeQueue confirms it is preferred.
@@ -95,7 +48,7 @@ def find_boundary(file: LogFile, fd: int, wanted: int, end: int, units: Units) -
             break
         first = found if first is None else first
         record, size = _decode(file, fd, found)
-        if units.confirm(record, size):
+        if queues.confirm(record, size):
             return Boundary(found, True)
         at = found + size
     return Boundary(end, True) if first is None else Boundary(first, False)

@@ -6,13 +6,15 @@ import logging
 from dataclasses import dataclass, replace
 
 from ....protocol.record import CorruptRecord, decode_record
-from ..records import RecordBlock
 from ..scan import Part
 from .boundaries import next_record
 from .errors import SKIP_HINT, CorruptLog
 from .log_files import LogFile, LogFiles
-from .walking import WINDOW_BYTES, Stretch, Walk, why_unsound
+from .queues import LastUnit
+from .walking import FILE_ENDS, WINDOW_BYTES, ZEROS, Stretch, Walk, judge
 
+_TAIL_RECORDS = 1024
+"""So many of the last records are checked with their bodies, from the end on, until one is sound."""
 logger = logging.getLogger(__name__)
 
 
@@ -39,42 +41,68 @@ def find_end(log: LogFiles, *, fail_on_corruption: bool = True) -> ReadableLog:
     if log.flushed_offset is not None:
         end = min(log.flushed_offset, log.files[-1].end) if log.files else log.start
         return ReadableLog(log, end)
+    # What a queue points at was in the log before: the queues are looked at first.
+    last_unit = log.queues().last_unit() if log.stopped_in_order else None
+    found = _last_with_records(log, fail_on_corruption)
+    if last_unit is not None and last_unit.end > found.end:
+        _tolerate(_lost_end(log, found, last_unit), fail_on_corruption)
+    return found
+
+
+def _last_with_records(log: LogFiles, fail: bool) -> ReadableLog:
     files = list(log.files)
     while files:
-        end = _end_of_records(files[-1], fail_on_corruption)
+        end = _end_of_records(files[-1], fail)
         if end is not None:
             return ReadableLog(replace(log, files=tuple(files)), end)
         files.pop()  # made ahead, nothing was written to it yet
     return ReadableLog(replace(log, files=()), log.start)
 
 
+def _lost_end(log: LogFiles, found: ReadableLog, last_unit: LastUnit) -> CorruptLog:
+    """The store was stopped in order, so what its queues know was flushed."""
+    file = found.log.files[-1] if found.log.files else None
+    path = file.path if file is not None else log.folder / f"{found.end:020d}"
+    return CorruptLog(
+        path, found.end - (file.start if file is not None else found.end), found.end,
+        f"no sound record follows, but {last_unit.path} points at one that ends at {last_unit.end:,}: the log was cut "
+        "short, or its end is damaged",
+        f"Restore the file from a backup, or {SKIP_HINT}; "
+        "files that were copied while a broker wrote are read from a folder without the store around it",
+    )  # fmt: skip
+
+
 def _end_of_records(file: LogFile, fail: bool) -> int | None:
     """Behind the last sound record of a file; the file's own end where a blank follows it. None without a record."""
-    last: RecordBlock | None = None
+    places: list[tuple[int, int]] = []
     with file.open() as fd:
         at: int | None = file.start
         while at is not None:
             walk = Walk(Stretch(file, file.start, file.end), fd, at)
             for block in walk:
-                last = block.records
+                offsets = block.records.parts[Part.PHYSICAL_OFFSET, -_TAIL_RECORDS:].tolist()
+                places = (places + list(zip(offsets, block.records.sizes[-_TAIL_RECORDS:].tolist(), strict=True)))[
+                    -_TAIL_RECORDS:
+                ]
             if walk.damage is None:
                 return file.end
             at = next_record(file, fd, walk.damage.physical_offset + 1, file.end)
             if at is not None:
                 _tolerate(walk.damage, fail)
-        if last is None:
+        if not places:
             _check_own(file, fd, fail)
             return None
-    return _behind_last_checked(last)
+        if walk.damage is not None and walk.damage.reason not in (ZEROS, FILE_ENDS):
+            logger.warning("taken for the log's end: %s", walk.damage)
+        return _behind_last_checked(file, fd, places)
 
 
-def _behind_last_checked(block: RecordBlock) -> int:
+def _behind_last_checked(file: LogFile, fd: int, places: list[tuple[int, int]]) -> int:
     """Where the last record ends whose body checks: what a crash left behind it was not written whole."""
-    for row in range(len(block) - 1, -1, -1):
-        physical_offset = int(block.parts[Part.PHYSICAL_OFFSET, row])
-        if why_unsound(block.record(row), physical_offset, check_crc=True) is None:
-            return physical_offset + int(block.sizes[row])
-    return int(block.parts[Part.PHYSICAL_OFFSET, 0])
+    for physical_offset, size in reversed(places):
+        if judge(file, fd, physical_offset, check_crc=True)[1] is None:
+            return physical_offset + size
+    return places[0][0]
 
 
 def _check_own(file: LogFile, fd: int, fail: bool) -> None:

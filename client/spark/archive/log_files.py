@@ -27,6 +27,7 @@ from ....protocol.layout import (
 )
 from ..errors import DataLoss, InvalidOption
 from .errors import SKIP_HINT, CorruptLog
+from .queues import Queues
 
 COMMITLOG = "commitlog"
 _NAME = re.compile(r"\d{20}\Z", re.ASCII)
@@ -61,15 +62,18 @@ class LogFile:
 
     def read(self, fd: int, physical_offset: int, count: int) -> bytes:
         """``count`` bytes at a place of the log, fewer where the file ends before."""
-        position = physical_offset - self.start
-        blob = os.pread(fd, count, position)
-        if len(blob) == count or not blob:
-            return blob
-        pieces = [blob]
-        while blob and (got := sum(map(len, pieces))) < count:
-            blob = os.pread(fd, count - got, position + got)
-            pieces.append(blob)
-        return b"".join(pieces)
+        buffer = bytearray(count)
+        return bytes(buffer[: self.read_into(fd, physical_offset, memoryview(buffer))])
+
+    def read_into(self, fd: int, physical_offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` from a place of the log; how many bytes there are before the file ends."""
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(fd, [buffer[done:]], physical_offset - self.start + done)
+            if not count:
+                break
+            done += count
+        return done
 
     def damaged(self, physical_offset: int, reason: str, help_: str) -> CorruptLog:
         """The error for a place in this file."""
@@ -82,12 +86,18 @@ class LogFiles:
 
     ``flushed_offset``: below it everything is on disk and never changes, by FlintMQ's mark in the checkpoint; None
     without a mark. ``store``: the folder that holds ``commitlog``, None where only its files were given.
+    ``stopped_in_order``: a store that no broker has open, and whose last one flushed everything.
     """
 
     folder: Path
     store: Path | None
     files: tuple[LogFile, ...]
     flushed_offset: int | None
+    stopped_in_order: bool = False
+
+    def queues(self) -> Queues:
+        """The ConsumeQueues beside the log."""
+        return Queues(self.store / "consumequeue" if self.store is not None else None)
 
     @property
     def start(self) -> int:
@@ -111,7 +121,8 @@ def find_log(path: str, *, fail_on_corruption: bool = True) -> LogFiles:
     files = _check_sizes(files, fail_on_corruption)
     if flushed_offset is not None:
         _check_reaches(folder, files, flushed_offset, fail_on_corruption)
-    return LogFiles(folder, store, tuple(files), flushed_offset)
+    stopped_in_order = store is not None and (store / "checkpoint").exists() and not (store / "abort").exists()
+    return LogFiles(folder, store, tuple(files), flushed_offset, stopped_in_order)
 
 
 def _locate(path: str) -> tuple[Path, Path | None]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from ....protocol.layout import IPV6_EXTRA_BYTES, RECORD, SysFlag
 from ..errors import DataLoss, InvalidOption
-from .boundaries import Boundary, Units, find_boundary
+from .boundaries import Boundary, find_boundary
 from .errors import SKIP_HINT
 from .log_end import ReadableLog
 from .options import ArchiveOptions
+from .queues import Queues
 from .walking import Stretch, judge
 
 _I32 = struct.Struct(">i")
@@ -40,9 +41,9 @@ def plan(log: ReadableLog, options: ArchiveOptions) -> list[list[Stretch]]:
     _check_offsets(log, options)
     firsts = [_first_piece(stretch, options) for stretch in log.stretches if stretch.begin < stretch.end]
     pieces: list[Piece] = []
-    units = Units(log.log.store / "consumequeue" if log.log.store is not None else None)
+    queues = log.log.queues()
     for first in _wanted(firsts, options):
-        pieces += _cut(first, options.partition_bytes, units)
+        pieces += _cut(first, options.partition_bytes, queues)
     return _pack([piece.stretch for piece in _wanted(pieces, options)], options.partition_bytes)
 
 
@@ -115,7 +116,7 @@ def _all_behind(piece: Piece, options: ArchiveOptions) -> bool:
     )
 
 
-def _cut(piece: Piece, partition_bytes: int, units: Units) -> list[Piece]:
+def _cut(piece: Piece, partition_bytes: int, queues: Queues) -> list[Piece]:
     """A file's readable part in about equal pieces of at most ``partition_bytes`` and a record."""
     stretch = piece.stretch
     total = stretch.end - stretch.begin
@@ -131,7 +132,7 @@ def _cut(piece: Piece, partition_bytes: int, units: Units) -> list[Piece]:
             if wanted <= begin.physical_offset and number < count:
                 continue  # a record that is longer than a piece
             end = (
-                find_boundary(stretch.file, fd, wanted, stretch.end, units)
+                find_boundary(stretch.file, fd, wanted, stretch.end, queues)
                 if number < count
                 else Boundary(stretch.end, True)
             )

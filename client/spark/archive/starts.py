@@ -8,14 +8,14 @@ import struct
 import numpy as np
 
 from ....protocol.layout import MAGIC_BLANK, RECORD_BYTES_MIN
-from ..scan import Ints
+from ..scan import Blob, Ints
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 _RUN_MIN = 8
 _RUN_STEPS = (64, 4096)
 
 
-def find_records(blob: bytes) -> tuple[Ints, Ints]:
+def find_records(blob: Blob) -> tuple[Ints, Ints]:
     """Starts and sizes of the records that lie whole, one behind the other, in ``blob``, going by their sizes alone.
 
     A blank record, or a size that is none or does not fit, ends them.
@@ -28,7 +28,7 @@ def find_records(blob: bytes) -> tuple[Ints, Ints]:
     return starts, np.diff(starts, append=end)
 
 
-def find_starts_plain(blob: bytes) -> tuple[Ints, int]:
+def find_starts_plain(blob: Blob) -> tuple[Ints, int]:
     """The starts, and where the last one ends; for where Numba is not installed.
 
     Where many records have the same size they are found by looking at all those places at once: 2 ns each instead of
@@ -60,7 +60,7 @@ def find_starts_plain(blob: bytes) -> tuple[Ints, int]:
     return np.concatenate(pieces), at
 
 
-def _run(blob: bytes, at: int, size: int) -> Ints:
+def _run(blob: Blob, at: int, size: int) -> Ints:
     """The places from ``at`` on, ``size`` bytes apart, where a whole record says that it has that size."""
     fitting = (len(blob) - at) // size
     heads = np.ndarray((fitting,), np.dtype([("size", ">i4"), ("magic", ">i4")]), blob, offset=at, strides=(size,))

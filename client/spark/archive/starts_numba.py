@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from ....protocol.layout import MAGIC_BLANK, RECORD_BYTES_MIN
-from ..scan import Ints
+from ..scan import Blob, Ints
 
 # Literals, because Numba's cache does not see a change in another module; held here against what they stand for.
 _SIZE_MIN = 91
@@ -15,7 +15,7 @@ _BLANK = -875286124
 assert (_SIZE_MIN, _BLANK) == (RECORD_BYTES_MIN, MAGIC_BLANK)
 
 
-def find_starts(blob: bytes) -> tuple[Ints, int]:
+def find_starts(blob: Blob) -> tuple[Ints, int]:
     """See ``find_starts_plain``."""
     starts = np.empty(len(blob) // _SIZE_MIN + 1, np.int64)
     count, end = _find(np.frombuffer(blob, np.uint8), starts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....protocol.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, RECORD_HEAD_BYTES
-from ....protocol.record import CorruptRecord, decode_record
+from ....protocol.record import Buffer, CorruptRecord, decode_record
 from ...errors import CorruptMessage
 from ..records import RecordBlock
 from ..scan import Ints, Part
@@ -26,6 +26,9 @@ WINDOW_BYTES = 8 * 1024 * 1024
 BLOCK_ROWS_MAX = 65_536
 RECORD_BYTES_MAX = 128 * 1024 * 1024
 """A record that says it is longer is taken for damaged: its bytes have to fit the memory of a task."""
+
+ZEROS = "there are zeros instead of a record"
+FILE_ENDS = "the file ends here"
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 _I64 = struct.Struct(">q")
@@ -57,7 +60,7 @@ class Block:
 
 
 class Walk:
-    """The records of a stretch from ``begin`` on, as blocks; iterate it once.
+    """The records of a stretch from ``begin`` on, as blocks; iterate it once. A block lives until the next one.
 
     Where something else than a record stands, the iteration ends and ``damage`` says what; its ``physical_offset`` is
     how far the walk came. ``verify`` may be changed between blocks: whether to check bodies too in the same pass.
@@ -70,11 +73,12 @@ class Walk:
         self._stretch = stretch
         self._fd = fd
         self._at = begin
+        self._buffer = bytearray()
 
     def __iter__(self) -> Iterator[Block]:
-        file, end, window = self._stretch.file, self._stretch.end, WINDOW_BYTES
+        end, window = self._stretch.end, WINDOW_BYTES
         while self._at < end:
-            blob = file.read(self._fd, self._at, min(window, end - self._at))
+            blob = self._read(min(window, end - self._at))
             starts, sizes = find_records(blob)
             count = 0
             for block in self._blocks(blob, starts, sizes):
@@ -90,7 +94,15 @@ class Walk:
                 return
             window = size
 
-    def _blocks(self, blob: bytes, starts: Ints, sizes: Ints) -> Iterator[Block]:
+    def _read(self, count: int) -> memoryview:
+        """The bytes where the walk stands, in a buffer that is used again: a new one of this size would have to be
+        mapped and zeroed by the kernel for every read."""
+        if len(self._buffer) < count:
+            self._buffer = bytearray(max(count, min(WINDOW_BYTES, self._stretch.end - self._at)))
+        view = memoryview(self._buffer)[:count]
+        return view[: self._stretch.file.read_into(self._fd, self._at, view)]
+
+    def _blocks(self, blob: memoryview, starts: Ints, sizes: Ints) -> Iterator[Block]:
         """The records up to the first one that is not sound."""
         for first in range(0, len(starts), BLOCK_ROWS_MAX):
             rows = slice(first, first + BLOCK_ROWS_MAX)
@@ -129,17 +141,16 @@ class Walk:
         return 0
 
 
-def _count_sound(blob: bytes, starts: Ints, physical_offset: int) -> int:
+def _count_sound(blob: memoryview, starts: Ints, physical_offset: int) -> int:
     """How many records are sound before the first that is not: one by one, for where not all are."""
-    view = memoryview(blob)
     for number, start in enumerate(starts.tolist()):
         size, _ = _SIZE_AND_MAGIC.unpack_from(blob, start)
-        if why_unsound(view[start : start + size], physical_offset + start) is not None:
+        if why_unsound(blob[start : start + size], physical_offset + start) is not None:
             return number
     return len(starts)
 
 
-def why_unsound(record: memoryview | bytes, physical_offset: int, *, check_crc: bool = False) -> str | None:
+def why_unsound(record: Buffer, physical_offset: int, *, check_crc: bool = False) -> str | None:
     """What does not hold of the record that begins ``record`` and lies at ``physical_offset``; None where all holds."""
     try:
         says = decode_record(record, check_crc=check_crc).physical_offset
@@ -155,13 +166,13 @@ def judge(file: LogFile, fd: int, at: int, *, check_crc: bool = False) -> tuple[
     ``(0, what does not hold)`` for anything else."""
     head = file.read(fd, at, RECORD_HEAD_BYTES)
     if len(head) < _SIZE_AND_MAGIC.size:
-        return 0, "the file ends here" if not head else "the file ends in the middle of a record"
+        return 0, FILE_ENDS if not head else "the file ends in the middle of a record"
     size, magic = _SIZE_AND_MAGIC.unpack_from(head)
     left = file.end - at
     if magic == MAGIC_BLANK and size == left:
         return 0, None
     if size == 0 and magic == 0:
-        return 0, "there are zeros instead of a record"
+        return 0, ZEROS
     if magic not in (MAGIC_V1, MAGIC_V2):
         return 0, f"there is no record: its magic would be {magic & 0xFFFFFFFF:#010x}"
     if not RECORD_BYTES_MIN <= size <= min(left, RECORD_BYTES_MAX):

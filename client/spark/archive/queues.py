@@ -1,0 +1,107 @@
+"""What a store's ConsumeQueues say about where records lie."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
+from ....protocol.record import Record
+
+_NAME = re.compile(r"\d{20}\Z", re.ASCII)
+_QUEUE_ID = re.compile(r"\d{1,10}\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LastUnit:
+    """The unit of the record that lies furthest in the log: its file, and where the record begins and ends."""
+
+    path: Path
+    physical_offset: int
+    end: int
+
+
+class Queues:
+    """The ConsumeQueues below ``folder``, None where a log came without them; each is read when it is asked for."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._begins: dict[Path, list[int]] = {}
+
+    def confirm(self, record: Record, size: int) -> bool:
+        """Whether the unit of the record's own queue offset points at exactly this record."""
+        if self._folder is None or record.queue_offset < 0 or b"/" in record.topic or b"\0" in record.topic:
+            return False  # no topic has such a name: not a record at all
+        queue = self._folder / record.topic.decode("utf-8", "replace") / str(record.queue_id)
+        wanted = record.queue_offset * UNIT_BYTES
+        begin = max((begin for begin in self._file_begins(queue) if begin <= wanted), default=None)
+        if begin is None:
+            return False
+        return _read_unit(queue / f"{begin:020d}", wanted - begin) == (record.physical_offset, size)
+
+    def topics(self) -> set[str] | None:
+        """The topics that have had a message; None where that is not known."""
+        if self._folder is None or not self._folder.is_dir():
+            return None
+        return {topic.name for topic in self._folder.iterdir() if topic.is_dir()}
+
+    def last_unit(self) -> LastUnit | None:
+        """The unit that points furthest into the log."""
+        found = None
+        for queue in self._queues():
+            unit = self._last_of(queue)
+            if unit is not None and (found is None or unit.end > found.end):
+                found = unit
+        return found
+
+    def _queues(self) -> Iterator[Path]:
+        for topic in sorted(self.topics() or ()):
+            assert self._folder is not None
+            yield from sorted(path for path in (self._folder / topic).iterdir() if _QUEUE_ID.match(path.name))
+
+    def _last_of(self, queue: Path) -> LastUnit | None:
+        """The last unit of a queue: its files are zeros behind it."""
+        for begin in reversed(self._file_begins(queue)):
+            path = queue / f"{begin:020d}"
+            low, high = 0, path.stat().st_size // UNIT_BYTES
+            while low < high:
+                middle = (low + high) // 2
+                if _read_unit(path, middle * UNIT_BYTES, fillers=True) is None:
+                    high = middle
+                else:
+                    low = middle + 1
+            unit = _read_unit(path, (low - 1) * UNIT_BYTES) if low else None
+            if unit is not None:
+                return LastUnit(path, unit[0], unit[0] + unit[1])
+        return None
+
+    def _file_begins(self, queue: Path) -> list[int]:
+        begins = self._begins.get(queue)
+        if begins is None:
+            files = queue.iterdir() if queue.is_dir() else ()
+            begins = self._begins[queue] = sorted(int(file.name) for file in files if _NAME.match(file.name))
+        return begins
+
+
+def _read_unit(path: Path, at: int, *, fillers: bool = False) -> tuple[int, int] | None:
+    """Physical offset and size of the record that a unit points at; None where there is no unit.
+
+    ``fillers``: units that only fill a queue up to its first message count too.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # retention took it meanwhile
+        return None
+    try:
+        blob = os.pread(fd, UNIT_BYTES, at)
+    finally:
+        os.close(fd)
+    if len(blob) < UNIT_BYTES:
+        return None
+    physical_offset, size, _ = UNIT_STRUCT.unpack(blob)
+    if size <= 0 or (size == PRE_BLANK_SIZE and not fillers):
+        return None
+    return physical_offset, size
