@@ -119,6 +119,8 @@ def _text_of(name: object, value: object) -> str:
         raise InvalidOption(f"{name} cannot be set here; use {instead}")
     if isinstance(value, bool):
         return "true" if value else "false"
+    if name == "spark.master" and not isinstance(value, str):
+        raise InvalidOption(f"master={value!r} must be a text: local[2], spark://HOST:7077")
     if not isinstance(value, str | int | float) or value == "":
         raise InvalidOption(f"{name}={value!r} must be a text, a number or a boolean")
     return str(value)
@@ -160,8 +162,9 @@ def _adapted(spark: SparkSession, wanted: Mapping[str, str]) -> SparkSession:
             continue
         if not spark.conf.isModifiable(name):
             raise InvalidOption(
-                f"{name}={value!r} cannot be set: a Spark session runs in this process, where it is {present!r}, and "
-                "only a start can change it. Leave it out, or call stop() on that session before"
+                f"{name}={value!r} cannot be set: a Spark session runs in this process, where it is "
+                f"{'not set' if present is None else repr(present)}, and only a start can change it. Leave it out, or "
+                "call stop() on that session before"
             )
         _set(spark, name, value)
     return spark
