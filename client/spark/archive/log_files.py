@@ -189,7 +189,7 @@ def _check_sizes(files: list[LogFile], fail: bool) -> list[LogFile]:
         return files
     usual = Counter(file.end - file.start for file in files[:-1] or files).most_common(1)[0][0]
     fitting = []
-    for file, following in zip(files, [*files[1:], None], strict=True):
+    for file, following in zip(files, [*files, None][1:], strict=True):
         size = file.end - file.start
         if following is None or file.end == following.start:
             fitting.append(file)

@@ -91,7 +91,7 @@ def _wanted(pieces: list[Piece], options: ArchiveOptions) -> Iterator[Piece]:
     it has to show that it ends there.
     """
     kept = False
-    for piece, following in zip(pieces, [*pieces[1:], None], strict=True):
+    for piece, following in zip(pieces, [*pieces, None][1:], strict=True):
         if not kept and following is not None and following.certain and _all_before(following, options):
             continue
         if _all_behind(piece, options):

@@ -15,6 +15,7 @@ from .log_files import find_log
 from .options import ArchiveOptions, archive_options
 from .planning import plan
 from .reading import PartitionReader
+from .topics import check_topics
 from .walking import Stretch
 
 
@@ -35,7 +36,8 @@ class ArchiveSource(DataSource):
     def schema(self) -> str:
         """The columns; options and path are checked here, when ``load`` is called."""
         options = self._options()
-        find_log(options.path, fail_on_corruption=options.fail_on_corruption)
+        log = find_log(options.path, fail_on_corruption=options.fail_on_corruption)
+        check_topics(options.topics or (), log)
         return ddl(offered(properties=options.include_properties, headers=options.include_headers))
 
     def reader(self, schema: StructType) -> ArchiveReader:

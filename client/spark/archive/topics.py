@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
 from ....protocol.names import is_system_topic
+from ..errors import InvalidOption
 from ..records import RecordBlock
 from ..scan import WORD_BYTES, Ints, Part, Rows, words_of
+from .log_files import LogFiles
 
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(WORD_BYTES + 1)], np.uint64)
 """What keeps so many bytes of a little-endian word."""
 _KNOWN_MAX = 65_536
+_SHOWN = 10
 
 
 class TopicFilter:
@@ -46,6 +53,32 @@ class TopicFilter:
                 self._known.clear()
             wanted = self._known[topic] = self.wants(topic.decode("utf-8", "replace"))
         return wanted
+
+
+def check_topics(names: Iterable[str], log: LogFiles) -> None:
+    """Raise ``InvalidOption`` for a topic that the store does not know; files without a store know none."""
+    known = log.queues().topics()
+    if known is None or log.store is None:
+        return
+    known |= _configured(log.store / "config" / "topics.json")
+    for name in names:
+        if name not in known:
+            own = sorted(topic for topic in known if not is_system_topic(topic))
+            near = difflib.get_close_matches(name, own, 1)
+            meant = f" (is {near[0]!r} meant?)" if near else ""
+            more = f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
+            raise InvalidOption(
+                f"topic {name!r} is not in {log.store}{meant}; it has {', '.join(own[:_SHOWN]) or 'none'}{more}. "
+                "What is left of a deleted topic is found by option('subscribePattern', …)"
+            )
+
+
+def _configured(path: Path) -> set[str]:
+    """The topics of the table, also those that have had no message."""
+    try:
+        return set(json.loads(path.read_bytes())["topicConfigTable"])
+    except (OSError, ValueError, KeyError, TypeError):  # the queues know every topic that has had one
+        return set()
 
 
 def _runs(block: RecordBlock) -> Ints:

@@ -1,0 +1,109 @@
+"""A CommitLog made by hand for the archive source: any records, any file size, and what a plain walk finds in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flintmq.client.spark.archive.log_end import find_end
+from flintmq.client.spark.archive.log_files import find_log
+from flintmq.client.spark.archive.options import ArchiveOptions
+from flintmq.client.spark.archive.planning import plan
+from flintmq.client.spark.archive.reading import PartitionReader
+from flintmq.client.spark.archive.walking import Stretch
+from flintmq.client.spark.columns import offered
+from flintmq.protocol.layout import BLANK_BYTES_MIN, MAGIC_BLANK, RECORD_BYTES_MIN
+from flintmq.protocol.record import Record, decode_record
+
+COLUMNS = offered(properties=True, headers=True)
+
+
+@dataclass
+class MadeLog:
+    """The files' bytes by where they begin, the records as they lie there, and where the last one ends."""
+
+    files: dict[int, bytearray]
+    records: list[Record] = field(default_factory=list)
+    end: int = 0
+
+    def write(self, folder: Path) -> Path:
+        """Write the files to a commitlog folder, made if need be; the store's folder."""
+        commitlog = folder / "commitlog"
+        commitlog.mkdir(parents=True, exist_ok=True)
+        for start, content in self.files.items():
+            (commitlog / f"{start:020d}").write_bytes(content)
+        return folder
+
+    def place(self, physical_offset: int) -> tuple[int, int]:
+        """The file that holds an offset, and the byte in it."""
+        start = max(start for start in self.files if start <= physical_offset)
+        return start, physical_offset - start
+
+
+def make_log(records: Iterable[Record], file_bytes: int, *, first_start: int = 0) -> MadeLog:
+    """The records one behind the other in files of this size, each given its physical offset; zeros to the end."""
+    log = MadeLog({first_start: bytearray()}, end=first_start)
+    start = first_start
+    for record in records:
+        size = len(record.encode())
+        assert size + BLANK_BYTES_MIN <= file_bytes, "the record is longer than a file"
+        left = file_bytes - len(log.files[start])
+        if size + BLANK_BYTES_MIN > left:
+            log.files[start] += struct.pack(">ii", left, MAGIC_BLANK) + bytes(left - BLANK_BYTES_MIN)
+            start += file_bytes
+            log.files[start] = bytearray()
+        placed = dataclasses.replace(record, physical_offset=start + len(log.files[start]))
+        blob = placed.encode()
+        log.files[start] += blob
+        log.records.append(decode_record(blob))
+        log.end = placed.physical_offset + len(blob)
+    log.files[start] += bytes(file_bytes - len(log.files[start]))
+    return log
+
+
+def plain_walk(log: MadeLog) -> Iterator[int]:
+    """The physical offset of every record, one by one."""
+    for start, content in log.files.items():
+        at = 0
+        while at + RECORD_BYTES_MIN <= len(content):
+            size, magic = struct.unpack_from(">ii", content, at)
+            if magic in (0, MAGIC_BLANK):
+                break
+            assert decode_record(content, at).physical_offset == start + at
+            yield start + at
+            at += size
+
+
+def forge(physical_offset: int, count: int, *, topic: bytes = b"forged", body: bytes = b"not a message") -> bytes:
+    """Whole records for a body that lies at this place: they say that they lie where they do."""
+    blob = b""
+    for number in range(count):
+        forged = Record(topic, body, queue_offset=number, physical_offset=physical_offset + len(blob))
+        blob += forged.encode()
+    return blob
+
+
+def plan_of(path: Path | str, **options: Any) -> list[list[Stretch]]:
+    """The partitions of a read with these ``ArchiveOptions``."""
+    wanted = ArchiveOptions(str(path), **options)
+    log = find_log(wanted.path, fail_on_corruption=wanted.fail_on_corruption)
+    return plan(find_end(log, fail_on_corruption=wanted.fail_on_corruption), wanted)
+
+
+def read_rows(path: Path | str, **options: Any) -> list[dict[str, Any]]:
+    """All rows of a read, partition by partition."""
+    wanted = ArchiveOptions(str(path), **options)
+    rows: list[dict[str, Any]] = []
+    for stretches in plan_of(path, **options):
+        for batch in PartitionReader(stretches, COLUMNS, wanted).batches():
+            rows += batch.to_pylist()
+    return rows
+
+
+def read_offsets(path: Path | str, **options: Any) -> list[int]:
+    """The physical offsets of all rows of a read."""
+    return [row["physical_offset"] for row in read_rows(path, **options)]

@@ -1,0 +1,321 @@
+"""Which files of a log the archive source takes, how far it reads, and what it says where they do not fit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.client.spark.archive.errors import CorruptLog
+from flintmq.client.spark.archive.log_end import find_end
+from flintmq.client.spark.archive.log_files import find_log
+from flintmq.client.spark.archive.options import ARCHIVE_OPTIONS, archive_options
+from flintmq.client.spark.archive.planning import plan
+from flintmq.client.spark.archive.topics import check_topics
+from flintmq.client.spark.errors import DataLoss, InvalidOption
+from flintmq.protocol.record import Record
+from tests.archive_tools import MadeLog, make_log, read_offsets
+from tests.store_tools import Message, append, kill, open_store, plain, put
+
+FILE_BYTES = 4096
+
+
+def records(count: int, *, topic: bytes = b"orders", size: int = 300) -> list[Record]:
+    return [Record(topic, b"%08d" % n + bytes(size), queue_offset=n, store_timestamp=1000 + n) for n in range(count)]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> MadeLog:
+    """Some files of records, at ``tmp_path / "store"``."""
+    made = make_log(records(40), FILE_BYTES, first_start=FILE_BYTES)
+    made.write(tmp_path / "store")
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path, log: MadeLog) -> Path:
+    return tmp_path / "store"
+
+
+# ---- where the store is ----
+
+
+def test_the_store_its_commitlog_folder_and_their_uris_are_the_same(store: Path, log: MadeLog) -> None:
+    expected = [record.physical_offset for record in log.records]
+    spaced = store.rename(store.with_name("a store"))
+    uri = f"file://{spaced}".replace(" ", "%20")
+    for path in (f"{spaced}", f"{spaced}/commitlog", uri, f"file:{spaced}/commitlog/"):
+        assert read_offsets(path) == expected, path
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nothing-here", "there is nothing"),
+        ("store/commitlog/00000000000000004096", "it is a file"),
+        ("elsewhere", "holds orders.txt"),
+        ("s3a://bucket/store", "mounted on the driver and on every executor"),
+        ("file://other-host/store", "mounted on the driver"),
+    ],
+)
+def test_what_is_no_store_is_refused_saying_what_it_is(
+    tmp_path: Path, store: Path, path: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "orders.txt").touch()
+    with pytest.raises(InvalidOption, match=re.escape(said)):
+        find_log(path)
+
+
+def test_an_empty_store_has_no_rows(tmp_path: Path) -> None:
+    open_store(tmp_path / "store").close()
+    assert read_offsets(tmp_path / "store") == []
+
+
+# ---- files that do not fit ----
+
+
+def test_a_missing_file_is_named(store: Path, log: MadeLog) -> None:
+    missing = sorted(log.files)[1]
+    os.unlink(store / "commitlog" / f"{missing:020d}")
+    with pytest.raises(CorruptLog, match=f"{missing:020d}, byte 0 .physical offset {missing:,}.: the file is missing"):
+        find_log(str(store))
+    there = [record.physical_offset for record in log.records]
+    kept = [place for place in there if not missing <= place < missing + FILE_BYTES]
+    assert read_offsets(store, fail_on_corruption=False) == kept
+
+
+def test_a_file_that_was_cut_short_is_named(store: Path, log: MadeLog) -> None:
+    cut = sorted(log.files)[1]
+    os.truncate(store / "commitlog" / f"{cut:020d}", 1000)
+    with pytest.raises(CorruptLog, match=f"{cut:020d}, byte 1,000 .*cut short") as caught:
+        find_log(str(store))
+    assert (caught.value.position, caught.value.physical_offset) == (1000, cut + 1000)
+    offsets = read_offsets(store, fail_on_corruption=False)
+    assert set(offsets) < {record.physical_offset for record in log.records}
+    assert cut + 2 * 400 not in offsets
+    assert max(offsets) == log.records[-1].physical_offset
+
+
+def test_a_file_under_another_name_is_named(store: Path, log: MadeLog) -> None:
+    last = max(log.files)
+    (store / "commitlog" / f"{last:020d}").rename(store / "commitlog" / f"{last + FILE_BYTES:020d}")
+    with pytest.raises(CorruptLog, match="missing"):
+        find_log(str(store))
+    shutil.copy(store / "commitlog" / f"{last - FILE_BYTES:020d}", store / "commitlog" / f"{last:020d}")
+    with pytest.raises(CorruptLog, match="its first record says that it lies at"):
+        read_offsets(store)
+
+
+def test_a_first_file_under_another_name_is_named(store: Path, log: MadeLog) -> None:
+    for start in sorted(log.files):
+        (store / "commitlog" / f"{start:020d}").rename(store / "commitlog" / f"{start - FILE_BYTES:020d}")
+    with pytest.raises(CorruptLog, match="renamed"):
+        read_offsets(store)
+
+
+def test_a_file_that_reaches_into_the_next_is_named(store: Path, log: MadeLog) -> None:
+    second = sorted(log.files)[1]
+    with (store / "commitlog" / f"{second:020d}").open("ab") as file:
+        file.write(bytes(100))
+    with pytest.raises(CorruptLog, match="reaches beyond"):
+        find_log(str(store))
+
+
+def test_compressed_files_beside_the_log_are_pointed_out(
+    store: Path, log: MadeLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    (store / "commitlog" / "00000000000000000000.gz").touch()
+    with caplog.at_level(logging.WARNING):
+        find_log(str(store))
+    assert "00000000000000000000.gz is not read" in caplog.text
+
+
+# ---- how far ----
+
+
+def test_files_that_were_made_ahead_hold_nothing(store: Path, log: MadeLog) -> None:
+    for number in (1, 2):
+        (store / "commitlog" / f"{max(log.files) + number * FILE_BYTES:020d}").write_bytes(bytes(FILE_BYTES))
+    assert find_end(find_log(str(store))).end == log.end
+    assert read_offsets(store) == [record.physical_offset for record in log.records]
+
+
+def test_without_a_mark_a_torn_last_record_is_the_end(store: Path, log: MadeLog) -> None:
+    start, position = log.place(log.records[-1].physical_offset)
+    path = store / "commitlog" / f"{start:020d}"
+    whole = path.read_bytes()
+    for cut in (100, 250):
+        path.write_bytes(whole[: position + cut] + bytes(len(whole) - position - cut))
+        assert find_end(find_log(str(store))).end == log.records[-1].physical_offset
+    assert read_offsets(store) == [record.physical_offset for record in log.records[:-1]]
+
+
+def test_without_a_mark_a_hole_before_the_last_record_is_damage(store: Path, log: MadeLog) -> None:
+    start, position = log.place(log.records[-3].physical_offset)
+    path = store / "commitlog" / f"{start:020d}"
+    content = bytearray(path.read_bytes())
+    content[position : position + 88] = bytes(88)
+    path.write_bytes(content)
+    with pytest.raises(CorruptLog, match="zeros instead of a record") as caught:
+        find_end(find_log(str(store)))
+    assert caught.value.physical_offset == log.records[-3].physical_offset
+    assert read_offsets(store, fail_on_corruption=False) == [
+        record.physical_offset for number, record in enumerate(log.records) if number != len(log.records) - 3
+    ]
+
+
+def test_nothing_beyond_the_mark_is_read(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(10))
+    append(store, "orders", 0, plain(5, first=10))
+    kill(store)
+    assert read_offsets(tmp_path / "store") == [each.physical_offset for each in sent]
+    alone = tmp_path / "alone"
+    shutil.copytree(tmp_path / "store" / "commitlog", alone)
+    assert len(read_offsets(alone)) == 15, "files alone have no mark: up to the last sound record"
+
+
+def test_a_mark_that_rocketmq_wrote_over_is_none(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    put(store, "orders", 0, plain(10))
+    store.close()
+    assert find_log(str(tmp_path / "store")).flushed_offset is not None
+    with (tmp_path / "store" / "checkpoint").open("r+b") as file:
+        file.write(struct.pack(">q", 77))
+    assert find_log(str(tmp_path / "store")).flushed_offset is None
+    assert len(read_offsets(tmp_path / "store")) == 10
+
+
+def test_a_log_that_ends_before_its_mark_is_damage(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    put(store, "orders", 0, plain(10))
+    store.close()
+    first = tmp_path / "store" / "commitlog" / f"{0:020d}"
+    os.truncate(first, 1000)
+    with pytest.raises(CorruptLog, match=r"byte 1,000 .* is flushed up to"):
+        find_log(str(tmp_path / "store"))
+    assert 0 < len(read_offsets(tmp_path / "store", fail_on_corruption=False)) < 10
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_the_queues_of_a_store_that_was_stopped_in_order_say_where_its_log_ends(tmp_path: Path, stopped: bool) -> None:
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(10))
+    store.close()
+    (tmp_path / "store" / "checkpoint").write_bytes(bytes(4096))  # as RocketMQ's: no mark
+    if not stopped:
+        (tmp_path / "store" / "abort").touch()
+    with (tmp_path / "store" / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(sent[8].physical_offset)
+        file.write(bytes(4096))
+    if stopped:
+        with pytest.raises(CorruptLog, match="points at one that ends at"):
+            read_offsets(tmp_path / "store")
+    found = read_offsets(tmp_path / "store", fail_on_corruption=not stopped)
+    assert found == [each.physical_offset for each in sent[:8]]
+
+
+# ---- options ----
+
+
+def test_every_option_is_read() -> None:
+    given = {
+        "path": "/store", "SUBSCRIBE": "a, b", "startingTimestamp": "1", "endingTimestamp": "1970-01-01T00:00:01Z",
+        "startingPhysicalOffset": "5", "endingPhysicalOffset": "6", "partitionBytes": "1000000",
+        "includeProperties": "true", "includeHeaders": "true", "verifyChecksums": "false", "failOnCorruption": "FALSE",
+    }  # fmt: skip
+    options = archive_options(given)
+    assert (options.path, options.topics, options.pattern) == ("/store", ("a", "b"), None)
+    assert (options.starting_ms, options.ending_ms) == (1, 1000)
+    assert (options.starting_physical_offset, options.ending_physical_offset) == (5, 6)
+    assert options.partition_bytes == 1_000_000
+    assert options.include_properties
+    assert options.include_headers
+    assert not options.verify_checksums
+    assert not options.fail_on_corruption
+    names = {name.lower() for name in given} | {"topics", "subscribepattern"}
+    assert {option.name.lower() for option in ARCHIVE_OPTIONS} == names
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "'path' is missing"),
+        ({"path": "x", "topic": "a"}, "no option 'topic' (is 'topics' meant?)"),
+        ({"path": "x", "topics": "a,b c"}, "'topics' is 'a,b c'"),
+        ({"path": "x", "subscribePattern": "("}, "no regular expression"),
+        ({"path": "x", "topics": "a", "subscribe": "a"}, "'topics' and 'subscribe' exclude"),
+        ({"path": "x", "startingTimestamp": "yesterday"}, "ISO 8601"),
+        ({"path": "x", "startingTimestamp": "2", "endingTimestamp": "1"}, "'startingTimestamp' is behind"),
+        ({"path": "x", "startingPhysicalOffset": "-1"}, "'startingPhysicalOffset' is '-1'"),
+        ({"path": "x", "partitionBytes": "64MB"}, "'partitionBytes' is '64MB'"),
+        ({"path": "x", "verifyChecksums": "yes"}, "'verifyChecksums' is 'yes'"),
+        ({"paths": '["a", "b"]'}, "reads one store"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(said)):
+        archive_options(given)
+
+
+def test_a_topic_that_the_store_does_not_know_is_refused(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    put(store, "orders", 0, [Message(b"x")])
+    store.close()
+    log = find_log(str(tmp_path / "store"))
+    check_topics(["orders"], log)
+    with pytest.raises(InvalidOption, match=r"topic 'order' is not in .*is 'orders' meant"):
+        check_topics(["order"], log)
+    shutil.copytree(tmp_path / "store" / "commitlog", tmp_path / "alone")
+    check_topics(["order"], find_log(str(tmp_path / "alone")))
+
+
+# ---- ranges ----
+
+
+def test_ranges_are_half_open_and_skip_files_and_partitions(store: Path, log: MadeLog) -> None:
+    offsets = [record.physical_offset for record in log.records]
+    everything: dict[str, Any] = {"partition_bytes": 700}
+    for first, last in ((0, 40), (3, 17), (11, 12), (12, 12), (39, 40)):
+        times = {"starting_ms": 1000 + first, "ending_ms": 1000 + last}
+        assert read_offsets(store, **everything, **times) == offsets[first:last]
+        ends = [*offsets, log.end]
+        places = {"starting_physical_offset": ends[first], "ending_physical_offset": ends[last]}
+        assert read_offsets(store, **everything, **places) == offsets[first:last]
+        between = {"starting_physical_offset": ends[first] + 1}
+        if first + 1 < len(offsets):
+            assert read_offsets(store, **everything, **between) == offsets[first + 1 :]
+
+
+def test_offsets_that_are_not_in_the_log_are_refused(store: Path, log: MadeLog) -> None:
+    with pytest.raises(DataLoss, match=f"the log begins at {FILE_BYTES:,}"):
+        read_offsets(store, starting_physical_offset=FILE_BYTES - 1)
+    for name in ("startingPhysicalOffset", "endingPhysicalOffset"):
+        options = archive_options({"path": str(store), name: str(log.end + 1)})
+        with pytest.raises(InvalidOption, match=f"{name}.*up to {log.end:,}"):
+            plan(find_end(find_log(options.path)), options)
+
+
+def test_a_file_that_goes_after_planning_is_reported_as_loss(store: Path, log: MadeLog) -> None:
+    first = find_log(str(store)).files[0]
+    first.path.unlink()
+    with pytest.raises(DataLoss, match=f"physical offsets {first.start:,} to {first.end:,}"), first.open():
+        pass
+
+
+def test_a_running_store_is_read_as_far_as_it_was_flushed_when_the_read_was_planned(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    put(store, "orders", 0, plain(10))
+    planned, flushed = find_end(find_log(str(tmp_path / "store"))), store.flushed_offset
+    put(store, "orders", 0, plain(10, first=10))
+    assert planned.end == flushed < store.flushed_offset
+    store.close()
+    assert len(read_offsets(tmp_path / "store")) == 20
