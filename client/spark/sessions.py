@@ -151,11 +151,21 @@ def _running_session() -> SparkSession | None:
     """The session that ``getOrCreate`` would give, if there is one."""
     from pyspark.sql import SparkSession
 
-    return SparkSession.getActiveSession() or SparkSession._instantiatedSession
+    running = SparkSession._instantiatedSession
+    return None if running is None or running.sparkContext._jsc is None else running
 
 
 def _adapted(spark: SparkSession, wanted: Mapping[str, str]) -> SparkSession:
     """``spark`` with ``wanted`` settings. Raises ``InvalidOption`` for one that cannot be changed any more."""
+    from py4j.protocol import Py4JError
+
+    try:
+        spark.sparkContext._jsc.sc().isStopped()
+    except (Py4JError, OSError) as error:
+        raise SparkUnavailable(
+            f"the Java process of this process's Spark session does not answer any more ({_first_line(error)}). Start "
+            "this Python process anew"
+        ) from error
     for name, value in wanted.items():
         present = spark.conf.get(name, None)
         if present == value:

