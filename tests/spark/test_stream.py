@@ -1,0 +1,191 @@
+"""The streaming source through a real Spark and a real broker."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.client import Admin, Producer
+from tests.conftest import BrokerFactory, RunningBroker
+
+_names = (f"stream_{number}" for number in itertools.count())
+
+
+class Query:
+    """A query from the source into memory, with a checkpoint; started again it goes on."""
+
+    def __init__(self, spark: Any, folder: Path, options: dict[str, Any]) -> None:
+        self._spark = spark
+        self._checkpoint = folder / "checkpoint"
+        self._output = folder / "output"
+        self._options = options
+
+    def start(self, *, available_now: bool = False, **options: Any) -> Any:
+        """The running query."""
+        reader = self._spark.readStream.format("flintmq").options(**{**self._options, **options})
+        frame = reader.load().selectExpr("topic", "queue", "queue_offset", "cast(body AS string) AS body")
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", str(self._checkpoint))
+        writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")
+        return writer.start(str(self._output))
+
+    def run(self, **options: Any) -> Any:
+        """Read what is there; the query, which has ended."""
+        query = self.start(available_now=True, **options)
+        assert query.awaitTermination(120), "the query did not come to its end"
+        return query
+
+    def bodies(self) -> Counter[str]:
+        """What came out so far."""
+        if not self._output.exists():
+            return Counter()
+        return Counter(row.body for row in self._spark.read.schema("body string").parquet(str(self._output)).collect())
+
+    def offsets(self) -> list[dict[str, int]]:
+        """Of each micro-batch, as the checkpoint has them."""
+        logs = sorted(
+            (self._checkpoint / "offsets").iterdir(), key=lambda path: int(path.name) if path.name.isdigit() else -1
+        )
+        return [json.loads(log.read_text().splitlines()[-1]) for log in logs if log.name.isdigit()]
+
+    def wait_for(self, query: Any, bodies: Counter[str]) -> None:
+        """Until the query has put out all of these. Each round waits for what Spark has been given so far."""
+        while self.bodies() != bodies:
+            assert not bodies - bodies or query.isActive
+            query.processAllAvailable()
+            assert query.exception() is None
+
+
+@pytest.fixture
+def query(spark: Any, tmp_path: Path, shared_broker: RunningBroker, topic: str) -> Callable[..., Query]:
+    """``query(option=value, …)``: over ``topic`` of the shared broker, unless options say otherwise."""
+
+    def make(**options: Any) -> Query:
+        subscribed = {} if "subscribePattern" in options else {"subscribe": topic}
+        return Query(spark, tmp_path, {"bootstrap": shared_broker.address, **subscribed, **options})
+
+    return make
+
+
+def send(broker: RunningBroker, topic: str, numbers: range, queue: int | None = None) -> Counter[str]:
+    """Messages with these numbers; their bodies."""
+    bodies = [f"{topic} {number}" for number in numbers]
+    with Producer(broker.address) as producer:
+        producer.send_bulk(topic, [body.encode() for body in bodies], queue=queue)
+    return Counter(bodies)
+
+
+def create(broker: RunningBroker, topic: str, queues: int = 2) -> None:
+    with Admin(broker.address) as admin:
+        admin.create_topic(topic, queues=queues)
+
+
+def test_a_query_reads_what_is_there_and_goes_on_from_its_checkpoint(
+    query: Any, shared_broker: RunningBroker, topic: str
+) -> None:
+    create(shared_broker, topic)
+    flow = query(startingOffsets="earliest")
+    sent = send(shared_broker, topic, range(50), 0) + send(shared_broker, topic, range(50, 70), 1)
+    flow.run()
+    assert flow.bodies() == sent
+    assert flow.offsets() == [{f"{topic}/0": 50, f"{topic}/1": 20}]
+    flow.run()  # nothing new
+    sent += send(shared_broker, topic, range(70, 100), 1)
+    flow.run(startingOffsets="latest")  # for a query without a checkpoint; this one has it
+    assert flow.bodies() == sent
+    assert flow.offsets()[-1] == {f"{topic}/0": 50, f"{topic}/1": 50}
+
+
+def test_a_trigger_takes_at_most_so_many_and_the_progress_shows_the_lag(
+    query: Any, shared_broker: RunningBroker, topic: str
+) -> None:
+    create(shared_broker, topic)
+    sent = send(shared_broker, topic, range(90), 0) + send(shared_broker, topic, range(90, 100), 1)
+    flow = query(startingOffsets="earliest", maxOffsetsPerTrigger=30, minPartitions=3)
+    ended = flow.run()
+    assert flow.bodies() == sent
+    assert flow.offsets()[0] == {f"{topic}/0": 27, f"{topic}/1": 3}  # each by its share
+    progress = [json.loads(each.json) for each in ended.recentProgress]
+    assert [each["numInputRows"] for each in progress if each["numInputRows"]] == [30, 30, 30, 10]
+    source = progress[0]["sources"][0]
+    assert source["endOffset"] == {f"{topic}/0": 27, f"{topic}/1": 3}
+    assert source["latestOffset"] == {f"{topic}/0": 90, f"{topic}/1": 10}
+
+
+def test_a_query_that_follows_sees_new_messages_queues_and_topics(
+    query: Any, shared_broker: RunningBroker, topic: str
+) -> None:
+    create(shared_broker, topic, queues=1)
+    send(shared_broker, topic, range(1000, 1010))  # before the query, which begins at the end
+    flow = query(subscribePattern=f"{topic}.*")
+    running = flow.start()
+    try:
+        running.processAllAvailable()
+        sent = send(shared_broker, topic, range(10))
+        flow.wait_for(running, sent)
+        create(shared_broker, topic, queues=2)
+        sent += send(shared_broker, topic, range(10, 20), 1)
+        create(shared_broker, f"{topic}-more", queues=1)
+        sent += send(shared_broker, f"{topic}-more", range(20, 30))
+        flow.wait_for(running, sent)
+    finally:
+        running.stop()
+    assert flow.offsets()[-1] == {f"{topic}/0": 20, f"{topic}/1": 10, f"{topic}-more/0": 10}
+
+
+def test_a_query_survives_a_restart_of_the_broker(spark: Any, broker: BrokerFactory, tmp_path: Path) -> None:
+    first = broker()
+    create(first, "orders")
+    sent = send(first, "orders", range(20), 0)
+    flow = Query(spark, tmp_path, {"bootstrap": first.address, "subscribe": "orders", "startingOffsets": "earliest"})
+    running = flow.start()
+    try:
+        flow.wait_for(running, sent)
+        first.kill()
+        second = broker("--listen", first.address, store=first.store)
+        sent += send(second, "orders", range(20, 40), 1)
+        flow.wait_for(running, sent)
+    finally:
+        running.stop()
+    assert flow.offsets()[-1] == {"orders/0": 20, "orders/1": 20}
+
+
+def test_messages_that_are_gone_fail_the_query_naming_them_or_are_left_out(
+    query: Any, shared_broker: RunningBroker, topic: str
+) -> None:
+    create(shared_broker, topic, queues=1)
+    sent = send(shared_broker, topic, range(10))
+    flow = query(startingOffsets="earliest")
+    flow.run()
+    with Admin(shared_broker.address) as admin:
+        admin.delete_topic(topic)
+    create(shared_broker, topic, queues=1)
+    send(shared_broker, topic, range(10, 15))  # at offsets 10 to 14: none of them is lost
+    with Admin(shared_broker.address) as admin:
+        admin.delete_topic(topic)
+    create(shared_broker, topic, queues=1)
+    sent += send(shared_broker, topic, range(15, 20))
+    with pytest.raises(Exception, match=rf"DataLoss: the messages \[10, 15\) of queue 0 of topic '{topic}'"):
+        flow.run()
+    assert flow.bodies() + Counter(f"{topic} {n}" for n in range(15, 20)) == sent
+    flow.run(failOnDataLoss="false")
+    assert flow.bodies() == sent
+
+
+def test_queues_of_several_brokers_are_told_apart(spark: Any, broker: BrokerFactory, tmp_path: Path) -> None:
+    east, west = broker(), broker()
+    for running in (east, west):
+        create(running, "orders", queues=1)
+    bootstrap = f"east={east.address}, west={west.address}"
+    flow = Query(spark, tmp_path, {"bootstrap": bootstrap, "subscribe": "orders", "startingOffsets": "earliest"})
+    sent = send(east, "orders", range(10)) + send(west, "orders", range(10, 40))
+    flow.run()
+    assert flow.bodies() == sent
+    assert flow.offsets() == [{"orders/0@east": 10, "orders/0@west": 30}]
+    with pytest.raises(Exception, match="the checkpoint has offsets of the broker 'west'"):
+        flow.run(bootstrap=f"east={east.address}")
