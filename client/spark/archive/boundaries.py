@@ -23,7 +23,10 @@ _MAGIC_AT = RECORD.at["magic"]
 _PHYSICAL_OFFSET_AT = RECORD.at["physical_offset"]
 _SCAN_BYTES = 1024 * 1024
 _CHAIN_RECORDS = 8
-_PROOFS_MAX = 64
+_FIRST_STEP_BYTES = 64
+_CONFIRMED_WITHIN_BYTES = 64 * 1024 * 1024
+"""How far a confirmed boundary is looked for, in steps that double: bodies are shorter, but the queues know nothing of
+deleted topics, nor of what was not dispatched yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +41,20 @@ class Boundary:
 def find_boundary(file: LogFile, fd: int, wanted: int, end: int, queues: Queues) -> Boundary:
     """A record's beginning at ``wanted`` or behind it; ``end``, the file's or the log's, where there is none before.
 
-    Of the first few that look like records, one whose ConsumeQueue confirms it is preferred.
+    One that its ConsumeQueue confirms is taken before others that are nearer: the nearest may lie in a body.
     """
-    first: int | None = None
-    at = wanted
-    for _ in range(_PROOFS_MAX):
-        found = next_record(file, fd, at, end, chain=_CHAIN_RECORDS)
-        if found is None:
-            break
-        first = found if first is None else first
+    nearest = next_record(file, fd, wanted, end, chain=_CHAIN_RECORDS)
+    if nearest is None:
+        return Boundary(end, True)
+    found: int | None = nearest
+    step = _FIRST_STEP_BYTES
+    while found is not None and found - wanted < _CONFIRMED_WITHIN_BYTES and queues.there:
         record, size = _decode(file, fd, found)
         if queues.confirm(record, size):
             return Boundary(found, True)
-        at = found + size
-    return Boundary(end, True) if first is None else Boundary(first, False)
+        found = next_record(file, fd, found + size + step, end, chain=_CHAIN_RECORDS)
+        step *= 2
+    return Boundary(nearest, False)
 
 
 def next_record(file: LogFile, fd: int, begin: int, end: int, *, chain: int = 1) -> int | None:

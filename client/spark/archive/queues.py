@@ -31,6 +31,11 @@ class Queues:
         self._folder = folder
         self._begins: dict[Path, list[int]] = {}
 
+    @property
+    def there(self) -> bool:
+        """Whether there are any."""
+        return self._folder is not None and self._folder.is_dir()
+
     def confirm(self, record: Record, size: int) -> bool:
         """Whether the unit of the record's own queue offset points at exactly this record."""
         if self._folder is None or record.queue_offset < 0 or b"/" in record.topic or b"\0" in record.topic:
@@ -44,7 +49,7 @@ class Queues:
 
     def topics(self) -> set[str] | None:
         """The topics that have had a message; None where that is not known."""
-        if self._folder is None or not self._folder.is_dir():
+        if self._folder is None or not self.there:
             return None
         return {topic.name for topic in self._folder.iterdir() if topic.is_dir()}
 

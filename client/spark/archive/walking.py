@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....protocol.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, RECORD_HEAD_BYTES
+from ....protocol.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, RECORD_HEAD_BYTES
 from ....protocol.record import Buffer, CorruptRecord, decode_record
 from ...errors import CorruptMessage
 from ..records import RecordBlock
@@ -31,8 +31,6 @@ ZEROS = "there are zeros instead of a record"
 FILE_ENDS = "the file ends here"
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
-_I64 = struct.Struct(">q")
-_PHYSICAL_OFFSET_AT = RECORD.at["physical_offset"]
 _DAMAGE_HELP = f"Restore the file from a backup, or {SKIP_HINT}"
 
 
@@ -177,11 +175,7 @@ def judge(file: LogFile, fd: int, at: int, *, check_crc: bool = False) -> tuple[
         return 0, f"there is no record: its magic would be {magic & 0xFFFFFFFF:#010x}"
     if not RECORD_BYTES_MIN <= size <= min(left, RECORD_BYTES_MAX):
         return 0, f"the record claims {size:,} bytes, {left:,} are left in the file"
-    if len(head) == RECORD_HEAD_BYTES and _I64.unpack_from(head, _PHYSICAL_OFFSET_AT)[0] == at:
-        record = file.read(fd, at, size)
-    else:
-        record = head
-    reason = why_unsound(record, at, check_crc=check_crc)
+    reason = why_unsound(file.read(fd, at, size), at, check_crc=check_crc)
     return (size, None) if reason is None else (0, reason)
 
 
