@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from .brokers import BrokerAddress
 from .columns import Column
 from .decoding import Decoder
+from .failing import plainly, plainly_each
 from .offsets import Queue, QueueRange, Subscription, split
 from .options import ReadOptions
 from .pushing import Bounds, push
@@ -48,6 +49,7 @@ class BatchReader(DataSourceReader):
         self.columns = columns
         self.bounds = Bounds()
 
+    @plainly
     def partitions(self) -> list[InputPartition]:
         """What there is to read as it is now, cut at queues and by ``minPartitions``."""
         subscription = Subscription(self.options)
@@ -67,6 +69,7 @@ class BatchReader(DataSourceReader):
         ranges = self.bounds.within(ranges, subscription)
         return range_partitions(split(ranges, self.options.min_partitions), subscription)
 
+    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         decoder = Decoder(self.columns)
@@ -81,6 +84,7 @@ class BatchReader(DataSourceReader):
 class PushingReader(BatchReader):
     """A ``BatchReader`` that takes filters; Spark refuses one while its setting for that is off."""
 
+    @plainly
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Narrow what is read; returns the filters that Spark has to apply still."""
         self.bounds, tags, left = push(filters, self.options.tag_filter)

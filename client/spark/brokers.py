@@ -23,7 +23,7 @@ from ..sync.pool import Caller, Dialer
 
 T = TypeVar("T")
 
-FIRST_CONTACT_SECONDS = 5.0
+FIRST_CONTACT_SECONDS = 3.0
 """How long a broker may take to be there when a query begins: an address that is wrong is to be known soon."""
 
 

@@ -16,9 +16,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from ...protocol.errors import FlintError
 from .batch import RangePartition, range_partitions
 from .columns import Column
 from .decoding import Decoder
+from .failing import plainly, plainly_each
 from .offsets import Queue, QueueRange, Stats, Subscription, limited, split
 from .options import ReadOptions
 from .reading import read_range
@@ -46,6 +48,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- offsets ----
 
+    @plainly
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's names, here and below
         """Where a query without a checkpoint begins."""
         subscription = Subscription(self.options)
@@ -57,11 +60,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows_max = self.options.max_offsets_per_trigger
         return ReadMaxRows(rows_max) if rows_max is not None else ReadAllAvailable()
 
+    @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix where the query ends: at what is there now."""
         subscription = Subscription(self.options)
         self._target = {queue: row.max_offset for queue, row in self._ask(subscription, anew=True).items()}
 
+    @plainly
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Where the next micro-batch ends."""
         subscription = Subscription(self.options)
@@ -108,6 +113,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- micro-batches ----
 
+    @plainly
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         """What a micro-batch reads: one part for each queue, more where ``minPartitions`` asks for them."""
         subscription = Subscription(self.options)
@@ -123,6 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stats = self._stats if queue in self._stats else self._ask(subscription, anew=True)
         return stats[queue].min_offset if queue in stats else 0
 
+    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         assert isinstance(partition, RangePartition)
@@ -132,3 +139,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: Spark's checkpoint is the truth."""
+
+
+class RefusedStream(DataSourceStreamReader):
+    """What cannot be read, said at the first call: Spark loses an error that is raised when a reader is made."""
+
+    def __init__(self, why: FlintError) -> None:
+        self._why = why
+
+    @plainly
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Raises."""
+        raise self._why
+
+    @plainly
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        """Raises."""
+        raise self._why
+
+    @plainly
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Raises."""
+        raise self._why
+
+    @plainly
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """Raises."""
+        raise self._why
+
+    @plainly_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raises."""
+        raise self._why
