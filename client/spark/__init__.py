@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import DataLoss, IncompatibleSchema, InvalidOption, JavaNotFound, SparkUnavailable
+    from .errors import DataLoss, IncompatibleSchema, InvalidOption, JavaNotFound, SparkUnavailable, WriteFailed
     from .sessions import register, session
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "InvalidOption",
     "JavaNotFound",
     "SparkUnavailable",
+    "WriteFailed",
     "register",
     "session",
 ]

@@ -21,6 +21,13 @@ class DataLoss(FlintError):
     """
 
 
+class WriteFailed(FlintError):
+    """Rows of a task were not acknowledged; the message says which, and why.
+
+    One that failed with a timeout or a lost connection may be stored all the same: only its answer is missing.
+    """
+
+
 class SparkUnavailable(ConfigurationError):
     """PySpark, or something that it needs, is missing or too old; the message says what to install."""
 

@@ -2,44 +2,71 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from ...protocol.errors import FlintError
 from .batch import BatchReader, PushingReader
 from .columns import Column, columns_of, ddl, offered
+from .failing import plainly
 from .offsets import Subscription
 from .options import ReadOptions, read_options, refuse
-from .stream import StreamReader
+from .sink import BatchWriter, StreamWriter, batch_writer, stream_writer
+from .stream import RefusedStream, StreamReader
+
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "key", "pushFilters")
 
 
 class FlintSource(DataSource):
-    """``spark.read.format("flintmq")`` and its kin; the options are in ``options.READ_OPTIONS``."""
+    """``spark.read.format("flintmq")`` and its kin.
+
+    The options are in ``options.READ_OPTIONS``, those of writes in ``sink_options.WRITE_OPTIONS``.
+    """
+
+    _is_copy = False
+    """Whether Spark pickled this source: so it does to make a writer when a micro-batch ends, never when one begins."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._is_copy = True
 
     @classmethod
     def name(cls) -> str:
         """What ``format`` is given."""
         return "flintmq"
 
+    @plainly
     def schema(self) -> str:
         """All columns that the options offer. Raises where an option is wrong, a broker away or a topic not there."""
         options = read_options(self.options)
         Subscription(options).check()
         return ddl(offered(properties=options.include_properties, headers=options.include_headers))
 
+    @plainly
     def reader(self, schema: StructType) -> BatchReader:
         """A batch."""
         refuse(self.options, ["maxOffsetsPerTrigger"], "is for streaming queries")
         options, columns = self._checked(schema)
         return (PushingReader if options.push_filters else BatchReader)(options, columns)
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
+    @plainly
+    def streamReader(self, schema: StructType) -> StreamReader | RefusedStream:  # noqa: N802 - Spark's name
         """A stream."""
-        refuse(
-            self.options,
-            ["endingOffsets", "endingTimestamp", "key", "pushFilters"],
-            "is for batch queries, and a streaming query has no end",
-        )
-        return StreamReader(*self._checked(schema))
+        try:
+            refuse(self.options, _BATCH_ONLY, "is for batch queries")
+            return StreamReader(*self._checked(schema))
+        except FlintError as error:
+            return RefusedStream(error)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """A batch to be written."""
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
+        """A stream to be written. ``overwrite``: output mode ``complete``, whose result is sent anew each time."""
+        return stream_writer(self.options, schema, commits=self._is_copy)
 
     def _checked(self, schema: StructType) -> tuple[ReadOptions, tuple[Column, ...]]:
         return read_options(self.options), columns_of(schema)

@@ -1,0 +1,113 @@
+"""The sink: what Spark calls for ``df.write`` and ``df.writeStream``. Planned and checked on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from ...protocol.errors import TopicNotExist
+from ..core import operations
+from ..endpoint import client_name
+from . import brokers
+from .errors import InvalidOption
+from .sink_columns import check_columns
+from .sink_delivery import Delivery, Written, delivery_of
+from .sink_options import WriteOptions, write_options
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes the rows of a DataFrame."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task: its rows."""
+        return self._delivery.write(iterator, _partition())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks are done."""
+        self._delivery.commit(_written(messages), None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """A task failed, or the job was cancelled."""
+        self._delivery.abort(_written(messages), None)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the rows of each micro-batch. Spark makes one for its tasks, and another one to commit."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task: its rows."""
+        return self._delivery.write(iterator, _partition())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """All tasks are done."""
+        self._delivery.commit(_written(messages), batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """A task failed, or the query was stopped."""
+        self._delivery.abort(_written(messages), batchId)
+
+
+def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
+    """The writer of ``df.write``. Raises where options, columns, broker or topic do not fit."""
+    if overwrite:
+        raise InvalidOption('mode("overwrite") would delete what the topic holds, and a log only grows: use "append"')
+    options = write_options(given)
+    check_columns(schema, options.topic)
+    check_target(options)
+    return BatchWriter(delivery_of(options))
+
+
+def stream_writer(given: Mapping[str, str], schema: StructType, *, commits: bool) -> StreamWriter:
+    """The writer of ``df.writeStream``, made anew for each micro-batch; ``commits``: for the end of one.
+
+    The broker is asked once in a query: later it may be away for a while, which the tasks wait for, and what is to be
+    committed is stored.
+    """
+    options = write_options(given, streaming=True)
+    check_columns(schema, options.topic)
+    asked = (options, *sorted(given.items()))
+    if not commits and asked not in _asked:
+        check_target(options)
+        _asked.add(asked)
+    return StreamWriter(delivery_of(options))
+
+
+_asked: set[tuple[object, ...]] = set()
+"""Options of streaming queries whose broker and topic were found: Spark plans all micro-batches in one process."""
+
+
+def check_target(options: WriteOptions) -> None:
+    """Raise where the broker is not there, or has no such topic and makes none."""
+    topics = brokers.greet(options.broker, options.timeout)
+    if options.topic is None or options.topic in topics:
+        return
+    queues = brokers.call(options.broker, operations.created_queues(client_name()), options.timeout)
+    if not queues:
+        raise TopicNotExist(
+            f"option 'topic': topic {options.topic!r} does not exist at {options.broker.address}, and the broker makes "
+            f"none by itself: create it first (flintmq topic create {options.topic}), or correct the name"
+        )
+
+
+def _partition() -> int:
+    context = TaskContext.get()
+    assert context is not None, "only a task writes"
+    return context.partitionId()
+
+
+def _written(messages: list[WriterCommitMessage | None]) -> list[Written | None]:
+    return [message if isinstance(message, Written) else None for message in messages]

@@ -1,0 +1,154 @@
+"""The rows of a batch → as few calls of a producer as their order allows.
+
+``send_bulk`` takes bodies and keys as columns, while topic, tag, sharding key and queue are the same for all; a message
+costs it a fifth of what ``send_many`` takes, which wants a ``Message`` for each. So rows are grouped by what has to be
+the same, unless the groups would be small, or would change the order of rows that share a queue or a sharding key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from ..message import Message
+from ..sync.producer import Producer
+from .scan import Ints
+from .sink_rows import NOTHING, Distinct, Rows
+
+T = TypeVar("T")
+
+GROUP_ROWS_MIN = 256
+"""Rows that a group must have on average: below, the round trip of each group costs more than it spares."""
+
+
+class Send(Protocol):
+    """One call of a producer."""
+
+    @property
+    def rows(self) -> Ints:
+        """The places in the batch of what it sends."""
+
+    def run(self, producer: Producer) -> None:
+        """Return when all is acknowledged; raises ``DeliveryFailed`` with the errors by index in ``rows``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSend:
+    """Rows that differ in body and keys alone."""
+
+    rows: Ints
+    topic: str
+    bodies: list[bytes]
+    keys: Sequence[Any] | None
+    tags: str | None
+    sharding_key: str | None
+    queue: int | None
+
+    def run(self, producer: Producer) -> None:
+        """``Producer.send_bulk``."""
+        producer.send_bulk(
+            self.topic,
+            self.bodies,
+            keys=self.keys,
+            tags=self.tags,
+            sharding_key=self.sharding_key,
+            queue=self.queue,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSend:
+    """Rows of any kind that go to the same queue, or to any."""
+
+    rows: Ints
+    messages: list[Message]
+    queue: int | None
+
+    def run(self, producer: Producer) -> None:
+        """``Producer.send_many``."""
+        producer.send_many(self.messages, queue=self.queue)
+
+
+def sends(rows: Rows) -> list[Send]:
+    """What to call, one after the other, so that all rows are sent."""
+    found: list[Send] = []
+    for mine in _split(np.arange(len(rows)), rows.queues):
+        found += _sends_to_queue(rows, mine, rows.queues.value(mine[0]))
+    return found
+
+
+def _sends_to_queue(rows: Rows, mine: Ints, queue: int | None) -> Iterator[Send]:
+    """The calls for the rows that go to ``queue``, or to any."""
+    if rows.properties is None:
+        groups = list(_split(mine, rows.topics, rows.tags, rows.sharding_keys))
+        is_large = len(groups) == 1 or len(groups) * GROUP_ROWS_MIN <= len(mine)
+        if is_large and _order_holds(rows, mine, queue, len(groups)):
+            yield from (_column_send(rows, group, queue) for group in groups)
+            return
+    yield _message_send(rows, mine, queue)
+
+
+def _order_holds(rows: Rows, mine: Ints, queue: int | None, groups: int) -> bool:
+    """Whether what has to stay in order is in one group each: a topic's rows for a queue, or for a sharding key."""
+    if groups == 1 or (queue is None and rows.sharding_keys is NOTHING):
+        return True
+    in_order = (rows.topics,) if queue is not None else (rows.topics, rows.sharding_keys)
+    return sum(1 for _ in _split(mine, *in_order)) == groups
+
+
+def _split(mine: Ints, *columns: Distinct) -> Iterator[Ints]:
+    """The rows ``mine``, by the values that they have in ``columns``; each part ascending."""
+    combined = None
+    for column in columns:
+        if column.codes is not None:
+            codes = column.codes[mine]
+            combined = codes if combined is None else _combined(combined, codes, len(column.values))
+    if combined is None or not len(mine):
+        yield mine
+        return
+    order = np.argsort(combined, kind="stable")
+    bounds = np.flatnonzero(np.diff(combined[order])) + 1
+    yield from np.split(mine[order], bounds)
+
+
+def _combined(first: Ints, second: Ints, second_values: int) -> Ints:
+    """One number for each pair of two; small again, so that any number of columns can follow."""
+    codes: Ints = np.unique(first * second_values + second, return_inverse=True)[1].astype(np.int64)
+    return codes
+
+
+def _column_send(rows: Rows, mine: Ints, queue: int | None) -> ColumnSend:
+    first = mine[0]
+    return ColumnSend(
+        rows=mine,
+        topic=rows.topics.value(first),
+        bodies=_taken(rows.bodies, mine),
+        keys=None if rows.keys is None else _taken(rows.keys, mine),
+        tags=rows.tags.value(first),
+        sharding_key=rows.sharding_keys.value(first),
+        queue=queue,
+    )
+
+
+def _message_send(rows: Rows, mine: Ints, queue: int | None) -> MessageSend:
+    keys, properties = rows.keys, rows.properties
+    topic, tags, sharding_key = rows.topics.value, rows.tags.value, rows.sharding_keys.value
+    messages = [
+        Message(
+            topic(row),
+            rows.bodies[row],
+            keys=(keys[row] or ()) if keys is not None else (),
+            tags=tags(row),
+            properties=properties[row] if properties is not None else None,
+            sharding_key=sharding_key(row),
+        )
+        for row in mine.tolist()
+    ]
+    return MessageSend(mine, messages, queue)
+
+
+def _taken(values: list[T], mine: Ints) -> list[T]:
+    return values if len(mine) == len(values) else [values[row] for row in mine.tolist()]
