@@ -1,0 +1,188 @@
+"""The archive source through a real Spark: stores of a real broker, beside it and after it, and RocketMQ's own."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import tarfile
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.client import Consumer, Message, Producer
+from flintmq.client.spark.columns import COLUMNS
+from tests.conftest import SMALL_FILES, BrokerFactory
+
+ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
+COUNT = 30_000
+TOPICS = ("orders", "payments", "mails")
+FILE_BYTES = SMALL_FILES["store.commitlog_file_bytes"]
+
+Read = Callable[..., Any]
+
+
+@pytest.fixture
+def read(spark: Any) -> Read:
+    """``read(path, option=value, …)``: a frame over the store."""
+
+    def frame(path: Path | str, **options: Any) -> Any:
+        reader = spark.read.format("flintmq-store")
+        for name, value in options.items():
+            reader = reader.option(name, value)
+        return reader.load(str(path))
+
+    return frame
+
+
+def body(number: int) -> bytes:
+    """Begins with its number; a hundredth are long enough to be compressed."""
+    return f"{number:08d} ".encode() * (12 if number % 100 else 700)
+
+
+def fill(address: str, first: int = 0, count: int = COUNT) -> None:
+    """So many messages, in turn to the topics."""
+    with Producer(address) as producer:
+        for topic_number, topic in enumerate(TOPICS):
+            numbers = range(first + topic_number, first + count, len(TOPICS))
+            producer.send_bulk(
+                topic,
+                [body(number) for number in numbers],
+                keys=[f"k-{number}" for number in numbers],
+                tags="eu" if topic_number else None,
+                properties={"source": topic},
+            )
+
+
+def test_a_store_is_read_whole_beside_its_broker_and_after_it(broker: BrokerFactory, read: Read) -> None:
+    running = broker("--flush", "sync")
+    fill(running.address)
+    beside = sorted(read(running.store, partitionBytes=1_000_000).collect())
+    with Consumer(running.address) as consumer:
+        consumed = [message for topic in TOPICS for message in consumer.iter(topic, until="latest")]
+    expected = sorted(
+        (
+            message.topic, message.queue, message.queue_offset, message.physical_offset, message.body, message.tags,
+            list(message.keys), message.message_id, message.born_at, message.stored_at, 0,
+        )
+        for message in consumed
+    )  # fmt: skip
+    assert len(beside) == COUNT
+    assert [(*row[:8], row[8].replace(tzinfo=UTC), row[9].replace(tzinfo=UTC), row[10]) for row in beside] == expected
+    assert {int(bytes(row.body)[:8]) for row in beside} == set(range(COUNT))
+    assert running.stop() == 0
+    assert sorted(read(running.store).collect()) == beside
+    assert sorted(read(f"file:{running.store}/commitlog", partitionBytes=FILE_BYTES).collect()) == beside
+
+
+def test_a_read_is_cut_at_record_boundaries_for_every_core(broker: BrokerFactory, read: Read) -> None:
+    running = broker("--flush", "sync")
+    fill(running.address)
+    assert running.stop() == 0
+    frame = read(running.store, partitionBytes=500_000)
+    bounds = frame.selectExpr("spark_partition_id() as p", "physical_offset as o").groupBy("p")
+    spans = sorted((row.first, row.last, row.n) for row in bounds.agg({"o": "min"}).withColumnRenamed("min(o)", "first")
+                   .join(bounds.agg({"o": "max"}).withColumnRenamed("max(o)", "last"), "p")
+                   .join(bounds.count().withColumnRenamed("count", "n"), "p").collect())  # fmt: skip
+    assert len(spans) > 10
+    assert sum(count for _, _, count in spans) == COUNT
+    assert all(last < following for (_, last, _), (following, _, _) in itertools.pairwise(spans))
+
+
+def test_options_choose_topics_times_columns_and_places(broker: BrokerFactory, read: Read, spark: Any) -> None:
+    running = broker("--flush", "sync")
+    fill(running.address, count=3000)
+    between = datetime.now(UTC)
+    with Producer(running.address) as producer:
+        late = producer.send(Message("orders", b"late", properties={"who": "é"}))
+    store = running.store
+    third = 1000
+    two = read(store, topics="payments, mails").groupBy("topic").count().collect()
+    assert sorted(two) == [("mails", third), ("payments", third)]
+    assert read(store, subscribe="orders").count() == third + 1
+    assert read(store, subscribePattern="(pay|or).*s").count() == 2 * third + 1
+    after = read(store, startingTimestamp=between.isoformat()).collect()
+    assert [bytes(row.body) for row in after] == [b"late"]
+    assert read(store, endingTimestamp=between.isoformat()).count() == 3 * third
+    behind = read(store, startingPhysicalOffset=late.physical_offset, includeProperties="true", includeHeaders="true")
+    assert behind.columns == [*(column.name for column in COLUMNS), "properties", "headers"]
+    (row,) = behind.collect()
+    assert row.properties["who"] == "é"
+    assert [(header.key, bytes(header.value)) for header in row.headers] == [("who", "é".encode())]
+    narrow = spark.read.format("flintmq-store").schema("body binary, queue int").load(str(store))
+    assert narrow.columns == ["body", "queue"]
+    assert narrow.count() == 3 * third + 1
+
+
+def test_a_broker_goes_on_writing_while_its_store_is_read(broker: BrokerFactory, read: Read) -> None:
+    """What was flushed when a read was planned is read, sound and once; nothing else."""
+    running = broker("--flush", "sync")
+    fill(running.address, count=3000)
+    planned = read(running.store, partitionBytes=300_000)
+    before = {row.physical_offset for row in planned.select("physical_offset").collect()}
+    for round_ in range(1, 4):
+        fill(running.address, first=3000 * round_, count=3000)
+        found = [row.physical_offset for row in read(running.store, partitionBytes=300_000).collect()]
+        assert len(found) == len(set(found)) == 3000 * (round_ + 1)
+        assert before < set(found)
+
+
+def test_damage_fails_the_job_with_its_place_and_can_be_passed_over(broker: BrokerFactory, read: Read) -> None:
+    running = broker("--flush", "sync")
+    fill(running.address)
+    assert running.stop() == 0
+    rows = read(running.store).select("physical_offset").orderBy("physical_offset").collect()
+    place = rows[COUNT // 2].physical_offset
+    start = place - place % FILE_BYTES
+    with (running.store / "commitlog" / f"{start:020d}").open("r+b") as file:
+        file.seek(place - start + 100)
+        file.write(b"\x00\xff\x00")
+    with pytest.raises(Exception, match="checksum") as caught:
+        read(running.store).count()
+    assert f"{start:020d}, byte {place - start:,} (physical offset {place:,})" in str(caught.value)
+    assert "failOnCorruption" in str(caught.value)
+    assert read(running.store, failOnCorruption="false").count() == COUNT - 1
+    assert read(running.store, verifyChecksums="false").count() == COUNT
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"topic": "orders"}, "has no option 'topic'"),
+        ({"topics": "nothing"}, "topic 'nothing' is not in"),
+        ({"partitionBytes": "64MB"}, "option 'partitionBytes' is '64MB'"),
+        ({"path": "/nowhere"}, "there is nothing"),
+    ],
+)
+def test_what_is_wrong_is_said_at_load(read: Read, tmp_path: Path, options: dict[str, str], said: str) -> None:
+    store = tmp_path / "store"
+    for folder in ("commitlog", "consumequeue/orders/0"):
+        (store / folder).mkdir(parents=True)
+    with pytest.raises(Exception, match=said):
+        read(**{"path": store, **options})
+
+
+@pytest.fixture(scope="module")
+def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rocketmq")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def test_rocketmqs_own_store_gives_what_its_consumers_see(rocketmq: Path, read: Read) -> None:
+    expected = [json.loads(line) for line in (rocketmq / "expected.jsonl").read_text().splitlines()]
+    store = rocketmq / "store-pristine"
+    rows = read(store, topics="CompatTopic").collect()
+    assert Counter(
+        (hashlib.sha1(row.body).hexdigest(), len(row.body), " ".join(row["keys"]), row.tags) for row in rows
+    ) == Counter(
+        (each["sha1"], each["bodyLen"], each["keys"] or "", each["tags"]) for each in expected if each["visible"]
+    )
+    assert len(rows) == 500
+    assert read(store).filter("topic != 'CompatTopic'").count() == 0, "the broker's own topics are not asked for"
+    assert read(store, topics="SCHEDULE_TOPIC_XXXX").count() > 0
