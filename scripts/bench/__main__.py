@@ -94,10 +94,12 @@ def main() -> int:
     touched_gib = options.touch_gib if options.touch_gib is not None else 0.0 if options.quick else TOUCHED_GIB
     known = facts(options, folder, touched_gib)
     say(f"{known['machine']}; {known['way']}")
+    bench = Bench(options.runs, folder, options.quick, touched_gib)
     try:
-        results = run_cases(cases, Bench(options.runs, folder, options.quick, touched_gib), options.seconds_max)
+        results = run_cases(cases, bench, options.seconds_max)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    known["notes"] = bench.notes
     table = as_markdown(results, known)
     print(table)
     if options.markdown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .broker import Broker, temporary_store
@@ -20,13 +20,20 @@ _QUICK_COUNT_MIN = 200
 class Bench:
     """``runs`` of each case, stores under ``folder``; ``quick``: only see that everything works.
 
-    ``touched_gib``: memory that is touched before each run; see ``touch_memory``.
+    ``touched_gib``: memory that is touched before each run; see ``touch_memory``. ``notes``: what a reader of the table
+    has to know of what was run, such as versions.
     """
 
     runs: int
     folder: Path
     quick: bool = False
     touched_gib: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Have ``text`` below the table, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def count(self, count: int) -> int:
         """How many messages to send where ``count`` are wanted."""

@@ -49,7 +49,7 @@ def as_markdown(results: Sequence[Result], facts: dict[str, Any]) -> str:
             lines.append(f"| *skipped: {result.skipped.splitlines()[0]}* | | | |")
         if result.failure:
             lines.append(f"| *failed: {result.failure.splitlines()[0]}* | | | |")
-    lines += ["", f"{facts['machine']}; {facts['way']}."]
+    lines += ["", f"{'; '.join([facts['machine'], facts['way'], *facts['notes']])}."]
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from ..load import BODY_BYTES, TOPIC
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
 from ..spark import jobs
 from ..spark.jobs import STAMP
-from ..spark.sides import KAFKA, Side, SideBySide, side_by_side
+from ..spark.sides import KAFKA, RATIO, Side, SideBySide, side_by_side
 
 MESSAGES_A_SECOND = 500
 WARM_UP_SECONDS = 10
@@ -34,7 +34,7 @@ def samples(bench: Bench) -> Samples:
                 sample[f"p50{side.suffix}"] = percentile(taken, 0.50)
                 sample[f"p99{side.suffix}"] = percentile(taken, 0.99)
             if f"p50{KAFKA}" in sample:
-                sample["less"] = sample[f"p50{KAFKA}"] / sample["p50"]
+                sample[f"p50{RATIO}"] = sample[f"p50{KAFKA}"] / sample["p50"]
             yield sample
         both.end()
 
@@ -78,7 +78,7 @@ CASE = Case(
         Measure("p99", "p99", "ms"),
         Measure(f"p50{KAFKA}", "p50: Spark's Kafka connector", "ms"),
         Measure(f"p99{KAFKA}", "p99: Spark's Kafka connector", "ms"),
-        Measure("less", "p50: how many times as long Kafka takes", "×", 1.0),
+        Measure(f"p50{RATIO}", "p50: Kafka takes times as long", "×", 1.0),
     ),
     samples,
 )

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from ..measure import BenchFailed, Skipped
+from .processes import EndOfTree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,20 +65,24 @@ class Driver:
         try:
             self._answer(START_SECONDS_MAX)
         except BaseException:
-            self._process.kill()
+            self._end(at_once=True)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._end(at_once=error is not None)
+
+    def _end(self, at_once: bool) -> None:
+        """End the process, in the middle of a job if it must be, and wait for Java, which still clears its files up."""
+        all_of_them = EndOfTree(self._process.pid or 0)
         self._connection.close()
-        if error is not None:  # it may be in the middle of a long job
+        if at_once:
             self._process.kill()
         self._process.join(STOP_SECONDS_MAX)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        all_of_them.wait(STOP_SECONDS_MAX)
+        self._process.join()
 
     def call(self, job: Callable[Concatenate[SparkSession, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What ``job(spark, …)`` returns, in the process. Raises ``BenchFailed`` with what went wrong there."""
@@ -107,7 +112,7 @@ def _serve(connection: Connection, log: Path, settings: dict[str, str]) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:
-        from flintmq.client.spark.sessions import session
+        from flintmq.client.spark import session
 
         spark = session("flintmq-bench", settings=settings)
     except Exception as error:  # noqa: BLE001 - it is told, and raised there

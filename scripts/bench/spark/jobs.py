@@ -102,7 +102,6 @@ class _Arrivals:
 
     def __init__(self, spark: SparkSession, source: Source, folder: Path) -> None:
         self.taken: list[tuple[int, int]] = []  # when it was made and when it arrived, µs since 1970
-        self.batches: list[float] = []
         self._changed = threading.Condition()
         self._body = source.body
         self.query = (

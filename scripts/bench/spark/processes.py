@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,22 +29,49 @@ class CpuSeconds:
 
 def cpu_of_tree(root: int) -> CpuSeconds:
     """What the process ``root`` and all below it have used so far, those included that have ended."""
-    processes = dict(_processes())
-    children: dict[int, list[int]] = defaultdict(list)
-    for pid, process in processes.items():
-        children[process.parent].append(pid)
     java = python = 0.0
-    below = [root]
-    while below:
-        pid = below.pop()
-        process = processes[pid]
+    for process in _tree(root).values():
         if process.name == "java":
             java += process.seconds
         else:
             python += process.seconds
         python += process.children_seconds
-        below += children[pid]
     return CpuSeconds(java, python)
+
+
+class EndOfTree:
+    """Waits for the end of the process ``root`` and of all that are below it now, and ends those that stay."""
+
+    def __init__(self, root: int) -> None:
+        self._descriptors: list[int] = []
+        for pid in _tree(root):
+            with suppress(ProcessLookupError):  # it has just ended
+                self._descriptors.append(os.pidfd_open(pid))
+
+    def wait(self, seconds: float) -> None:
+        """Return when none of them is there any more; what is there after ``seconds`` is killed."""
+        deadline = time.monotonic() + seconds
+        for descriptor in self._descriptors:
+            if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                select.select([descriptor], [], [])
+            os.close(descriptor)
+        self._descriptors.clear()
+
+
+def _tree(root: int) -> dict[int, _Process]:
+    """The process ``root`` and all below it."""
+    processes = dict(_processes())
+    children: dict[int, list[int]] = defaultdict(list)
+    for pid, process in processes.items():
+        children[process.parent].append(pid)
+    tree = {}
+    below = [root] if root in processes else []
+    while below:
+        pid = below.pop()
+        tree[pid] = processes[pid]
+        below += children[pid]
+    return tree
 
 
 class _Process(NamedTuple):

@@ -17,7 +17,7 @@ from ..machine import cpu_seconds, touch_memory
 from ..measure import BenchFailed, Measure, Sample, Skipped
 from ..raw import RawClient
 from . import jobs
-from .driver import Driver, spark_version
+from .driver import MASTER, Driver, spark_version
 from .jobs import Source, Work
 
 KAFKA = "_kafka"
@@ -98,6 +98,8 @@ def side_by_side(bench: Bench, count: int) -> Iterator[SideBySide]:
     """
     version = spark_version()
     jars, without_kafka = _jars(version)
+    compared_with = "no Kafka" if jars is None else f"Kafka {jars.kafka_version}, connector {jars.connector_version}"
+    bench.note(f"Spark {version}, {MASTER}, {compared_with}, both with their defaults")
     with ExitStack() as stack:
         store, folder = stack.enter_context(bench.store()), stack.enter_context(bench.store())
         flintmq_life = stack.enter_context(ExitStack())
