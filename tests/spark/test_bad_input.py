@@ -1,0 +1,129 @@
+"""Whatever is wrong with a read is said at once, naming the thing and what to do, without a stack trace."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.client import Admin, Producer
+from tests.conftest import RunningBroker
+
+AT_ONCE_S = 30.0
+"""Far more than it takes, and far less than any query's own patience."""
+
+
+@pytest.fixture(scope="module")
+def orders(shared_broker: RunningBroker) -> str:
+    """A topic of one queue with ten messages."""
+    name = "spark-bad-input"
+    with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
+        admin.create_topic(name, queues=1)
+        producer.send_bulk(name, [b"%d" % number for number in range(10)], queue=0)
+    return name
+
+
+def beyond(topic: str) -> str:
+    return json.dumps({topic: {"0": 11}})
+
+
+CASES = {
+    "no bootstrap": ({"bootstrap": None}, "InvalidOption: option 'bootstrap' is missing"),
+    "unknown option": (
+        {"startingOffset": "latest"},
+        "InvalidOption: the source 'flintmq' has no option 'startingoffset'",
+    ),
+    "malformed offsets": (
+        {"startingOffsets": "{orders: 5}"},
+        "InvalidOption: option 'startingOffsets' is '{orders: 5}'",
+    ),
+    "beyond the log": ({"startingOffsets": beyond}, "begins queue 0 of topic 'spark-bad-input'"),
+    "another topic's offsets": ({"startingOffsets": '{"x": {"0": 1}}'}, "names 'x', which is not read"),
+    "a queue that is not there": ({"startingOffsets": '{"spark-bad-input": {"7": 1}}'}, "names queue 7 of topic"),
+    "no such topic": ({"subscribe": "nowhere"}, "TopicNotExist: option 'subscribe': topic 'nowhere' does not exist at"),
+    "no broker": (
+        {"bootstrap": "127.0.0.1:1"},
+        "ConnectionFailed: option 'bootstrap': no broker answers at 127.0.0.1:1",
+    ),
+}
+
+
+def options_of(case: dict[str, Any], broker: RunningBroker, topic: str) -> dict[str, str]:
+    given = {"bootstrap": broker.address, "subscribe": topic, **case}
+    return {name: value(topic) if callable(value) else value for name, value in given.items() if value is not None}
+
+
+def fails_plainly(action: Callable[[], Any], says: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(Exception) as failure:
+        action()
+    text = str(failure.value)
+    assert says in text
+    assert "Traceback" not in text
+    assert "\tat org.apache" not in text
+    assert time.monotonic() - began < AT_ONCE_S
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_batch_that_cannot_be_read(spark: Any, shared_broker: RunningBroker, orders: str, case: str) -> None:
+    given, says = CASES[case]
+    options = options_of(given, shared_broker, orders)
+    fails_plainly(lambda: spark.read.format("flintmq").options(**options).load().count(), says)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"endingOffsets": beyond}, "InvalidOption: option 'endingOffsets' ends queue 0"),
+        ({"maxOffsetsPerTrigger": "5"}, "option 'maxOffsetsPerTrigger' is for streaming queries"),
+    ],
+)
+def test_what_has_no_place_in_a_batch(
+    spark: Any, shared_broker: RunningBroker, orders: str, given: dict[str, Any], says: str
+) -> None:
+    options = options_of(given, shared_broker, orders)
+    fails_plainly(lambda: spark.read.format("flintmq").options(**options).load().count(), says)
+
+
+@pytest.mark.parametrize("case", ["beyond the log", "no such topic", "batch only"])
+def test_a_stream_that_cannot_be_read(
+    spark: Any, shared_broker: RunningBroker, orders: str, tmp_path: Path, case: str
+) -> None:
+    cases = {**CASES, "batch only": ({"key": "k"}, "InvalidOption: option 'key' is for batch queries")}
+    given, says = cases[case]
+    options = options_of(given, shared_broker, orders)
+
+    def run() -> None:
+        frame = spark.readStream.format("flintmq").options(**options).load()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+        query = writer.start()
+        assert not query.awaitTermination(AT_ONCE_S)
+
+    fails_plainly(run, says)
+
+
+def test_a_schema_with_a_column_that_there_is_not(spark: Any, shared_broker: RunningBroker, orders: str) -> None:
+    reader = spark.read.format("flintmq").options(bootstrap=shared_broker.address, subscribe=orders)
+    fails_plainly(
+        lambda: reader.schema("bodi binary").load().count(), "IncompatibleSchema: the schema has a column 'bodi'"
+    )
+    fails_plainly(lambda: reader.schema("body string").load().count(), "the source has it as binary")
+    fails_plainly(lambda: reader.schema("body binary NOT NULL").load().count(), "as NOT NULL")
+
+
+def test_a_damaged_message_fails_its_task_naming_it(spark: Any, broker: Any) -> None:
+    running = broker()
+    with Producer(running.address) as producer:
+        receipts = producer.send_bulk("orders", [b"sound", b"to be damaged", b"sound"], queue=0)
+    log = running.store / "commitlog" / "00000000000000000000"
+    with log.open("r+b") as file:  # beneath the running broker: one that starts refuses such a log
+        file.seek(file.read(64 * 1024).index(b"to be damaged"))
+        file.write(b"X")
+    frame = spark.read.format("flintmq").options(bootstrap=running.address, subscribe="orders").load()
+    with pytest.raises(Exception, match=r"CorruptMessage: message at offset 1 of queue 0 of topic 'orders'"):
+        frame.collect()
+    assert receipts[1].queue_offset == 1
