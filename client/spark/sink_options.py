@@ -73,7 +73,7 @@ WRITE_OPTIONS = (
     Option("bootstrap", one_broker, "the broker as `host:port`"),
     Option("topic", writable_topic, "the topic of all rows; wins over a column `topic`"),
     Option("flush", flush, "`sync` or `async`: what an acknowledgement means; the broker's setting is the least"),
-    Option("delivery", delivery, f"`{AT_LEAST_ONCE}` (default); `{EXACTLY_ONCE}` is refused: the broker has no transactions"),
+    Option("delivery", delivery, f"`{AT_LEAST_ONCE}` (default); `{EXACTLY_ONCE}` needs transactions, and is refused"),
     Option("timeoutMs", positive, f"how long a message is tried, broker restarts included (default {TIMEOUT_MS})"),
     Option(
         "compressOver", compress_over,
