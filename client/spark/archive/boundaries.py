@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import struct
@@ -80,9 +81,9 @@ def next_record(file: LogFile, fd: int, begin: int, end: int, *, chain: int = 1)
 def _next_data(file: LogFile, fd: int, at: int, end: int) -> int:
     """``at``, or where the hole ends that it lies in."""
     try:
-        return max(at, file.start + os.lseek(fd, at - file.start, os.SEEK_DATA))
-    except OSError:  # ENXIO: nothing but a hole follows; or a file system that knows no holes
-        return at
+        return file.start + os.lseek(fd, at - file.start, os.SEEK_DATA)
+    except OSError as error:
+        return end if error.errno == errno.ENXIO else at  # nothing but a hole follows; a file system without holes
 
 
 def _says(blob: bytes, start: int) -> int:

@@ -62,8 +62,10 @@ class LogFile:
 
     def read(self, fd: int, physical_offset: int, count: int) -> bytes:
         """``count`` bytes at a place of the log, fewer where the file ends before."""
-        buffer = bytearray(count)
-        return bytes(buffer[: self.read_into(fd, physical_offset, memoryview(buffer))])
+        blob = os.pread(fd, count, physical_offset - self.start)
+        if blob and len(blob) < count:  # a call reads 2 GiB at most
+            blob += self.read(fd, physical_offset + len(blob), count - len(blob))
+        return blob
 
     def read_into(self, fd: int, physical_offset: int, buffer: memoryview) -> int:
         """Fill ``buffer`` from a place of the log; how many bytes there are before the file ends."""

@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 from pyspark.sql.types import StructType
 
 from ..columns import Column, columns_of, ddl, offered
+from ..errors import InvalidOption
+from ..failing import plainly, plainly_each
+from ..stream import RefusedStream
 from .log_end import find_end
 from .log_files import find_log
 from .options import ArchiveOptions, archive_options
@@ -33,6 +36,7 @@ class ArchiveSource(DataSource):
         """What ``format`` is given."""
         return "flintmq-store"
 
+    @plainly
     def schema(self) -> str:
         """The columns; options and path are checked here, when ``load`` is called."""
         options = self._options()
@@ -40,9 +44,24 @@ class ArchiveSource(DataSource):
         check_topics(options.topics or (), log)
         return ddl(offered(properties=options.include_properties, headers=options.include_headers))
 
+    @plainly
     def reader(self, schema: StructType) -> ArchiveReader:
         """A reader of the columns in ``schema``."""
         return ArchiveReader(columns_of(schema), self._options())
+
+    def streamReader(self, schema: StructType) -> RefusedStream:  # noqa: N802 - Spark's name
+        """A store that is read as files does not go on."""
+        return RefusedStream(
+            InvalidOption(
+                "the source 'flintmq-store' is read as a batch, with spark.read. To follow a log, ask its broker: "
+                'spark.readStream.format("flintmq")'
+            )
+        )
+
+    @plainly
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Only a broker writes to a store."""
+        raise InvalidOption("the source 'flintmq-store' is only read. To send messages: write.format(\"flintmq\")")
 
     def _options(self) -> ArchiveOptions:
         return archive_options(self.options)
@@ -62,12 +81,14 @@ class ArchiveReader(DataSourceReader):
         self._columns = columns
         self._options = options
 
+    @plainly
     def partitions(self) -> Sequence[InputPartition]:
         """The log as it is now, cut at record boundaries."""
         fail = self._options.fail_on_corruption
         log = find_end(find_log(self._options.path, fail_on_corruption=fail), fail_on_corruption=fail)
         return [LogPartition(tuple(stretches)) for stretches in plan(log, self._options)]
 
+    @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         if not isinstance(partition, LogPartition):
