@@ -319,3 +319,10 @@ def test_a_running_store_is_read_as_far_as_it_was_flushed_when_the_read_was_plan
     assert planned.end == flushed < store.flushed_offset
     store.close()
     assert len(read_offsets(tmp_path / "store")) == 20
+
+
+def test_the_readme_lists_every_option() -> None:
+    readme = (Path(__file__).parents[2] / "client" / "spark" / "README.md").read_text()
+    section = readme.partition("## Archives\n")[2].partition("\n## ")[0]
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE))
+    assert listed == {option.name: option.meaning for option in ARCHIVE_OPTIONS if option.name != "path"}
