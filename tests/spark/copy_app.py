@@ -1,0 +1,41 @@
+"""A Spark application: copies a topic into Parquet, as a stream, and says after each micro-batch how far it is.
+
+    python -m tests.spark.copy_app MASTER BOOTSTRAP TOPIC FOLDER ROWS_A_BATCH
+
+Ends when what was there at its start is copied.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from flintmq.client.spark import session
+from tests.spark.conftest import SETTINGS
+
+
+def main(master: str, bootstrap: str, topic: str, folder: str, rows_a_batch: str) -> None:
+    """Run the query, and print ``batch N`` for each micro-batch that is done."""
+    spark = session("copy", master=master, settings=SETTINGS)
+    frame = (
+        spark.readStream.format("flintmq")
+        .options(bootstrap=bootstrap, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=rows_a_batch)
+        .load()
+        .selectExpr("queue", "queue_offset", "cast(body AS string) AS body")
+    )
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(Path(folder, "checkpoint")))
+    query = writer.trigger(availableNow=True).start(str(Path(folder, "output")))
+    said = -1
+    while not query.awaitTermination(0.02):
+        progress = query.lastProgress
+        batch = json.loads(progress.json)["batchId"] if progress is not None else -1
+        if batch > said:
+            said = batch
+            print(f"batch {batch}", flush=True)  # noqa: T201 - the test waits for this line
+    print("done", flush=True)  # noqa: T201
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

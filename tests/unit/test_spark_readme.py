@@ -1,0 +1,35 @@
+"""``client/spark/README.md`` shows the columns and the options of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flintmq.client.spark.columns import COLUMNS, HEADERS, PROPERTIES
+from flintmq.client.spark.options import READ_OPTIONS
+
+README = (Path(__file__).parents[2] / "client" / "spark" / "README.md").read_text(encoding="utf-8")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(cell.replace("|", r"\|") for cell in row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" if line[0] != "---" else "|---" * len(line) + "|" for line in lines)
+
+
+COLUMN_ROWS = [
+    *((f"`{column.name}`", column.ddl, column.meaning) for column in COLUMNS),
+    (f"`{PROPERTIES.name}`", PROPERTIES.ddl, f"{PROPERTIES.meaning}; with `includeProperties`"),
+    (f"`{HEADERS.name}`", HEADERS.ddl, f"{HEADERS.meaning}; with `includeHeaders`"),
+]
+GENERATED = {
+    "columns": table(("column", "type", "holds"), COLUMN_ROWS),
+    "read options": table(("option", "meaning"), [(f"`{each.name}`", each.meaning) for each in READ_OPTIONS]),
+}
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_the_readme_shows_what_the_code_has(name: str) -> None:
+    found = re.findall(rf"<!-- generated: {re.escape(name)} -->\n\n(.*?)\n\n<!-- end -->", README, re.DOTALL)
+    assert found == [GENERATED[name]]
