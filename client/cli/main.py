@@ -41,6 +41,9 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "check": Lazy("check", "One line and an exit code for a monitor."),
         "bench": Lazy("bench", "Measure the running broker."),
     },
+    "Spark": {
+        "pipeline": Lazy("pipeline", "The example with Spark: flights, counted by hour."),
+    },
     "Shell": {
         "context": Lazy("context", "Name brokers and choose one."),
         "cheat": Lazy("cheat", "Examples by subject."),

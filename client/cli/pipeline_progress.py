@@ -1,0 +1,100 @@
+"""How far the pipeline's queries are: a table that is drawn anew on a terminal, lines elsewhere. On standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from .output import Column, number
+from .settings import Settings
+from .units import plural, show_count, show_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..pipeline.progress import QueryProgress
+
+    Show = Callable[[Sequence[QueryProgress]], None]
+
+LINE_SECONDS = 5.0
+"""Elsewhere than on a terminal a query is told of so often at most, and at its end."""
+
+COLUMNS = (
+    Column("query", "QUERY"),
+    Column("state", "STATE"),
+    number("messages", "MESSAGES", show_count),
+    number("batches", "BATCHES", show_count),
+    number("behind", "BEHIND", show_count),
+    number("late", "LATE", show_count),
+    number("unreadable", "UNREADABLE", show_count),
+    Column("watermark", "CLOSED BEFORE"),
+)
+"""Fields of ``QueryProgress``."""
+
+
+@contextmanager
+def shown_progress(settings: Settings) -> Iterator[Show]:
+    """A function that shows how far the queries are, as often as it is called."""
+    if settings.quiet:
+        yield lambda progress: None
+    elif sys.stderr.isatty():
+        with _live() as show:
+            yield show
+    else:
+        yield _Lines().show
+
+
+@contextmanager
+def _live() -> Iterator[Show]:
+    from rich.console import Console
+    from rich.live import Live
+
+    began = time.monotonic()
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+        yield lambda progress: live.update(_table(progress, time.monotonic() - began), refresh=True)
+
+
+def _table(progress: Sequence[QueryProgress], seconds: float) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim", title=show_seconds(seconds), title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column.heading, justify="right" if column.number else "left", no_wrap=True)
+    for row in progress:
+        values = [getattr(row, column.name) for column in COLUMNS]
+        table.add_row(
+            *(Text("–" if value is None else column.show(value)) for column, value in zip(COLUMNS, values, strict=True))
+        )
+    return table
+
+
+class _Lines:
+    """A line for each query that got on, not too often."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, tuple[int, str, float]] = {}
+
+    def show(self, progress: Sequence[QueryProgress]) -> None:
+        now = time.monotonic()
+        for row in progress:
+            batches, state, at = self._shown.get(row.query, (0, "", -LINE_SECONDS))
+            is_end = state != row.state and row.state in ("ended", "failed", "stopped")
+            if is_end or (batches != row.batches and now - at >= LINE_SECONDS):
+                self._shown[row.query] = (row.batches, row.state, now)
+                click.echo(line_of(row), err=True)
+
+
+def line_of(row: QueryProgress) -> str:
+    """``departures: working, 150,000 messages in 3 batches, 186,888 behind, closed before 2013-04-19T15:00:00Z``."""
+    parts = [f"{row.query}: {row.state}", f"{plural(row.messages, 'message')} in {plural(row.batches, 'batch', 'batches')}"]
+    if row.behind is not None:
+        parts.append(f"{show_count(row.behind)} behind")
+    if row.watermark is not None:
+        parts.append(f"closed before {row.watermark}")
+    return ", ".join(parts)
