@@ -85,13 +85,17 @@ def _runs(block: RecordBlock) -> Ints:
     """The first record, and each whose topic differs from that of the record before it."""
     at = block.parts[Part.TOPIC_AT]
     length = block.parts[Part.TOPIC_END] - at
+    shortest, longest = int(length.min()), int(length.max())
     differs = np.ones(len(block), np.bool_)
     np.not_equal(length[1:], length[:-1], out=differs[1:])
     words = words_of(block.blob)
-    for offset in range(0, int(length.max(initial=0)), WORD_BYTES):
+    for offset in range(0, longest, WORD_BYTES):
         place = at + offset
-        # A word at the end of the buffer cannot be read whole: its record counts as a run of its own.
-        beyond = place >= len(words)
-        word = words[np.where(beyond, 0, place)] & _MASKS[np.clip(length - offset, 0, WORD_BYTES)]
-        differs[1:] |= (word[1:] != word[:-1]) | beyond[1:] | beyond[:-1]
+        # A word at the end of the buffer cannot be read whole: its record counts as a run of its own. Places ascend.
+        beyond = int(np.searchsorted(place, len(words)))
+        word = words[np.minimum(place, len(words) - 1)]
+        if shortest < offset + WORD_BYTES:
+            word &= _MASKS[longest - offset if shortest == longest else np.clip(length - offset, 0, WORD_BYTES)]
+        differs[1:] |= word[1:] != word[:-1]
+        differs[beyond:] = True
     return np.flatnonzero(differs)
