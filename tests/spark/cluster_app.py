@@ -1,0 +1,54 @@
+"""A Spark application for a cluster: the flights pipeline's queries, from several brokers into Parquet and to a broker.
+
+    python -m tests.spark.cluster_app MASTER BOOTSTRAP ALERTS_BOOTSTRAP FOLDER ROWS_A_BATCH
+
+Prints ``batch N`` whenever a micro-batch of the departures is done, and ``done`` at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from flintmq.client.pipeline import queries
+from flintmq.client.spark import session
+from tests.spark.conftest import SETTINGS
+
+CLUSTER_SETTINGS = {
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": "1",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.task.maxFailures": "8",
+}
+
+
+def started(name: str, frame: Any, sink: str, folder: str, **options: str) -> Any:
+    """The query, which ends with what is there now."""
+    writer = frame.writeStream.queryName(name).format(sink).options(**options)
+    return writer.option("checkpointLocation", str(Path(folder, "checkpoint", name))).trigger(availableNow=True).start()
+
+
+def main(master: str, bootstrap: str, alerts_bootstrap: str, folder: str, rows_a_batch: str) -> None:
+    """Run both queries to their end."""
+    spark = session("cluster", master=master, settings={**SETTINGS, **CLUSTER_SETTINGS})
+    flights = queries.flights(queries.messages(spark, bootstrap, "flights", int(rows_a_batch)))
+    departures = started(
+        "departures", queries.departures(flights), "parquet", folder, path=str(Path(folder, "results"))
+    )
+    alerts = started("alerts", queries.alerts(flights), "flintmq", folder, bootstrap=alerts_bootstrap, topic="alerts")
+    said = -1
+    while not departures.awaitTermination(0.05):
+        progress = departures.lastProgress
+        batch = json.loads(progress.json)["batchId"] if progress is not None else -1
+        if batch > said:
+            said = batch
+            print(f"batch {batch}", flush=True)  # noqa: T201 - the test waits for this line
+    alerts.awaitTermination()
+    print("done", flush=True)  # noqa: T201
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
