@@ -70,11 +70,11 @@ def check_spark_home(pyspark_version: str, environment: Mapping[str, str] = os.e
 def check_commands(environment: Mapping[str, str] = os.environ) -> None:
     """Raises ``SparkUnavailable`` where PATH lacks a command that Spark itself calls.
 
-    ``bash`` runs its launcher; ``chmod`` is what its file system calls for every folder that it makes, and without it a
-    query fails in the middle.
+    ``bash`` runs its launcher. Without ``chmod``, which it calls for every folder that it makes, a query fails in the
+    middle; without ``rm`` its temporary folders stay, and each shows a stack.
     """
     path = environment.get("PATH", "")
-    missing = [command for command in ("bash", "chmod") if shutil.which(command, path=path) is None]
+    missing = [command for command in ("bash", "chmod", "rm") if shutil.which(command, path=path) is None]
     if missing and os.name == "posix":
         raise SparkUnavailable(
             f"Spark calls {' and '.join(missing)}, which PATH does not have (PATH={path!r}). Install what is missing, "

@@ -74,7 +74,6 @@ def main(folder: Path) -> None:
     query = stream.trigger(availableNow=True).option("checkpointLocation", str(folder / "checkpoint")).start()
     assert query.awaitTermination(120)
     print(f"stream: {spark.table('streamed').groupBy().sum('n').collect()[0][0]}")
-    spark.stop()
 
 
 if __name__ == "__main__":
