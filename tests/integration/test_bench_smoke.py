@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,32 @@ CASES = {
     "aio-consumer": {"iter", "body", "bodies"},
     "pull": {"body", "bodies", "raw", "iter"},
 }
+SPARK_CASES = {
+    "spark-batch": {"noop", "noop_cpu", "parquet", "parquet_cpu", "archive", "archive_cpu"},
+    "spark-stream": {"stream", "stream_cpu"},
+    "spark-latency": {"p50", "p99"},
+    "spark-decode": {"numba", "numpy"},
+}
+OF_KAFKA = {
+    "spark-batch": {"noop_kafka", "noop_ratio", "parquet_kafka", "parquet_ratio"},
+    "spark-stream": {"stream_kafka", "stream_ratio"},
+    "spark-latency": {"p50_kafka", "p99_kafka", "p50_ratio"},
+    "spark-decode": set(),
+}
+WITHOUT_PYSPARK = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *package: None if name == "pyspark" else found(name, *package)
+from bench.__main__ import main
+sys.exit(main())
+"""
 TIMEOUT_S = 240.0
+SPARK_TIMEOUT_S = 900.0
 
 
 def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([RUN, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, env=os.environ)
+    timeout = SPARK_TIMEOUT_S if "spark" in arguments else TIMEOUT_S
+    return subprocess.run([RUN, *arguments], capture_output=True, text=True, timeout=timeout, env=os.environ)
 
 
 @pytest.mark.slow
@@ -56,3 +79,52 @@ def test_an_unknown_case_is_refused_and_the_known_ones_are_named() -> None:
     assert done.returncode == 2
     assert "no-such-case" in done.stderr
     assert "end-to-end" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(SPARK_TIMEOUT_S + 10)
+@pytest.mark.skipif(
+    "FLINTMQ_BENCH_SPARK" not in os.environ, reason="takes minutes; runs where FLINTMQ_BENCH_SPARK is set"
+)
+def test_spark_reads_what_both_brokers_hold_and_gives_figures_of_both(tmp_path: Path) -> None:
+    json_file = tmp_path / "figures.json"
+
+    done = run_bench("spark", "--quick", "--runs", "1", "--dir", str(tmp_path / "stores"), "--json", str(json_file))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures: dict[str, Any] = json.loads(json_file.read_text())
+    assert {case["name"]: case["failure"] for case in figures["cases"]} == dict.fromkeys(SPARK_CASES, "")
+    for case in figures["cases"]:
+        name, measures = case["name"], {measure["name"] for measure in case["measures"]}
+        assert SPARK_CASES[name] <= measures
+        assert OF_KAFKA[name] <= measures or case["skipped"].startswith("Kafka's figures: ")
+    assert list((tmp_path / "stores").iterdir()) == []
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="pyspark is not installed")
+def test_answers_to_pulls_are_decoded_into_every_row(tmp_path: Path) -> None:
+    json_file = tmp_path / "figures.json"
+
+    done = run_bench("--quick", "--runs", "1", "--case", "spark-decode", "--json", str(json_file))
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (case,) = json.loads(json_file.read_text())["cases"]
+    assert SPARK_CASES["spark-decode"] == {measure["name"] for measure in case["measures"]}
+
+
+@pytest.mark.parametrize("name", sorted(SPARK_CASES))
+def test_without_pyspark_the_cases_that_need_it_are_skipped_with_what_to_do(tmp_path: Path, name: str) -> None:
+    json_file = tmp_path / "figures.json"
+
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PYSPARK, "--quick", "--case", name, "--json", str(json_file)],
+        capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, "PYTHONPATH": str(RUN.parents[1])},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (case,) = json.loads(json_file.read_text())["cases"]
+    assert "./scripts/bench/run spark" in case["skipped"]
+    assert case["skipped"] in done.stdout
+    assert case["measures"] == []
