@@ -38,6 +38,9 @@ assert [part.value for part in Part] == list(range(19))
 _TAGS = np.uint64(int.from_bytes(b"TAGS", "little"))
 _KEYS = np.uint64(int.from_bytes(b"KEYS", "little"))
 _UNIQ_KEY = np.uint64(int.from_bytes(b"UNIQ_KEY", "little"))
+_ONES = np.uint64(0x0101010101010101)
+_TWOS = np.uint64(0x0202020202020202)
+_HIGHS = np.uint64(0x8080808080808080)
 
 
 def _crc_tables() -> npt.NDArray[np.uint32]:
@@ -121,11 +124,20 @@ def _crc32(data, words, at, end, tables):  # type: ignore[no-untyped-def]
 def _find_properties(data, words, at, end, parts, row):  # type: ignore[no-untyped-def]
     """Notes where the values of TAGS, KEYS and UNIQ_KEY are; the rules are those of ``decode_properties``."""
     while at < end:
-        equals = np.int64(-1)
-        stop = at
+        equals = at
+        while equals < end and data[equals] != 1 and data[equals] != 2:
+            equals += 1
+        if equals == end or data[equals] == 2:  # no value
+            at = equals + 1
+            continue
+        stop = equals + 1
+        # Eight bytes at a time while none of them is \x02: then no byte of `word` below is zero.
+        while stop + 8 <= end:
+            word = words[stop] ^ _TWOS
+            if (word - _ONES) & ~word & _HIGHS:
+                break
+            stop += 8
         while stop < end and data[stop] != 2:
-            if equals < 0 and data[stop] == 1:
-                equals = stop
             stop += 1
         length = equals - at
         if stop > equals + 1 and (length == 4 or length == 8):

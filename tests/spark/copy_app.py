@@ -27,7 +27,7 @@ def main(master: str, bootstrap: str, topic: str, folder: str, rows_a_batch: str
     writer = frame.writeStream.format("parquet").option("checkpointLocation", str(Path(folder, "checkpoint")))
     query = writer.trigger(availableNow=True).start(str(Path(folder, "output")))
     said = -1
-    while not query.awaitTermination(0.02):
+    while not query.awaitTermination(0.02):  # type: ignore[arg-type]
         progress = query.lastProgress
         batch = json.loads(progress.json)["batchId"] if progress is not None else -1
         if batch > said:

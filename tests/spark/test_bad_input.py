@@ -31,7 +31,7 @@ def beyond(topic: str) -> str:
     return json.dumps({topic: {"0": 11}})
 
 
-CASES = {
+CASES: dict[str, tuple[dict[str, Any], str]] = {
     "no bootstrap": ({"bootstrap": None}, "InvalidOption: option 'bootstrap' is missing"),
     "unknown option": (
         {"startingOffset": "latest"},

@@ -286,5 +286,6 @@ def test_the_arrow_schema_is_the_one_that_spark_expects(spark: Any) -> None:
 
     columns = offered(properties=True, headers=True)
     schema = StructType.fromDDL(ddl(columns))
+    assert isinstance(schema, StructType)
     assert columns_of(schema) == columns
     assert arrow_schema(columns) == to_arrow_schema(schema, timezone="UTC")

@@ -21,7 +21,7 @@ def test_what_is_not_given_has_its_default() -> None:
     assert not (options.include_properties)
     assert not (options.include_headers)
     assert not (options.push_filters)
-    assert options.starting_offsets is options.ending_offsets is options.key is options.min_partitions is None
+    assert [options.starting_offsets, options.ending_offsets, options.key, options.min_partitions] == [None] * 4
     assert options.timeout == 60
 
 

@@ -81,7 +81,7 @@ def test_filters_become_bounds_and_only_times_stay_with_spark() -> None:
         ],
         parse_tags("us || asia"),
     )
-    assert (bounds.topics, bounds.queues) == ({"orders"}, {1, 2})
+    assert (bounds.topics, bounds.queues) == (frozenset(["orders"]), frozenset([1, 2]))
     assert (bounds.first, bounds.end) == (10, 21)
     assert bounds.since_ms == 1795248000001  # messages of that millisecond may pass
     assert tags.wanted == {"us"}
