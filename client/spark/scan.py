@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from enum import IntEnum
@@ -54,7 +55,9 @@ def words_of(blob: Any) -> npt.NDArray[np.uint64]:
     return np.ndarray((max(0, len(blob) - WORD_BYTES + 1),), "<u8", blob, strides=(1,))
 
 
-def _scanner() -> Callable[[Blob, Ints, Ints, bool], tuple[npt.NDArray[np.int64], int]]:
+@functools.cache
+def scanner() -> Callable[[Blob, Ints, Ints, bool], tuple[npt.NDArray[np.int64], int]]:
+    """The scan for this environment."""
     if importlib.util.find_spec("numba") is not None:
         from .scan_numba import scan
     else:
@@ -69,4 +72,4 @@ def scan_records(blob: Blob, starts: Ints, sizes: Ints, *, verify: bool = True) 
     sound (its size, magic, parts or, with ``verify``, its body's checksum do not hold), or ``SOUND``. Where one is not
     sound the array is of no use.
     """
-    return _scanner()(blob, starts, sizes, verify)
+    return scanner()(blob, starts, sizes, verify)

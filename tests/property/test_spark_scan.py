@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +19,7 @@ from flintmq.client import StoredMessage
 from flintmq.client.spark.columns import HEADERS, PROPERTIES, offered
 from flintmq.client.spark.decoding import Decoder
 from flintmq.client.spark.records import RecordBlock
-from flintmq.client.spark.scan import SOUND, Part, scan_records
+from flintmq.client.spark.scan import SOUND, Part, scanner
 from flintmq.client.spark.scan_numba import scan as scan_numba
 from flintmq.client.spark.scan_numpy import scan as scan_numpy
 from flintmq.protocol.layout import SysFlag
@@ -136,9 +138,13 @@ def test_a_size_that_no_record_has_is_damage(scan: Scan, size: int) -> None:
 
 
 def test_where_numba_is_installed_the_compiled_scan_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = np.zeros(0, np.int64), SOUND
-    monkeypatch.setattr("flintmq.client.spark.scan_numba.scan", lambda *_: answer)
-    assert scan_records(*laid_out([])) is answer
+    scanner.cache_clear()
+    assert scanner() is scan_numba
+    scanner.cache_clear()
+    monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert scanner() is scan_numpy
+    scanner.cache_clear()
 
 
 @unhurried
