@@ -26,7 +26,11 @@ SOURCES = {"flintmq": (".source", "FlintSource"), "flintmq-store": (".archive.so
 
 QUIET_LOG = Path(__file__).with_name("log4j2.properties")
 
-_CONSOLE_DEFAULTS = {"spark.ui.showConsoleProgress": "false"}
+_DEFAULTS = {
+    "spark.ui.showConsoleProgress": "false",
+    # Without it Spark refuses sources that take filters, as ours does with `pushFilters`.
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
 
 _start_lock = threading.Lock()  # a start changes this process's environment for a while
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
@@ -223,7 +227,7 @@ def _start_conditions(wanted: Mapping[str, str], pyspark_version: str) -> tuple[
         variables["JAVA_HOME"] = str(find_java().home)
         if has_defaults:
             variables.update(_default_variables(is_local, {**outside, **wanted}))
-    defaults = _CONSOLE_DEFAULTS if has_defaults else {}
+    defaults = _DEFAULTS if has_defaults else {}
     return variables, {name: value for name, value in defaults.items() if name not in outside}
 
 

@@ -174,17 +174,6 @@ def test_a_key_that_many_messages_have_is_found_page_by_page(
     assert sorted(int(row.body) for row in frame.collect()) == list(range(500))
 
 
-@pytest.fixture
-def pushing(spark: Any) -> Any:
-    """Spark hands filters down only if it is told to."""
-    name = "spark.sql.python.filterPushdown.enabled"
-    before = spark.conf.get(name)
-    spark.conf.set(name, "true")
-    yield
-    spark.conf.set(name, before)
-
-
-@pytest.mark.usefixtures("pushing")
 @pytest.mark.parametrize(
     "condition",
     [
@@ -203,7 +192,6 @@ def test_pushed_filters_give_what_spark_would(read: Any, condition: str) -> None
     assert places(read(pushFilters="true").where(condition)) == places(read().where(condition))
 
 
-@pytest.mark.usefixtures("pushing")
 def test_pushed_filters_on_time_give_what_spark_would(read: Any, shared_broker: RunningBroker, orders: str) -> None:
     from pyspark.sql.functions import col, lit
 
@@ -220,7 +208,6 @@ def test_pushed_filters_on_time_give_what_spark_would(read: Any, shared_broker: 
             assert places(read(pushFilters="true").where(condition)) == places(read().where(condition))
 
 
-@pytest.mark.usefixtures("pushing")
 def test_pushed_filters_narrow_what_is_pulled(read: Any, shared_broker: RunningBroker) -> None:
     def pulled() -> int:
         with Admin(shared_broker.address) as admin:
