@@ -18,6 +18,7 @@ from ..core import operations
 from ..endpoint import client_name
 from . import brokers
 from .errors import InvalidOption
+from .failing import plainly
 from .sink_columns import check_columns
 from .sink_delivery import Delivery, Written, delivery_of
 from .sink_options import WriteOptions, write_options
@@ -29,6 +30,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
+    @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: its rows."""
         return self._delivery.write(iterator, _partition())
@@ -48,6 +50,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
+    @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: its rows."""
         return self._delivery.write(iterator, _partition())

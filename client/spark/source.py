@@ -60,10 +60,12 @@ class FlintSource(DataSource):
         except FlintError as error:
             return RefusedStream(error)
 
+    @plainly
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """A batch to be written."""
         return batch_writer(self.options, schema, overwrite=overwrite)
 
+    @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
         """A stream to be written. ``overwrite``: output mode ``complete``, whose result is sent anew each time."""
         return stream_writer(self.options, schema, commits=self._is_copy)
