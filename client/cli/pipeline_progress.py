@@ -92,7 +92,8 @@ class _Lines:
 
 def line_of(row: QueryProgress) -> str:
     """``departures: working, 150,000 messages in 3 batches, 186,888 behind, closed before 2013-04-19T15:00:00Z``."""
-    parts = [f"{row.query}: {row.state}", f"{plural(row.messages, 'message')} in {plural(row.batches, 'batch', 'batches')}"]
+    done = f"{plural(row.messages, 'message')} in {plural(row.batches, 'batch', 'batches')}"
+    parts = [f"{row.query}: {row.state}", done]
     if row.behind is not None:
         parts.append(f"{show_count(row.behind)} behind")
     if row.watermark is not None:

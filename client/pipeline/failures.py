@@ -1,31 +1,26 @@
-"""Why a query failed, in one line: the error of FlintMQ or Python in Spark's report, without the stacks around it."""
+"""Why a query failed, in one line: what FlintMQ or Python said, out of the hundred lines that Spark makes of it."""
 
 from __future__ import annotations
 
 import re
 
-_LAST_OF_TRACEBACK = re.compile(
-    r"^(?:[A-Za-z_][\w.]*\.)?([A-Z]\w*(?:Error|Exception|Loss|[A-Z]\w*)): (.+)$", re.MULTILINE
-)
-"""The line of a Python traceback that says what was raised: a class, perhaps with its module, and the message."""
+_FLINTMQ_ERROR = re.compile(r"\bflintmq(?:\.\w+)+: .+")
+"""An error of FlintMQ as Python prints it: the full name of its class, and the message."""
 _TRACEBACK = "Traceback (most recent call last):"
-_JAVA_PREFIX = re.compile(r"^(?:[a-z][\w$]*\.)+[A-Z][\w$]*(?:Exception|Error): ")
+_PYTHON_ERROR = re.compile(r"^[A-Za-z_][\w.]*: .+", re.MULTILINE)
+"""The last line of a traceback."""
+_SPARK_CLASS = re.compile(r"^\[[A-Z0-9_.]+\] ")
+_SQL_STATE = re.compile(r" SQLSTATE: \w{5}$")
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong, for a person; ``error``: what PySpark raised."""
-    text = _text_of(error)
-    traceback = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text else ""
-    found = _LAST_OF_TRACEBACK.search(traceback)
-    if found:
-        return f"{found[1]}: {found[2].strip()}"
-    return _JAVA_PREFIX.sub("", _first_line(text)) or type(error).__name__
-
-
-def _text_of(error: BaseException) -> str:
-    """The innermost cause that Spark gives, or the error itself."""
-    return str(error)
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """What went wrong, for a person, without the full stop; ``error``: what PySpark raised."""
+    text = str(error)
+    if found := _FLINTMQ_ERROR.findall(text):
+        _, _, reason = found[-1].partition(": ")
+    elif found := _PYTHON_ERROR.findall(text.rpartition(_TRACEBACK)[2]) if _TRACEBACK in text else []:
+        reason = found[-1]
+    else:
+        line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+        reason = _SQL_STATE.sub("", _SPARK_CLASS.sub("", line))
+    return str(reason).strip().rstrip(".")

@@ -6,6 +6,7 @@ picks out long delays. All are plain DataFrames: what follows ``messages`` does 
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ FLIGHT = (
 )
 """The JSON in a message's body: ``flights.FIELDS`` of this package."""
 
-LATENESS = "2 days"
+LATENESS = timedelta(days=2)
 """How long after the newest flight that was seen an hour stays open, in event time. Micro-batches read the queues not
 quite in step, and in a replay a day of flights passes in milliseconds. Live, an hour or two would do."""
 ALERT_MINUTES = 120
@@ -57,7 +58,7 @@ def flights(messages: DataFrame) -> DataFrame:
     return read.observe("messages", F.count_if(~readable).alias("unreadable")).where(readable).drop(corrupt)
 
 
-def departures(flights: DataFrame, lateness: str = LATENESS) -> DataFrame:
+def departures(flights: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
     """Departures and their mean delay in minutes, by hour (its beginning, UTC) and origin.
 
     An hour comes out once, when the watermark has passed its end: ``lateness`` behind the newest event time. Cancelled
@@ -66,7 +67,7 @@ def departures(flights: DataFrame, lateness: str = LATENESS) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     return (
-        flights.withWatermark("event_time", lateness)
+        flights.withWatermark("event_time", f"{lateness // timedelta(milliseconds=1)} milliseconds")
         .groupBy(F.window("event_time", "1 hour").alias("hours"), "origin")
         .agg(F.count("dep_time").alias("departures"), F.avg("dep_delay").alias("mean_delay_minutes"))
         # Not before: Spark would move a filter on `dep_time` in front of the watermark, which then saw no heartbeat.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..core.topics import TopicInfo
@@ -36,7 +38,7 @@ class Pipeline:
     folders: Folders
     once: bool = False
     """End with what was there at the start; else follow until somebody stops it."""
-    lateness: str = queries.LATENESS
+    lateness: timedelta = queries.LATENESS
     rows_a_batch: int = queries.ROWS_A_BATCH
 
     @property
@@ -75,13 +77,14 @@ def run(
     stopping = stopping or threading.Event()
     with pipeline.folders.claimed(pipeline.purpose):
         followers: list[Follower] = []
-        try:
-            for name, writer in _writers(spark, pipeline).items():
-                followers.append(Follower(name, _started(name, writer)))
-            while _look(followers, show) and not stopping.is_set():
-                stopping.wait(LOOK_SECONDS)
-        finally:
-            _stop(followers)
+        with _clear_end_of_java(stopping):
+            try:
+                for name, writer in _writers(spark, pipeline).items():
+                    followers.append(Follower(name, _started(name, writer)))
+                while _look(followers, show) and not stopping.is_set():
+                    stopping.wait(LOOK_SECONDS)
+            finally:
+                _stop(followers)
         return [follower.progress for follower in followers]
 
 
@@ -122,6 +125,21 @@ def _look(followers: Sequence[Follower], show: Callable[[Sequence[QueryProgress]
         if (error := follower.query.exception()) is not None:
             raise _failed(follower.progress.query, error)
     return any(running)
+
+
+@contextlib.contextmanager
+def _clear_end_of_java(stopping: threading.Event) -> Iterator[None]:
+    """A Java process that is gone is one error. Asked to stop, it may well be: a signal can reach all processes."""
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except (Py4JError, ConnectionError) as error:
+        if not stopping.is_set():
+            raise PipelineFailed(
+                f"Spark's Java process does not answer any more: {reason_of(error)}. If the system ended it for want "
+                "of memory, let it read less at once; run it again with the same folders: it goes on where it was"
+            ) from error
 
 
 def _stop(followers: Sequence[Follower]) -> None:

@@ -56,10 +56,13 @@ def pipeline_session(log: Path, master: str | None = None) -> Iterator[SparkSess
             if said := _last_lines(log, begin):
                 raise SparkUnavailable(f"{error}; {log} has it, which ends with: {said}") from error
             raise
+    from py4j.protocol import Py4JError  # not before: session() says what is missing
+
     try:
         yield spark
     finally:
-        spark.stop()
+        with contextlib.suppress(Py4JError, ConnectionError):  # its Java is gone, which the pipeline has said
+            spark.stop()
 
 
 @contextlib.contextmanager

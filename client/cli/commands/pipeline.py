@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import click
 from ..command import Group, note, pass_settings
 from ..failures import EXIT_OK
 from ..output import number
-from ..params import COUNT, TOPIC
+from ..params import COUNT, SPAN, TOPIC
 from ..pipeline_progress import COLUMNS, shown_progress
 from ..settings import Settings
 from ..stopping import stop_request
@@ -138,7 +139,7 @@ def _bar(settings: Settings) -> Iterator[Callable[[int, int], None]]:
 @parquet_option
 @click.option("--checkpoint", type=FOLDER, metavar="DIR", help="How far it is.  [default: _checkpoint in the results]")
 @click.option("--once", is_flag=True, help="End with what is there; else follow the topic until Ctrl-C.")
-@click.option("--lateness", metavar="SPAN", default="2 days", show_default=True, help="How long an hour stays open.")
+@click.option("--lateness", type=SPAN, default="2d", show_default=True, help="How late a flight may come and count.")
 @click.option("--batch", type=COUNT, default=50_000, show_default=True, help="Messages of a micro-batch at most.")
 @master_option
 def run(
@@ -148,7 +149,7 @@ def run(
     parquet: Path,
     checkpoint: Path | None,
     once: bool,
-    lateness: str,
+    lateness: float,
     batch: int,
     master: str | None,
 ) -> int:
@@ -162,7 +163,7 @@ def run(
 
     task = runner.Pipeline(
         broker=settings.addresses, topic=topic, alerts_topic=alerts_topic, folders=Folders.of(parquet, checkpoint),
-        once=once, lateness=lateness, rows_a_batch=batch,
+        once=once, lateness=timedelta(seconds=lateness), rows_a_batch=batch,
     )  # fmt: skip
     _ = settings.hello
     runner.prepare(task, settings.timeout)
