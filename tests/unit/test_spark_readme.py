@@ -10,6 +10,8 @@ import pytest
 
 from flintmq.client.spark.columns import COLUMNS, HEADERS, PROPERTIES
 from flintmq.client.spark.options import READ_OPTIONS
+from flintmq.client.spark.sink_columns import WRITE_COLUMNS
+from flintmq.client.spark.sink_options import WRITE_OPTIONS
 
 README = (Path(__file__).parents[2] / "client" / "spark" / "README.md").read_text(encoding="utf-8")
 
@@ -27,6 +29,11 @@ COLUMN_ROWS = [
 GENERATED = {
     "columns": table(("column", "type", "holds"), COLUMN_ROWS),
     "read options": table(("option", "meaning"), [(f"`{each.name}`", each.meaning) for each in READ_OPTIONS]),
+    "write columns": table(
+        ("column", "type", "meaning"),
+        [(f"`{each.name}`", " or ".join(each.types), each.meaning) for each in WRITE_COLUMNS],
+    ),
+    "write options": table(("option", "meaning"), [(f"`{each.name}`", each.meaning) for each in WRITE_OPTIONS]),
 }
 
 
