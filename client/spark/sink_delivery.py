@@ -148,13 +148,13 @@ def _described(error: FlintError) -> str:
 
 # ---- producers ----
 
-_producers: dict[tuple[int, WriteOptions], Producer] = {}
+_producers: dict[tuple[object, ...], Producer] = {}
 _lock = threading.Lock()
 
 
 def producer_of(options: WriteOptions) -> Producer:
-    """The producer of this process for these options: Spark's workers are used again, for many tasks."""
-    key = os.getpid(), options
+    """The producer of this process for a broker: Spark's workers are used again, for many tasks and topics."""
+    key = os.getpid(), options.broker.address, options.timeout, options.compress_over, options.flush
     with _lock:
         producer = _producers.get(key)
         if producer is None:

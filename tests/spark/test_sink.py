@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -13,8 +14,15 @@ from typing import Any
 
 import pytest
 
-from flintmq.client import Admin, Consumer, Message, Producer
+from flintmq.client import Admin, ConnectionFailed, Consumer, Message, Producer
 from tests.conftest import BrokerFactory, RunningBroker
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.types import BinaryType, StructType
+
+from flintmq.client.spark.sink_delivery import Written
+from flintmq.client.spark.source import FlintSource
 
 _names = (f"sink-{number}" for number in itertools.count())
 NEVER_S = 120
@@ -398,7 +406,6 @@ def test_the_whole_result_is_sent_anew_in_output_mode_complete(
     [
         ({"bootstrap": "127.0.0.1:1"}, "ConnectionFailed: option 'bootstrap': no broker answers at"),
         ({"delivery": "exactly-once"}, "has no transactions yet"),
-        ({"flushh": "sync"}, "InvalidOption: the sink 'flintmq' has no option 'flushh'"),
     ],
 )
 def test_a_stream_that_cannot_be_written_ends_at_once(
@@ -410,3 +417,32 @@ def test_a_stream_that_cannot_be_written_ends_at_once(
     assert words in str(raised.value)
     with Admin(shared_broker.address) as admin:
         assert name not in admin.topics()
+
+
+def test_the_broker_is_asked_when_a_query_begins_and_neither_later_nor_to_commit(
+    broker: BrokerFactory, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark makes a writer for each micro-batch, and one of a pickled source for each commit."""
+    monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "1")  # an error sets it, in what is a worker's process elsewhere
+    running = broker()
+    source = FlintSource({"bootstrap": running.address, "topic": name})
+    schema = StructType().add("body", BinaryType())
+    source.streamWriter(schema, False)
+    running.kill()
+    FlintSource(source.options).streamWriter(schema, False)
+    other = FlintSource({"bootstrap": running.address, "topic": f"{name}-other"})
+    with pytest.raises(ConnectionFailed, match="option 'bootstrap'"):
+        other.streamWriter(schema, False)
+    pickle.loads(pickle.dumps(other)).streamWriter(schema, False).commit([], 0)
+
+
+def test_a_failed_write_says_that_it_cannot_be_taken_back(
+    shared_broker: RunningBroker, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = FlintSource({"bootstrap": shared_broker.address, "topic": name})
+    schema = StructType().add("body", BinaryType())
+    source.writer(schema, False).abort([Written(20), None, Written(3)])
+    source.streamWriter(schema, False).abort([None], 7)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("the write failed; 23 messages of finished tasks stay stored")
+    assert second.startswith("micro-batch 7 failed; 0 messages")
