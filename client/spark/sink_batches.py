@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ..errors import InvalidMessage
 from ..message import Message
 from ..sync.producer import Producer
 from .scan import Ints
@@ -73,7 +74,10 @@ class MessageSend:
 
 
 def sends(rows: Rows) -> list[Send]:
-    """What to call, one after the other, so that all rows are sent."""
+    """What to call, one after the other, so that all rows are sent.
+
+    Raises ``InvalidMessage`` for the first row whose properties cannot be.
+    """
     found: list[Send] = []
     for mine in _split(np.arange(len(rows)), rows.queues):
         found += _sends_to_queue(rows, mine, rows.queues.value(mine[0]))
@@ -136,17 +140,20 @@ def _column_send(rows: Rows, mine: Ints, queue: int | None) -> ColumnSend:
 def _message_send(rows: Rows, mine: Ints, queue: int | None) -> MessageSend:
     keys, properties = rows.keys, rows.properties
     topic, tags, sharding_key = rows.topics.value, rows.tags.value, rows.sharding_keys.value
-    messages = [
-        Message(
-            topic(row),
-            rows.bodies[row],
-            keys=(keys[row] or ()) if keys is not None else (),
-            tags=tags(row),
-            properties=properties[row] if properties is not None else None,
-            sharding_key=sharding_key(row),
-        )
-        for row in mine.tolist()
-    ]
+    messages = []
+    for row in mine.tolist():
+        try:
+            message = Message(
+                topic(row),
+                rows.bodies[row],
+                keys=(keys[row] or ()) if keys is not None else (),
+                tags=tags(row),
+                properties=properties[row] if properties is not None else None,
+                sharding_key=sharding_key(row),
+            )
+        except InvalidMessage as error:
+            raise rows.invalid_properties(row, error) from None
+        messages.append(message)
     return MessageSend(mine, messages, queue)
 
 

@@ -1,4 +1,4 @@
-"""The rows of a record batch, taken out of Arrow and checked: all of a batch before any of it is sent.
+"""The rows of a record batch, taken out of Arrow and checked, before any of it is sent.
 
 The rules for keys, tags, properties and names are the client's own (``flintmq.client.message``); an error says which
 row and column it is about.
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from ...protocol.record import KEY_SEPARATOR, PROPERTY_UNIQ_KEY
 from ..core.outgoing import check_queue
 from ..errors import InvalidArgument, InvalidMessage
-from ..message import check_properties, check_tag, check_text, check_topic, join_keys
+from ..message import check_tag, check_text, check_topic, join_keys
 from .scan import Ints
 
 Keys: TypeAlias = list[str | list[str] | None]
@@ -64,7 +64,7 @@ NOTHING = Distinct((None,), None)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch, checked. What no row has is None, or ``NOTHING``."""
+    """A batch, checked but for what is in ``properties``. What no row has is None, or ``NOTHING``."""
 
     bodies: list[bytes]
     topics: Distinct
@@ -73,9 +73,15 @@ class Rows:
     sharding_keys: Distinct
     queues: Distinct
     properties: Properties | None
+    place: Place
+    properties_column: str
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    def invalid_properties(self, row: int, why: object) -> InvalidMessage:
+        """The error for a row whose properties cannot be sent."""
+        return self.place.invalid(row, self.properties_column, why)
 
 
 def checked_rows(batch: pa.RecordBatch, topic: str | None, place: Place) -> Rows:
@@ -84,6 +90,7 @@ def checked_rows(batch: pa.RecordBatch, topic: str | None, place: Place) -> Rows
     Raises ``InvalidMessage`` for the first row that cannot be sent.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    properties_column = "headers" if "headers" in columns else "properties"
     return Rows(
         bodies=_bodies(columns["body"], place),
         topics=Distinct((topic,), None) if topic is not None else _topics(columns["topic"], place),
@@ -91,7 +98,9 @@ def checked_rows(batch: pa.RecordBatch, topic: str | None, place: Place) -> Rows
         tags=_distinct(columns.get("tags"), "tags", check_tag, place),
         sharding_keys=_distinct(columns.get("sharding_key"), "sharding_key", _check_sharding_key, place),
         queues=_distinct(columns.get("queue"), "queue", check_queue, place),
-        properties=_properties(columns, place),
+        properties=_properties(columns.get(properties_column), properties_column, place),
+        place=place,
+        properties_column=properties_column,
     )
 
 
@@ -188,16 +197,15 @@ def _checked_keys(keys: Keys, place: Place) -> Keys | None:
 # ---- properties ----
 
 
-def _properties(columns: dict[str, pa.Array], place: Place) -> Properties | None:
-    name = "headers" if "headers" in columns else "properties"
-    column = columns.get(name)
+def _properties(column: pa.Array | None, name: str, place: Place) -> Properties | None:
+    """The properties of each row. Names and values are left to ``Message``, which checks each anyway."""
     if column is None or column.null_count == len(column):
         return None
     make = _dict_of_headers if name == "headers" else _dict_of_pairs
     found: Properties = []
     for row, pairs in enumerate(column.to_pylist()):
         try:
-            found.append(check_properties(make(pairs)) if pairs else None)
+            found.append(make(pairs) if pairs else None)
         except InvalidMessage as error:
             raise place.invalid(row, name, error) from None
     return found if any(found) else None
