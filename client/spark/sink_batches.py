@@ -1,7 +1,7 @@
 """The rows of a batch → as few calls of a producer as their order allows.
 
 ``send_bulk`` takes bodies and keys as columns, while topic, tag, sharding key and queue are the same for all; a message
-costs it a seventh of what ``send_many`` takes, which wants a ``Message`` for each. So rows are grouped by what has to be
+costs a seventh of what ``send_many`` takes, which wants a ``Message`` for each. So rows are grouped by what has to be
 the same, unless the groups would be small, or would change the order of rows that share a queue or a sharding key.
 """
 
