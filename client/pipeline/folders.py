@@ -18,6 +18,7 @@ CHECKPOINT = "_checkpoint"
 """Where the checkpoints are within the results, unless another folder is given: readers of Parquet pass over ``_``."""
 SINK_LOG = "_spark_metadata"
 """Spark's list of the files that count. Files that are not in it are left of a batch that was not finished."""
+LOCK = ".lock"
 PURPOSE = "pipeline.json"
 """What the checkpoints are for, so that they are not gone on with for something else."""
 
@@ -46,7 +47,7 @@ class Folders:
         Raises ``InvalidFolder`` where another pipeline holds them, or one of them is not what it should be.
         """
         try:
-            self._check_results()
+            self._check_files()
             self.results.mkdir(parents=True, exist_ok=True)
             self.checkpoint.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -55,7 +56,7 @@ class Folders:
             self._check_purpose(purpose)
             yield
 
-    def _check_results(self) -> None:
+    def _check_files(self) -> None:
         begun = _has_files(self.checkpoint / "departures" / "commits")
         written = (self.results / SINK_LOG).is_dir()
         if written and not begun:
@@ -68,8 +69,13 @@ class Folders:
                 f"the checkpoint in {self.checkpoint} has written results that {self.results} does not hold: give "
                 "their folder to go on, or another checkpoint to begin anew"
             )
-        if not begun and not _has_files(self.checkpoint) and _has_files(self.results):
-            raise InvalidFolder(f"{self.results} holds other files: give an empty folder, or one that is not there yet")
+        if not (self.checkpoint / PURPOSE).exists():
+            ours = (self.checkpoint, self.checkpoint / LOCK)
+            for folder in (self.results, self.checkpoint):
+                if other := next((path for path in folder.glob("*") if path not in ours), None):
+                    raise InvalidFolder(
+                        f"{folder} holds other files, such as {other.name}: give an empty folder, or a new one"
+                    )
 
     def _check_purpose(self, purpose: dict[str, str]) -> None:
         file = self.checkpoint / PURPOSE
@@ -90,7 +96,7 @@ class Folders:
 
 
 def _has_files(folder: Path) -> bool:
-    return any(folder.iterdir()) if folder.is_dir() else folder.exists()
+    return folder.is_dir() and any(folder.iterdir())
 
 
 @contextlib.contextmanager
@@ -101,7 +107,7 @@ def _locked(folder: Path) -> Iterator[None]:
     except ImportError:  # Windows: Spark's own files still refuse a second writer, later and less clearly
         yield
         return
-    with (folder / ".lock").open("w") as file:
+    with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..core.topics import TopicInfo
 from ..errors import InvalidArgument
 from ..sync.admin import Admin
 from . import queries
@@ -47,19 +46,22 @@ class Pipeline:
         return {"topic": self.topic, "alerts": self.alerts_topic}
 
 
-def prepare(pipeline: Pipeline, timeout: float) -> None:
-    """See that the broker and the topic are there, and make the topic of the alerts if it is not.
+@contextlib.contextmanager
+def prepared(pipeline: Pipeline, timeout: float) -> Iterator[None]:
+    """Within, the topics are there and the folders are this pipeline's: checked before Spark is started, in no time.
 
-    Before Spark is started: an error is known at once. Raises what the broker answers, ``ConnectionFailed``, or
-    ``InvalidArgument`` where alerts would go to the topic that is read.
+    Makes the topic of the alerts if it is not there. ``timeout``: seconds for each answer of the broker. Raises what
+    the broker answers, ``ConnectionFailed``, ``InvalidFolder``, or ``InvalidArgument`` where alerts would go to the
+    topic that is read.
     """
     if pipeline.topic == pipeline.alerts_topic:
         raise InvalidArgument(f"topic {pipeline.topic!r} is read: alerts need another one")
     with Admin(pipeline.broker, timeout=timeout) as admin:
         admin.topic_stats(pipeline.topic)
-        topics: Mapping[str, TopicInfo] = admin.topics()
-        if pipeline.alerts_topic not in topics:
-            admin.create_topic(pipeline.alerts_topic, ALERT_QUEUES)
+        with pipeline.folders.claimed(pipeline.purpose):
+            if pipeline.alerts_topic not in admin.topics():
+                admin.create_topic(pipeline.alerts_topic, ALERT_QUEUES)
+            yield
 
 
 def run(
@@ -69,23 +71,23 @@ def run(
     show: Callable[[Sequence[QueryProgress]], None] = lambda progress: None,
     stopping: threading.Event | None = None,
 ) -> list[QueryProgress]:
-    """Run both queries; how far each came. ``show`` is called every half second; ``stopping``, once set, ends them.
+    """Run both queries of a ``prepared`` pipeline; how far each came.
 
-    What was done is in the checkpoints: run again with the same folders, it goes on from there. Raises
-    ``PipelineFailed`` when a query fails, after the other was stopped, and ``InvalidFolder``.
+    ``show`` is called every half second; ``stopping``, once set, ends them. What was done is in the checkpoints: run
+    again with the same folders, it goes on from there. Raises ``PipelineFailed`` when a query fails, after the other
+    was stopped.
     """
     stopping = stopping or threading.Event()
-    with pipeline.folders.claimed(pipeline.purpose):
-        followers: list[Follower] = []
-        with _clear_end_of_java(stopping):
-            try:
-                for name, writer in _writers(spark, pipeline).items():
-                    followers.append(Follower(name, _started(name, writer)))
-                while _look(followers, show) and not stopping.is_set():
-                    stopping.wait(LOOK_SECONDS)
-            finally:
-                _stop(followers)
-        return [follower.progress for follower in followers]
+    followers: list[Follower] = []
+    with _clear_end_of_java(stopping):
+        try:
+            for name, writer in _writers(spark, pipeline).items():
+                followers.append(Follower(name, _started(name, writer)))
+            while _look(followers, show) and not stopping.is_set():
+                stopping.wait(LOOK_SECONDS)
+        finally:
+            _stop(followers)
+    return [follower.progress for follower in followers]
 
 
 def _writers(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataStreamWriter]:

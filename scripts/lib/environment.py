@@ -51,6 +51,10 @@ HOW_TO_INSTALL = (
 )
 
 
+EXIT_NO_ROOM = 3
+"""What this ends with where only Spark was in the way: see ``NoRoom``."""
+
+
 class SetupFailed(Exception):
     """What a user has to know, in one line."""
 
@@ -278,7 +282,7 @@ def main(arguments: Sequence[str]) -> int:
         set_up(arguments)
     except SetupFailed as failure:
         say(str(failure))
-        return 1
+        return EXIT_NO_ROOM if isinstance(failure, NoRoom) else 1
     return 0
 
 

@@ -1,5 +1,5 @@
-# Sourced by scripts/quickstart, test and check (POSIX sh): `set_up_environment EXTRA… | all` makes .venv complete and
-# compiles the kernels. Expects $root, the checkout's folder.
+# Sourced by scripts/quickstart, pipeline, test and check (POSIX sh): `set_up_environment EXTRA… | all` makes .venv
+# complete and compiles the kernels. Expects $root, the checkout's folder.
 
 # The newest supported Python on PATH that really runs: a name may be a version manager's shim for one not installed.
 find_python() {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 import tempfile
@@ -118,7 +119,7 @@ def produce(settings: Settings, topic: str, csv: Path | None, queues: int, rate:
 def _bar(settings: Settings) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error, where that is a terminal."""
     if settings.quiet or not sys.stderr.isatty():
-        yield lambda sent, total: None
+        yield _nothing
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -166,14 +167,19 @@ def run(
         once=once, lateness=timedelta(seconds=lateness), rows_a_batch=batch,
     )  # fmt: skip
     _ = settings.hello
-    runner.prepare(task, settings.timeout)
-    note(settings, "starting Spark …")
-    with stop_request() as stopping, pipeline_session(task.folders.checkpoint / SPARK_LOG, master) as spark:
-        stopping.take_signals()  # PySpark has taken SIGINT
-        with shown_progress(settings) as show:
-            progress = runner.run(spark, task, show=show, stopping=stopping.event)
+    log = task.folders.checkpoint / SPARK_LOG
+    with stop_request() as stopping, runner.prepared(task, settings.timeout):
+        note(settings, "starting Spark …")
+        with pipeline_session(log, master, brief=once) as spark:
+            stopping.take_signals()  # PySpark has taken SIGINT
+            with contextlib.nullcontext(_nothing) if settings.quiet else shown_progress() as show:
+                progress = runner.run(spark, task, show=show, stopping=stopping.event)
     _show_outcome(settings, progress)
     return stopping.exit_code
+
+
+def _nothing(*_: object) -> None:
+    """Shows nothing of how far it is."""
 
 
 def _show_outcome(settings: Settings, progress: Sequence[QueryProgress]) -> None:
@@ -212,7 +218,10 @@ def verify(settings: Settings, alerts_topic: str, parquet: Path, csv: Path | Non
         alerts = consumer.iter(alerts_topic, from_="earliest", until="latest")
         verification.compare_alerts(alerts, expected, verified)
     note(settings, "starting Spark …")
-    with tempfile.TemporaryDirectory() as folder, pipeline_session(Path(folder, SPARK_LOG), master) as spark:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pipeline_session(Path(folder, SPARK_LOG), master, brief=True) as spark,
+    ):
         verification.compare_hours(verification.read_hours(spark, parquet), expected, verified)
     figures = [number(name, name.replace("_", " ")) for name in ("hours", "departures", "alerts", "repeated_alerts")]
     row = dataclasses.asdict(verified) | {"differences": len(verified.differences)}

@@ -1,0 +1,24 @@
+"""What the scripts that show FlintMQ print: a line for each step, with its rate."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def report(step: str, result: str, rate: str = "") -> None:
+    """A step that is done: ``report("pulled", "336,776 flights from all queues", rate_of(336_776, 0.6))``."""
+    mark = "[green]✓[/] " if console.is_terminal else ""
+    console.print(f"{mark}{step:<9} {result:<58} [cyan]{rate}[/]" if rate else f"{mark}{step:<9} {result}")
+
+
+def rate_of(messages: int, seconds: float, total_bytes: int = 0) -> str:
+    """Messages a second, and megabytes where ``total_bytes`` are given."""
+    rate = f"{messages / seconds:>11,.0f} msg/s"
+    return f"{rate}  {total_bytes / seconds / 1e6:,.0f} MB/s" if total_bytes else rate
+
+
+def show_failure(script: str, failure: BaseException) -> None:
+    """Why a script failed, on standard error."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"{script}: {failure}", style="red", markup=False)
