@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from .brokers import BrokerAddress
 from .columns import Column
-from .decoding import Decoder
 from .failing import plainly, plainly_each
 from .offsets import Queue, QueueRange, Subscription, split
 from .options import ReadOptions
 from .pushing import Bounds, push
-from .reading import read_key, read_range
+from .workers import settle
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass
@@ -72,6 +74,11 @@ class BatchReader(DataSourceReader):
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
+        # Here, because only tasks need them: planning has a process of its own, whose start a query waits for.
+        from .decoding import Decoder
+        from .reading import read_key, read_range
+
+        settle()
         decoder = Decoder(self.columns)
         if isinstance(partition, RangePartition):
             start, end = partition.start, partition.end

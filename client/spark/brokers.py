@@ -10,15 +10,19 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from ...protocol.errors import ConnectionFailed
+from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ..core import operations
 from ..core.address import parse_addresses
 from ..core.guard import Guard
 from ..core.operations import Operation
+from ..core.retry import is_retriable
+from ..core.session import Answer
 from ..core.topics import QueueStats
+from ..core.troubles import unanswered
 from ..errors import InvalidArgument
+from ..sync.connection import Connection
 from ..sync.pool import Caller, Dialer
 
 T = TypeVar("T")
@@ -74,6 +78,83 @@ def caller_of(address: str, timeout: float) -> Caller:
 def call(broker: BrokerAddress, operation: Operation[T], timeout: float) -> T:
     """The operation's result, within ``timeout`` seconds; a broker that is away meanwhile is waited for."""
     return caller_of(broker.address, timeout).call(operation, time.monotonic() + timeout)
+
+
+class Asker(Generic[T]):
+    """Asks one broker one question after the other, each sent before the answer to the one before is worked on.
+
+    ``ask`` only sends; ``answer`` waits, and where the connection was lost or the broker is busy, asks again until
+    ``timeout`` seconds are over. To be closed at the end.
+    """
+
+    def __init__(self, broker: BrokerAddress, timeout: float) -> None:
+        self._caller = caller_of(broker.address, timeout)
+        self._timeout = timeout
+        self._connection: Connection | None = None
+        self._asked: Operation[T] | None = None
+        self._request_id = 0
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an answer is to come."""
+        return self._asked is not None
+
+    def ask(self, operation: Operation[T]) -> None:
+        """Send a question; the one before must have been answered."""
+        assert self._asked is None
+        self._asked = operation
+        try:
+            if self._connection is None:
+                self._connection = self._caller.pool.acquire(self._timeout)
+                self._connection.in_use.acquire()
+            self._request_id = self._connection.request(operation.command, operation.fields, operation.body)
+        except ConnectionFailed:
+            self._give_up()
+
+    def answer(self) -> T:
+        """The answer to what was asked. Raises what the broker answers, ``ConnectionFailed`` or ``RequestTimeout``."""
+        operation = self._asked
+        assert operation is not None
+        deadline = time.monotonic() + self._timeout
+        try:
+            if self._connection is not None:
+                return operation.result(self._wait(self._connection, operation, deadline))
+        except FlintError as error:
+            if not is_retriable(error) or isinstance(error, RequestTimeout):
+                raise
+        finally:
+            self._asked = None
+        return self._caller.call(operation, deadline)
+
+    def _wait(self, connection: Connection, operation: Operation[T], deadline: float) -> Answer:
+        while (remaining := deadline - time.monotonic()) > 0:
+            try:
+                answers = connection.receive(remaining)
+            except ConnectionFailed:
+                self._give_up()
+                raise
+            for answer in answers:
+                if answer.request_id == self._request_id:
+                    return answer
+        self._give_up()
+        raise unanswered(connection.address, operation.command.name, self._timeout)
+
+    def _give_up(self) -> None:
+        """The connection is of no more use."""
+        if self._connection is not None:
+            self._connection.in_use.release()
+            self._caller.pool.discard(self._connection, failed=True)
+            self._connection = None
+
+    def close(self) -> None:
+        """Give the connection back, or close it where an answer is still to come."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.in_use.release()
+            if self._asked is None:
+                self._caller.pool.release(connection)
+            else:
+                self._caller.pool.discard(connection)
 
 
 def topics_of(broker: BrokerAddress, timeout: float) -> dict[str, bool]:

@@ -22,9 +22,7 @@ from .properties import Pairs
 from .records import RecordBlock
 from .scan import Ints, Part
 
-_OWN_PROPERTIES = pa.array(
-    [name.encode() for name in (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)], pa.binary()
-)
+_OWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
 _MICROS_A_MILLI = 1000
 _DAMAGED_TIME_MS = (1 << 63) // _MICROS_A_MILLI
 
@@ -76,8 +74,8 @@ class _Values:
         if not ids.null_count:
             return ids
         lacking = ids.is_null()
-        rows = np.flatnonzero(lacking.to_numpy(zero_copy_only=False)).tolist()
-        return pc.replace_with_mask(ids, lacking, pa.array([self.block.offset_id(row) for row in rows], pa.string()))
+        rows = self.block.select(lacking.to_numpy(zero_copy_only=False))
+        return pc.replace_with_mask(ids, lacking, rows.offset_ids())
 
     def properties(self) -> pa.Array:
         names, values, rows = self.pairs.names_and_values()
@@ -85,7 +83,7 @@ class _Values:
 
     def headers(self) -> pa.Array:
         names, values, rows = self.pairs.names_and_values()
-        own = pc.invert(pc.is_in(names, _OWN_PROPERTIES))
+        own = pc.invert(pc.is_in(names, pa.array([name.encode() for name in _OWN_PROPERTIES], pa.binary())))
         kept = pa.StructArray.from_arrays([text(names.filter(own)), values.filter(own)], ["key", "value"])
         bounds = self._bounds(rows[own.to_numpy(zero_copy_only=False)])
         return pa.ListArray.from_arrays(bounds, kept, type=pa.list_(pa.field("element", kept.type)))

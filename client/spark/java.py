@@ -14,13 +14,13 @@ import os
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .cache_folders import cache_parents, private_folder
 from .errors import JavaNotFound
 
 JAVA_MIN = 17
@@ -190,11 +190,11 @@ def _home_without_vector_module(home: Path, environment: Mapping[str, str]) -> P
     script = _SCRIPT.format(java=shlex.quote(str(home / "bin" / "java")))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     failures = []
-    for parent in _cache_parents(environment):
+    for parent in cache_parents(environment):
         try:
-            _private_folder(parent)
-            _private_folder(parent / name)
-            _private_folder(parent / name / "bin")
+            private_folder(parent)
+            private_folder(parent / name)
+            private_folder(parent / name / "bin")
             _write_script(parent / name / "bin" / "java", script)
             return parent / name
         except OSError as error:
@@ -203,27 +203,6 @@ def _home_without_vector_module(home: Path, environment: Mapping[str, str]) -> P
         f"the Java in {home} needs a script to be started by Spark, and no folder takes one ({'; '.join(failures)}). "
         f"Set XDG_CACHE_HOME to a folder of yours that allows programs, or JAVA_HOME to a JDK {JAVA_MIN} or newer"
     )
-
-
-def _cache_parents(environment: Mapping[str, str]) -> list[Path]:
-    """Where scripts may be kept: the user's cache folder, and where that cannot be used, a temporary one."""
-    parents = []
-    configured = environment.get("XDG_CACHE_HOME", "")
-    if Path(configured).is_absolute():
-        parents.append(Path(configured) / "flintmq")
-    elif Path(home := environment.get("HOME", "")).is_absolute():
-        parents.append(Path(home) / ".cache" / "flintmq")
-    return [*parents, Path(tempfile.gettempdir()) / f"flintmq-{os.geteuid()}"]
-
-
-def _private_folder(path: Path) -> None:
-    """Make a folder, or see that nobody else can put a program into it. Raises ``OSError``."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(0, f"{path} belongs to somebody else")
-    if status.st_mode & 0o022:
-        path.chmod(0o700)
 
 
 def _write_script(path: Path, script: str) -> None:

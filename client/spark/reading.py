@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..core.batch import Batch
 from ..core.operations import Operation
 from ..core.session import Answer
 from ..core.tags import TagFilter
-from .brokers import BrokerAddress, call
+from .brokers import Asker, BrokerAddress, call
 from .decoding import Decoder
 from .offsets import Queue, data_loss
 from .options import ReadOptions
@@ -80,11 +81,26 @@ def read_range(
     Raises ``DataLoss`` where some of them are gone, unless the options accept that, and ``CorruptMessage`` for one that
     is damaged.
     """
+    asker: Asker[Pulled] = Asker(broker, options.timeout)
+    with closing(asker):
+        for pulled in _pulls(asker, queue, start, end, options):
+            block = RecordBlock(pulled.body, pulled.starts, pulled.sizes, topic=queue.topic)
+            block = _with_tag(block, options.tag_filter)
+            # A pull with tags looks through more messages than it returns, and so may go beyond the end.
+            block = block.select(block.parts[Part.QUEUE_OFFSET] < end)
+            if len(block):
+                yield decoder.batch(block, queue.topic)
+
+
+def _pulls(asker: Asker[Pulled], queue: Queue, start: int, end: int, options: ReadOptions) -> Iterator[Pulled]:
+    """What the broker has of ``[start, end)``; the next pull is on its way while one is looked at."""
     tags = options.tag_filter
     offset = start
     while offset < end:
+        if not asker.is_asked:
+            asker.ask(pull(queue, offset, min(end - offset, PULL_COUNT), tags))
         try:
-            pulled = call(broker, pull(queue, offset, min(end - offset, PULL_COUNT), tags), options.timeout)
+            pulled = asker.answer()
         except OffsetOutOfRange as error:
             offset = _behind_loss(queue, offset, end, error.min_offset, error.max_offset, options)
             continue
@@ -95,12 +111,10 @@ def read_range(
             offset = _behind_loss(queue, offset, end, pulled.min_offset, pulled.max_offset, options)
             continue
         offset = pulled.next_offset
+        if offset < end:
+            asker.ask(pull(queue, offset, min(end - offset, PULL_COUNT), tags))
         if len(pulled.starts):
-            block = _with_tag(RecordBlock(pulled.body, pulled.starts, pulled.sizes, topic=queue.topic), tags)
-            # A pull with tags looks through more messages than it returns, and so may go beyond the end.
-            block = block.select(block.parts[Part.QUEUE_OFFSET] < end)
-            if len(block):
-                yield decoder.batch(block, queue.topic)
+            yield pulled
 
 
 def _with_tag(block: RecordBlock, tags: TagFilter) -> RecordBlock:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ...protocol.ids import offset_id
 from ...protocol.layout import IPV6_EXTRA_BYTES, RECORD, RECORD_HEAD_BYTES, RECORD_STRUCT, SysFlag
 from ...protocol.record import CorruptRecord, decode_record
 from ..core.compression import DecompressionFailed, decompress
 from ..errors import CorruptMessage
 from .scan import SOUND, Blob, Ints, Part, Rows, scan_records
-from .slices import BLOB_BYTES_MAX, slices
+from .slices import BLOB_BYTES_MAX, gather, slices
 
 _STORE_HOST_AT = RECORD.at["store_host"]
-_STORE_HOST_BYTES = 8
+_HOST_BYTES = 8
 
 
 class RecordBlock:
@@ -78,12 +77,23 @@ class RecordBlock:
         """The values of one of the properties that the scan looked for, null where there is none."""
         return slices(self.blob, self.parts[at], self.parts[end])
 
-    def offset_id(self, row: int) -> str:
-        """Where a record lies: the broker's advertised address and the physical offset, in hex."""
-        sys_flag = int(self.parts[Part.SYS_FLAG, row])
-        at = int(self.starts[row]) + _STORE_HOST_AT + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0)
-        end = at + _STORE_HOST_BYTES + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.STORE_HOST_V6 else 0)
-        return offset_id(bytes(self.blob[at:end]), int(self.parts[Part.PHYSICAL_OFFSET, row]))
+    def offset_ids(self) -> pa.StringArray:
+        """Where each record lies: the broker's advertised address and the physical offset, in hex, as
+        ``flintmq.protocol.ids.offset_id`` writes it."""
+        born_v6, store_v6 = (
+            (self.parts[Part.SYS_FLAG] & flag) != 0 for flag in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6)
+        )
+        host_at = self.starts + _STORE_HOST_AT + born_v6 * np.int64(IPV6_EXTRA_BYTES)
+        ids = np.empty(len(self), object)
+        for is_v6, host_bytes in ((False, _HOST_BYTES), (True, _HOST_BYTES + IPV6_EXTRA_BYTES)):
+            rows = np.flatnonzero(store_v6 == is_v6)
+            raw = np.empty(len(rows), [("host", f"V{host_bytes}"), ("offset", ">i8")])
+            raw["host"] = gather(self.blob, host_at[rows], f"V{host_bytes}", host_bytes)
+            raw["offset"] = self.parts[Part.PHYSICAL_OFFSET, rows]
+            digits = raw.tobytes().hex().upper()
+            step = 2 * raw.itemsize
+            ids[rows] = [digits[at : at + step] for at in range(0, len(digits), step)]
+        return pa.array(ids, pa.string())
 
     # ---- what is wrong
 

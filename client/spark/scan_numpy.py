@@ -20,7 +20,7 @@ from ...protocol.layout import (
 from ...protocol.record import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from .properties import Pairs
 from .scan import SOUND, Blob, Ints, Part, Rows
-from .slices import slices
+from .slices import gather, slices
 
 _INTEGERS = {4: ">i4", 8: ">i8"}
 _HEAD_FIELDS = [field.name for field in RECORD.fields if not field.name.endswith("_host")]
@@ -123,11 +123,6 @@ def _find_properties(blob: Blob, parts: npt.NDArray[np.int64]) -> None:
         # Of two in a record the last one is assigned last.
         parts[at, rows] = parts[Part.PROPERTIES_AT, rows] + value_at
         parts[end, rows] = parts[Part.PROPERTIES_AT, rows] + value_end
-
-
-def gather(blob: Blob, at: Ints, dtype: str, width: int) -> Any:
-    """The value of ``dtype``, ``width`` bytes wide, at each of the byte positions."""
-    return np.ndarray((max(0, len(blob) - width + 1),), dtype, blob, strides=(1,))[at]
 
 
 def _hold(sound: Any) -> None:

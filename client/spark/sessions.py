@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidOption, SparkUnavailable
+from .home import home_without_archive
 from .java import find_java
 from .requirements import check_commands, check_pyspark, check_spark_home
 
@@ -227,6 +228,8 @@ def _start_conditions(wanted: Mapping[str, str], pyspark_version: str) -> tuple[
         variables["JAVA_HOME"] = str(find_java().home)
         if has_defaults:
             variables.update(_default_variables(is_local, {**outside, **wanted}))
+        if is_local and (home := home_without_archive()) is not None:
+            variables["SPARK_HOME"] = str(home)
     defaults = _DEFAULTS if has_defaults else {}
     return variables, {name: value for name, value in defaults.items() if name not in outside}
 

@@ -1,4 +1,4 @@
-"""Many pieces of one buffer as one Arrow array; Arrow copies them."""
+"""Many pieces of one buffer: as one Arrow array, which copies them, or as numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from .scan import Ints
+from .scan import Blob, Ints
 
 BLOB_BYTES_MAX = 2**31 - 1
 """Arrow's offsets into a buffer of binary values have 32 bits."""
@@ -32,6 +32,11 @@ def _taken(blob: Any, at: Ints, end: Ints, which: pa.Array) -> pa.BinaryArray:
     # Every second value is a slice; those between are what lies between the slices.
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(blob)]
     return pa.Array.from_buffers(pa.binary(), 2 * len(at) - 1, buffers).take(which)
+
+
+def gather(blob: Blob, at: Ints, dtype: str, width: int) -> Any:
+    """The value of ``dtype``, ``width`` bytes wide, at each of the byte positions."""
+    return np.ndarray((max(0, len(blob) - width + 1),), dtype, blob, strides=(1,))[at]
 
 
 def contiguous(array: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Ints]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -13,8 +13,10 @@ from .columns import Column, columns_of, ddl, offered
 from .failing import plainly
 from .offsets import Subscription
 from .options import ReadOptions, read_options, refuse
-from .sink import BatchWriter, StreamWriter, batch_writer, stream_writer
 from .stream import RefusedStream, StreamReader
+
+if TYPE_CHECKING:
+    from .sink import BatchWriter, StreamWriter
 
 _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "key", "pushFilters")
 
@@ -63,11 +65,15 @@ class FlintSource(DataSource):
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """A batch to be written."""
+        from .sink import batch_writer  # only who writes needs it
+
         return batch_writer(self.options, schema, overwrite=overwrite)
 
     @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
         """A stream to be written. ``overwrite``: output mode ``complete``, whose result is sent anew each time."""
+        from .sink import stream_writer
+
         return stream_writer(self.options, schema, commits=self._is_copy)
 
     def _checked(self, schema: StructType) -> tuple[ReadOptions, tuple[Column, ...]]:

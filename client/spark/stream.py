@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -19,11 +18,13 @@ from pyspark.sql.streaming.datasource import (
 from ...protocol.errors import FlintError
 from .batch import RangePartition, range_partitions
 from .columns import Column
-from .decoding import Decoder
 from .failing import plainly, plainly_each
 from .offsets import Queue, QueueRange, Stats, Subscription, limited, split
 from .options import ReadOptions
-from .reading import read_range
+from .workers import settle
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +134,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         assert isinstance(partition, RangePartition)
+        from .decoding import Decoder
+        from .reading import read_range
+
+        settle()
         decoder = Decoder(self.columns)
         start, end = partition.start, partition.end
         return read_range(partition.queue, partition.broker, start, end, self.options, decoder)

@@ -264,3 +264,8 @@ def test_errors_of_spark_are_errors_of_configuration() -> None:
     from flintmq.client import ConfigurationError
 
     assert issubclass(SparkUnavailable, ConfigurationError)
+
+
+def test_workers_import_modules_that_are_compiled_already(spark: SparkSession) -> None:
+    import_path = spark.sparkContext.parallelize([1], 1).map(lambda _: __import__("pyspark").__file__).first()
+    assert ".zip" not in str(import_path)

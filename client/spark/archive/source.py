@@ -13,11 +13,11 @@ from ..columns import Column, columns_of, ddl, offered
 from ..errors import InvalidOption
 from ..failing import plainly, plainly_each
 from ..stream import RefusedStream
+from ..workers import settle
 from .log_end import find_end
 from .log_files import find_log
 from .options import ArchiveOptions, archive_options
 from .planning import plan
-from .reading import PartitionReader
 from .topics import check_topics
 from .walking import Stretch
 
@@ -93,4 +93,7 @@ class ArchiveReader(DataSourceReader):
         """The rows of one partition."""
         if not isinstance(partition, LogPartition):
             return iter(())  # Spark makes one of nothing where nothing was planned
+        from .reading import PartitionReader  # only tasks need it
+
+        settle()
         return PartitionReader(partition.stretches, self._columns, self._options).batches()

@@ -1,0 +1,30 @@
+"""Folders for what is made once for a user: nobody else can put a program into them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_parents(environment: Mapping[str, str]) -> list[Path]:
+    """Where scripts may be kept: the user's cache folder, and where that cannot be used, a temporary one."""
+    parents = []
+    configured = environment.get("XDG_CACHE_HOME", "")
+    if Path(configured).is_absolute():
+        parents.append(Path(configured) / "flintmq")
+    elif Path(home := environment.get("HOME", "")).is_absolute():
+        parents.append(Path(home) / ".cache" / "flintmq")
+    return [*parents, Path(tempfile.gettempdir()) / f"flintmq-{os.geteuid()}"]
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder, or see that nobody else can put a program into it. Raises ``OSError``."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise PermissionError(0, f"{path} belongs to somebody else")
+    if status.st_mode & 0o022:
+        path.chmod(0o700)
