@@ -22,5 +22,5 @@ def reason_of(error: BaseException) -> str:
         reason = found[-1]
     else:
         line = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-        reason = _SQL_STATE.sub("", _SPARK_CLASS.sub("", line))
-    return str(reason).strip().rstrip(".")
+        reason = _SPARK_CLASS.sub("", line)
+    return _SQL_STATE.sub("", str(reason).strip()).rstrip(".")
