@@ -19,6 +19,7 @@ from flintmq.client.pipeline import queries, runner, verification
 from flintmq.client.pipeline.errors import PipelineFailed
 from flintmq.client.pipeline.flights import encode
 from flintmq.client.pipeline.folders import SINK_LOG, Folders
+from flintmq.client.pipeline.progress import QueryProgress
 from flintmq.client.pipeline.replay import replay
 from flintmq.client.pipeline.runner import Pipeline
 from tests.cli_tools import Cli
@@ -52,7 +53,7 @@ def pipeline(shared_broker: RunningBroker, topic: str, csv: Path, tmp_path: Path
     )
 
 
-def run(spark: SparkSession, pipeline: Pipeline) -> dict[str, runner.QueryProgress]:
+def run(spark: SparkSession, pipeline: Pipeline) -> dict[str, QueryProgress]:
     with runner.prepared(pipeline, TIMEOUT_S):
         return {progress.query: progress for progress in runner.run(spark, pipeline)}
 
