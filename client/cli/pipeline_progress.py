@@ -31,9 +31,12 @@ COLUMNS = (
     number("behind", "BEHIND", show_count),
     number("late", "LATE", show_count),
     number("unreadable", "UNREADABLE", show_count),
-    Column("watermark", "CLOSED BEFORE"),
+    Column("watermark", "CLOSED BEFORE, UTC", lambda moment: moment[:16].replace("T", " ")),
 )
 """Fields of ``QueryProgress``."""
+NARROW = 90
+NARROW_COLUMNS = ("query", "state", "messages", "behind")
+"""What a terminal shows that is narrower than so many characters."""
 
 
 @contextmanager
@@ -52,21 +55,23 @@ def _live() -> Iterator[Show]:
     from rich.live import Live
 
     began = time.monotonic()
-    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
-        yield lambda progress: live.update(_table(progress, time.monotonic() - began), refresh=True)
+    console = Console(stderr=True)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda progress: live.update(_table(progress, time.monotonic() - began, console.width), refresh=True)
 
 
-def _table(progress: Sequence[QueryProgress], seconds: float) -> Table:
+def _table(progress: Sequence[QueryProgress], seconds: float, width: int) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim", title=show_seconds(seconds), title_justify="left")
-    for column in COLUMNS:
+    columns = [column for column in COLUMNS if width >= NARROW or column.name in NARROW_COLUMNS]
+    for column in columns:
         table.add_column(column.heading, justify="right" if column.number else "left", no_wrap=True)
     for row in progress:
-        values = [getattr(row, column.name) for column in COLUMNS]
+        values = [getattr(row, column.name) for column in columns]
         table.add_row(
-            *(Text("–" if value is None else column.show(value)) for column, value in zip(COLUMNS, values, strict=True))
+            *(Text("–" if value is None else column.show(value)) for column, value in zip(columns, values, strict=True))
         )
     return table
 

@@ -24,7 +24,6 @@ SETTINGS: Mapping[str, str | int | bool] = {
     # Three origins and the hours of some days are a small state. Each partition of it is a file to be written and a
     # task to be run in every micro-batch.
     "spark.sql.shuffle.partitions": 2,
-    "spark.sql.adaptive.enabled": False,  # not for streams: Spark would warn
     "spark.sql.streaming.stopTimeout": f"{STOP_SECONDS_MAX}s",
     "spark.driver.memory": "1g",
     "spark.ui.enabled": False,

@@ -55,6 +55,11 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("how fast it is", "flintmq bench produce"),
         ("one at a time", "flintmq bench latency -n 1000"),
     ],
+    "spark": [
+        ("the flights of a year into a topic", "flintmq pipeline produce"),
+        ("counted by hour into Parquet, with alerts", "flintmq pipeline run --parquet results --once"),
+        ("compared with the CSV", "flintmq pipeline verify --parquet results"),
+    ],
     "script": [
         ("name brokers and choose one", "flintmq context add prod 10.0.0.5:10911 --use"),
         ("another broker for one command", "flintmq -b 127.0.0.1:10912 status"),
