@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,14 @@ _DEFAULTS = {
     # Without it Spark refuses sources that take filters, as ours does with `pushFilters`.
     "spark.sql.python.filterPushdown.enabled": "true",
 }
+
+_RUNNER_VARIABLES = {
+    "SPARK_AUTH_SOCKET_TIMEOUT": "15",
+    "SPARK_BUFFER_SIZE": "65536",
+    "SPARK_LOCAL_DIRS": tempfile.gettempdir(),
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
+"""What ``PythonStreamingSourceRunner`` of Spark 4 puts into the map."""
 
 _start_lock = threading.Lock()  # a start changes this process's environment for a while
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
@@ -85,9 +94,29 @@ def register(spark: SparkSession) -> None:
     For sessions that were not made by ``session()``; to do it again does no harm. Raises ``SparkUnavailable``.
     """
     check_pyspark()
-    for source in _sources():
-        spark.dataSource.register(source)
+    with _runner_variables(spark):
+        for source in _sources():
+            spark.dataSource.register(source)
     _registered.add(spark)
+
+
+@contextlib.contextmanager
+def _runner_variables(spark: SparkSession) -> Iterator[None]:
+    """With the variables in the environment of Python workers that Spark adds whenever a streaming query starts.
+
+    All queries share one map of them for each source. Spark adds to it while the tasks of another query are serialized
+    with it, which then cannot be read (``OptionalDataException``); what is there already is only replaced, which does
+    no harm. The values are those that PySpark's workers take for absent ones; Spark sets its own in any case.
+    """
+    context = getattr(spark, "_sc", None)  # Spark Connect has none
+    environment: dict[str, str] = context.environment if context is not None else {}
+    added = {name: value for name, value in _RUNNER_VARIABLES.items() if name not in environment}
+    environment.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del environment[name]
 
 
 def _sources() -> list[type[DataSource]]:

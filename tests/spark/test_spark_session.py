@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -269,3 +269,19 @@ def test_errors_of_spark_are_errors_of_configuration() -> None:
 def test_workers_import_modules_that_are_compiled_already(spark: SparkSession) -> None:
     import_path = spark.sparkContext.parallelize([1], 1).map(lambda _: __import__("pyspark").__file__).first()
     assert ".zip" not in str(import_path)
+
+
+@pytest.mark.parametrize("source", ["flintmq", "flintmq-store"])
+def test_a_streaming_query_that_starts_adds_nothing_that_other_queries_serialize(
+    spark: SparkSession, tmp_path: Path, source: str
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    manager: Any = spark._jsparkSession.sessionState().dataSourceManager()
+    shared = manager.lookupDataSource(source).dataSourceCls().envVars()
+    before = set(shared)
+    frame = spark.readStream.format(source).schema("body binary").option("bootstrap", "127.0.0.1:1").load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    with pytest.raises(StreamingQueryException):  # there is neither a broker nor a path
+        query.awaitTermination()
+    assert set(shared) == before
