@@ -14,7 +14,7 @@ from .failing import plainly, plainly_each
 from .offsets import Queue, QueueRange, Subscription, split
 from .options import ReadOptions
 from .pushing import Bounds, push
-from .workers import settle
+from .workers import settling
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,14 +78,14 @@ class BatchReader(DataSourceReader):
         from .decoding import Decoder
         from .reading import read_key, read_range
 
-        settle()
         decoder = Decoder(self.columns)
-        if isinstance(partition, RangePartition):
-            start, end = partition.start, partition.end
-            return read_range(partition.queue, partition.broker, start, end, self.options, decoder)
-        if isinstance(partition, KeyPartition):
-            return read_key(partition.topic, partition.broker, self.options, decoder)
-        return iter(())  # Spark's partition for "none"
+        with settling():
+            if isinstance(partition, RangePartition):
+                start, end = partition.start, partition.end
+                yield from read_range(partition.queue, partition.broker, start, end, self.options, decoder)
+            elif isinstance(partition, KeyPartition):
+                yield from read_key(partition.topic, partition.broker, self.options, decoder)
+            # else Spark's partition for "none"
 
 
 class PushingReader(BatchReader):

@@ -236,6 +236,20 @@ def split(ranges: Iterable[QueueRange], min_partitions: int | None) -> list[Queu
     return pieces
 
 
+def together(ranges: Iterable[QueueRange], rows_max: int) -> list[list[QueueRange]]:
+    """The ranges in groups of at most ``rows_max`` offsets; a longer one is a group of its own."""
+    groups: list[list[QueueRange]] = []
+    room = 0
+    for each in ranges:
+        length = each.end - each.start
+        if length > room:
+            groups.append([])
+            room = rows_max
+        groups[-1].append(each)
+        room -= length
+    return groups
+
+
 def limited(starts: Mapping[Queue, int], ends: Mapping[Queue, int], rows_max: int) -> dict[Queue, int]:
     """Ends that are ``rows_max`` offsets behind the starts in all, each queue by its share of what there is to read."""
     total = sum(end - starts[queue] for queue, end in ends.items())

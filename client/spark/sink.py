@@ -22,7 +22,7 @@ from .failing import plainly
 from .sink_columns import check_columns
 from .sink_delivery import Delivery, Written, delivery_of
 from .sink_options import WriteOptions, write_options
-from .workers import settle
+from .workers import settling
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -34,8 +34,8 @@ class BatchWriter(DataSourceArrowWriter):
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: its rows."""
-        settle()
-        return self._delivery.write(iterator, _partition())
+        with settling():
+            return self._delivery.write(iterator, _partition())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done."""
@@ -55,8 +55,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task: its rows."""
-        settle()
-        return self._delivery.write(iterator, _partition())
+        with settling():
+            return self._delivery.write(iterator, _partition())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """All tasks are done."""

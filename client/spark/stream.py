@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -16,12 +17,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ...protocol.errors import FlintError
-from .batch import RangePartition, range_partitions
+from .brokers import BrokerAddress
 from .columns import Column
 from .failing import plainly, plainly_each
-from .offsets import Queue, QueueRange, Stats, Subscription, limited, split
+from .offsets import Queue, QueueRange, Stats, Subscription, limited, split, together
 from .options import ReadOptions
-from .workers import settle
+from .workers import settling
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,6 +34,15 @@ _TOPICS_SECONDS = 1.0
 _ASKING_SHARE = 10
 """Spark asks some ninety times a second while there is nothing new: of that time at most a tenth goes to asking
 brokers, so what they said counts as new for ten times as long as it took."""
+_ROWS_TOGETHER = 500
+"""Ranges of so few messages in all share a task: in Python a task takes some 20 ms before its first row."""
+
+
+@dataclass
+class RangesPartition(InputPartition):
+    """What one task reads: ranges of queues, each with its broker."""
+
+    ranges: list[tuple[QueueRange, BrokerAddress]]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -116,14 +126,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """What a micro-batch reads: one part for each queue, more where ``minPartitions`` asks for them."""
+        """What a micro-batch reads: one part for each queue, fewer where there is little, more where ``minPartitions``
+        asks for them."""
         subscription = Subscription(self.options)
         starts, ends = subscription.from_json(start), subscription.from_json(end)
         ranges = [
             QueueRange(queue, starts[queue] if queue in starts else self._first(subscription, queue), ends[queue])
             for queue in sorted(ends)
         ]
-        return range_partitions(split(ranges, self.options.min_partitions), subscription)
+        pieces = split(ranges, self.options.min_partitions)
+        rows_max = _ROWS_TOGETHER if self.options.min_partitions is None else 0
+        return [
+            RangesPartition([(each, subscription.brokers[each.queue.broker]) for each in group])
+            for group in together(pieces, rows_max)
+        ]
 
     def _first(self, subscription: Subscription, queue: Queue) -> int:
         """Where a queue begins that came after the query did."""
@@ -133,14 +149,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
-        assert isinstance(partition, RangePartition)
+        assert isinstance(partition, RangesPartition)
         from .decoding import Decoder
         from .reading import read_range
 
-        settle()
         decoder = Decoder(self.columns)
-        start, end = partition.start, partition.end
-        return read_range(partition.queue, partition.broker, start, end, self.options, decoder)
+        with settling():
+            for (queue, start, end), broker in partition.ranges:
+                yield from read_range(queue, broker, start, end, self.options, decoder)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: Spark's checkpoint is the truth."""

@@ -21,7 +21,7 @@ from tests.spark.cluster import running_cluster
 
 FLIGHTS = 6000
 DAYS = 12
-ROWS_A_BATCH = 700
+ROWS_A_BATCH = 1000
 TIMEOUT_S = 280
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client.core.tags import EVERYTHING, parse_tags
-from flintmq.client.spark.offsets import Queue, QueueRange, limited, split
+from flintmq.client.spark.offsets import Queue, QueueRange, limited, split, together
 from flintmq.client.spark.pushing import push
 
 QUEUES = [Queue("orders", number, "h:1") for number in range(6)]
@@ -35,6 +35,17 @@ def test_what_is_cut_is_read_once_and_in_at_least_so_many_parts(counts: list[int
 
 def test_without_a_number_each_queue_is_one_part() -> None:
     assert split(ranges_of([5, 0, 7]), None) == [QueueRange(QUEUES[0], 10, 15), QueueRange(QUEUES[2], 10, 17)]
+
+
+@given(lengths, st.integers(0, 2000))
+def test_ranges_that_share_a_task_are_short_in_all_and_keep_their_order(counts: list[int], rows_max: int) -> None:
+    ranges = [each for each in ranges_of(counts) if each.end > each.start]
+    groups = together(ranges, rows_max)
+    assert [each for group in groups for each in group] == ranges
+    assert all(groups)
+    for group in groups:
+        assert len(group) == 1 or sum(each.end - each.start for each in group) <= rows_max
+    assert len(groups) == len(ranges) or rows_max
 
 
 @given(lengths, st.integers(1, 5000))

@@ -13,7 +13,7 @@ from ..columns import Column, columns_of, ddl, offered
 from ..errors import InvalidOption
 from ..failing import plainly, plainly_each
 from ..stream import RefusedStream
-from ..workers import settle
+from ..workers import settling
 from .log_end import find_end
 from .log_files import find_log
 from .options import ArchiveOptions, archive_options
@@ -91,9 +91,8 @@ class ArchiveReader(DataSourceReader):
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
-        if not isinstance(partition, LogPartition):
-            return iter(())  # Spark makes one of nothing where nothing was planned
-        from .reading import PartitionReader  # only tasks need it
+        if isinstance(partition, LogPartition):  # else what Spark makes where nothing was planned
+            from .reading import PartitionReader  # only tasks need it
 
-        settle()
-        return PartitionReader(partition.stretches, self._columns, self._options).batches()
+            with settling():
+                yield from PartitionReader(partition.stretches, self._columns, self._options).batches()
