@@ -66,7 +66,7 @@ class BatchReader(DataSourceReader):
             ]
         stats = subscription.stats(topics)
         starts = subscription.starts(stats, "earliest")
-        ends = subscription.ends(stats)
+        ends = subscription.ends(stats, starts)
         ranges = [QueueRange(queue, starts[queue], ends[queue]) for queue in sorted(stats)]
         ranges = self.bounds.within(ranges, subscription)
         return range_partitions(split(ranges, self.options.min_partitions), subscription)

@@ -60,13 +60,15 @@ class Subscription:
             }
         )
 
-    def topics(self) -> dict[str, list[str]]:
-        """The topics to read, by broker. Raises ``TopicNotExist`` for one that no broker has."""
+    def topics(self, *, begun: bool = False) -> dict[str, list[str]]:
+        """The topics to read, by broker. Raises ``TopicNotExist`` for one that no broker has, unless the query has
+        ``begun``: what went since is lost data."""
         found = {
             broker.name: self._matching(brokers.topics_of(broker, self._options.timeout))
             for broker in self._options.bootstrap
         }
-        self._missing(found)
+        if not begun:
+            self._missing(found)
         return found
 
     def _matching(self, topics: Mapping[str, bool]) -> list[str]:
@@ -134,15 +136,18 @@ class Subscription:
         given = self._given("startingOffsets", offsets, stats)
         return {queue: self._checked_start(queue, given.get(queue, EARLIEST_MARK), row) for queue, row in stats.items()}
 
-    def ends(self, stats: Stats) -> dict[Queue, int]:
-        """Where each queue of a batch is ended."""
+    def ends(self, stats: Stats, starts: Mapping[Queue, int]) -> dict[Queue, int]:
+        """Where each queue of a batch is ended. Raises ``InvalidOption`` for an offset before where it begins."""
         if self._options.ending_ms is not None:
             return self._offsets_at(self._options.ending_ms, stats)
         offsets = self._options.ending_offsets
         if offsets is None or isinstance(offsets, str):
             return {queue: row.max_offset for queue, row in stats.items()}
         given = self._given("endingOffsets", offsets, stats)
-        return {queue: _checked_end(queue, given.get(queue, LATEST_MARK), row) for queue, row in stats.items()}
+        return {
+            queue: _checked_end(queue, given.get(queue, LATEST_MARK), row, starts[queue])
+            for queue, row in stats.items()
+        }
 
     def _offsets_at(self, timestamp_ms: int, stats: Stats) -> dict[Queue, int]:
         return {
@@ -205,7 +210,7 @@ def data_loss(queue: Queue, start: int, end: int, why: str) -> DataLoss:
     )
 
 
-def _checked_end(queue: Queue, offset: int, row: QueueStats) -> int:
+def _checked_end(queue: Queue, offset: int, row: QueueStats, start: int) -> int:
     if offset == LATEST_MARK:
         return row.max_offset
     if offset == EARLIEST_MARK:
@@ -215,6 +220,8 @@ def _checked_end(queue: Queue, offset: int, row: QueueStats) -> int:
             f"option 'endingOffsets' ends {queue} at {offset}, beyond its end: it holds "
             f"[{row.min_offset}, {row.max_offset})"
         )
+    if offset < start:
+        raise InvalidOption(f"option 'endingOffsets' ends {queue} at {offset}, before {start}, where it begins")
     return offset
 
 

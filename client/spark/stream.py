@@ -102,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ask(self, subscription: Subscription, *, anew: bool = False) -> Stats:
         now = time.monotonic()
         if anew or self._topics_at is None or now - self._topics_at > _TOPICS_SECONDS:
-            self._topics = subscription.topics()
+            self._topics = subscription.topics(begun=self._topics_at is not None)
             self._topics_at = now
             anew = True
         if anew or now >= self._stats_until:

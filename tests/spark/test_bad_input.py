@@ -79,6 +79,10 @@ def test_a_batch_that_cannot_be_read(spark: Any, shared_broker: RunningBroker, o
     ("given", "says"),
     [
         ({"endingOffsets": beyond}, "InvalidOption: option 'endingOffsets' ends queue 0"),
+        (
+            {"endingOffsets": '{"spark-bad-input": {"0": 3}}', "startingOffsets": '{"spark-bad-input": {"0": 4}}'},
+            "at 3, before 4, where it begins",
+        ),
         ({"maxOffsetsPerTrigger": "5"}, "option 'maxOffsetsPerTrigger' is for streaming queries"),
     ],
 )

@@ -177,6 +177,31 @@ def test_messages_that_are_gone_fail_the_query_naming_them_or_are_left_out(
     assert flow.bodies() == sent
 
 
+def test_a_topic_that_is_deleted_fails_a_query_that_follows_or_is_left_out(
+    spark: Any, query: Any, shared_broker: RunningBroker, topic: str, tmp_path: Path
+) -> None:
+    other = f"{topic}-other"
+    for each in (topic, other):
+        create(shared_broker, each, queues=1)
+    sent = send(shared_broker, topic, range(10)) + send(shared_broker, other, range(10))
+    options = {"bootstrap": shared_broker.address, "subscribe": f"{topic},{other}", "startingOffsets": "earliest"}
+    strict = Query(spark, tmp_path / "strict", options)
+    lenient = Query(spark, tmp_path / "lenient", {**options, "failOnDataLoss": "false"})
+    running, going_on = strict.start(), lenient.start()
+    try:
+        strict.wait_for(running, sent)
+        lenient.wait_for(going_on, sent)
+        with Admin(shared_broker.address) as admin:
+            admin.delete_topic(other)
+        with pytest.raises(Exception, match=f"DataLoss: .* of queue 0 of topic '{other}'"):
+            running.awaitTermination(60)
+        sent += send(shared_broker, topic, range(10, 20))
+        lenient.wait_for(going_on, sent)
+    finally:
+        running.stop()
+        going_on.stop()
+
+
 def test_queues_of_several_brokers_are_told_apart(spark: Any, broker: BrokerFactory, tmp_path: Path) -> None:
     east, west = broker(), broker()
     for running in (east, west):
