@@ -19,7 +19,7 @@ from ..core.guard import Guard
 from ..core.operations import Operation
 from ..core.retry import is_retriable
 from ..core.session import Answer
-from ..core.topics import QueueStats
+from ..core.topics import QueueStats, TopicInfo
 from ..core.troubles import unanswered
 from ..errors import InvalidArgument
 from ..sync.connection import Connection
@@ -157,9 +157,9 @@ class Asker(Generic[T]):
                 self._caller.pool.discard(connection)
 
 
-def topics_of(broker: BrokerAddress, timeout: float) -> dict[str, bool]:
-    """The topics of a broker by name, and whether each is the broker's own."""
-    return {info.topic: info.system for info in call(broker, operations.topics(), timeout)}
+def topics_of(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:
+    """The topics of a broker by name."""
+    return {info.topic: info for info in call(broker, operations.topics(), timeout)}
 
 
 def topic_stats(broker: BrokerAddress, topic: str, timeout: float) -> list[QueueStats]:
@@ -167,7 +167,7 @@ def topic_stats(broker: BrokerAddress, topic: str, timeout: float) -> list[Queue
     return call(broker, operations.topic_stats(topic), timeout)
 
 
-def greet(broker: BrokerAddress, timeout: float) -> dict[str, bool]:
+def greet(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:
     """The topics of a broker that must be there now. Raises ``ConnectionFailed``, which says what to do."""
     try:
         return topics_of(broker, min(timeout, FIRST_CONTACT_SECONDS))

@@ -10,13 +10,16 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ...protocol.errors import TopicNotExist
+from ...protocol.errors import NoPermission, TopicNotExist
 from ..core import operations
-from ..core.topics import QueueStats
+from ..core.topics import QueueStats, TopicInfo
 from . import brokers
 from .brokers import BrokerAddress
 from .errors import DataLoss, InvalidOption
 from .options import EARLIEST_MARK, LATEST_MARK, Offsets, ReadOptions
+
+PERM_READ = 4
+"""The bit of a topic's ``perm`` that lets it be read."""
 
 
 class Queue(NamedTuple):
@@ -55,7 +58,7 @@ class Subscription:
         """Raise where a broker is not there, or a topic is on none of them."""
         self._missing(
             {
-                broker.name: self._matching(brokers.greet(broker, self._options.timeout))
+                broker.name: self.matching(brokers.greet(broker, self._options.timeout))
                 for broker in self._options.bootstrap
             }
         )
@@ -64,18 +67,27 @@ class Subscription:
         """The topics to read, by broker. Raises ``TopicNotExist`` for one that no broker has, unless the query has
         ``begun``: what went since is lost data."""
         found = {
-            broker.name: self._matching(brokers.topics_of(broker, self._options.timeout))
+            broker.name: self.matching(brokers.topics_of(broker, self._options.timeout))
             for broker in self._options.bootstrap
         }
         if not begun:
             self._missing(found)
         return found
 
-    def _matching(self, topics: Mapping[str, bool]) -> list[str]:
+    def matching(self, topics: Mapping[str, TopicInfo]) -> list[str]:
+        """Those of a broker's topics that are to be read. Raises ``NoPermission`` for a named one that cannot be."""
         pattern = self._options.subscribe_pattern
-        if pattern is None:
-            return [topic for topic in self._options.subscribe if topic in topics]
-        return [topic for topic, system in topics.items() if not system and pattern.fullmatch(topic)]
+        if pattern is not None:
+            readable = [info for info in topics.values() if info.perm & PERM_READ and not info.system]
+            return [info.topic for info in readable if pattern.fullmatch(info.topic)]
+        named = [topics[topic] for topic in self._options.subscribe if topic in topics]
+        for info in named:
+            if not info.perm & PERM_READ:
+                raise NoPermission(
+                    f"option 'subscribe': topic {info.topic!r} cannot be read (perm {info.perm}); change it with its "
+                    f"perm + {PERM_READ}, or leave it out"
+                )
+        return [info.topic for info in named]
 
     def _missing(self, found: Mapping[str, list[str]]) -> None:
         there = {topic for topics in found.values() for topic in topics}

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from flintmq.client import Admin, Consumer, Message, Producer
-from tests.conftest import BrokerFactory, RunningBroker
+from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
+from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 
 QUEUES = 3
 TAGS = ("eu", "us", None)
@@ -222,7 +223,17 @@ def test_patterns_take_ordinary_topics_that_match_as_a_whole(read: Any, orders: 
     frame = read(subscribePattern="spark-batch-.*")
     assert {row.topic for row in frame.select("topic").distinct().collect()} == {orders}
     assert read(subscribePattern="spark-batch").count() == 0
-    assert read(subscribePattern=".*").where("topic LIKE 'SCHEDULE%' OR topic LIKE 'rmq%'").count() == 0
+
+
+def test_a_pattern_passes_over_topics_that_cannot_be_read_and_their_names_are_refused(
+    read: Any, orders: str, shared_broker: RunningBroker, connect: ConnectionFactory
+) -> None:
+    closed = f"{orders}-write-only"
+    connect(shared_broker).call(UPDATE_AND_CREATE_TOPIC, {"topic": closed, "perm": 2}).raise_for_error()
+    frame = read(subscribePattern=f"{orders}.*")
+    assert {row.topic for row in frame.select("topic").distinct().collect()} == {orders}
+    with pytest.raises(Exception, match=f"NoPermission: option 'subscribe': topic '{closed}' cannot be read"):
+        read(subscribe=closed)
 
 
 def test_several_brokers_and_topics_are_read_as_one(spark: Any, broker: BrokerFactory) -> None:

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client.core.tags import EVERYTHING, parse_tags
-from flintmq.client.spark.offsets import Queue, QueueRange, limited, split, together
+from flintmq.client.core.topics import TopicInfo
+from flintmq.client.spark.offsets import Queue, QueueRange, Subscription, limited, split, together
+from flintmq.client.spark.options import read_options
 from flintmq.client.spark.pushing import push
 
 QUEUES = [Queue("orders", number, "h:1") for number in range(6)]
@@ -67,6 +69,22 @@ def test_a_limited_stream_reaches_the_end_of_every_queue() -> None:
     for _ in range(-(-1061 // 7)):
         position = limited(position, ends, 7)
     assert position == ends
+
+
+def test_a_pattern_takes_readable_topics_that_are_not_the_brokers_own() -> None:
+    topics = {
+        info.topic: info
+        for info in (
+            TopicInfo("orders", 4, 4),
+            TopicInfo("orders-2", 4, 4, perm=4),
+            TopicInfo("orders-closed", 4, 4, perm=2),
+            TopicInfo("SCHEDULE_TOPIC_XXXX", 18, 18, system=True),
+        )
+    }
+    everything = Subscription(read_options({"bootstrap": "h:1", "subscribePattern": ".*"}))
+    assert everything.matching(topics) == ["orders", "orders-2"]
+    named = Subscription(read_options({"bootstrap": "h:1", "subscribe": "SCHEDULE_TOPIC_XXXX,nowhere,orders"}))
+    assert named.matching(topics) == ["SCHEDULE_TOPIC_XXXX", "orders"]
 
 
 # ---- filters ----
