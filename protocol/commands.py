@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from .delivery import RETRY_TIMES_MAX
 from .fields import I32_MAX, I64_MAX, boolean, integer, text
 from .layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 
@@ -17,6 +18,9 @@ PROTOCOL_VERSION = 1
 DEFAULT_PORT = 10911
 
 KEY_CHARS_MAX = 32767
+MEMBER_CHARS_MAX = 128
+SEND_BACK_MAX = 1_024
+"""Most messages that are sent back in one request."""
 QUEUES_MAX = 65_536
 
 LAYOUT_ROWS = 0
@@ -95,6 +99,9 @@ class PullRequest:
     max_bytes: int = integer("most bytes of records, except that one is always sent", 1, I32_MAX, 1 << 20)
     wait_ms: int = integer("how long the broker may hold the answer while there is nothing", 0, 600_000, 0)
     tags: str = text("`a || b`: only records whose tag's hash is one of these; empty or `*`: all", 4096, default="")
+    group: str = text("consumer group that reads; empty: none", GROUP_BYTES_MAX, default="")
+    member: str = text("the group's member that reads and holds the queue; empty: none", MEMBER_CHARS_MAX, default="")
+    epoch: int = integer("of the member's assignment", 0, I64_MAX, 0)
 
 
 @dataclass(slots=True)
@@ -197,6 +204,118 @@ class UpdateConsumerOffsetRequest:
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
     topic: str = text("topic", 32767, 1)
     count: int = integer("entries in the body", 1, QUEUES_MAX)
+    member: str = text("the group's member that commits; empty: none", MEMBER_CHARS_MAX, default="")
+    epoch: int = integer("of the member's assignment", 0, I64_MAX, 0)
+
+
+@dataclass(slots=True)
+class HeartBeatRequest:
+    """Join a group, stay in it, and learn what to consume. Body: one msgpack array `[subscriptions, owned]`:
+    `subscriptions` an array of `[topic, tags, filter]`, `owned` one of `[topic, queue]`, the queues that the member
+    still holds: messages of them may be with it. Of a producer group: no body."""
+
+    group: str = text("consumer group, or producer group", GROUP_BYTES_MAX, 1)
+    member: str = text("the member's name, unique in the group", MEMBER_CHARS_MAX, 1)
+    kind: str = text("`consumer` or `producer`", 8, default="consumer")
+    epoch: int = integer("of the assignment that the member has; 0: it joins", 0, I64_MAX, 0)
+    mode: str = text("`clustering` or `broadcasting`", 12, default="clustering")
+    start: str = text("where queues begin of which nothing is committed: `first`, `last` or `time`", 8, default="last")
+    start_ms: int = integer("with `time`: the least store time, ms since 1970 UTC", 0, I64_MAX, 0)
+    session_timeout_ms: int = integer("after this long without a heartbeat the member is gone", 1_000, 300_000, 10_000)
+    orderly: bool = boolean("whether it consumes each queue one message at a time, for who looks", False)
+
+
+@dataclass(slots=True)
+class HeartBeatAnswer:
+    """What the member may consume. Body: one msgpack array of `[topic, queue, next_offset]`. A queue that it holds and
+    that is not in there is to be given up: finish and commit what runs, then send a heartbeat without it in `owned`."""
+
+    epoch: int = integer("of this assignment; goes with every pull and commit")
+    count: int = integer("queues in the body", default=0)
+    interval_ms: int = integer("how often to send a heartbeat", default=3_000)
+    retry_times_max: int = integer("how often the group tries a message again", default=RETRY_TIMES_MAX)
+
+
+@dataclass(slots=True)
+class UnregisterClientRequest:
+    """Leave a group at once: what the member held is given to others."""
+
+    group: str = text("consumer group, or producer group", GROUP_BYTES_MAX, 1)
+    member: str = text("the member's name", MEMBER_CHARS_MAX, 1)
+    kind: str = text("`consumer` or `producer`", 8, default="consumer")
+    epoch: int = integer("of the member's assignment; 0: whichever it is", 0, I64_MAX, 0)
+
+
+@dataclass(slots=True)
+class IdsChangedRequest:
+    """From the broker to a member, one-way: the assignment changed, send a heartbeat."""
+
+    group: str = text("consumer group", GROUP_BYTES_MAX, 1)
+    epoch: int = integer("of the new assignment")
+
+
+@dataclass(slots=True)
+class SendMessageBackRequest:
+    """Messages that a consumer could not handle: they come back later, or become dead letters. Body: count × i64, their
+    physical offsets."""
+
+    group: str = text("consumer group", GROUP_BYTES_MAX, 1)
+    count: int = integer("messages in the body", 1, SEND_BACK_MAX)
+    delay_level: int = integer("1 to 18; 0: 3 and one more each time; -1: dead letters at once", -1, 1_000, 0)
+    retry_times_max: int = integer("after so many tries they are dead letters; -1: the group's", -1, I32_MAX, -1)
+    member: str = text("the group's member that sends them back; empty: none", MEMBER_CHARS_MAX, default="")
+    epoch: int = integer("of the member's assignment", 0, I64_MAX, 0)
+
+
+@dataclass(slots=True)
+class SendMessageBackAnswer:
+    """They are stored again."""
+
+    retried: int = integer("how many come back")
+    dead: int = integer("how many became dead letters")
+
+
+@dataclass(slots=True)
+class ResetOffsetRequest:
+    """Move a group's progress, back or forth. Answer body: count × (i32 queue, i64 next offset)."""
+
+    group: str = text("consumer group", GROUP_BYTES_MAX, 1)
+    topic: str = text("topic", 32767, 1)
+    to: str = text("`first`, `last`, `time` or `offset`", 8, 1)
+    queue: int = integer("queue of the topic; -1: all", -1, QUEUES_MAX - 1, -1)
+    timestamp_ms: int = integer("with `time`: to the first message stored at or behind it", 0, I64_MAX, 0)
+    offset: int = integer("with `offset`: to this one, within what the queue holds", 0, I64_MAX, 0)
+    force: bool = boolean("also where the group has live members, which then go on from there", False)
+
+
+@dataclass(slots=True)
+class GroupRequest:
+    """A question about, or the deletion of, one group."""
+
+    group: str = text("consumer group", GROUP_BYTES_MAX, 1)
+
+
+@dataclass(slots=True)
+class DeleteGroupRequest:
+    """Forget a group: its progress, and its retry topic. Its dead letters stay."""
+
+    group: str = text("consumer group", GROUP_BYTES_MAX, 1)
+
+
+@dataclass(slots=True)
+class GroupsAnswer:
+    """Body: one msgpack array of maps `{group, mode, state, members, epoch, topics, retry_times_max}`."""
+
+    count: int = integer("groups in the body")
+
+
+@dataclass(slots=True)
+class GroupMembersAnswer:
+    """Body: one msgpack map `{group, mode, epoch, start, members, queues}`: `members` an array of maps `{member,
+    client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`, `queues` one of `[topic, queue,
+    member, committed, pulled, min_offset, max_offset]`, and `delayed`, the messages that wait to be tried again."""
+
+    group: str = text("consumer group", GROUP_BYTES_MAX, 1)
 
 
 @dataclass(slots=True)
@@ -306,13 +425,15 @@ start, for each result that occurred. Names are added, never changed."""
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One row of the table: ``one_way`` says whether a frame of kind 2 may carry it."""
+    """One row of the table: ``one_way`` says whether a frame of kind 2 may carry it, ``from_broker`` that it is the
+    broker who asks."""
 
     name: str
     code: int
     request: type[Any]
     answer: type[Any]
     one_way: bool = False
+    from_broker: bool = False
 
 
 HELLO = Command("HELLO", 1000, HelloRequest, HelloAnswer)
@@ -321,6 +442,16 @@ PULL = Command("PULL", 11, PullRequest, RecordsAnswer)
 QUERY_BY_KEY = Command("QUERY_BY_KEY", 12, QueryByKeyRequest, QueryByKeyAnswer)
 QUERY_CONSUMER_OFFSET = Command("QUERY_CONSUMER_OFFSET", 14, QueryConsumerOffsetRequest, ConsumerOffsetsAnswer)
 UPDATE_CONSUMER_OFFSET = Command("UPDATE_CONSUMER_OFFSET", 15, UpdateConsumerOffsetRequest, EmptyAnswer, one_way=True)
+HEART_BEAT = Command("HEART_BEAT", 34, HeartBeatRequest, HeartBeatAnswer)
+UNREGISTER_CLIENT = Command("UNREGISTER_CLIENT", 35, UnregisterClientRequest, EmptyAnswer, one_way=True)
+CONSUMER_SEND_MSG_BACK = Command("CONSUMER_SEND_MSG_BACK", 36, SendMessageBackRequest, SendMessageBackAnswer)
+NOTIFY_CONSUMER_IDS_CHANGED = Command(
+    "NOTIFY_CONSUMER_IDS_CHANGED", 40, IdsChangedRequest, EmptyAnswer, one_way=True, from_broker=True
+)
+GET_ALL_SUBSCRIPTIONGROUP_CONFIG = Command("GET_ALL_SUBSCRIPTIONGROUP_CONFIG", 201, EmptyRequest, GroupsAnswer)
+GET_CONSUMER_CONNECTION_LIST = Command("GET_CONSUMER_CONNECTION_LIST", 203, GroupRequest, GroupMembersAnswer)
+DELETE_SUBSCRIPTIONGROUP = Command("DELETE_SUBSCRIPTIONGROUP", 207, DeleteGroupRequest, EmptyAnswer)
+INVOKE_BROKER_TO_RESET_OFFSET = Command("INVOKE_BROKER_TO_RESET_OFFSET", 222, ResetOffsetRequest, ConsumerOffsetsAnswer)
 UPDATE_AND_CREATE_TOPIC = Command("UPDATE_AND_CREATE_TOPIC", 17, UpdateAndCreateTopicRequest, EmptyAnswer)
 GET_ALL_TOPIC_CONFIG = Command("GET_ALL_TOPIC_CONFIG", 21, EmptyRequest, TopicsAnswer)
 GET_BROKER_RUNTIME_INFO = Command("GET_BROKER_RUNTIME_INFO", 28, EmptyRequest, RuntimeInfoAnswer)

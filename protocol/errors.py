@@ -165,6 +165,12 @@ class MessageNotFound(BrokerError):
     code, name, retriable = 22, "QUERY_NOT_FOUND", False
 
 
+class GroupNotExist(BrokerError):
+    """No consumer group of that name has committed anything or has a member."""
+
+    code, name, retriable = 26, "SUBSCRIPTION_GROUP_NOT_EXIST", False
+
+
 class InvalidParameter(BrokerError):
     """A field of the request is missing, of the wrong type or out of its range; the message names it."""
 
@@ -193,6 +199,67 @@ class VersionNotSupported(BrokerError):
     """The broker does not speak the protocol version asked for."""
 
     code, name, retriable = 15, "VERSION_NOT_SUPPORTED", False
+
+
+class TransactionGroupWrong(BrokerError):
+    """The transaction belongs to another producer group; only a producer of that group may end it."""
+
+    code, name, retriable = 203, "TRANSACTION_STATE_GROUP_WRONG", False
+
+
+class EpochFenced(BrokerError):
+    """The member speaks of an assignment that is over: its queues may be another member's by now. ``epoch`` is the
+    member's present one, 0 where it has none; it has to ask for its assignment again."""
+
+    code, name, retriable = 1410, "EPOCH_FENCED", False
+
+
+class MemberUnknown(BrokerError):
+    """The group has no such member, or has it no more: its session ran out, or it left. It has to join again."""
+
+    code, name, retriable = 1411, "MEMBER_UNKNOWN", False
+
+
+class MemberNameTaken(BrokerError):
+    """Another live member of the group has this name; each needs its own."""
+
+    code, name, retriable = 1412, "MEMBER_NAME_TAKEN", False
+
+
+class GroupRunning(BrokerError):
+    """The group has live members, so nobody else may move its offsets or delete it; stop them, or use force."""
+
+    code, name, retriable = 1413, "GROUP_RUNNING", False
+
+
+class TransactionEnded(BrokerError):
+    """The transaction was ended before; ``outcome`` says how (`commit`, `rollback` or `parked`)."""
+
+    code, name, retriable = 1414, "TRANSACTION_ENDED", False
+
+
+class TransactionNotExist(BrokerError):
+    """No open transaction has this id, and none that was ended lately."""
+
+    code, name, retriable = 1415, "TRANSACTION_NOT_EXIST", False
+
+
+class DelayIllegal(BrokerError):
+    """A message asks for a delivery that cannot be: in the past, too far ahead, or of no known level."""
+
+    code, name, retriable = 1417, "DELAY_ILLEGAL", False
+
+
+class CommitIllegal(BrokerError):
+    """An offset that lies beyond the queue's end cannot be committed; ``max_offset`` is the largest that can."""
+
+    code, name, retriable = 1418, "COMMIT_ILLEGAL", False
+
+
+class SubscriptionIllegal(BrokerError):
+    """The group's members do not agree on how it consumes, or a subscription cannot be."""
+
+    code, name, retriable = 1419, "SUBSCRIPTION_ILLEGAL", False
 
 
 # Results that are no errors.
@@ -227,6 +294,17 @@ ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
         FrameIllegal,
         HelloRequired,
         VersionNotSupported,
+        GroupNotExist,
+        TransactionGroupWrong,
+        EpochFenced,
+        MemberUnknown,
+        MemberNameTaken,
+        GroupRunning,
+        TransactionEnded,
+        TransactionNotExist,
+        DelayIllegal,
+        CommitIllegal,
+        SubscriptionIllegal,
     )
 }
 

@@ -57,7 +57,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
     """A connection that was accepted. ``on_lost`` is called once, when it is gone."""
 
     __slots__ = (
-        "arrived", "born_host", "client", "close_by", "ending", "half_since", "handlers", "idle_since", "lingering",
+        "arrived", "born_host", "close_by", "ending", "half_since", "handlers", "idle_since", "lingering",
         "on_lost", "parser", "reading", "reads", "reads_seen", "stops", "write_level", "write_since",
     )  # fmt: skip
 
@@ -67,7 +67,6 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         self.on_lost = on_lost
         self.parser = FrameParser(broker.limits.frame_bytes_max)
         self.handlers = HANDLERS_BEFORE_HELLO
-        self.client = ""
         self.stops = 0
         self.reading = True
         self.ending = False
@@ -122,6 +121,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         self.out.clear()
         if exc is not None:
             log.debug("connection from %s:%d broke: %s", *self.address, exc)
+        self.tell_lost()
         self.on_lost(self)
 
     def pause_writing(self) -> None:
@@ -194,7 +194,8 @@ class Connection(Waiting, asyncio.BufferedProtocol):
                     self._refuse(HelloRequired("the first request of a connection must be HELLO"), frame.request_id)
                     return
                 if frame.kind == RESPONSE:
-                    log.debug("an answer to request %d, which was not asked", frame.request_id)
+                    if not self.asked_answered(frame):
+                        log.debug("an answer to request %d, which was not asked", frame.request_id)
                     return
                 if handler is None:
                     raise UnknownCommand(f"command {frame.code} is not known to this broker")

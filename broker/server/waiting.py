@@ -12,7 +12,7 @@ from ...protocol.errors import BrokerError, BrokerFailure, SystemBusy
 from ...protocol.frames import Frame
 from ..services.long_polling import HeldPull
 from ..store import WouldBlock
-from .answering import Answering
+from .asking import Asking
 from .handlers.context import Broker
 
 log = logging.getLogger(__name__)
@@ -24,16 +24,13 @@ COLD_READS_MAX = 4
 _NO_BODY = bytearray()
 
 
-class Waiting(Answering):
+class Waiting(Asking):
     """What a connection waits for. Nothing here holds up the frames that follow."""
 
-    __slots__ = ("address", "cold_reads", "deferred", "held_pulls", "lost", "undispatched", "write_paused")
+    __slots__ = ("cold_reads", "deferred", "held_pulls", "undispatched", "write_paused")
 
     def __init__(self, broker: Broker, address: tuple[str, int]) -> None:
-        super().__init__(broker)
-        self.address = address
-        self.lost = False
-        """The connection is gone: whatever comes back is for nobody."""
+        super().__init__(broker, address)
         self.write_paused = False
         self.held_pulls: set[HeldPull] = set()
         self.deferred: deque[Callable[[], None]] = deque()

@@ -6,6 +6,7 @@ import errno
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,12 +16,14 @@ import numpy as np
 from ...protocol.errors import MessageIllegal, ServiceNotAvailable
 from ...protocol.ids import UNIQUE_PREFIX_DIGITS
 from ...protocol.layout import BLANK_BYTES_MIN, MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
+from ...protocol.record import Record
 from ..kernels import produce as kernel
 from .errors import StoreFailed
 from .files import Files
 from .mapped_file import MappedFile, MappedFileQueue
 from .settings import StoreSettings
 
+_SIZE_AND_MAGIC_BYTES = 8
 _NUMBERS = struct.Struct(f"={kernel.N_LENGTH}q")
 _PLAN_MESSAGES = 4096
 _RECORD_OVERHEAD_BYTES = RECORD_BYTES_MIN + 24 + 127 + kernel.UNIQUE_PROPERTY_BYTES + kernel.KEYS_PROPERTY_BYTES
@@ -182,6 +185,45 @@ class CommitLog:
         self.write_offset = end_offset = file.start_offset + position
         return Appended(queue_offset, store_ms, bytes(memoryview(self._offsets_blob)[: 8 * count]), end_offset)
 
+    def append_records(self, records: Sequence[Record]) -> None:
+        """Write whole records of the broker's own making; their topic, queue and queue offset are set already.
+
+        Sets store time, store host and physical offset of each. Raises as ``append`` does; a record that cannot be
+        stored (``MessageIllegal``) is found before anything is written.
+        """
+        store_ms = max(time.time_ns() // 1_000_000, self.last_store_ms)
+        bound = largest = 0
+        for record in records:
+            record.store_timestamp = store_ms
+            record.store_host = self.store_host
+            record.body_crc = None
+            size = len(record.body) + len(record.topic) + len(record.properties) + _RECORD_OVERHEAD_BYTES
+            if len(record.properties) > PROPERTIES_BYTES_MAX or size + BLANK_BYTES_MIN > self.queue.file_bytes:
+                raise MessageIllegal(
+                    f"a message of topic {record.topic.decode(errors='replace')} cannot be stored again: its record "
+                    f"would take {size:,} bytes, {len(record.properties):,} of them properties, of which at most "
+                    f"{PROPERTIES_BYTES_MAX:,} are allowed; nothing was written",
+                )
+            bound += size
+            largest = max(largest, size)
+        file = self._room(bound + BLANK_BYTES_MIN, largest)
+        position = self.write_offset - file.start_offset
+        for record in records:
+            record.physical_offset = file.start_offset + position
+            blob = record.encode()
+            if position + len(blob) + BLANK_BYTES_MIN > file.size:
+                file, position = self._roll(file, position), 0
+                record.physical_offset = file.start_offset
+                blob = record.encode()
+            array = file.array()
+            at = position + _SIZE_AND_MAGIC_BYTES
+            # Size and magic last: until then nobody takes the bytes for a record.
+            array[at : position + len(blob)] = np.frombuffer(blob, np.uint8)[_SIZE_AND_MAGIC_BYTES:]
+            array[position:at] = np.frombuffer(blob, np.uint8)[:_SIZE_AND_MAGIC_BYTES]
+            position += len(blob)
+        self.last_store_ms = store_ms
+        self.write_offset = file.start_offset + position
+
     def _set_numbers(
         self, topic: bytes, queue_id: int, queue_offset: int, batch: ProduceBatch, store_ms: int, file: MappedFile
     ) -> None:
@@ -227,9 +269,9 @@ class CommitLog:
             "nothing of the frame was written", message_index=message,
         )  # fmt: skip
 
-    def _room(self, bound: int) -> MappedFile:
+    def _room(self, bound: int, record_bytes: int = 0) -> MappedFile:
         """The file to write to, with extents for ``bound`` bytes from the write offset on, in the next file too if need
-        be. Usually all is there already: the allocation service works ahead."""
+        be. Usually all is there already: the allocation service works ahead. ``record_bytes``: the largest record."""
         try:
             files = self.queue.files
             file = files[-1] if files else self._next_file()
@@ -242,7 +284,7 @@ class CommitLog:
                     file.allocate(position + bound, self.settings.allocate_step_bytes)
             if position + bound > file.size:
                 # Every file that a frame rolls into must be there before its first byte is written.
-                waste = self.settings.message_bytes_max + BLANK_BYTES_MIN
+                waste = max(self.settings.message_bytes_max, record_bytes) + BLANK_BYTES_MIN
                 self._prepare(position + bound - file.size + waste, waste)
             return file
         except OSError as error:

@@ -12,10 +12,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...protocol.errors import ServiceNotAvailable
+from ...protocol.record import Record
 from .checkpoint import StoreCheckpoint
 from .commitlog import Appended, CommitLog, ProduceBatch
 from .config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
@@ -231,10 +232,7 @@ class MessageStore:
 
     def append(self, topic: TopicConfig, queue_id: int, batch: ProduceBatch) -> Appended:
         """Append a batch to a queue; see ``CommitLog.append``. The caller has checked topic, queue and permission."""
-        if self.failed is not None:
-            raise ServiceNotAvailable(f"the store stopped writing: {self.failed}")
-        if self.refusal is not None:
-            raise self.refusal()
+        self.check_writable()
         queues = self._append_next.get(topic.name)
         if queues is None:
             queues = self._append_next[topic.name] = {}
@@ -249,6 +247,47 @@ class MessageStore:
             raise
         queues[queue_id] = queue_offset + batch.count
         return appended
+
+    def append_records(self, records: Sequence[Record]) -> int:
+        """Append records of the broker's own making (retried, delivered, committed …), each to its own topic and queue.
+
+        All of them or none. Sets their queue offsets, physical offsets, store time and store host; returns the log's
+        end behind them. The caller has seen to it that the topics are there. Raises as ``append`` does.
+        """
+        self.check_writable()
+        taken: dict[tuple[bytes, int], int] = {}
+        for record in records:
+            key = (record.topic, record.queue_id)
+            queue_offset = taken.get(key, -1)
+            if queue_offset < 0:
+                queue_offset = self.next_append_offset(record.topic.decode(), record.queue_id)
+            record.queue_offset = queue_offset
+            taken[key] = queue_offset + 1
+        try:
+            self.commitlog.append_records(records)
+        except StoreFailed as failure:
+            self.failed = failure
+            raise
+        for (topic, queue_id), queue_offset in taken.items():
+            self.set_append_offset(topic.decode(), queue_id, queue_offset)
+        return self.commitlog.write_offset
+
+    def check_writable(self) -> None:
+        """Raise ``ServiceNotAvailable`` where nothing may be appended at the moment."""
+        if self.failed is not None:
+            raise ServiceNotAvailable(f"the store stopped writing: {self.failed}")
+        if self.refusal is not None:
+            raise self.refusal()
+
+    def next_append_offset(self, topic: str, queue_id: int) -> int:
+        """The queue offset that the next message of a queue gets. For who appends."""
+        queue_offset = self._append_next.get(topic, {}).get(queue_id, -1)
+        return queue_offset if queue_offset >= 0 else self.reads.next_offset(topic, queue_id)
+
+    def set_append_offset(self, topic: str, queue_id: int, queue_offset: int) -> None:
+        """Messages were appended to a queue; its next one gets ``queue_offset``. For who appends."""
+        self._append_next.setdefault(topic, {})[queue_id] = queue_offset
+        self._topic_bytes[topic] = topic.encode()
 
     def flush(self, on_disk: Callable[[int], object] | None = None) -> int:
         """fdatasync the log; returns the flushed offset. For one thread at a time; an OSError must end the process.

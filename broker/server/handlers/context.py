@@ -12,6 +12,9 @@ from typing import Any, Protocol, TypeVar
 from ....protocol.errors import BrokerError
 from ....protocol.frames import Frame
 from ...config import Settings
+from ...delivery.remote import Remote
+from ...delivery.topic_changes import TopicChanges
+from ...delivery.writer import RecordWriter
 from ...services.allocation import AllocateMappedFileService
 from ...services.flush import FlushService
 from ...services.long_polling import HeldPull, PullRequestHoldService
@@ -19,7 +22,6 @@ from ...services.reput import ReputMessageService
 from ...services.store_stats import StoreStatsService
 from ...store import MessageStore
 from .counters import Counters
-from .topic_changes import TopicChanges
 
 T = TypeVar("T")
 
@@ -68,6 +70,7 @@ class Broker:
         self.topic_changes = TopicChanges(store, loop, self.counters.forget_topic)
         self.started_at = time.monotonic()
         self.sync = settings.flush.policy == "sync"
+        self.writer = RecordWriter(store, flush, self.topic_changes, loop, self.appended, sync=self.sync)
         self.auto_create = settings.auto_create_topics()
         self.in_flight_bytes = 0
         self.in_flight_bytes_max = settings.limits.in_flight_bytes_max
@@ -145,7 +148,7 @@ class Broker:
             waiting.popleft()[2]()
 
 
-class Peer(Protocol):
+class Peer(Remote, Protocol):
     """A connection, as a handler sees it. All methods are for the event loop, and do nothing once it is closed."""
 
     broker: Broker

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ....protocol.errors import BrokerError, FlintError, ServiceNotAvailable
-from ...store import MessageStore, TopicConfig
+from ...protocol.errors import BrokerError, FlintError, ServiceNotAvailable
+from ..store import MessageStore, TopicConfig
 
 log = logging.getLogger(__name__)
 

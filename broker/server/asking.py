@@ -1,0 +1,72 @@
+"""What a broker asks of its clients: requests and one-way frames in the other direction, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.commands import Command
+from ...protocol.fields import encode_fields
+from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, Frame, encode_head
+from ..delivery.remote import Answered
+from .answering import Answering
+from .handlers.context import Broker
+
+ASKED_MAX = 1_024
+"""Requests to one client that wait for an answer; the oldest is given up for a newer one."""
+
+
+class Asking(Answering):
+    """See ``Remote``."""
+
+    __slots__ = ("_asked", "_last_request_id", "_when_lost", "address", "client", "lost")
+
+    def __init__(self, broker: Broker, address: tuple[str, int]) -> None:
+        super().__init__(broker)
+        self.address = address
+        self.client = ""
+        self.lost = False
+        """The connection is gone: whatever comes back is for nobody."""
+        self._asked: dict[int, Answered] = {}
+        self._last_request_id = 0
+        self._when_lost: list[Callable[[], None]] = []
+
+    def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
+        """See ``Remote.tell``."""
+        if not self.lost:
+            self.send(encode_head(ONE_WAY, command.code, 0, encode_fields(request), len(body)), body)
+
+    def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
+        """See ``Remote.ask``."""
+        if self.lost:
+            answered(None)
+            return
+        self._last_request_id = request_id = self._last_request_id % REQUEST_ID_MAX + 1
+        if len(self._asked) >= ASKED_MAX:
+            self._asked.pop(next(iter(self._asked)))(None)
+        self._asked[request_id] = answered
+        self.send(encode_head(REQUEST, command.code, request_id, encode_fields(request), len(body)), body)
+
+    def asked_answered(self, frame: Frame) -> bool:
+        """An answer came; whether it was waited for."""
+        answered = self._asked.pop(frame.request_id, None)
+        if answered is None:
+            return False
+        answered(frame)
+        return True
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """See ``Remote.when_lost``."""
+        if self.lost:
+            call()
+        else:
+            self._when_lost.append(call)
+
+    def tell_lost(self) -> None:
+        """The connection is gone: tell who asked, and who wanted to know."""
+        asked, self._asked = self._asked, {}
+        calls, self._when_lost = self._when_lost, []
+        for answered in asked.values():
+            answered(None)
+        for call in calls:
+            call()

@@ -1,0 +1,67 @@
+"""Names of what delivery is made of: the broker's topics and the properties in its records, as RocketMQ has them.
+
+A message on its way (delayed, timed, half, retried) is a record in one of these topics; where it goes to stands in its
+properties. A rewritten record keeps them, so what a record *is* follows from its topic and sys_flag alone.
+"""
+
+from __future__ import annotations
+
+from .names import SYSTEM_TOPIC_PREFIX
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+"""Delayed messages: queue = level - 1, the time of delivery in each unit's tags code."""
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+"""Messages with a time of delivery (TIMER_OUT_MS), in queue 0."""
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+"""Messages of transactions that are not ended, in queue 0."""
+OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+"""Which of them are ended: queue offsets in HALF_TOPIC, each followed by a comma."""
+TRANSACTION_PARKED_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Half messages that nobody could tell the end of."""
+TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
+"""The group whose offsets say how far HALF_TOPIC and OP_HALF_TOPIC are done."""
+OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
+"""What groups missed because retention took it."""
+RETRY_TOPIC_PREFIX = "%RETRY%"
+DEAD_LETTER_TOPIC_PREFIX = "%DLQ%"
+
+UNREADABLE_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC})
+"""Topics that nobody may pull: what is in them is not delivered yet, or is of no use to anybody."""
+
+PROPERTY_REAL_TOPIC = "REAL_TOPIC"
+PROPERTY_REAL_QUEUE = "REAL_QID"
+PROPERTY_RETRY_TOPIC = "RETRY_TOPIC"
+"""The topic that a retried message was first sent to."""
+PROPERTY_ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+"""The offset id of the message that was first sent back."""
+PROPERTY_TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+PROPERTY_TIMER_DELAY_MS = "TIMER_DELAY_MS"
+PROPERTY_TIMER_DELAY_SECONDS = "TIMER_DELAY_SEC"
+PROPERTY_TIMER_OUT_MS = "TIMER_OUT_MS"
+"""When a timed message is due, in ms, at a whole second."""
+PROPERTY_HALF = "TRAN_MSG"
+"""``true`` where a producer wants a half message."""
+PROPERTY_PRODUCER_GROUP = "PGROUP"
+PROPERTY_TRANSACTION_ID = "__transactionId__"
+PROPERTY_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+PROPERTY_RECORD_CRC = "__CRC32#"
+
+DELAY_LEVEL_MAX = 18
+RETRY_LEVEL_FIRST = 3
+"""A message that failed for the (n + 1)-th time comes back after delay level 3 + n."""
+RETRY_TIMES_MAX = 16
+"""How often a message is tried again before it becomes a dead letter, unless the group says otherwise."""
+DEAD_LETTER_LEVEL = -1
+"""In place of a delay level: no further try."""
+
+assert TIMER_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def retry_topic(group: str) -> str:
+    """Where messages go that a consumer of the group could not handle."""
+    return RETRY_TOPIC_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    """Where messages go that the group's consumers could not handle however often they tried."""
+    return DEAD_LETTER_TOPIC_PREFIX + group
