@@ -12,7 +12,7 @@ from ...protocol.commands import HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
 from ..core.address import Address
 from ..core.operations import Operation
-from ..core.session import Answer, Session
+from ..core.session import Answer, Asked, Session
 from ..core.troubles import broke, closed_there, no_broker, no_hello, unreachable
 from ..endpoint import client_name, packed_address
 from .life import Life
@@ -47,6 +47,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, address: Address, life: Life, watch: Watch) -> None:
         self.address = address
         self.receiver: Receiver | None = None
+        self.on_asked: Callable[[list[Asked]], None] | None = None
+        """Gets what the broker asks of this side; where it is None, that is left alone."""
         self.reads = 0
         self.congested = False
         self.gone = False
@@ -123,12 +125,17 @@ class Connection(asyncio.BufferedProtocol):
         else:
             transport.writelines((head, body))
 
+    def reply(self, asked: Asked, code: int, fields: dict[str, Any], body: bytes = b"") -> None:
+        """Answer what the broker asked; nothing for a one-way frame."""
+        if asked.wants_answer:
+            self.write(self._session.reply(asked, code, fields, len(body)), body)
+
     # ---- the end
 
     def abort(self) -> None:
         """Close at once; the receiver is not told. Idempotent."""
         self.gone = True
-        self.receiver = None
+        self.receiver = self.on_asked = None
         if not self._greeted.done():
             self._greeted.cancel()
         if self._transport is not None:
@@ -174,6 +181,10 @@ class Connection(asyncio.BufferedProtocol):
                     self._hello_answered(answers.pop(0))
                 if answers and self.receiver is not None:
                     self.receiver.received(answers)
+            if self._session.asked:
+                asked = self._session.take_asked()
+                if self.on_asked is not None:
+                    self.on_asked(asked)
         except RemoteProtocolError as error:
             self._guarded_fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, who waits must learn it

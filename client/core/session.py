@@ -6,6 +6,7 @@ A driver writes what ``hello`` and ``request`` return, reads into ``parser.writa
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import Any
 
 import msgpack
@@ -26,6 +27,8 @@ _SMALL_BYTES_MAX = 1024
 """What arrives in one piece no longer than this is most often one answer to a PRODUCE."""
 _KEEP_BYTES = FRAME_BYTES_MAX + 64 * 1024
 """How large the receive buffer may stay after large frames: whoever pulls large batches goes on doing so."""
+ASKED_MAX = 1_024
+"""As many requests of a broker wait to be taken: a broker has no more unanswered. The oldest go for newer ones."""
 
 
 class Answer:
@@ -40,15 +43,31 @@ class Answer:
         self.body = body
 
 
+class Asked:
+    """One request, or one-way frame, of the broker."""
+
+    __slots__ = ("body", "code", "fields", "request_id", "wants_answer")
+
+    def __init__(self, code: int, request_id: int, fields: dict[str, Any], body: bytes, *, wants_answer: bool) -> None:
+        self.code = code
+        self.request_id = request_id
+        self.fields = fields
+        self.body = body
+        self.wants_answer = wants_answer
+        """False of a one-way frame: it is to be left unanswered."""
+
+
 class Session:
     """The client's side of one connection. ``limits`` is what the broker said of itself, once ``hello_answered``."""
 
-    __slots__ = ("_next_id", "limits", "parser")
+    __slots__ = ("_next_id", "asked", "limits", "parser")
 
     def __init__(self) -> None:
         self.parser = FrameParser(keep_bytes=_KEEP_BYTES)
         self.limits: HelloAnswer | None = None
         self._next_id = 1
+        self.asked: deque[Asked] = deque(maxlen=ASKED_MAX)
+        """What the broker asked and nobody has taken yet."""
 
     def hello(self, client_name: str) -> bytes:
         """The first request of the connection."""
@@ -88,7 +107,7 @@ class Session:
         return request_id
 
     def answers(self) -> list[Answer]:
-        """All whole answers that have arrived. What a broker may ask of a client is not known yet and left alone.
+        """All whole answers that have arrived. What the broker asks meanwhile is kept for ``take_asked``.
 
         Raises ``RemoteProtocolError`` where the bytes are not the protocol; the connection is of no use then.
         """
@@ -100,7 +119,20 @@ class Session:
             if frame.kind == RESPONSE:
                 # A copy, and the buffer stays: new pages for a buffer each time would cost ten times as much.
                 answers.append(Answer(frame.request_id, frame.code, frame.fields, bytes(frame.body)))
+            else:
+                body, wants_answer = bytes(frame.body), frame.kind == REQUEST
+                self.asked.append(Asked(frame.code, frame.request_id, frame.fields, body, wants_answer=wants_answer))
         return answers
+
+    def take_asked(self) -> list[Asked]:
+        """What the broker asked since the last call, in its order; parsed by ``answers``."""
+        asked = list(self.asked)
+        self.asked.clear()
+        return asked
+
+    def reply(self, asked: Asked, code: int, fields: dict[str, Any], body_bytes: int) -> bytes:
+        """The head of an answer to ``asked``, with result ``code``; the driver writes the body behind it."""
+        return encode_head(RESPONSE, code, asked.request_id, fields, body_bytes)
 
     def _small_answer(self) -> Answer | None:
         """The answer that the pending bytes are, read the quick way; None where they may be anything else."""

@@ -14,7 +14,7 @@ from typing import Any
 from ...protocol.commands import Command, HelloAnswer
 from ...protocol.errors import FlintError, RemoteProtocolError, RequestTimeout
 from ..core.address import Address
-from ..core.session import Answer, Session
+from ..core.session import Answer, Asked, Session
 from ..core.troubles import broke, closed_here, closed_there, no_broker, no_hello, unanswered, unreachable
 from ..endpoint import client_name, packed_address
 from .patience import Patience
@@ -160,6 +160,15 @@ class Connection:
             raise closed_there(self.address)
         parser.received(count)
         return self._session.answers()
+
+    def take_asked(self) -> list[Asked]:
+        """What the broker asked of this side since the last call; it arrives with ``receive``."""
+        return self._session.take_asked()
+
+    def reply(self, asked: Asked, code: int, fields: dict[str, Any], body: bytes = b"") -> None:
+        """Push the answer to what the broker asked; nothing for a one-way frame."""
+        if asked.wants_answer:
+            self.push(self._session.reply(asked, code, fields, len(body)), body)
 
     def _send_unsent(self) -> None:
         unsent = self._unsent

@@ -27,9 +27,9 @@ from flintmq.client import (
 from flintmq.client.core import operations
 from flintmq.client.core.receipts import Acknowledged, Part, Receipts, settle
 from flintmq.client.core.retry import backoff_seconds, is_retriable
-from flintmq.client.core.session import Answer, Session
+from flintmq.client.core.session import ASKED_MAX, Answer, Session
 from flintmq.protocol.commands import GET_MAX_OFFSET, PROTOCOL_VERSION, PULL
-from flintmq.protocol.frames import REQUEST, RESPONSE, FrameParser, encode_frame
+from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, FrameParser, encode_frame
 
 
 def acknowledged(first: int, count: int, queue: int = 0, topic: str = "t") -> Acknowledged:
@@ -148,10 +148,35 @@ class TestSession:
         session._next_id = 2**31 - 1
         assert [session.request(PULL, {}, 0)[0] for _ in range(2)] == [2**31 - 1, 1]
 
-    def test_requests_of_the_broker_are_left_alone(self) -> None:
+    def test_requests_of_the_broker_are_kept_apart_from_answers(self) -> None:
         session = Session()
-        (answer,) = answered(session, encode_frame(REQUEST, 39, 7, {}), encode_frame(RESPONSE, 0, 8, {}, b"body"))
+        (answer,) = answered(
+            session,
+            encode_frame(REQUEST, 39, 7, {"group": "g"}, b"half"),
+            encode_frame(RESPONSE, 0, 8, {}, b"body"),
+            encode_frame(ONE_WAY, 40, 0, {}),
+        )
         assert (answer.request_id, answer.body) == (8, b"body")
+        asked, told = session.take_asked()
+        assert (asked.code, asked.request_id, asked.fields, asked.body) == (39, 7, {"group": "g"}, b"half")
+        assert (told.code, told.body) == (40, b"")
+        assert asked.wants_answer
+        assert not told.wants_answer
+        assert session.take_asked() == []
+
+    def test_what_is_replied_answers_the_request(self) -> None:
+        session, broker = Session(), Session()
+        answered(session, encode_frame(REQUEST, 39, 7, {}))
+        (asked,) = session.take_asked()
+        (answer,) = answered(broker, session.reply(asked, 0, {"outcome": "commit"}, 4) + b"body")
+        assert (answer.request_id, answer.code, answer.body) == (7, 0, b"body")
+        assert answer.fields == {"outcome": "commit"}
+
+    def test_requests_that_nobody_takes_do_not_pile_up(self) -> None:
+        session = Session()
+        answered(session, *(encode_frame(REQUEST, 39, number, {}) for number in range(1, 2 * ASKED_MAX)))
+        taken = session.take_asked()
+        assert [asked.request_id for asked in taken] == list(range(ASKED_MAX, 2 * ASKED_MAX))
 
     @pytest.mark.parametrize("size", [10, 100_000, 1_000_000, 5_000_000])
     def test_bodies_outlive_the_frames_that_follow(self, size: int) -> None:
