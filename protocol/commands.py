@@ -22,6 +22,7 @@ MEMBER_CHARS_MAX = 128
 SEND_BACK_MAX = 1_024
 """Most messages that are sent back in one request."""
 QUEUES_MAX = 65_536
+FILTER_CHARS_MAX = 4096
 
 LAYOUT_ROWS = 0
 """``count`` arrays ``[body: bin, properties: map str -> str, sys_flag = 0, flag = 0]`` of 2 to 4 items."""
@@ -99,6 +100,9 @@ class PullRequest:
     max_bytes: int = integer("most bytes of records, except that one is always sent", 1, I32_MAX, 1 << 20)
     wait_ms: int = integer("how long the broker may hold the answer while there is nothing", 0, 600_000, 0)
     tags: str = text("`a || b`: only records whose tag's hash is one of these; empty or `*`: all", 4096, default="")
+    filter: str = text(
+        "a condition: only records whose properties meet it, with `tags` both; empty: all", FILTER_CHARS_MAX, default=""
+    )
     group: str = text("consumer group that reads; empty: none", GROUP_BYTES_MAX, default="")
     member: str = text("the group's member that reads and holds the queue; empty: none", MEMBER_CHARS_MAX, default="")
     epoch: int = integer("of the member's assignment", 0, I64_MAX, 0)

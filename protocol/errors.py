@@ -165,6 +165,17 @@ class MessageNotFound(BrokerError):
     code, name, retriable = 22, "QUERY_NOT_FOUND", False
 
 
+class FilterIllegal(BrokerError):
+    """A filter does not parse or breaks a limit; ``column`` (from 1 on) says where, the message what was expected."""
+
+    code, name, retriable = 23, "SUBSCRIPTION_PARSE_FAILED", False
+
+    @property
+    def column(self) -> int:
+        """The character of the filter, counted from 1, at which it goes wrong."""
+        return _integer_or_zero(self.details.get("column"))
+
+
 class GroupNotExist(BrokerError):
     """No consumer group of that name has committed anything or has a member."""
 
@@ -289,6 +300,7 @@ ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
         TopicExistsAlready,
         OffsetOutOfRange,
         MessageNotFound,
+        FilterIllegal,
         InvalidParameter,
         QueueNotExist,
         FrameIllegal,

@@ -27,7 +27,7 @@ _NO_BODY = bytearray()
 class Waiting(Asking):
     """What a connection waits for. Nothing here holds up the frames that follow."""
 
-    __slots__ = ("cold_reads", "deferred", "held_pulls", "undispatched", "write_paused")
+    __slots__ = ("cold_reads", "deferred", "held_pulls", "steps", "undispatched", "write_paused")
 
     def __init__(self, broker: Broker, address: tuple[str, int]) -> None:
         super().__init__(broker, address)
@@ -37,10 +37,12 @@ class Waiting(Asking):
         self.cold_reads = 0
         self.undispatched = 0
         """Requests that wait for the dispatch."""
+        self.steps = 0
+        """Requests that wait for their turn."""
 
     def is_idle(self) -> bool:
         """Whether all that was taken is answered, but for the pulls that are held."""
-        return not (self.unflushed or self.cold_reads or self.undispatched or self.deferred)
+        return not (self.unflushed or self.cold_reads or self.undispatched or self.deferred or self.steps)
 
     def check_end(self) -> None:
         """Something was answered: a connection that ends may have waited for it."""
@@ -118,6 +120,21 @@ class Waiting(Asking):
         while self.deferred and not self.write_paused and self.cold_reads < COLD_READS_MAX:
             self.deferred.popleft()()
 
+    def step(self, frame: Frame, call: Callable[[], None]) -> None:
+        """See ``Peer.step``."""
+        frame.buffer = _NO_BODY
+        self.steps += 1
+        self.broker.turns.add(lambda: self._step(frame, call))
+
+    def _step(self, frame: Frame, call: Callable[[], None]) -> None:
+        self.steps -= 1
+        if self.lost:
+            return
+        if self.write_paused:
+            self.deferred.append(lambda: self.attempt(frame, call))
+        else:
+            self.attempt(frame, call)
+
     def held(self, pull: HeldPull) -> None:
         """See ``Peer.held``."""
         self.held_pulls.add(pull)
@@ -129,7 +146,8 @@ class Waiting(Asking):
     def check_may_wait(self) -> None:
         """See ``Peer.check_may_wait``."""
         limits = self.broker.limits
-        if len(self.held_pulls) + len(self.deferred) + self.undispatched >= limits.held_pulls_per_connection_max:
+        waiting = len(self.held_pulls) + len(self.deferred) + self.undispatched + self.steps
+        if waiting >= limits.held_pulls_per_connection_max:
             raise self._busy("limits.held_pulls_per_connection_max", limits.held_pulls_per_connection_max)
         if len(self.broker.holds) >= limits.held_pulls_max:
             raise self._busy("limits.held_pulls_max", limits.held_pulls_max)

@@ -27,6 +27,7 @@ from .files import Files, make_durable_folder, remove_content
 from .index_file import IndexService
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .reads import Found, Pulled, Reads
+from .record_filter import RecordFilter
 from .recovery import Progress, Recovery, RecoveryReport
 from .settings import StoreSettings
 from .store_lock import StoreLock
@@ -402,9 +403,13 @@ class MessageStore:
         max_bytes: int,
         tags: frozenset[int] | None,
         hot: bool,
+        records: RecordFilter | None = None,
+        one_at_least: bool = True,
     ) -> Pulled:
         """See ``Reads.pull``."""
-        return self.reads.pull(topic, queue, offset, max_count, max_bytes, tags, hot=hot)
+        return self.reads.pull(
+            topic, queue, offset, max_count, max_bytes, tags, hot=hot, records=records, one_at_least=one_at_least
+        )
 
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, hot: bool) -> Found:
         """See ``Reads.query``."""

@@ -43,11 +43,17 @@ from .consume_queue import ConsumeQueue
 from .errors import CorruptLog, WouldBlock
 from .index_file import IndexFile, IndexService
 from .queue_table import ConsumeQueueTable
+from .record_filter import RecordFilter, keep_matching
 from .store_state import StoreState
 
 UNITS_A_STEP = 4096
 FILTERED_UNITS_MAX = 65_536
-"""A filtered pull looks at no more units than this before it answers."""
+"""A pull with tags looks at no more units than this before it answers."""
+FILTERED_RECORDS_MAX = 512
+FILTERED_RECORDS_MIN = 256
+"""So many records are read for a filter although fewer are wanted: it may let few of them through."""
+FILTERED_BYTES_MAX = 512 * 1024
+"""A pull with a filter reads no more records and bytes than this before it answers, but for a single larger record."""
 ANSWER_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX - 8
 QUERY_PAGE_MAX = 64
 HOT_ENTRIES_MAX = 256
@@ -205,12 +211,14 @@ class Reads:
 
     def pull(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
-        *, hot: bool,
+        *, hot: bool, records: RecordFilter | None = None, one_at_least: bool = True,
     ) -> Pulled:  # fmt: skip
-        """Records of a queue from ``offset`` on, at least one where there is one.
+        """Records of a queue from ``offset`` on; with ``one_at_least`` one comes however few bytes are asked for.
 
-        ``tags``: tag codes, any of which a record must have; None: all. Raises ``OffsetOutOfRange``, ``TopicNotExist``,
-        ``QueueNotExist``, ``CorruptLog`` where a unit's record is damaged, and with ``hot`` ``WouldBlock``.
+        ``tags``: tag codes, any of which a record must have; None: all. ``records``: what a record must match, too.
+        Where none of those that were looked at does, the code is ``PULL_RETRY_IMMEDIATELY``. Raises
+        ``OffsetOutOfRange``, ``TopicNotExist``, ``QueueNotExist``, ``CorruptLog`` where a unit's record is damaged, and
+        with ``hot`` ``WouldBlock``.
         """
         queue = self.queue(topic, queue_id)
         max_offset = queue.max_offset if queue is not None else self.next_offset(topic, queue_id)
@@ -224,11 +232,20 @@ class Reads:
         if queue is None or offset == max_offset:
             return Pulled(PULL_NOT_FOUND, 0, offset, min_offset, max_offset, bytearray())
         max_bytes = min(max_bytes, ANSWER_BYTES_MAX - 4 * min(max_count, max_bytes // RECORD_BYTES_MIN + 1))
-        chosen, count, size, next_offset = self._choose(queue, offset, max_offset, max_count, max_bytes, tags, hot)
+        read_count, read_bytes = max_count, max_bytes
+        if records is not None:
+            read_count = min(max(max_count, FILTERED_RECORDS_MIN), FILTERED_RECORDS_MAX)
+            read_bytes = FILTERED_BYTES_MAX
+        chosen, count, size, next_offset = self._choose(queue, offset, max_offset, read_count, read_bytes, tags, hot)
+        body = self._read_chosen(chosen, count, size, queue_id, hot) if count else bytearray()
+        if records is not None and count:
+            kept = keep_matching(body, count, records, max_count, max_bytes, one_at_least=one_at_least)
+            if kept.looked < count:
+                next_offset = int(chosen[kept.looked * kernel.CHOSEN_ROW + kernel.C_QUEUE_OFFSET])
+            count, body = kept.count, kept.body
         if count == 0:
             code = PULL_RETRY_IMMEDIATELY if next_offset < max_offset else PULL_NOT_FOUND
             return Pulled(code, 0, next_offset, min_offset, max_offset, bytearray())
-        body = self._read_chosen(chosen, count, size, queue_id, hot)
         return Pulled(SUCCESS, count, next_offset, min_offset, max_offset, body)
 
     def _choose(

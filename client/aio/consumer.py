@@ -11,7 +11,7 @@ from ..core.batch import Batch, Found
 from ..core.positions import EARLIEST, Position, check_position
 from ..core.pulling import pull_found
 from ..core.stored import StoredMessage
-from ..core.tags import parse_tags
+from ..core.tags import check_filter, parse_tags
 from ..core.timeouts import check_timeout
 from ..core.times import to_millis
 from ..core.topics import QueueStats
@@ -36,17 +36,19 @@ class Consumer(Client):
         max_bytes: int = 1 << 20,
         wait_ms: int = 0,
         tags: str | Iterable[str] | None = None,
+        filter: str | None = None,  # noqa: A002 - the word that everybody looks for
         *,
         timeout: float | None = None,
     ) -> Batch:
         """Up to ``max_count`` messages and ``max_bytes`` bytes (but at least one message) of a queue from ``offset``.
 
         At the queue's end the batch is empty, after waiting up to ``wait_ms`` for a message. ``tags``: only messages
-        with this tag (``"a || b"``: one of these). Raises ``OffsetOutOfRange``, with ``min_offset`` and ``max_offset``,
-        where the queue does not reach that far.
+        with this tag (``"a || b"``: one of these). ``filter``: only messages whose properties meet this condition,
+        ``"a > 5 AND region IN ('eu', 'us')"``. Raises ``OffsetOutOfRange``, with ``min_offset`` and ``max_offset``,
+        where the queue does not reach that far, and ``FilterIllegal``, with ``column``, where the filter is none.
         """
         deadline = self._caller.deadline(timeout)
-        plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, deadline, self._watch.now)
+        plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, filter, deadline, self._watch.now)
         return await self._caller.run(plan, deadline)
 
     def iter(
@@ -55,6 +57,7 @@ class Consumer(Client):
         from_: Position = EARLIEST,
         until: Position | None = None,
         tags: str | Iterable[str] | None = None,
+        filter: str | None = None,  # noqa: A002 - the word that everybody looks for
         *,
         timeout: float | None = None,
     ) -> AsyncGenerator[StoredMessage, None]:
@@ -75,7 +78,7 @@ class Consumer(Client):
             check_position("until", until)
         seconds = self._caller.timeout if timeout is None else check_timeout("timeout", timeout)
         iteration = Iteration(self._caller, self._dialer, self._life, self._watch, self._waits)
-        return iteration.messages(topic, from_, until, parse_tags(tags), seconds)
+        return iteration.messages(topic, from_, until, parse_tags(tags), check_filter(filter), seconds)
 
     async def query(
         self,

@@ -41,11 +41,17 @@ class Iteration:
         """Waited for while there is no message."""
 
     async def messages(
-        self, topic: str, from_: Position, until: Position | None, tags: TagFilter, seconds: float
+        self,
+        topic: str,
+        from_: Position,
+        until: Position | None,
+        tags: TagFilter,
+        condition: str,
+        seconds: float,
     ) -> AsyncGenerator[StoredMessage, None]:
         """See ``Consumer.iter``. ``seconds``: for which the broker may be away."""
         span = await self._caller.run(resolve_span(topic, from_, until), self._caller.deadline(seconds))
-        reading = TopicReading(topic, span, tags)
+        reading = TopicReading(topic, span, tags, condition)
         self._iterating = Iterating(reading, span.until_ms, seconds, self._watch.now())
         passed = 0
         try:

@@ -31,6 +31,7 @@ NEXT_STEPS = {
     "QUEUE_NOT_EXIST": "flintmq topic status TOPIC shows its queues; flintmq topic update TOPIC --queues N adds some",
     "NO_PERMISSION": "flintmq topic list shows what each topic allows; flintmq topic update TOPIC --perm rw changes it",
     "PULL_OFFSET_MOVED": "--from earliest reads from the first message that is there",
+    "SUBSCRIPTION_PARSE_FAILED": "protocol/README.md#filters has all that a filter can say",
     "REQUEST_CODE_NOT_SUPPORTED": "the broker is older than this client; update it",
     "SERVICE_NOT_AVAILABLE": "flintmq status shows the broker's disk",
     "REQUEST_TIMEOUT": "--timeout SECONDS waits longer; flintmq status shows how the broker is",

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ...protocol.errors import FilterIllegal
 from ..core.stored import StoredMessage
 from ..errors import CorruptMessage
 from .command import note
@@ -25,6 +26,10 @@ FORMAT_HELP = (
     + "; %%, \\n, \\t, \\xNN."
 )
 
+FILTER_HELP = "Only messages whose properties meet this condition: \"amount > 5 AND region IN ('eu', 'us')\"."
+POINTED_CHARS = 72
+"""So much of a filter is shown around the place that is wrong."""
+
 
 def format_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """``--format`` and ``--raw``."""
@@ -38,10 +43,12 @@ def show_messages(
     printer: MessagePrinter,
     *,
     count: int | None = None,
+    condition: str | None = None,
 ) -> int:
     """Print messages until there are no more, ``count`` are printed, or Ctrl-C; the exit code.
 
-    A damaged message is told on standard error and passed over; then the exit code says so.
+    A damaged message is told on standard error and passed over; then the exit code says so. ``condition``: the filter
+    that they were asked for with, to point into where the broker refuses it.
     """
     began, shown, code = time.monotonic(), 0, EXIT_OK
     try:
@@ -54,6 +61,10 @@ def show_messages(
                 code = EXIT_ERROR
             if shown == count:
                 break
+    except FilterIllegal as error:
+        for line in pointed_at(condition or "", error.column):
+            error.add_note(line)
+        raise
     except KeyboardInterrupt:
         seconds = time.monotonic() - began
         settings.output.flush()
@@ -61,3 +72,13 @@ def show_messages(
         note(settings, f"{new_line}{plural(shown, 'message')} in {show_seconds(seconds)}, {show_rate(shown / seconds)}")
         return EXIT_INTERRUPTED
     return code
+
+
+def pointed_at(condition: str, column: int) -> list[str]:
+    """Two lines: the part of ``condition`` around a column, counted from 1, and a mark below it; none where there is no
+    such column."""
+    if not 0 < column <= len(condition) + 1:
+        return []
+    line = "".join(letter if letter.isprintable() else " " for letter in condition)
+    begin = max(0, column - POINTED_CHARS // 2)
+    return [line[begin : begin + POINTED_CHARS], " " * (column - 1 - begin) + "^"]

@@ -85,8 +85,9 @@ def pull(
     max_bytes: int,
     wait_ms: int,
     tags: TagFilter = EVERYTHING,
+    condition: str = "",
 ) -> Operation[Batch]:
-    """Read stored messages of one queue."""
+    """Read stored messages of one queue. ``condition``: a filter as the broker reads it; empty: none."""
 
     def decode(answer: Answer) -> Batch:
         head = decode_fields(commands.RecordsAnswer, answer.fields)
@@ -113,6 +114,7 @@ def pull(
         max_bytes=max_bytes,
         wait_ms=wait_ms,
         tags=tags.expression,
+        filter=condition,
     )
 
 

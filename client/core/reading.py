@@ -60,11 +60,12 @@ class QueueReading:
 class TopicReading:
     """Reads ``span`` of ``topic``; a driver sends ``pulls`` and reports ``answered``, ``failed`` and ``lost``."""
 
-    def __init__(self, topic: str, span: Span, tags: TagFilter) -> None:
+    def __init__(self, topic: str, span: Span, tags: TagFilter, condition: str = "") -> None:
         self.topic = topic
         self.follows = span.ends is None
         """Whether new queues and new messages are to be read too."""
         self._tags = tags
+        self._condition = condition
         self._queues: dict[int, QueueReading] = {}
         self._turns: list[QueueReading] = []
         ends = span.ends or {}
@@ -103,9 +104,9 @@ class TopicReading:
     def _pull(self, queue: QueueReading) -> Operation[Batch]:
         bytes_max = min(_PULL_BYTES_MAX, max(_PULL_BYTES_MIN, _PULL_BYTES_TOTAL // len(self._turns)))
         count = PULL_COUNT if queue.end is None else min(PULL_COUNT, queue.end - queue.position)
-        # Up to an end that is there already nothing must be held: the tags may let none of the rest through.
+        # Up to an end that is there already nothing must be held: a filter may let none of the rest through.
         hold_ms = HOLD_MS if queue.end is None or queue.caught_up else 0
-        return pull(self.topic, queue.queue, queue.position, count, bytes_max, hold_ms, self._tags)
+        return pull(self.topic, queue.queue, queue.position, count, bytes_max, hold_ms, self._tags, self._condition)
 
     def answered(self, number: int, batch: Batch) -> None:
         """The answer to a queue's pull."""

@@ -1,9 +1,11 @@
-"""Tag filters: the broker compares hashes, the client the tags themselves."""
+"""What a reader wants: by tag, of which the broker compares hashes and the client the tags themselves, and by a filter,
+which the broker alone understands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...protocol.commands import FILTER_CHARS_MAX
 from ..errors import InvalidArgument, InvalidArgumentType
 
 TAG_SEPARATOR = "||"
@@ -48,3 +50,14 @@ def parse_tags(tags: str | Iterable[str] | None) -> TagFilter:
     if len(expression) > EXPRESSION_CHARS_MAX:
         raise InvalidArgument(f"tags of {len(expression)} characters in total; at most {EXPRESSION_CHARS_MAX}")
     return TagFilter(expression, wanted)
+
+
+def check_filter(condition: str | None) -> str:
+    """A filter as it goes to the broker, which says what is wrong within it; empty for None."""
+    if condition is None:
+        return ""
+    if not isinstance(condition, str):
+        raise InvalidArgumentType(f"filter must be a str, a condition on properties, not {type(condition).__name__}")
+    if len(condition) > FILTER_CHARS_MAX:
+        raise InvalidArgument(f"filter has {len(condition):,} characters; at most {FILTER_CHARS_MAX:,} are allowed")
+    return condition

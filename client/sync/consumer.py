@@ -12,7 +12,7 @@ from ..core.batch import Batch, Found
 from ..core.positions import EARLIEST, Position
 from ..core.pulling import pull_found
 from ..core.stored import StoredMessage
-from ..core.tags import parse_tags
+from ..core.tags import check_filter, parse_tags
 from ..core.times import to_millis
 from ..core.topics import QueueStats
 from .client import Client
@@ -36,17 +36,19 @@ class Consumer(Client):
         max_bytes: int = 1 << 20,
         wait_ms: int = 0,
         tags: str | Iterable[str] | None = None,
+        filter: str | None = None,  # noqa: A002 - the word that everybody looks for
         *,
         timeout: float | None = None,
     ) -> Batch:
         """Up to ``max_count`` messages and ``max_bytes`` bytes (but at least one message) of a queue from ``offset``.
 
         At the queue's end the batch is empty, after waiting up to ``wait_ms`` for a message. ``tags``: only messages
-        with this tag (``"a || b"``: one of these). Raises ``OffsetOutOfRange``, with ``min_offset`` and ``max_offset``,
-        where the queue does not reach that far.
+        with this tag (``"a || b"``: one of these). ``filter``: only messages whose properties meet this condition,
+        ``"a > 5 AND region IN ('eu', 'us')"``. Raises ``OffsetOutOfRange``, with ``min_offset`` and ``max_offset``,
+        where the queue does not reach that far, and ``FilterIllegal``, with ``column``, where the filter is none.
         """
         deadline = self._caller.deadline(timeout)
-        plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, deadline, time.monotonic)
+        plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, filter, deadline, time.monotonic)
         return self._caller.run(plan, deadline)
 
     def iter(
@@ -55,6 +57,7 @@ class Consumer(Client):
         from_: Position = EARLIEST,
         until: Position | None = None,
         tags: str | Iterable[str] | None = None,
+        filter: str | None = None,  # noqa: A002 - the word that everybody looks for
         *,
         timeout: float | None = None,
     ) -> Iterator[StoredMessage]:
@@ -65,7 +68,7 @@ class Consumer(Client):
         sequence; a queue left out is read from its beginning, and until its end as it is now). Without ``until`` it
         follows: waits for new messages and never ends. ``timeout``: seconds for which the broker may be away.
         """
-        return iterate(self._caller, topic, from_, until, parse_tags(tags), timeout)
+        return iterate(self._caller, topic, from_, until, parse_tags(tags), check_filter(filter), timeout)
 
     def query(
         self,

@@ -17,13 +17,20 @@ from .pool import Caller
 
 
 def iterate(
-    caller: Caller, topic: str, from_: Position, until: Position | None, tags: TagFilter, timeout: float | None
+    caller: Caller,
+    topic: str,
+    from_: Position,
+    until: Position | None,
+    tags: TagFilter,
+    condition: str,
+    timeout: float | None,
 ) -> Iterator[StoredMessage]:
     """The messages of a topic; see ``Consumer.iter``."""
     deadline = caller.deadline(timeout)
     span = caller.run(resolve_span(topic, from_, until), deadline)
     away_seconds = caller.timeout if timeout is None else timeout
-    iterating = Iterating(TopicReading(topic, span, tags), span.until_ms, away_seconds, time.monotonic())
+    reading = TopicReading(topic, span, tags, condition)
+    iterating = Iterating(reading, span.until_ms, away_seconds, time.monotonic())
     return _Iteration(caller, iterating).messages()
 
 

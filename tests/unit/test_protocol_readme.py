@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from flintmq.broker.filters import parser
 from flintmq.protocol import commands, frames, layout
 from flintmq.protocol.commands import (
     COMMANDS,
@@ -144,8 +145,8 @@ def _results() -> str:
 NO_ERRORS = {
     "SUCCESS": "Done; the answer has the fields and the body of its command.",
     "PULL_NOT_FOUND": "PULL only: nothing at this offset yet. Its fields are those of SUCCESS, with count 0.",
-    "PULL_RETRY_IMMEDIATELY": "PULL with tags only: none of the messages that were looked at has one of the tags; pull "
-    "again from next_offset.",
+    "PULL_RETRY_IMMEDIATELY": "PULL with tags or a filter only: none of the messages that were looked at is wanted; "
+    "pull again from next_offset.",
 }
 
 
@@ -177,6 +178,18 @@ def _format_limits() -> str:
             ("queues of a topic", f"{commands.QUEUES_MAX:,}"),
             ("properties of a stored message, encoded", f"{layout.PROPERTIES_BYTES_MAX:,} bytes"),
             ("properties of a produced message, encoded", f"{layout.PRODUCED_PROPERTIES_BYTES_MAX:,} bytes"),
+        ],
+    )
+
+
+def _filter_limits() -> str:
+    return _table(
+        "what | at most",
+        [
+            ("a filter", f"{commands.FILTER_CHARS_MAX:,} characters"),
+            ("parentheses and NOTs within each other", parser.DEPTH_MAX),
+            ("comparisons, IS, IN and the like", parser.TERMS_MAX),
+            ("strings behind one IN", parser.LIST_ITEMS_MAX),
         ],
     )
 
@@ -234,6 +247,7 @@ def _runtime_info() -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "header limits": _header_limits,
     "format limits": _format_limits,
+    "filter limits": _filter_limits,
     "topics that only the broker writes": _produce_forbidden_topics,
     "other topics of the broker": _other_system_topics,
     "broker limits": _broker_limits,

@@ -20,6 +20,7 @@ from ...services.flush import FlushService
 from ...services.long_polling import HeldPull, PullRequestHoldService
 from ...services.reput import ReputMessageService
 from ...services.store_stats import StoreStatsService
+from ...services.turns import Turns
 from ...store import MessageStore
 from .counters import Counters
 
@@ -66,6 +67,8 @@ class Broker:
         self.recovery_seconds = recovery_seconds
         self.metrics_address = metrics_address
         """HOST:PORT of the metrics' port; empty where there is none."""
+        self.turns = Turns(loop.time, loop.call_soon)
+        """What pulls with a filter do, step by step."""
         self.counters = Counters()
         self.topic_changes = TopicChanges(store, loop, self.counters.forget_topic)
         self.started_at = time.monotonic()
@@ -198,6 +201,12 @@ class Peer(Remote, Protocol):
         """Call ``read(True)``; where that would block, ``read(False)`` in a reader thread. ``done`` gets the result.
 
         What follows on the connection is handled meanwhile. Errors of either answer ``frame``.
+        """
+
+    def step(self, frame: Frame, call: Callable[[], None]) -> None:
+        """Call in one of the next turns of the loop, where there is time for it; what it raises answers ``frame``.
+
+        It waits until the other side has taken what was sent.
         """
 
     def held(self, pull: HeldPull) -> None:

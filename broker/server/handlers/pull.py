@@ -8,6 +8,7 @@ import time
 from ....protocol.commands import PullRequest
 from ....protocol.errors import (
     PULL_NOT_FOUND,
+    SUCCESS,
     BrokerFailure,
     InvalidParameter,
     NoPermission,
@@ -17,6 +18,7 @@ from ....protocol.fields import decode_fields
 from ....protocol.frames import RESPONSE, Frame, encode_head
 from ....protocol.javahash import tags_code
 from ....protocol.layout import RECORD_BYTES_MIN
+from ...filters import Filter, compile_filter
 from ...services.long_polling import HeldPull, Wake
 from ...store import Pulled, WouldBlock
 from .context import Broker, Peer
@@ -24,6 +26,8 @@ from .context import Broker, Peer
 HEAD_BYTES_MAX = 1024
 """Room for everything of a pull answer in front of its sizes and records."""
 SIZE_BYTES = 4
+FILTER_STEPS_MAX = 16
+"""A pull with a filter looks so many times at the queue before it answers, whatever it found."""
 
 _NO_BODY = bytearray()
 
@@ -33,18 +37,23 @@ def pull(peer: Peer, frame: Frame) -> None:
     request = decode_fields(PullRequest, frame.fields)
     check_readable(peer.broker, request.topic)
     tags = parse_tags(request.tags) if request.tags else None
+    records = compile_filter(request.filter) if request.filter else None
     room = peer.broker.limits.frame_bytes_max - HEAD_BYTES_MAX
     # Every record costs its size in front, too; the shortest records are the worst case.
     request.max_bytes = min(request.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
     request.max_count = min(request.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
     ahead = request.offset - peer.broker.store.max_offset(request.topic, request.queue)
     if ahead > 0 or (ahead == 0 and not request.wait_ms):
-        peer.after_dispatch(frame, lambda: _pull(peer, frame, request, tags))
+        peer.after_dispatch(frame, lambda: _pull(peer, frame, request, tags, records))
     else:
-        _pull(peer, frame, request, tags)
+        _pull(peer, frame, request, tags, records)
 
 
-def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None) -> None:
+def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter | None) -> None:
+    if records is not None:
+        peer.check_may_wait()
+        _FilteredPull(peer, frame, request, tags, records).go_on()
+        return
     try:
         pulled = peer.broker.store.pull(
             request.topic, request.queue, request.offset, request.max_count, request.max_bytes, tags, True
@@ -141,12 +150,16 @@ class _Pull:
         self.offset = max(self.offset, pulled.next_offset)
         if broker.store.max_offset(request.topic, request.queue) > self.offset:
             # They came while a reader thread looked.
-            broker.loop.call_soon(self.read)
+            self.look_again()
             return
         self.peer.check_may_wait()
         self.busy_s = time.monotonic() - self.frame.began
         self.held = broker.holds.hold(request.topic, request.queue, self.offset, self.deadline, self._woken)
         self.peer.held(self.held)
+
+    def look_again(self) -> None:
+        """Read once more, in the loop's next turn."""
+        self.peer.broker.loop.call_soon(self.read)
 
     def _woken(self, wake: Wake) -> None:
         assert self.held is not None
@@ -154,10 +167,80 @@ class _Pull:
         if wake is not Wake.ARRIVED:
             self.deadline = 0.0
         if self.peer.write_paused:
-            self.peer.when_writable(self._go_on)
+            self.peer.when_writable(self._resume)
         else:
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self.frame.began = time.monotonic() - self.busy_s
         self.read()
+
+
+class _FilteredPull(_Pull):
+    """A pull with a filter: it looks at a few hundred records in a step, and what it finds is answered together."""
+
+    __slots__ = ("bytes_left", "count_left", "found", "records", "steps")
+
+    def __init__(
+        self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter
+    ) -> None:
+        super().__init__(peer, frame, request, tags)
+        self.records = records
+        self.found: list[Pulled] = []
+        self.count_left = request.max_count
+        self.bytes_left = request.max_bytes
+        self.steps = 0
+
+    def go_on(self) -> None:
+        """Look at the next records when it is this pull's turn."""
+        self.peer.step(self.frame, self.read)
+
+    def look_again(self) -> None:
+        self.go_on()
+
+    def _read(self, hot: bool) -> Pulled:
+        request = self.request
+        if hot:
+            check_readable(self.peer.broker, request.topic)
+        return self.peer.broker.store.pull(
+            request.topic, request.queue, self.offset, self.count_left, self.bytes_left, self.tags, hot,
+            self.records, not self.found,
+        )  # fmt: skip
+
+    def pulled(self, pulled: Pulled) -> None:
+        """Go on looking, answer what was found, or hold on where nothing was and there is time left."""
+        self.steps += 1
+        came_to = self.offset
+        self.offset = pulled.next_offset
+        size = 0
+        if pulled.count:
+            self.found.append(pulled)
+            size = len(pulled.body) - SIZE_BYTES * pulled.count
+            self.count_left -= pulled.count
+            self.bytes_left -= size
+        # Another record of the size of the last ones must fit; one that did not is where this step began and ended.
+        full = self.count_left <= 0 or self.bytes_left * pulled.count < size or self.offset == came_to
+        if self.offset < pulled.max_offset and not full and self.steps < FILTER_STEPS_MAX:
+            self.go_on()
+        elif self.found:
+            send_pulled(self.peer, self.frame, self.request.topic, _together(self.found, self.offset))
+        else:
+            self.steps = 0
+            super().pulled(pulled)
+
+    def _resume(self) -> None:
+        self.frame.began = time.monotonic() - self.busy_s
+        self.go_on()
+
+
+def _together(found: list[Pulled], next_offset: int) -> Pulled:
+    """What several steps found as one answer."""
+    last = found[-1]
+    if len(found) == 1:
+        body = last.body
+    else:
+        body = bytearray().join([each.body[: SIZE_BYTES * each.count] for each in found])
+        for each in found:
+            body += memoryview(each.body)[SIZE_BYTES * each.count :]
+    count = sum(each.count for each in found)
+    return Pulled(SUCCESS, count, next_offset, last.min_offset, last.max_offset, body)

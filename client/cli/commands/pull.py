@@ -12,7 +12,7 @@ from ..command import command
 from ..messages import MessagePrinter
 from ..params import COUNT, POSITION, QUEUE, SPAN, TOPIC
 from ..positions import POSITION_FORMS, EveryQueue, Typed, start_of
-from ..reading import format_options, show_messages
+from ..reading import FILTER_HELP, format_options, show_messages
 from ..settings import Settings
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ HOLD_SECONDS_MAX = 60.0
 )
 @click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="At most so many messages.")
 @click.option("-t", "--tag", help="Only messages with this tag, or one of several: 'a || b'.")
+@click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)
 @click.option(
     "--wait", type=SPAN, default=0.0, metavar="SPAN", help="How long to wait for a message at the queue's end."
 )
@@ -52,6 +53,7 @@ def pull(
     from_: Typed,
     count: int,
     tag: str | None,
+    condition: str | None,
     wait: float,
     template: Format | None,
     raw: bool,
@@ -63,12 +65,12 @@ def pull(
         if queue is None:
             stats = consumer.topic_stats(topic)
             begin = start_of(from_, topic, stats)
-            messages = consumer.iter(topic, from_=begin, until="latest", tags=tag)
+            messages = consumer.iter(topic, from_=begin, until="latest", tags=tag, filter=condition)
         else:
             offset = _offset(consumer, topic, queue, from_)
-            messages = _queue_messages(consumer, topic, queue, offset, count, tag, wait)
+            messages = _queue_messages(consumer, topic, queue, offset, count, tag, condition, wait)
         printer = MessagePrinter(settings.output, template=template, raw=raw, follow=bool(wait))
-        return show_messages(settings, messages, printer, count=count)
+        return show_messages(settings, messages, printer, count=count, condition=condition)
 
 
 def _offset(consumer: Consumer, topic: str, queue: int, position: Typed) -> int:
@@ -96,13 +98,22 @@ def _moment(position: Typed) -> datetime:
 
 
 def _queue_messages(
-    consumer: Consumer, topic: str, queue: int, offset: int, count: int, tag: str | None, wait: float
+    consumer: Consumer,
+    topic: str,
+    queue: int,
+    offset: int,
+    count: int,
+    tag: str | None,
+    condition: str | None,
+    wait: float,
 ) -> Iterator[StoredMessage]:
     """The messages of one queue from ``offset`` up to its end, then those that come within ``wait`` seconds."""
     deadline = time.monotonic() + wait
     while True:
         left = min(max(0.0, deadline - time.monotonic()), HOLD_SECONDS_MAX)
-        batch = consumer.pull(topic, queue, offset, min(count, PULL_COUNT), wait_ms=round(left * 1000), tags=tag)
+        batch = consumer.pull(
+            topic, queue, offset, min(count, PULL_COUNT), wait_ms=round(left * 1000), tags=tag, filter=condition
+        )
         yield from batch.messages
         count -= len(batch)
         at_end = batch.next_offset >= batch.max_offset and time.monotonic() >= deadline

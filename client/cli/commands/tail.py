@@ -12,7 +12,7 @@ from ..command import command
 from ..messages import MessagePrinter
 from ..params import COUNT, POSITION, TOPIC
 from ..positions import POSITION_FORMS, Typed, end_of, start_of
-from ..reading import format_options, show_messages
+from ..reading import FILTER_HELP, format_options, show_messages
 from ..settings import Settings
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ SORTED_MAX = 10_000
 @click.option("--until", type=POSITION, metavar="POSITION", help="Where to end, before it.  [default: never]")
 @click.option("-n", "--count", type=COUNT, help="End after so many messages.")
 @click.option("-t", "--tag", help="Only messages with this tag, or one of several: 'a || b'.")
+@click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)
 @format_options
 def tail(
     settings: Settings,
@@ -46,6 +47,7 @@ def tail(
     until: Typed | None,
     count: int | None,
     tag: str | None,
+    condition: str | None,
     template: Format | None,
     raw: bool,
 ) -> int:
@@ -55,20 +57,20 @@ def tail(
     """  # fmt: skip
     printer = MessagePrinter(settings.output, template=template, raw=raw, follow=until is None)
     with settings.consumer() as consumer:
-        messages = _messages(consumer, topic, from_, until, tag)
+        messages = _messages(consumer, topic, from_, until, tag, condition)
         with contextlib.closing(messages):  # its connection goes before the consumer does
-            return show_messages(settings, messages, printer, count=count)
+            return show_messages(settings, messages, printer, count=count, condition=condition)
 
 
 def _messages(
-    consumer: Consumer, topic: str, from_: Typed, until: Typed | None, tag: str | None
+    consumer: Consumer, topic: str, from_: Typed, until: Typed | None, tag: str | None, condition: str | None
 ) -> Generator[StoredMessage, None, None]:
     """The messages between the positions; those that are there when it begins to follow by the time of storing."""
     stats = consumer.topic_stats(topic)
     begin, end = start_of(from_, topic, stats), end_of(until, topic, stats)
     if until is None and isinstance(begin, int) and -begin <= SORTED_MAX:
         ends = {queue.queue: queue.max_offset for queue in stats}
-        there = list(consumer.iter(topic, from_=begin, until=ends, tags=tag))
+        there = list(consumer.iter(topic, from_=begin, until=ends, tags=tag, filter=condition))
         yield from sorted(there, key=lambda message: message.physical_offset)
         begin = ends
-    yield from consumer.iter(topic, from_=begin, until=end, tags=tag)
+    yield from consumer.iter(topic, from_=begin, until=end, tags=tag, filter=condition)

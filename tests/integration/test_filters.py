@@ -1,0 +1,237 @@
+"""Filters through a real broker: what passes, in which order, where a pull goes on, and what a bad one is answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flintmq.client import Consumer, FilterIllegal, InvalidArgument, InvalidArgumentType, Message, Producer
+from flintmq.protocol.commands import GET_MAX_OFFSET, PULL
+from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS
+from flintmq.protocol.frames import REQUEST, encode_frame
+from flintmq.protocol.record import Record, decode_record
+from tests.store_tools import split_answer
+
+if TYPE_CHECKING:
+    from tests.client_drivers import Clients
+    from tests.conftest import Answer, BrokerFactory, ConnectionFactory, RunningBroker
+
+REGIONS = ("eu", "us", "asia", None)
+
+
+@pytest.fixture
+def producer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Producer]:
+    with clients.Producer(shared_broker.address) as producer:
+        yield producer
+
+
+@pytest.fixture
+def consumer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Consumer]:
+    with clients.Consumer(shared_broker.address) as consumer:
+        yield consumer
+
+
+def order(topic: str, number: int) -> Message:
+    """The message of that number; its tag says whether the number is even."""
+    properties = {"amount": str(number), "half": str(number / 2)}
+    region = REGIONS[number % 4]
+    if region is not None:
+        properties["region"] = region
+    return Message(topic, b"%d" % number, tags="odd" if number % 2 else "even", properties=properties)
+
+
+def fill(producer: Producer, topic: str, count: int, queues: int = 1) -> None:
+    """Orders 0 to ``count``, by turns in the queues."""
+    for queue in range(queues):
+        producer.send_many([order(topic, number) for number in range(queue, count, queues)], queue=queue)
+
+
+def numbers(messages: Any) -> list[int]:
+    return [int(message.body) for message in messages]
+
+
+def records(answer: Answer) -> list[Record]:
+    return [decode_record(blob) for blob in split_answer(answer.body, answer.fields["count"])]
+
+
+class TestPull:
+    @pytest.mark.parametrize(
+        ("condition", "wanted"),
+        [
+            ("amount > 5 AND region IN ('eu', 'us')", lambda n: n > 5 and n % 4 < 2),
+            ("region IS NULL", lambda n: n % 4 == 3),
+            ("half BETWEEN 10 AND 20.5 OR amount = 3", lambda n: 20 <= n <= 41 or n == 3),
+            ("NOT region = 'eu'", lambda n: n % 4 in (1, 2)),
+            ("TAGS = 'odd' AND NOT (region CONTAINS 's')", lambda n: False),
+            ("TRUE", lambda n: True),
+        ],
+    )
+    def test_what_passes_is_what_the_condition_says(
+        self, producer: Producer, consumer: Consumer, topic: str, condition: str, wanted: Any
+    ) -> None:
+        fill(producer, topic, 100)
+        batch = consumer.pull(topic, 0, 0, filter=condition)
+        assert numbers(batch) == [number for number in range(100) if wanted(number)]
+        assert (batch.next_offset, batch.max_offset) == (100, 100)
+
+    def test_with_tags_both_must_hold(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 3000)
+        batch = consumer.pull(topic, 0, 0, tags="even", filter="region = 'eu' AND amount >= 100", max_count=10_000)
+        assert numbers(batch) == list(range(100, 3000, 4))
+        assert not consumer.pull(topic, 0, 0, tags="odd", filter="region = 'eu'")
+
+    def test_limits_hold_for_what_is_answered_and_nothing_is_lost_or_repeated(
+        self, producer: Producer, consumer: Consumer, topic: str
+    ) -> None:
+        fill(producer, topic, 5000)
+        whole = consumer.pull(topic, 0, 0, filter="region = 'us'", max_count=5000)
+        assert numbers(whole) == list(range(1, 5000, 4))
+        for max_count, max_bytes in ((7, 1 << 20), (700, 1 << 20), (5000, 1), (5000, 50_000)):
+            found, first = [], 4000 if max_bytes == 1 else 0
+            offset = first
+            while offset < 5000:
+                batch = consumer.pull(topic, 0, offset, max_count, max_bytes, filter="region = 'us'")
+                assert len(batch) <= max_count
+                assert len(batch.raw) <= max_bytes or len(batch) == 1
+                assert all(offset <= message.queue_offset < batch.next_offset for message in batch)
+                found += numbers(batch)
+                offset = batch.next_offset
+            assert found == [number for number in numbers(whole) if number >= first], (max_count, max_bytes)
+
+    def test_a_rare_message_is_found_in_one_call(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        producer.send_bulk(topic, [b"x"] * 30_000, queue=0)
+        producer.send(Message(topic, b"7", properties={"amount": "7"}), queue=0)
+        assert numbers(consumer.pull(topic, 0, 0, filter="amount = 7")) == [7]
+
+    def test_one_that_waits_gets_the_message_that_it_waits_for(
+        self, producer: Producer, consumer: Consumer, topic: str
+    ) -> None:
+        fill(producer, topic, 10)
+        timer = threading.Timer(0.2, producer.send_many, [[order(topic, n) for n in (1, 2, 4)]], {"queue": 0})
+        timer.start()
+        batch = consumer.pull(topic, 0, 10, filter="region = 'eu'", wait_ms=20_000)
+        timer.join()
+        assert numbers(batch) == [4]
+        assert batch.next_offset == 13
+
+
+class TestIter:
+    def test_all_queues_each_in_its_order(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 8000, queues=4)
+        found = numbers(consumer.iter(topic, until="latest", filter="half < 1000 OR amount >= 7990"))
+        assert sorted(found) == [*range(2000), *range(7990, 8000)]
+        for queue in range(4):
+            mine = [number for number in found if number % 4 == queue]
+            assert mine == sorted(mine)
+
+    def test_it_ends_although_nothing_passes(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 2000, queues=4)
+        assert numbers(consumer.iter(topic, until="latest", tags="even", filter="amount < 0")) == []
+
+    def test_it_follows(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        fill(producer, topic, 20)
+        messages = consumer.iter(topic, from_="latest", filter="region = 'asia'")
+        timer = threading.Timer(0.2, fill, [producer, topic, 12])
+        timer.start()
+        assert numbers(islice(messages, 3)) == [2, 6, 10]
+        timer.join()
+
+
+class TestBadFilters:
+    @pytest.mark.parametrize(
+        ("condition", "column"), [("amount >", 9), ("amount LIKE 'x'", 8), ("a = 'x", 5), ("(a = 1", 7), ("a", 1)]
+    )
+    def test_the_error_points_at_the_column(
+        self, producer: Producer, consumer: Consumer, topic: str, condition: str, column: int
+    ) -> None:
+        fill(producer, topic, 3)
+        with pytest.raises(FilterIllegal, match=f"column {column}: ") as raised:
+            consumer.pull(topic, 0, 0, filter=condition)
+        assert raised.value.column == column
+        with pytest.raises(FilterIllegal) as raised:
+            list(consumer.iter(topic, until="latest", filter=condition))
+        assert raised.value.column == column
+        assert numbers(consumer.pull(topic, 0, 0)) == [0, 1, 2]
+
+    def test_what_is_no_text_or_too_long_is_refused_by_the_client(self, consumer: Consumer, topic: str) -> None:
+        for wrong, error in ((5, InvalidArgumentType), ("a = 1 OR " * 500, InvalidArgument)):
+            with pytest.raises(error, match="filter"):
+                consumer.pull(topic, 0, 0, filter=wrong)  # type: ignore[arg-type]
+            with pytest.raises(error, match="filter"):
+                consumer.iter(topic, filter=wrong)  # type: ignore[arg-type]
+
+
+class TestFrames:
+    def test_a_pull_looks_at_a_bounded_number_of_records_and_says_where_to_go_on(
+        self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
+    ) -> None:
+        connection = connect(shared_broker)
+        for _ in range(10):
+            connection.produce(topic, *[b"x"] * 1000, queue=0).raise_for_error()
+        offset, answers = 0, []
+        while (answer := connection.pull(topic, 0, offset, filter="a = 1")).code == PULL_RETRY_IMMEDIATELY:
+            assert offset < answer.fields["next_offset"] < 10_000
+            offset = answer.fields["next_offset"]
+            answers.append(answer)
+        assert answers
+        assert (answer.code, answer.fields["next_offset"]) == (PULL_NOT_FOUND, 10_000)
+
+    def test_a_held_pull_is_answered_empty_at_its_deadline(
+        self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
+    ) -> None:
+        consumer, producer = connect(shared_broker), connect(shared_broker)
+        producer.produce(topic, b"x", queue=0)
+        consumer.send(PULL, {"topic": topic, "queue": 0, "offset": 0, "wait_ms": 300, "filter": "a = 1"})
+        producer.produce(topic, b"y", queue=0)
+        answer = consumer.receive()
+        assert answer.code == PULL_NOT_FOUND
+        assert answer.fields["next_offset"] == answer.fields["max_offset"] == 2
+
+    def test_what_follows_on_the_connection_does_not_wait_for_a_filter(
+        self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
+    ) -> None:
+        connection = connect(shared_broker)
+        for _ in range(5):
+            connection.produce(topic, *[b"x"] * 1000, queue=0).raise_for_error()
+        slow = encode_frame(REQUEST, PULL.code, 1001, {"topic": topic, "queue": 0, "offset": 0, "filter": "a = 1"})
+        quick = encode_frame(REQUEST, GET_MAX_OFFSET.code, 1002, {"topic": topic, "queue": 0})
+        connection.send_bytes(slow + quick)
+        assert [connection.receive().request_id, connection.receive().request_id] == [1002, 1001]
+
+    def test_a_client_that_sends_nothing_more_still_gets_its_answers(
+        self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
+    ) -> None:
+        connection = connect(shared_broker)
+        connection.produce(topic, *[b"x"] * 3000, queue=0).raise_for_error()
+        for _ in range(10):
+            connection.send(PULL, {"topic": topic, "queue": 0, "offset": 0, "filter": "a IS NULL", "max_count": 2000})
+        connection.sock.shutdown(1)  # SHUT_WR
+        assert [connection.receive().fields["count"] for _ in range(10)] == [2000] * 10
+        assert connection.is_closed()
+
+    def test_what_must_be_read_from_disk_is_filtered_too(
+        self, broker: BrokerFactory, connect: ConnectionFactory, topic: str
+    ) -> None:
+        connection = connect(broker(program=("-c", NOTHING_IN_THE_PAGE_CACHE)))
+        for first in (0, 1500):
+            messages = [b"%d" % number for number in range(first, first + 1500)]
+            connection.produce(topic, *messages, queue=0).raise_for_error()
+        answer = connection.pull(topic, 0, 0, filter="a IS NULL", max_count=3000)
+        assert answer.code == SUCCESS
+        assert [int(record.body) for record in records(answer)] == list(range(3000))
+        assert connection.pull(topic, 0, 0, filter="a IS NOT NULL").code == PULL_NOT_FOUND
+
+
+NOTHING_IN_THE_PAGE_CACHE = """
+from flintmq.broker.daemon import main
+from flintmq.broker.store.files import Files
+
+read = Files.read
+Files.read = lambda self, fd, buffer, at, *, wait: read(self, fd, buffer, at, wait=wait) if wait else 0
+main()
+"""
+"""A daemon whose every read has to wait for the disk."""
