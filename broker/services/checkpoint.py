@@ -26,13 +26,15 @@ class CheckpointService(Service):
         if store.failed is None and reput_offset != self._synced:
             store.sync_derived()
             self._synced = reput_offset
-        if store.consumer_offsets.dirty:
+        for name, table in (("consumer offsets", store.consumer_offsets), ("groups", store.groups)):
+            if not table.dirty:
+                continue
             try:
-                store.consumer_offsets.persist()
+                table.persist()
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                log.error("no room for the consumer offsets of %s: %s; trying again", store.path, error)
+                log.error("no room for the %s of %s: %s; trying again", name, store.path, error)
         return False
 
     def behind(self) -> int:

@@ -155,6 +155,8 @@ class TopicTable:
         self._lock = threading.Lock()
         self._topics: dict[str, TopicConfig] = {}
         self._rest: dict[str, Any] = {}
+        self.version = 0
+        """Counts the changes in memory."""
         self.dirty = False
         """Whether something was changed since the last ``persist``."""
 
@@ -177,11 +179,13 @@ class TopicTable:
         if before is not None and not config.extra:
             config = replace(config, extra=before.extra)
         self._topics[config.name] = config
+        self.version += 1
         self.dirty = True
 
     def remove(self, name: str) -> None:
         """Forget a topic, in memory."""
         self._topics.pop(name, None)
+        self.version += 1
         self.dirty = True
 
     def __iter__(self) -> Iterator[TopicConfig]:
@@ -247,6 +251,14 @@ class ConsumerOffsetTable:
         """Note a group's progress, in memory; ``persist`` makes it durable."""
         self._offsets.setdefault(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {})[queue] = next_offset
         self.dirty = True
+
+    def forget(self, group: str) -> bool:
+        """Drop all that a group has committed, in memory; whether there was anything."""
+        keys = [key for key in self._offsets if key.partition(TOPIC_GROUP_SEPARATOR)[2] == group]
+        for key in keys:
+            del self._offsets[key]
+        self.dirty = self.dirty or bool(keys)
+        return bool(keys)
 
     def clamp(self, end_of: Callable[[str, int], int]) -> None:
         """After a crash: no group's progress lies beyond ``end_of(topic, queue)``, where the next message will be."""

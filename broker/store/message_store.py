@@ -24,6 +24,7 @@ from .dispatcher import Dispatcher
 from .errors import StoreFailed
 from .expiry import Expiry
 from .files import Files, make_durable_folder, remove_content
+from .group_table import SubscriptionGroupTable
 from .index_file import IndexService
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .reads import Found, Pulled, Reads
@@ -65,6 +66,7 @@ class MessageStore:
         )
         self.topics = TopicTable(files, path / "config" / "topics.json")
         self.consumer_offsets = ConsumerOffsetTable(files, path / "config" / "consumerOffset.json")
+        self.groups = SubscriptionGroupTable(files, path / "config" / "subscriptionGroup.json")
         self._delay_offsets = DelayOffsetTable(files, path / "config" / "delayOffset.json")
         self.state = StoreState(files, own / "state.json")
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
@@ -108,7 +110,7 @@ class MessageStore:
 
     def _recover(self, progress: Progress, rebuild: bool) -> RecoveryReport:
         clean = not (self.path / "abort").exists()
-        for table in (self.topics, self.consumer_offsets, self._delay_offsets, self.state):
+        for table in (self.topics, self.consumer_offsets, self.groups, self._delay_offsets, self.state):
             table.load()
         self._checkpoint.load()
         self.commitlog.queue.load()
@@ -180,7 +182,7 @@ class MessageStore:
                 while self.dispatcher.reput_offset < self.commitlog.write_offset:
                     self.dispatch(self.commitlog.write_offset)
                 self.sync_derived()
-                for table in (self.topics, self.consumer_offsets):
+                for table in (self.topics, self.consumer_offsets, self.groups):
                     if table.dirty:
                         table.persist()
                 self.files.unlink(self.path / "abort")

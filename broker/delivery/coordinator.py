@@ -1,0 +1,229 @@
+"""All consumer groups of a broker: who consumes what, and how far they are."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+from ...protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, HeartBeatRequest, IdsChangedRequest
+from ...protocol.delivery import RETRY_TOPIC_PREFIX, retry_topic
+from ...protocol.errors import GroupRunning, NoPermission
+from ..store import MessageStore
+from .assignment import Queue
+from .group import BROADCASTING, ConsumerGroup, Member, Subscription
+from .remote import Remote
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 0.25
+SETTLING_SECONDS = 2.0
+"""After a start of the broker, the queues of a group that was there before are given out only this much later, but to
+those who say that they still hold them: others may not have come back yet."""
+LOST_SECONDS = 3.0
+"""A member whose connection went is given at most this long to come back."""
+HEARTBEATS_A_SESSION = 3
+INTERVAL_MS_MAX = 3_000
+
+
+class Timer(Protocol):
+    """What ``call_later`` returns."""
+
+    def cancel(self) -> None:
+        """Take the call back."""
+
+
+class GroupCoordinator:
+    """Groups by name. ``clock``: seconds, never going back; ``call_later``: calls back after so many of them."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], Timer],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._call_later = call_later
+        self.groups: dict[str, ConsumerGroup] = {}
+        self.pulled: dict[tuple[str, str, int], int] = {}
+        """By group, topic and queue: behind the last message that was given out."""
+        self.offsets_moved = 0
+        """How often a group was moved on because retention had taken what it would have read next."""
+        self._settling_until = clock() + SETTLING_SECONDS
+        self._known_before = {group for group, _, _ in store.consumer_offsets.rows()}
+        self._awaited: dict[str, set[str]] = {}
+        """By group: topics that were not there when a member asked for them; they are read from their first message."""
+        self._topics_version = -1
+        self._timer: Timer | None = None
+        # Larger than in any run before, so that what a member remembers of that one is old.
+        self._first_epoch = time.time_ns() // 1_000_000
+
+    # ---- members
+
+    def heart_beat(
+        self,
+        remote: Remote,
+        request: HeartBeatRequest,
+        subscriptions: Mapping[str, Subscription],
+        held: Collection[Queue],
+    ) -> tuple[ConsumerGroup, Member]:
+        """A member joins (epoch 0) or stays. Raises what the client has to know."""
+        if not self._store.groups.may_consume(request.group):
+            raise NoPermission(
+                f"group {request.group} is switched off (consumeEnable in config/subscriptionGroup.json)"
+            )
+        now = self._clock()
+        group = self.groups.get(request.group)
+        if request.epoch:
+            if group is None:
+                group = ConsumerGroup(request.group, request.mode, self._first_epoch)
+            member = group.find(request.member, request.epoch)
+            if member.remote is not remote:
+                self._connect(group, member, remote)
+            group.heard(member, held, now)
+            self._rebalance(group)
+        else:
+            group, member = self._join(remote, request, subscriptions, held, now)
+        member.told_epoch = group.epoch
+        self._sweep_soon()
+        return group, member
+
+    def _join(
+        self,
+        remote: Remote,
+        request: HeartBeatRequest,
+        subscriptions: Mapping[str, Subscription],
+        held: Collection[Queue],
+        now: float,
+    ) -> tuple[ConsumerGroup, Member]:
+        group = self.groups.get(request.group) or ConsumerGroup(request.group, request.mode, self._first_epoch)
+        group.check_join(request.member, remote, request.mode, subscriptions)
+        if not group.members:
+            group.mode = request.mode
+        self.groups[request.group] = group
+        self._store.groups.ensure(request.group)
+        wanted = dict(subscriptions)
+        if group.clustering:
+            own = retry_topic(request.group)
+            wanted[own] = Subscription(own)
+        session_seconds = request.session_timeout_ms / 1000
+        member = Member(
+            request.member, remote, 0, session_seconds, wanted, request.orderly, now, now + session_seconds, now
+        )
+        awaited = self._awaited.setdefault(request.group, set())
+        awaited.update(topic for topic in wanted if self._store.topics.get(topic) is None)
+        group.join(member, held)
+        self._connect(group, member, remote)
+        log.info("group %s: %s joined from %s:%d", group.name, member.name, *remote.address)
+        self._rebalance(group)
+        return group, member
+
+    def _connect(self, group: ConsumerGroup, member: Member, remote: Remote) -> None:
+        member.remote = remote
+        remote.when_lost(lambda: self._lost(group, member, remote))
+
+    def _lost(self, group: ConsumerGroup, member: Member, remote: Remote) -> None:
+        if group.members.get(member.name) is member and member.remote is remote:
+            member.deadline = min(member.deadline, self._clock() + min(LOST_SECONDS, member.session_seconds))
+            self._sweep_soon()
+
+    def leave(self, name: str, member_name: str, epoch: int) -> None:
+        """A member goes; its queues are given to others at once. Raises ``MemberUnknown`` or ``EpochFenced``."""
+        group = self.groups.get(name) or ConsumerGroup(name, BROADCASTING, self._first_epoch)
+        member = group.find(member_name, epoch or self._first_epoch << 8)
+        log.info("group %s: %s left", name, member.name)
+        self._gone(group, member.name)
+        self._rebalance(group)
+
+    def _gone(self, group: ConsumerGroup, member_name: str) -> None:
+        group.leave(member_name)
+        if not group.members:
+            self._first_epoch = max(self._first_epoch, group.epoch)
+            del self.groups[group.name]
+            self._awaited.pop(group.name, None)
+
+    # ---- assignment
+
+    def queues_of(self, group: ConsumerGroup) -> list[Queue]:
+        """Every queue that members of the group may read."""
+        queues = []
+        for topic in group.topics():
+            config = self._store.topics.get(topic)
+            if config is not None and config.readable:
+                queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
+        return queues
+
+    def _rebalance(self, group: ConsumerGroup) -> None:
+        if group.members:
+            group.rebalance(self.queues_of(group))
+            group.grant(self._clock() >= self._settling_until or group.name not in self._known_before)
+            for member in group.to_tell():
+                member.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, group.epoch))
+
+    def _sweep_soon(self) -> None:
+        if self._timer is None:
+            self._timer = self._call_later(SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        now = self._clock()
+        changed = self._store.topics.version != self._topics_version or now < self._settling_until + 2 * SWEEP_SECONDS
+        self._topics_version = self._store.topics.version
+        for group in list(self.groups.values()):
+            expired = group.expired(now)
+            for name in expired:
+                log.warning("group %s: %s is gone: it was not heard of in time", group.name, name)
+                self._gone(group, name)
+            if expired or changed:
+                self._rebalance(group)
+        if self.groups:
+            self._sweep_soon()
+
+    # ---- progress
+
+    def begins_at_first(self, group: str, topic: str) -> bool:
+        """Whether a queue of which the group has committed nothing is read from its first message, whatever the group
+        wishes: it was made after the group had begun to read the topic."""
+        return (
+            topic.startswith(RETRY_TOPIC_PREFIX)
+            or topic in self._awaited.get(group, ())
+            or bool(self._store.consumer_offsets.committed(group, topic))
+        )
+
+    def check_holder(self, group_name: str, member: str, epoch: int, topic: str, queue_id: int) -> None:
+        """Raise unless the member holds the queue in that epoch."""
+        group = self.groups.get(group_name) or ConsumerGroup(group_name, BROADCASTING, self._first_epoch)
+        group.check_holder(member, epoch, topic, queue_id)
+
+    def check_idle(self, group_name: str, what: str) -> None:
+        """Raise ``GroupRunning`` where the group has live members that share its progress."""
+        group = self.groups.get(group_name)
+        if group is not None and group.clustering and group.members:
+            names = ", ".join(sorted(group.members)[:5])
+            raise GroupRunning(
+                f"group {group_name} has {len(group.members)} live members ({names}): {what}", members=len(group.members)
+            )
+
+    def reset(self, group_name: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Move a group's progress, back or forth; members that hold the queues begin there anew."""
+        group = self.groups.get(group_name)
+        for queue_id, next_offset in offsets.items():
+            self._store.consumer_offsets.commit(group_name, topic, queue_id, next_offset)
+            self.pulled.pop((group_name, topic, queue_id), None)
+            if group is not None:
+                group.regrant((topic, queue_id))
+        if group is not None:
+            self._rebalance(group)
+
+    def forget(self, group_name: str) -> None:
+        """A group is deleted."""
+        self._store.groups.remove(group_name)
+        for key in [key for key in self.pulled if key[0] == group_name]:
+            del self.pulled[key]
+
+    def stop(self) -> None:
+        """The broker stops."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,241 @@
+"""One consumer group: its members, who of them holds which queue, and who is to hold it.
+
+A queue passes from one member to another in two steps, so that a message is with one of them at a time. It is *meant*
+for the new member at once; the old one still *holds* it until it says, in a heartbeat, that it has finished and
+committed what it had of it, leaves, or is gone. Only then the new one is *granted* it.
+
+Every change of the assignment raises the group's epoch. A grant carries the epoch at which it was made, and what a
+member does in an older one is refused: a member that was away cannot commit over who came after it.
+
+No loop, no store and no clock: the coordinator passes in what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from ...protocol.errors import EpochFenced, MemberNameTaken, MemberUnknown, SubscriptionIllegal
+from .assignment import Queue, assign
+from .remote import Remote
+
+CLUSTERING = "clustering"
+BROADCASTING = "broadcasting"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a group wants of a topic."""
+
+    topic: str
+    tags: str = ""
+    filter: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One member. ``granted``: the queues that it holds, and the epoch since which; times are seconds."""
+
+    name: str
+    remote: Remote
+    joined_epoch: int
+    session_seconds: float
+    subscriptions: dict[str, Subscription]
+    orderly: bool
+    joined_at: float
+    deadline: float
+    heard_at: float
+    granted: dict[Queue, int] = field(default_factory=dict)
+    told_epoch: int = 0
+    """The epoch of the last answer to it, or of the last notice that there is a newer one."""
+
+
+class ConsumerGroup:
+    """See the module. ``epoch``: where it begins; larger than of any group of this name before."""
+
+    def __init__(self, name: str, mode: str, epoch: int) -> None:
+        self.name = name
+        self.mode = mode
+        self.epoch = epoch
+        self.members: dict[str, Member] = {}
+        self.meant: dict[Queue, str] = {}
+        self.held: dict[Queue, str] = {}
+        self._queues: frozenset[Queue] = frozenset()
+
+    @property
+    def clustering(self) -> bool:
+        """Whether the members share the messages; else each gets all."""
+        return self.mode == CLUSTERING
+
+    @property
+    def settled(self) -> bool:
+        """Whether every queue is with the member that it is meant for."""
+        return self.meant == self.held
+
+    def topics(self) -> set[str]:
+        """All topics that a member wants."""
+        return {topic for member in self.members.values() for topic in member.subscriptions}
+
+    # ---- members come and go
+
+    def find(self, name: str, epoch: int) -> Member:
+        """The member of that name that got ``epoch``. Raises ``MemberUnknown`` or ``EpochFenced``."""
+        member = self.members.get(name)
+        if member is None:
+            raise MemberUnknown(
+                f"group {self.name} has no member {name!r}: its session ran out, it left, or the broker was started "
+                "again; join again with epoch 0"
+            )
+        if epoch < member.joined_epoch:
+            raise EpochFenced(
+                f"member {name!r} of group {self.name} joined anew at epoch {member.joined_epoch}; what speaks of "
+                f"epoch {epoch} is an earlier one of the same name: stop it, or give it a name of its own",
+                epoch=member.joined_epoch,
+            )
+        return member
+
+    def check_join(self, name: str, remote: Remote, mode: str, subscriptions: Mapping[str, Subscription]) -> None:
+        """Raise where a member cannot join: a live one has its name, or the group consumes otherwise."""
+        before = self.members.get(name)
+        if before is not None and before.remote is not remote and not before.remote.lost:
+            raise MemberNameTaken(
+                f"group {self.name} has a live member {name!r}, from {before.remote.address[0]}:"
+                f"{before.remote.address[1]}; give each member a name of its own, or none"
+            )
+        others = [member for member in self.members.values() if member.name != name]
+        if others and mode != self.mode:
+            raise SubscriptionIllegal(
+                f"group {self.name} is {self.mode}, and {name!r} wants {mode}: all members of a group consume in the "
+                "same way; use another group, or stop the others first"
+            )
+        for other in others:
+            for topic, subscription in subscriptions.items():
+                theirs = other.subscriptions.get(topic, subscription)
+                if theirs != subscription:
+                    raise SubscriptionIllegal(
+                        f"member {other.name!r} of group {self.name} wants of topic {topic} {_shown(theirs)}, and "
+                        f"{name!r} {_shown(subscription)}: what one passes over the other would miss; use another "
+                        "group, or stop the others first"
+                    )
+
+    def join(self, member: Member, held: Collection[Queue]) -> None:
+        """A member joins, or joins anew. Of ``held``, what it says it still has, it keeps what nobody else holds."""
+        self._release_all(member.name)
+        self.epoch += 1
+        member.joined_epoch = self.epoch
+        self.members[member.name] = member
+        if self.clustering:
+            for queue in held:
+                if queue not in self.held and queue[0] in member.subscriptions:
+                    self.held[queue] = member.name
+                    self.meant[queue] = member.name
+                    member.granted[queue] = self.epoch
+
+    def leave(self, name: str) -> bool:
+        """A member goes, and lets go of all its queues; whether it was there."""
+        if self.members.pop(name, None) is None:
+            return False
+        self._release_all(name)
+        self.epoch += 1
+        return True
+
+    def expired(self, now: float) -> list[str]:
+        """Members that were not heard of for too long."""
+        return [member.name for member in self.members.values() if member.deadline < now]
+
+    def _release_all(self, name: str) -> None:
+        for queue in [queue for queue, holder in self.held.items() if holder == name]:
+            del self.held[queue]
+
+    # ---- queues move
+
+    def heard(self, member: Member, held: Collection[Queue], now: float) -> None:
+        """A heartbeat: ``held`` are the queues that the member still has messages of."""
+        member.heard_at = now
+        member.deadline = now + member.session_seconds
+        kept = set(held)
+        for queue in [q for q in member.granted if q not in kept and self.meant.get(q) != member.name]:
+            self._release(member, queue)
+
+    def _release(self, member: Member, queue: Queue) -> None:
+        member.granted.pop(queue, None)
+        if self.held.get(queue) == member.name:
+            del self.held[queue]
+
+    def rebalance(self, queues: Collection[Queue]) -> None:
+        """Say anew who is to hold which of ``queues``, all that the members want, where something changed."""
+        self._queues = frozenset(queues)
+        if self.clustering:
+            wanted = {member.name: member.subscriptions.keys() for member in self.members.values()}
+            # Who holds a queue keeps it if that is fair: what is only meant for somebody moves without a cost.
+            meant = assign(self._queues, wanted, {**self.meant, **self.held})
+            if meant != self.meant:
+                self.meant = meant
+                self.epoch += 1
+
+    def grant(self, may_grant: bool = True) -> None:
+        """Give every queue that nobody holds to the member that it is meant for."""
+        if not self.clustering:
+            for member in self.members.values():
+                wanted = {queue for queue in self._queues if queue[0] in member.subscriptions}
+                if wanted != member.granted.keys():
+                    self.epoch += 1
+                    member.granted = {queue: member.granted.get(queue, self.epoch) for queue in wanted}
+            return
+        gone = [q for q, holder in self.held.items() if q not in self.meant and q not in self._queues]
+        for queue in gone:  # its topic is no more: nothing of it can be consumed
+            self._release(self.members[self.held[queue]], queue)
+        if not may_grant:
+            return
+        free = [(queue, name) for queue, name in self.meant.items() if queue not in self.held]
+        if free:
+            self.epoch += 1
+        for queue, name in free:
+            self.held[queue] = name
+            self.members[name].granted[queue] = self.epoch
+
+    def regrant(self, queue: Queue) -> None:
+        """Make who holds the queue begin anew, at what is committed now: what it does in the old epoch is refused."""
+        self.epoch += 1
+        for member in self.members.values():
+            if queue in member.granted:
+                member.granted[queue] = self.epoch
+
+    def assignment(self, member: Member) -> dict[Queue, int]:
+        """The queues that the member may consume, and the epoch since which."""
+        if not self.clustering:
+            return dict(member.granted)
+        return {queue: epoch for queue, epoch in member.granted.items() if self.meant.get(queue) == member.name}
+
+    def to_give_up(self, member: Member) -> set[Queue]:
+        """The queues that the member holds and that are meant for others."""
+        return member.granted.keys() - self.assignment(member).keys()
+
+    def to_tell(self) -> list[Member]:
+        """Members whose assignment changed since they were last told anything, once each."""
+        found = []
+        for member in self.members.values():
+            newest = max(member.granted.values(), default=0)
+            if member.told_epoch < newest or (member.told_epoch < self.epoch and self.to_give_up(member)):
+                member.told_epoch = self.epoch
+                found.append(member)
+        return found
+
+    def check_holder(self, name: str, epoch: int, topic: str, queue_id: int) -> None:
+        """Raise ``MemberUnknown`` or ``EpochFenced`` unless the member holds the queue in that epoch."""
+        member = self.find(name, epoch)
+        granted = member.granted.get((topic, queue_id))
+        if granted is None or granted > epoch:
+            holder = self.held.get((topic, queue_id))
+            whose = f"{holder!r} holds it" if holder not in (None, name) else "its offset was reset, or it was given up"
+            raise EpochFenced(
+                f"member {name!r} of group {self.name} does not hold queue {queue_id} of topic {topic} in epoch "
+                f"{epoch}: {whose}, and the group is at epoch {self.epoch}; send a heartbeat for the assignment",
+                epoch=self.epoch,
+            )
+
+
+def _shown(subscription: Subscription) -> str:
+    parts = [f"tags {subscription.tags!r}"] if subscription.tags else []
+    parts += [f"filter {subscription.filter!r}"] if subscription.filter else []
+    return " and ".join(parts) or "all messages"
