@@ -231,8 +231,8 @@ class HeartBeatRequest:
 
 @dataclass(slots=True)
 class HeartBeatAnswer:
-    """What the member may consume. Body: one msgpack array of `[topic, queue, next_offset]`. A queue that it holds and
-    that is not in there is to be given up: finish and commit what runs, then send a heartbeat without it in `owned`."""
+    """What the member may consume. Body: one msgpack array of `[topic, queue, next_offset, granted]`. A queue that it
+    holds and that is not in there is to be given up."""
 
     epoch: int = integer("of this assignment; goes with every pull and commit")
     count: int = integer("queues in the body", default=0)
@@ -281,14 +281,14 @@ class SendMessageBackAnswer:
 
 @dataclass(slots=True)
 class ResetOffsetRequest:
-    """Move a group's progress, back or forth. Answer body: count × (i32 queue, i64 next offset)."""
+    """Move a group's progress, back or forth. Body: with `to` `offset`, count × (i32 queue, i64 next offset)."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
     topic: str = text("topic", 32767, 1)
     to: str = text("`first`, `last`, `time` or `offset`", 8, 1)
     queue: int = integer("queue of the topic; -1: all", -1, QUEUES_MAX - 1, -1)
     timestamp_ms: int = integer("with `time`: to the first message stored at or behind it", 0, I64_MAX, 0)
-    offset: int = integer("with `offset`: to this one, within what the queue holds", 0, I64_MAX, 0)
+    count: int = integer("entries in the body", 0, QUEUES_MAX, 0)
     force: bool = boolean("also where the group has live members, which then go on from there", False)
 
 
@@ -315,9 +315,9 @@ class GroupsAnswer:
 
 @dataclass(slots=True)
 class GroupMembersAnswer:
-    """Body: one msgpack map `{group, mode, epoch, start, members, queues}`: `members` an array of maps `{member,
+    """Body: one msgpack map `{group, mode, epoch, members, queues}`: `members` an array of maps `{member,
     client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`, `queues` one of `[topic, queue,
-    member, committed, pulled, min_offset, max_offset]`, and `delayed`, the messages that wait to be tried again."""
+    member, committed, pulled, min_offset, max_offset]`."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
 
@@ -485,8 +485,16 @@ COMMANDS: dict[int, Command] = {
         GET_MIN_OFFSET,
         GET_EARLIEST_MSG_STORETIME,
         VIEW_MESSAGE_BY_ID,
+        HEART_BEAT,
+        UNREGISTER_CLIENT,
+        CONSUMER_SEND_MSG_BACK,
+        NOTIFY_CONSUMER_IDS_CHANGED,
+        GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
         GET_TOPIC_STATS_INFO,
+        GET_CONSUMER_CONNECTION_LIST,
+        DELETE_SUBSCRIPTIONGROUP,
         GET_CONSUME_STATS,
         DELETE_TOPIC_IN_BROKER,
+        INVOKE_BROKER_TO_RESET_OFFSET,
     )
 }

@@ -26,7 +26,7 @@ def assign(
     free: list[Queue] = []
     for queue in sorted(queues):
         member = before.get(queue)
-        if member in members and queue[0] in members[member]:
+        if member is not None and queue[0] in members.get(member, ()):
             result[queue] = member
             loads.add(member, queue)
         elif wanting[queue[0]]:

@@ -10,9 +10,10 @@ from typing import Protocol
 from ...protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, HeartBeatRequest, IdsChangedRequest
 from ...protocol.delivery import RETRY_TOPIC_PREFIX, retry_topic
 from ...protocol.errors import GroupRunning, NoPermission
+from ...protocol.fields import I64_MAX
 from ..store import MessageStore
 from .assignment import Queue
-from .group import BROADCASTING, ConsumerGroup, Member, Subscription
+from .group import CLUSTERING, ConsumerGroup, Member, Subscription
 from .remote import Remote
 
 log = logging.getLogger(__name__)
@@ -77,8 +78,7 @@ class GroupCoordinator:
         now = self._clock()
         group = self.groups.get(request.group)
         if request.epoch:
-            if group is None:
-                group = ConsumerGroup(request.group, request.mode, self._first_epoch)
+            group = group or self._group(request.group)
             member = group.find(request.member, request.epoch)
             if member.remote is not remote:
                 self._connect(group, member, remote)
@@ -120,6 +120,10 @@ class GroupCoordinator:
         self._rebalance(group)
         return group, member
 
+    def _group(self, name: str) -> ConsumerGroup:
+        """The group, or one without members, in which nobody is found."""
+        return self.groups.get(name) or ConsumerGroup(name, CLUSTERING, self._first_epoch)
+
     def _connect(self, group: ConsumerGroup, member: Member, remote: Remote) -> None:
         member.remote = remote
         remote.when_lost(lambda: self._lost(group, member, remote))
@@ -131,8 +135,8 @@ class GroupCoordinator:
 
     def leave(self, name: str, member_name: str, epoch: int) -> None:
         """A member goes; its queues are given to others at once. Raises ``MemberUnknown`` or ``EpochFenced``."""
-        group = self.groups.get(name) or ConsumerGroup(name, BROADCASTING, self._first_epoch)
-        member = group.find(member_name, epoch or self._first_epoch << 8)
+        group = self._group(name)
+        member = group.find(member_name, epoch or I64_MAX)
         log.info("group %s: %s left", name, member.name)
         self._gone(group, member.name)
         self._rebalance(group)
@@ -183,6 +187,11 @@ class GroupCoordinator:
 
     # ---- progress
 
+    def progress_name(self, group_name: str, member: str) -> str:
+        """Under which name offsets are kept: the group's; of each member where every one gets all messages."""
+        group = self.groups.get(group_name)
+        return group_name if group is None or group.clustering else f"{group_name}|{member}"
+
     def begins_at_first(self, group: str, topic: str) -> bool:
         """Whether a queue of which the group has committed nothing is read from its first message, whatever the group
         wishes: it was made after the group had begun to read the topic."""
@@ -194,8 +203,7 @@ class GroupCoordinator:
 
     def check_holder(self, group_name: str, member: str, epoch: int, topic: str, queue_id: int) -> None:
         """Raise unless the member holds the queue in that epoch."""
-        group = self.groups.get(group_name) or ConsumerGroup(group_name, BROADCASTING, self._first_epoch)
-        group.check_holder(member, epoch, topic, queue_id)
+        self._group(group_name).check_holder(member, epoch, topic, queue_id)
 
     def check_idle(self, group_name: str, what: str) -> None:
         """Raise ``GroupRunning`` where the group has live members that share its progress."""
@@ -203,7 +211,8 @@ class GroupCoordinator:
         if group is not None and group.clustering and group.members:
             names = ", ".join(sorted(group.members)[:5])
             raise GroupRunning(
-                f"group {group_name} has {len(group.members)} live members ({names}): {what}", members=len(group.members)
+                f"group {group_name} has {len(group.members)} live members ({names}): {what}",
+                members=len(group.members),
             )
 
     def reset(self, group_name: str, topic: str, offsets: Mapping[int, int]) -> None:

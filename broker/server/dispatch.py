@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ...protocol import commands
 from ...protocol.frames import Frame
-from .handlers import hello, offsets, produce, pull, query, runtime, topics
+from .handlers import group_admin, groups, hello, offsets, produce, pull, query, runtime, send_back, topics
 from .handlers.context import Peer
 
 Handler = Callable[[Peer, Frame], None]
@@ -20,6 +20,13 @@ _ROWS: tuple[tuple[commands.Command, Handler], ...] = (
     (commands.QUERY_CONSUMER_OFFSET, offsets.query_consumer_offset),
     (commands.UPDATE_CONSUMER_OFFSET, offsets.update_consumer_offset),
     (commands.GET_CONSUME_STATS, offsets.get_consume_stats),
+    (commands.HEART_BEAT, groups.heart_beat),
+    (commands.UNREGISTER_CLIENT, groups.unregister_client),
+    (commands.CONSUMER_SEND_MSG_BACK, send_back.consumer_send_msg_back),
+    (commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, group_admin.get_all_groups),
+    (commands.GET_CONSUMER_CONNECTION_LIST, group_admin.get_group_members),
+    (commands.DELETE_SUBSCRIPTIONGROUP, group_admin.delete_group),
+    (commands.INVOKE_BROKER_TO_RESET_OFFSET, group_admin.reset_offset),
     (commands.SEARCH_OFFSET_BY_TIMESTAMP, offsets.search_offset_by_timestamp),
     (commands.GET_MAX_OFFSET, offsets.get_max_offset),
     (commands.GET_MIN_OFFSET, offsets.get_min_offset),

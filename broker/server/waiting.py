@@ -36,7 +36,7 @@ class Waiting(Asking):
         self.deferred: deque[Callable[[], None]] = deque()
         self.cold_reads = 0
         self.undispatched = 0
-        """Requests that wait for the dispatch."""
+        """Requests that wait for the dispatch, or for something else that ends by itself."""
         self.steps = 0
         """Requests that wait for their turn."""
 
@@ -69,14 +69,25 @@ class Waiting(Asking):
             call()
             return
         self.check_may_wait()
+        done = self.later(frame, call)
+        self.broker.when_dispatched(lambda: done(None))
+
+    def later(self, frame: Frame, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
+        """See ``Peer.later``."""
         frame.buffer = _NO_BODY  # a frame that waits must not keep the receive buffer alive
         self.undispatched += 1
-        self.broker.when_dispatched(lambda: self._dispatched(frame, call))
 
-    def _dispatched(self, frame: Frame, call: Callable[[], None]) -> None:
-        self.undispatched -= 1
-        if not self.lost:
-            self.attempt(frame, call)
+        def done(error: BrokerError | None) -> None:
+            self.undispatched -= 1
+            if self.lost:
+                return
+            if error is not None:
+                self.fail(frame, error)
+                self.check_end()
+            else:
+                self.attempt(frame, call)
+
+        return done
 
     def read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
         """See ``Peer.read``."""

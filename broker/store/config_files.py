@@ -231,6 +231,11 @@ class ConsumerOffsetTable:
         """Next offset per queue of those queues that the group has committed."""
         return dict(self._offsets.get(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {}))
 
+    def committed_of(self, group: str, topic: str, queue: int) -> int | None:
+        """The next offset of one queue, None where the group has not committed any."""
+        row = self._offsets.get(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}")
+        return row.get(queue) if row is not None else None
+
     def all_committed(self) -> list[tuple[str, str, int, int]]:
         """``(group, topic, queue, next offset)`` of everything that is committed, sorted. Any thread."""
         return sorted(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...protocol.delivery import UNREADABLE_TOPICS
 from ...protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,
@@ -308,6 +309,16 @@ class Reads:
     def record_at(self, physical_offset: int, size: int) -> Record | None:
         """The record there, checked; None where there is none. ``size``: 0 where it is not known. Reads from disk."""
         return self._record(physical_offset, size, hot=False)
+
+    def consumable_record(self, physical_offset: int, *, hot: bool) -> Record | None:
+        """The record there if a consumer could have it: of a topic that is there and that may be read."""
+        record = self._record(physical_offset, 0, hot)
+        if record is None:
+            return None
+        name = record.topic.decode("utf-8", "replace")
+        if self._topics.get(name) is None or name in UNREADABLE_TOPICS:
+            return None
+        return record if physical_offset >= self._state.deleted_below(name) else None
 
     def _record(self, physical_offset: int, size: int, hot: bool) -> Record | None:
         """The record there, checked; None where there is none."""

@@ -59,7 +59,7 @@ class Operation(Generic[T]):
             raise RemoteProtocolError(f"an answer to {self.command.name} that cannot be read: {error}") from error
 
 
-def _operation(
+def operation(
     command: Command, decode: Callable[[Answer], T], body: bytes = b"", hold_seconds: float = 0.0, **arguments: Any
 ) -> Operation[T]:
     """An operation whose arguments were checked against the command's rules."""
@@ -70,7 +70,7 @@ def _operation(
     return Operation(command, fields, decode, body, hold_seconds)
 
 
-def _nothing(answer: Answer) -> None:
+def nothing(answer: Answer) -> None:
     return None
 
 
@@ -103,7 +103,7 @@ def pull(
             tags=tags,
         )
 
-    return _operation(
+    return operation(
         commands.PULL,
         decode,
         hold_seconds=wait_ms / 1000 if type(wait_ms) is int else 0.0,
@@ -125,7 +125,7 @@ def query(topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, curs
         head = decode_fields(commands.QueryByKeyAnswer, answer.fields)
         return Found(topic, answer.body, head.count, head.cursor or None, head.index_behind_bytes)
 
-    return _operation(
+    return operation(
         commands.QUERY_BY_KEY,
         decode,
         topic=topic,
@@ -147,7 +147,7 @@ def view_message(message_id: str, topic: str | None) -> Operation[StoredMessage]
             raise RemoteProtocolError(f"{len(found)} messages for one id")
         return found[0]
 
-    return _operation(commands.VIEW_MESSAGE_BY_ID, decode, id=message_id, topic=topic or "")
+    return operation(commands.VIEW_MESSAGE_BY_ID, decode, id=message_id, topic=topic or "")
 
 
 # ---- offsets
@@ -160,17 +160,17 @@ def _offset(answer: Answer) -> int:
 
 def min_offset(topic: str, queue: int) -> Operation[int]:
     """The first readable offset of a queue."""
-    return _operation(commands.GET_MIN_OFFSET, _offset, topic=topic, queue=queue)
+    return operation(commands.GET_MIN_OFFSET, _offset, topic=topic, queue=queue)
 
 
 def max_offset(topic: str, queue: int) -> Operation[int]:
     """The offset that the queue's next message will have."""
-    return _operation(commands.GET_MAX_OFFSET, _offset, topic=topic, queue=queue)
+    return operation(commands.GET_MAX_OFFSET, _offset, topic=topic, queue=queue)
 
 
 def offset_at(topic: str, queue: int, timestamp_ms: int) -> Operation[int]:
     """The first offset whose store time is not before a moment; the queue's max offset where there is none."""
-    return _operation(commands.SEARCH_OFFSET_BY_TIMESTAMP, _offset, topic=topic, queue=queue, timestamp_ms=timestamp_ms)
+    return operation(commands.SEARCH_OFFSET_BY_TIMESTAMP, _offset, topic=topic, queue=queue, timestamp_ms=timestamp_ms)
 
 
 def committed(group: str, topic: str, queue: int = ALL_QUEUES) -> Operation[dict[int, int]]:
@@ -181,7 +181,7 @@ def committed(group: str, topic: str, queue: int = ALL_QUEUES) -> Operation[dict
         _check_body(answer, head.count * CONSUMER_OFFSET_STRUCT.size)
         return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.body))
 
-    return _operation(commands.QUERY_CONSUMER_OFFSET, decode, group=group, topic=topic, queue=queue)
+    return operation(commands.QUERY_CONSUMER_OFFSET, decode, group=group, topic=topic, queue=queue)
 
 
 def commit(group: str, topic: str, offsets: Mapping[int, int]) -> Operation[None]:
@@ -192,21 +192,19 @@ def commit(group: str, topic: str, offsets: Mapping[int, int]) -> Operation[None
         body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
     except struct.error as error:
         raise InvalidArgument(f"offsets must map queues to offsets, both integers: {error}") from None
-    return _operation(
-        commands.UPDATE_CONSUMER_OFFSET, _nothing, body=body, group=group, topic=topic, count=len(offsets)
-    )
+    return operation(commands.UPDATE_CONSUMER_OFFSET, nothing, body=body, group=group, topic=topic, count=len(offsets))
 
 
 def consume_stats(group: str, topic: str) -> Operation[list[ConsumeStats]]:
     """How far groups are, by group, topic and queue; an empty name stands for all."""
 
     def decode(answer: Answer) -> list[ConsumeStats]:
-        rows = _unpack(answer)
+        rows = unpack_body(answer)
         if not isinstance(rows, list):
             raise RemoteProtocolError(f"consume stats as {type(rows).__name__}")
         return [ConsumeStats(*row) for row in rows]
 
-    return _operation(commands.GET_CONSUME_STATS, decode, group=group, topic=topic)
+    return operation(commands.GET_CONSUME_STATS, decode, group=group, topic=topic)
 
 
 # ---- topics and the broker
@@ -220,7 +218,7 @@ def topic_stats(topic: str) -> Operation[list[QueueStats]]:
         _check_body(answer, head.count * QUEUE_STATS_STRUCT.size)
         return sorted((QueueStats(*row) for row in QUEUE_STATS_STRUCT.iter_unpack(answer.body)), key=_queue)
 
-    return _operation(commands.GET_TOPIC_STATS_INFO, decode, topic=topic)
+    return operation(commands.GET_TOPIC_STATS_INFO, decode, topic=topic)
 
 
 def _queue(stats: QueueStats) -> int:
@@ -231,13 +229,13 @@ def topics() -> Operation[list[TopicInfo]]:
     """All topics of the broker, its own included, by name."""
 
     def decode(answer: Answer) -> list[TopicInfo]:
-        rows = _unpack(answer)
+        rows = unpack_body(answer)
         if not isinstance(rows, list):
             raise RemoteProtocolError(f"topics as {type(rows).__name__}")
         known = TopicInfo.__dataclass_fields__
         return sorted((TopicInfo(**{name: row[name] for name in known if name in row}) for row in rows), key=_name)
 
-    return _operation(commands.GET_ALL_TOPIC_CONFIG, decode)
+    return operation(commands.GET_ALL_TOPIC_CONFIG, decode)
 
 
 def _name(topic: TopicInfo) -> str:
@@ -246,9 +244,9 @@ def _name(topic: TopicInfo) -> str:
 
 def create_topic(topic: str, read_queues: int, write_queues: int, perm: int, order: bool) -> Operation[None]:
     """Create a topic, or change one that exists."""
-    return _operation(
+    return operation(
         commands.UPDATE_AND_CREATE_TOPIC,
-        _nothing,
+        nothing,
         topic=topic,
         read_queues=read_queues,
         write_queues=write_queues,
@@ -259,7 +257,7 @@ def create_topic(topic: str, read_queues: int, write_queues: int, perm: int, ord
 
 def delete_topic(topic: str) -> Operation[None]:
     """Delete a topic and all of its messages."""
-    return _operation(commands.DELETE_TOPIC_IN_BROKER, _nothing, topic=topic)
+    return operation(commands.DELETE_TOPIC_IN_BROKER, nothing, topic=topic)
 
 
 def created_queues(client_name: str) -> Operation[int]:
@@ -270,22 +268,22 @@ def created_queues(client_name: str) -> Operation[int]:
         count: int = decode_fields(commands.HelloAnswer, answer.fields).auto_create_queues
         return count
 
-    return _operation(commands.HELLO, decode, protocol=commands.PROTOCOL_VERSION, client=client_name)
+    return operation(commands.HELLO, decode, protocol=commands.PROTOCOL_VERSION, client=client_name)
 
 
 def runtime_info() -> Operation[dict[str, Any]]:
     """How the broker is doing."""
 
     def decode(answer: Answer) -> dict[str, Any]:
-        info = _unpack(answer)
+        info = unpack_body(answer)
         if not isinstance(info, dict):
             raise RemoteProtocolError(f"runtime info as {type(info).__name__}")
         return info
 
-    return _operation(commands.GET_BROKER_RUNTIME_INFO, decode)
+    return operation(commands.GET_BROKER_RUNTIME_INFO, decode)
 
 
-def _unpack(answer: Answer) -> Any:
+def unpack_body(answer: Answer) -> Any:
     try:
         return msgpack.unpackb(answer.body, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from ..core import groups as group_operations
 from ..core import operations
+from ..core.groups import GroupInfo, GroupStatus
 from ..core.topics import ConsumeStats, QueueStats, TopicInfo
 from .client import Client
 
@@ -58,6 +61,32 @@ class Admin(Client):
         """
         operation = operations.consume_stats(group or "", topic or "")
         return self._caller.call(operation, self._caller.deadline(timeout))
+
+    # ---- groups
+
+    def groups(self, *, timeout: float | None = None) -> list[GroupInfo]:
+        """Every consumer group, by name."""
+        return self._caller.call(group_operations.groups(), self._caller.deadline(timeout))
+
+    def group(self, group: str, *, timeout: float | None = None) -> GroupStatus:
+        """One group: its members, who has which queue, and how far each queue is. Raises ``GroupNotExist``."""
+        return self._caller.call(group_operations.group_status(group), self._caller.deadline(timeout))
+
+    def delete_group(self, group: str, *, timeout: float | None = None) -> None:
+        """Forget a group's progress and its retry topic; its dead letters stay. Raises ``GroupRunning`` while it has
+        members."""
+        self._caller.call(group_operations.delete_group(group), self._caller.deadline(timeout))
+
+    def reset_offsets(
+        self, group: str, topic: str, offsets: Mapping[int, int], *, force: bool = False, timeout: float | None = None
+    ) -> None:
+        """Move a group's progress, back or forth, to these next offsets, by queue.
+
+        Raises ``GroupRunning`` while it has members, unless ``force`` is set: then they begin anew from there.
+        """
+        if offsets:
+            operation = group_operations.reset_offsets(group, topic, offsets, force)
+            self._caller.call(operation, self._caller.deadline(timeout))
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """How the broker is doing: see ``protocol/README.md`` for the names."""

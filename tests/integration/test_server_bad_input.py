@@ -15,6 +15,7 @@ from flintmq.protocol import commands
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, HELLO, PRODUCE, PULL
 from flintmq.protocol.errors import (
     BrokerError,
+    CommitIllegal,
     FrameIllegal,
     HelloRequired,
     InvalidParameter,
@@ -437,7 +438,7 @@ def test_commits_that_cannot_be_right_are_refused_whole(peer: Any, topic: str) -
 
     assert commit((0, 1), (4, 0)) == QueueNotExist.code
     assert commit((0, 1), (-1, 0)) == QueueNotExist.code
-    assert commit((0, 1), (1, 99)) == InvalidParameter.code
+    assert commit((0, 1), (1, 99)) == CommitIllegal.code
     assert commit((0, -1)) == InvalidParameter.code
     assert commit((0, 1), count=2) == InvalidParameter.code
     asked = peer.call(commands.QUERY_CONSUMER_OFFSET, {"group": "g", "topic": topic})

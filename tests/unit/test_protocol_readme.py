@@ -131,6 +131,14 @@ PURPOSES = {
     "GET_TOPIC_STATS_INFO": "both ends of all queues of a topic",
     "GET_CONSUME_STATS": "how far consumer groups are, and what the queues hold",
     "DELETE_TOPIC_IN_BROKER": "delete a topic",
+    "HEART_BEAT": "join a group, stay in it, and learn what to consume",
+    "UNREGISTER_CLIENT": "leave a group at once",
+    "CONSUMER_SEND_MSG_BACK": "have messages tried again later, or put aside",
+    "NOTIFY_CONSUMER_IDS_CHANGED": "from the broker: the assignment changed",
+    "GET_ALL_SUBSCRIPTIONGROUP_CONFIG": "list the consumer groups",
+    "GET_CONSUMER_CONNECTION_LIST": "who is in a group, who has which queue, how far each is",
+    "DELETE_SUBSCRIPTIONGROUP": "delete a group",
+    "INVOKE_BROKER_TO_RESET_OFFSET": "move a group's progress",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,10 @@ from typing import Any, Protocol, TypeVar
 from ....protocol.errors import BrokerError
 from ....protocol.frames import Frame
 from ...config import Settings
+from ...delivery.coordinator import GroupCoordinator
+from ...delivery.offset_moved import TOPIC as OFFSET_MOVED
+from ...delivery.offset_moved import offset_moved_record
+from ...delivery.producer_groups import ProducerGroups
 from ...delivery.remote import Remote
 from ...delivery.topic_changes import TopicChanges
 from ...delivery.writer import RecordWriter
@@ -25,6 +30,7 @@ from ...store import MessageStore
 from .counters import Counters
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 FRAME_LENGTH_BYTES = 4
 """The length field in front of a frame, which the limits do not count."""
@@ -74,6 +80,8 @@ class Broker:
         self.started_at = time.monotonic()
         self.sync = settings.flush.policy == "sync"
         self.writer = RecordWriter(store, flush, self.topic_changes, loop, self.appended, sync=self.sync)
+        self.groups = GroupCoordinator(store, loop.time, loop.call_later)
+        self.producer_groups = ProducerGroups(loop.time)
         self.auto_create = settings.auto_create_topics()
         self.in_flight_bytes = 0
         self.in_flight_bytes_max = settings.limits.in_flight_bytes_max
@@ -130,6 +138,31 @@ class Broker:
             self.fatal("dispatch", error)
         if self._undispatched:
             self.dispatched()
+
+    def offset_moved(self, group: str, topic: str, queue_id: int, asked: int, moved_to: int) -> None:
+        """A group asked for what retention took: move it to what there is, and keep that as an event."""
+        committed = self.store.consumer_offsets.committed_of(group, topic, queue_id)
+        if committed is not None and committed >= moved_to:
+            return  # its members ask again with what they have; once is enough
+        log.warning(
+            "group %s: messages %d to %d of topic %s, queue %d were removed before it had consumed them",
+            group, asked, moved_to - 1, topic, queue_id,
+        )  # fmt: skip
+        self.groups.offsets_moved += 1
+        self.store.consumer_offsets.commit(group, topic, queue_id, moved_to)
+        record = offset_moved_record(
+            self.settings.server.name, group, topic, queue_id, asked, moved_to, self.store.store_host
+        )
+
+        def made(error: BrokerError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                self.writer.append([record])
+            except BrokerError as failure:
+                log.error("the event that group %s was moved on could not be stored: %s", group, failure)
+
+        self.writer.with_topics([OFFSET_MOVED], made)
 
     def is_dispatched(self) -> bool:
         """Whether queues and index know everything that was acknowledged, after dispatching what is due."""
@@ -190,6 +223,10 @@ class Peer(Remote, Protocol):
 
         A message that was acknowledged is there for whoever asks, although dispatch runs behind acknowledgements.
         """
+
+    def later(self, frame: Frame, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
+        """A function that is called once, when what ``frame`` waits for is over: ``call`` goes on, an error answers
+        ``frame``. What ``call`` raises answers it too."""
 
     def suspend(self) -> None:
         """Handle nothing more of this connection until ``resume``; the frame that is being handled stays valid."""

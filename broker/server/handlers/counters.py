@@ -61,8 +61,8 @@ class Counters:
     """
 
     __slots__ = (
-        "connections_accepted", "connections_refused", "errors", "latencies", "one_way_errors",
-        "produce_latencies", "produced", "pulled",
+        "connections_accepted", "connections_refused", "dead_messages", "errors", "latencies", "one_way_errors",
+        "produce_latencies", "produced", "pulled", "retried_messages",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -71,6 +71,10 @@ class Counters:
         self.produced = Direction()
         self.pulled = Direction()
         self.one_way_errors = 0
+        self.retried_messages = 0
+        """Messages that consumers sent back, to be tried again."""
+        self.dead_messages = 0
+        """Those that became dead letters."""
         self.errors: dict[int, int] = {}
         self.latencies = {code: Latencies() for code in COMMANDS}
         self.produce_latencies = self.latencies[PRODUCE.code]

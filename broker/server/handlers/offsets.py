@@ -17,7 +17,7 @@ from ....protocol.commands import (
     StoreTimeAnswer,
     UpdateConsumerOffsetRequest,
 )
-from ....protocol.errors import InvalidParameter, QueueNotExist, TopicNotExist
+from ....protocol.errors import CommitIllegal, InvalidParameter, QueueNotExist, TopicNotExist
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name
@@ -109,9 +109,12 @@ def update_consumer_offset(peer: Peer, frame: Frame) -> None:
     entries: list[tuple[int, int]] = list(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
 
     def commit() -> None:
+        name = _who_commits(peer.broker, request, entries)
         _check_commit(peer.broker, request.topic, entries)
+        table = peer.broker.store.consumer_offsets
         for queue, offset in entries:
-            peer.broker.store.consumer_offsets.commit(request.group, request.topic, queue, offset)
+            if offset > (table.committed_of(name, request.topic, queue) or -1):
+                table.commit(name, request.topic, queue, offset)
         peer.answer(frame, EmptyAnswer())
 
     _check_queues(peer.broker, request.topic, entries)
@@ -119,6 +122,19 @@ def update_consumer_offset(peer: Peer, frame: Frame) -> None:
         commit()
     else:
         peer.after_dispatch(frame, commit)
+
+
+def _who_commits(broker: Broker, request: UpdateConsumerOffsetRequest, entries: list[tuple[int, int]]) -> str:
+    """Under which name the offsets are kept. Raises where the member does not hold the queues, or where somebody who
+    is no member would move a running group."""
+    if not request.member:
+        broker.groups.check_idle(
+            request.group, "only they commit its progress; consume as a member, or stop them and use reset"
+        )
+        return request.group
+    for queue, _ in entries:
+        broker.groups.check_holder(request.group, request.member, request.epoch, request.topic, queue)
+    return broker.groups.progress_name(request.group, request.member)
 
 
 def _check_queues(broker: Broker, name: str, entries: list[tuple[int, int]]) -> None:
@@ -131,12 +147,15 @@ def _check_queues(broker: Broker, name: str, entries: list[tuple[int, int]]) -> 
 
 def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) -> None:
     for queue, offset in entries:
+        if offset < 0:
+            raise InvalidParameter(f"offset {offset} of topic {topic}, queue {queue} is below 0")
         max_offset = broker.store.max_offset(topic, queue)
-        if not 0 <= offset <= max_offset:
-            raise InvalidParameter(
+        if offset > max_offset:
+            raise CommitIllegal(
                 f"offset {offset} cannot be committed for topic {topic}, queue {queue}: "
-                f"its next message will have offset {max_offset}"
-            )
+                f"its next message will have offset {max_offset}",
+                queue=queue, max_offset=max_offset,
+            )  # fmt: skip
 
 
 def get_consume_stats(peer: Peer, frame: Frame) -> None:

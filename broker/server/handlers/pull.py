@@ -6,12 +6,14 @@ import functools
 import time
 
 from ....protocol.commands import PullRequest
+from ....protocol.delivery import UNREADABLE_TOPICS
 from ....protocol.errors import (
     PULL_NOT_FOUND,
     SUCCESS,
     BrokerFailure,
     InvalidParameter,
     NoPermission,
+    OffsetOutOfRange,
     TopicNotExist,
 )
 from ....protocol.fields import decode_fields
@@ -36,6 +38,8 @@ def pull(peer: Peer, frame: Frame) -> None:
     """Answer a pull from memory; else hand it on: to a reader thread, or to those that are held."""
     request = decode_fields(PullRequest, frame.fields)
     check_readable(peer.broker, request.topic)
+    if request.member:
+        _check_holder(peer.broker, request)
     tags = parse_tags(request.tags) if request.tags else None
     records = compile_filter(request.filter) if request.filter else None
     room = peer.broker.limits.frame_bytes_max - HEAD_BYTES_MAX
@@ -55,16 +59,35 @@ def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] |
         _FilteredPull(peer, frame, request, tags, records).go_on()
         return
     try:
-        pulled = peer.broker.store.pull(
-            request.topic, request.queue, request.offset, request.max_count, request.max_bytes, tags, True
-        )
+        pulled = _read(peer.broker, request, request.offset, request.max_count, request.max_bytes, tags, hot=True)
     except WouldBlock:
         _Pull(peer, frame, request, tags).read()
         return
     if pulled.code == PULL_NOT_FOUND and request.wait_ms:
         _Pull(peer, frame, request, tags).pulled(pulled)
     else:
-        send_pulled(peer, frame, request.topic, pulled)
+        send_pulled(peer, frame, request, pulled)
+
+
+def _read(
+    broker: Broker, request: PullRequest, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
+    records: Filter | None = None, at_least_one: bool = True, *, hot: bool,
+) -> Pulled:  # fmt: skip
+    """See ``Reads.pull``; where a group asks for what retention took, it is moved on."""
+    try:
+        return broker.store.pull(
+            request.topic, request.queue, offset, max_count, max_bytes, tags, hot, records, at_least_one
+        )
+    except OffsetOutOfRange as error:
+        if request.group and offset < error.min_offset:
+            broker.loop.call_soon_threadsafe(
+                broker.offset_moved, request.group, request.topic, request.queue, offset, error.min_offset
+            )
+        raise
+
+
+def _check_holder(broker: Broker, request: PullRequest) -> None:
+    broker.groups.check_holder(request.group, request.member, request.epoch, request.topic, request.queue)
 
 
 def check_readable(broker: Broker, name: str) -> None:
@@ -72,6 +95,8 @@ def check_readable(broker: Broker, name: str) -> None:
     topic = broker.store.topics.get(name)
     if topic is None:
         raise TopicNotExist(f"topic {name} does not exist")
+    if name in UNREADABLE_TOPICS:
+        raise NoPermission(f"topic {name} is the broker's own: what is in it is not delivered yet")
     if not topic.readable:
         raise NoPermission(f"topic {name} cannot be read (perm {topic.perm}); change it with its perm + 4")
 
@@ -87,14 +112,16 @@ def parse_tags(expression: str) -> frozenset[int] | None:
     return frozenset(tags_code(tag) for tag in tags)
 
 
-def send_pulled(peer: Peer, frame: Frame, topic: str, pulled: Pulled) -> None:
-    """Send the answer of a pull of ``topic``."""
+def send_pulled(peer: Peer, frame: Frame, request: PullRequest, pulled: Pulled) -> None:
+    """Send the answer of a pull."""
     if len(pulled.body) + HEAD_BYTES_MAX > peer.broker.limits.frame_bytes_max:
         raise BrokerFailure(
             f"the record is too large for an answer: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
             f"which is {peer.broker.limits.frame_bytes_max}"
         )
-    traffic = peer.broker.counters.pulled.of(topic)
+    if request.group:
+        peer.broker.groups.pulled[request.group, request.topic, request.queue] = pulled.next_offset
+    traffic = peer.broker.counters.pulled.of(request.topic)
     traffic.frames += 1
     traffic.messages += pulled.count
     traffic.bytes += len(pulled.body)
@@ -136,16 +163,20 @@ class _Pull:
     def _read(self, hot: bool) -> Pulled:
         request = self.request
         if hot:
-            check_readable(self.peer.broker, request.topic)  # it may have changed meanwhile
-        return self.peer.broker.store.pull(
-            request.topic, request.queue, self.offset, request.max_count, request.max_bytes, self.tags, hot
-        )
+            self._check_again()
+        return _read(self.peer.broker, request, self.offset, request.max_count, request.max_bytes, self.tags, hot=hot)
+
+    def _check_again(self) -> None:
+        """What allowed the pull may have changed meanwhile."""
+        check_readable(self.peer.broker, self.request.topic)
+        if self.request.member:
+            _check_holder(self.peer.broker, self.request)
 
     def pulled(self, pulled: Pulled) -> None:
         """Answer, or hold on where nothing was found and there is time left."""
         broker, request = self.peer.broker, self.request
         if pulled.code != PULL_NOT_FOUND or broker.loop.time() >= self.deadline:
-            send_pulled(self.peer, self.frame, request.topic, pulled)
+            send_pulled(self.peer, self.frame, request, pulled)
             return
         self.offset = max(self.offset, pulled.next_offset)
         if broker.store.max_offset(request.topic, request.queue) > self.offset:
@@ -199,12 +230,11 @@ class _FilteredPull(_Pull):
         self.go_on()
 
     def _read(self, hot: bool) -> Pulled:
-        request = self.request
         if hot:
-            check_readable(self.peer.broker, request.topic)
-        return self.peer.broker.store.pull(
-            request.topic, request.queue, self.offset, self.count_left, self.bytes_left, self.tags, hot,
-            self.records, not self.found,
+            self._check_again()
+        return _read(
+            self.peer.broker, self.request, self.offset, self.count_left, self.bytes_left, self.tags,
+            self.records, not self.found, hot=hot,
         )  # fmt: skip
 
     def pulled(self, pulled: Pulled) -> None:
@@ -223,7 +253,7 @@ class _FilteredPull(_Pull):
         if self.offset < pulled.max_offset and not full and self.steps < FILTER_STEPS_MAX:
             self.go_on()
         elif self.found:
-            send_pulled(self.peer, self.frame, self.request.topic, _together(self.found, self.offset))
+            send_pulled(self.peer, self.frame, self.request, _together(self.found, self.offset))
         else:
             self.steps = 0
             super().pulled(pulled)

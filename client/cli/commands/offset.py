@@ -72,11 +72,14 @@ def _row(stats: ConsumeStats) -> dict[str, Any]:
 @click.argument("topic", type=TOPIC)
 @click.option("--to", type=POSITION, required=True, metavar="POSITION", help=f"{RESET_FORMS}.")
 @click.option("--queue", "queues", type=QUEUE, multiple=True, help="Only this queue; may be given again.")
+@click.option("--force", is_flag=True, help="Also while the group has members: they begin anew from there.")
 @click.option("-n", "--dry-run", is_flag=True, help="Show what would be committed; commit nothing.")
-def reset(settings: Settings, group: str, topic: str, to: Typed, queues: tuple[int, ...], dry_run: bool) -> None:
+def reset(
+    settings: Settings, group: str, topic: str, to: Typed, queues: tuple[int, ...], force: bool, dry_run: bool
+) -> None:
     """Commit a position for a group, so that it reads on from there.
 
-    Stop the group's consumers first: what they commit afterwards counts.
+    Refused while the group has members, unless --force is given.
     """
     with settings.consumer() as consumer:
         stats = consumer.topic_stats(topic)
@@ -84,8 +87,9 @@ def reset(settings: Settings, group: str, topic: str, to: Typed, queues: tuple[i
         after = _offsets(consumer, topic, to, stats)
         after = {queue: at for queue, at in after.items() if queue in (queues or after)}
         before = consumer.committed(group, topic)
-        if not dry_run:
-            consumer.commit(group, topic, after)
+    if not dry_run:
+        with settings.admin() as admin:
+            admin.reset_offsets(group, topic, after, force=force)
     settings.output.rows(
         RESET_COLUMNS,
         [
@@ -147,9 +151,10 @@ def import_(settings: Settings, file: TextIO, dry_run: bool) -> None:
             check_queues(offsets, topic, stats)
             for queue in stats:
                 check_committable(offsets.get(queue.queue, 0), topic, queue)
-        for (group, topic), offsets in wanted.items():
-            if not dry_run:
-                consumer.commit(group, topic, offsets)
+    if not dry_run:
+        with settings.admin() as admin:
+            for (group, topic), offsets in wanted.items():
+                admin.reset_offsets(group, topic, offsets)
     count = sum(map(len, wanted.values()))
     groups = plural(len({group for group, _ in wanted}), "group")
     done = "could be committed" if dry_run else "committed"

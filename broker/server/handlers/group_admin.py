@@ -1,0 +1,220 @@
+"""What an operator asks of consumer groups: which there are, who is in them, how far they are; moving, deleting one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from ....protocol.commands import (
+    CONSUMER_OFFSET_STRUCT,
+    ConsumerOffsetsAnswer,
+    DeleteGroupRequest,
+    EmptyAnswer,
+    EmptyRequest,
+    GroupMembersAnswer,
+    GroupRequest,
+    GroupsAnswer,
+    ResetOffsetRequest,
+)
+from ....protocol.delivery import retry_topic
+from ....protocol.errors import CommitIllegal, GroupNotExist, InvalidParameter, QueueNotExist, TopicNotExist
+from ....protocol.fields import decode_fields
+from ....protocol.frames import Frame
+from ....protocol.names import check_name
+from ...delivery.group import CLUSTERING, Member
+from ...store import MessageStore
+from .context import Broker, Peer
+from .pull import check_readable
+
+RESETS = ("first", "last", "time", "offset")
+
+
+def _known_groups(broker: Broker) -> dict[str, set[str]]:
+    """By group: the topics of which it has committed something or which its members want."""
+    store = broker.store
+    found: dict[str, set[str]] = {name: set() for name in store.groups.names()}
+    for group, topic, _ in store.consumer_offsets.rows():
+        found.setdefault(group, set()).add(topic)
+    for name, running in broker.groups.groups.items():
+        found.setdefault(name, set()).update(running.topics())
+    return found
+
+
+def get_all_groups(peer: Peer, frame: Frame) -> None:
+    """Every group that was ever there and was not deleted."""
+    decode_fields(EmptyRequest, frame.fields)
+    broker = peer.broker
+    rows = []
+    for name, topics in sorted(_known_groups(broker).items()):
+        group = broker.groups.groups.get(name)
+        rows.append({
+            "group": name,
+            "mode": group.mode if group is not None else CLUSTERING,
+            "state": "empty" if group is None else "stable" if group.settled or not group.clustering else "rebalancing",
+            "members": len(group.members) if group is not None else 0,
+            "epoch": group.epoch if group is not None else 0,
+            "topics": sorted(topics - {retry_topic(name)}),
+            "retry_times_max": broker.store.groups.retry_times_max(name),
+        })  # fmt: skip
+    peer.answer(frame, GroupsAnswer(count=len(rows)), msgpack.packb(rows))
+
+
+def get_group_members(peer: Peer, frame: Frame) -> None:
+    """One group: its members, who has which queue, and how far each queue is."""
+    request = decode_fields(GroupRequest, frame.fields)
+    name = _existing(peer.broker, request.group)
+    broker = peer.broker
+    group = broker.groups.groups.get(name)
+    queues = _queues(broker, name)
+
+    def done(ends: dict[tuple[str, int], tuple[int, int]]) -> None:
+        table = broker.store.consumer_offsets
+        held = group.held if group is not None and group.clustering else {}
+        rows = [
+            [
+                topic, queue_id, held.get((topic, queue_id), ""), _or(table.committed_of(name, topic, queue_id), -1),
+                broker.groups.pulled.get((name, topic, queue_id), -1), *ends[topic, queue_id],
+            ]
+            for topic, queue_id in queues
+            if (topic, queue_id) in ends
+        ]  # fmt: skip
+        content = {
+            "group": name,
+            "mode": group.mode if group is not None else CLUSTERING,
+            "epoch": group.epoch if group is not None else 0,
+            "members": [_member(broker, member) for _, member in sorted(group.members.items())] if group else [],
+            "queues": rows,
+        }
+        peer.answer(frame, GroupMembersAnswer(group=name), msgpack.packb(content))
+
+    peer.after_dispatch(frame, lambda: peer.read(frame, lambda hot: _queue_ends(broker.store, queues, hot), done))
+
+
+def _or(value: int | None, other: int) -> int:
+    return other if value is None else value
+
+
+def _existing(broker: Broker, name: str) -> str:
+    check_name("group", name)
+    if name not in _known_groups(broker):
+        raise GroupNotExist(f"there is no group {name}: nobody has consumed or committed under that name")
+    return name
+
+
+def _queues(broker: Broker, name: str) -> list[tuple[str, int]]:
+    """The queues of all topics of the group that are there."""
+    queues = []
+    for topic in sorted(_known_groups(broker)[name]):
+        config = broker.store.topics.get(topic)
+        if config is not None:
+            queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
+    return queues
+
+
+def _queue_ends(
+    store: MessageStore, queues: list[tuple[str, int]], hot: bool
+) -> dict[tuple[str, int], tuple[int, int]]:
+    ends = {}
+    for topic, queue_id in queues:
+        try:
+            ends[topic, queue_id] = (store.min_offset(topic, queue_id, hot), store.max_offset(topic, queue_id))
+        except (TopicNotExist, QueueNotExist):
+            continue  # deleted just now
+    return ends
+
+
+def _member(broker: Broker, member: Member) -> dict[str, Any]:
+    now = broker.loop.time()
+    return {
+        "member": member.name,
+        "client": member.remote.client,
+        "address": f"{member.remote.address[0]}:{member.remote.address[1]}",
+        "epoch": member.joined_epoch,
+        "since_ms": int((now - member.joined_at) * 1000),
+        "heartbeat_ms": int((now - member.heard_at) * 1000),
+        "orderly": member.orderly,
+        "queues": len(member.granted),
+        "subscriptions": [[s.topic, s.tags, s.filter] for _, s in sorted(member.subscriptions.items())],
+    }
+
+
+def delete_group(peer: Peer, frame: Frame) -> None:
+    """Forget a group that nobody is in; its retry topic goes too, its dead letters stay."""
+    request = decode_fields(DeleteGroupRequest, frame.fields)
+    broker = peer.broker
+    name = _existing(broker, request.group)
+    group = broker.groups.groups.get(name)
+    broker.groups.check_idle(name, "stop them, then delete it")
+    if group is not None:  # broadcasting: each member keeps its own progress, but is in the group all the same
+        raise InvalidParameter(f"group {name} has {len(group.members)} live members; stop them, then delete it")
+    broker.store.consumer_offsets.forget(name)
+    broker.groups.forget(name)
+    own = retry_topic(name)
+    if broker.store.topics.get(own) is None or own in broker.topic_changes.pending:
+        peer.answer(frame, EmptyAnswer())
+        return
+    broker.topic_changes.delete(own, peer.later(frame, lambda: peer.answer(frame, EmptyAnswer())))
+
+
+def reset_offset(peer: Peer, frame: Frame) -> None:
+    """Move a group's progress to the beginning, the end, a time or an offset."""
+    request = decode_fields(ResetOffsetRequest, frame.fields)
+    check_name("group", request.group)
+    if request.to not in RESETS:
+        raise InvalidParameter(f"to must be first, last, time or offset, not {request.to!r}")
+    broker = peer.broker
+    check_readable(broker, request.topic)
+    config = broker.store.topics.get(request.topic)
+    queues = config.queues if config is not None else 0
+    if request.queue >= queues:
+        raise QueueNotExist(f"topic {request.topic} has no queue {request.queue}; it has {queues}", queues=queues)
+    if not request.force:
+        broker.groups.check_idle(request.group, "stop them first, or reset with force: they go on from the new offsets")
+    given = _given_offsets(frame, request)
+    wanted = list(given) if request.to == "offset" else [request.queue] if request.queue >= 0 else list(range(queues))
+    if not set(wanted) <= set(range(queues)):
+        raise QueueNotExist(f"topic {request.topic} has no queue {max(wanted)}; it has {queues}", queues=queues)
+
+    def done(offsets: dict[int, int]) -> None:
+        broker.groups.reset(request.group, request.topic, offsets)
+        broker.store.groups.ensure(request.group)
+        body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in sorted(offsets.items()))
+        peer.answer(frame, ConsumerOffsetsAnswer(count=len(offsets)), body)
+
+    peer.after_dispatch(
+        frame,
+        lambda: peer.read(
+            frame,
+            lambda hot: {queue_id: _target(broker.store, request, given, queue_id, hot) for queue_id in wanted},
+            done,
+        ),
+    )
+
+
+def _given_offsets(frame: Frame, request: ResetOffsetRequest) -> dict[int, int]:
+    body_bytes = frame.body_end - frame.body_at
+    if body_bytes != request.count * CONSUMER_OFFSET_STRUCT.size:
+        raise InvalidParameter(
+            f"a body of {body_bytes} bytes; {request.count} offsets take {request.count * CONSUMER_OFFSET_STRUCT.size}"
+        )
+    if (request.to == "offset") != (request.count > 0):
+        raise InvalidParameter("the offsets in the body and to = offset belong together")
+    return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
+
+
+def _target(store: MessageStore, request: ResetOffsetRequest, given: dict[int, int], queue_id: int, hot: bool) -> int:
+    topic = request.topic
+    max_offset = store.max_offset(topic, queue_id)
+    if request.to == "last":
+        return max_offset
+    if request.to == "time":
+        return store.offset_by_time(topic, queue_id, request.timestamp_ms, hot)
+    if request.to == "first":
+        return store.min_offset(topic, queue_id, hot)
+    if not 0 <= given[queue_id] <= max_offset:
+        raise CommitIllegal(
+            f"offset {given[queue_id]} of queue {queue_id} of {topic!r} is outside of [0, {max_offset}]; nothing was "
+            "reset", queue=queue_id, max_offset=max_offset,
+        )  # fmt: skip
+    return given[queue_id]

@@ -1,0 +1,159 @@
+"""Consumer groups: heartbeats and leaving."""
+
+from __future__ import annotations
+
+import msgpack
+
+from ....protocol.commands import EmptyAnswer, HeartBeatAnswer, HeartBeatRequest, UnregisterClientRequest
+from ....protocol.delivery import UNREADABLE_TOPICS
+from ....protocol.errors import InvalidParameter, NoPermission, QueueNotExist, TopicNotExist
+from ....protocol.fields import decode_fields
+from ....protocol.frames import Frame
+from ....protocol.names import check_name
+from ...delivery.assignment import Queue
+from ...delivery.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
+from ...delivery.group import BROADCASTING, CLUSTERING, ConsumerGroup, Member, Subscription
+from ...filters import compile_filter
+from ...store import MessageStore
+from .context import Broker, Peer
+from .pull import parse_tags
+
+SUBSCRIPTIONS_MAX = 1_000
+OWNED_MAX = 65_536
+KINDS = ("consumer", "producer")
+STARTS = ("first", "last", "time")
+
+
+def heart_beat(peer: Peer, frame: Frame) -> None:
+    """A member joins its group or stays in it; the answer is what it may consume."""
+    request = decode_fields(HeartBeatRequest, frame.fields)
+    check_name("group", request.group)
+    if request.kind not in KINDS:
+        raise InvalidParameter(f"kind must be consumer or producer, not {request.kind!r}")
+    interval_ms = min(request.session_timeout_ms // HEARTBEATS_A_SESSION, INTERVAL_MS_MAX)
+    broker = peer.broker
+    if request.kind == "producer":
+        broker.producer_groups.heart_beat(request.group, request.member, peer, request.session_timeout_ms / 1000)
+        peer.answer(frame, HeartBeatAnswer(epoch=1, interval_ms=interval_ms))
+        return
+    if request.mode not in (CLUSTERING, BROADCASTING):
+        raise InvalidParameter(f"mode must be {CLUSTERING} or {BROADCASTING}, not {request.mode!r}")
+    if request.start not in STARTS:
+        raise InvalidParameter(f"start must be first, last or time, not {request.start!r}")
+    subscriptions, owned = _decode_body(frame)
+    group, member = broker.groups.heart_beat(peer, request, subscriptions, owned)
+    _Assignment(peer, frame, request, group, member, interval_ms).answer()
+
+
+def _decode_body(frame: Frame) -> tuple[dict[str, Subscription], list[Queue]]:
+    try:
+        subscriptions, owned = msgpack.unpackb(
+            frame.body, max_array_len=OWNED_MAX, max_str_len=32_767, max_map_len=0, max_bin_len=0, max_ext_len=0
+        )
+        wanted = [(str(topic), str(tags), str(expression)) for topic, tags, expression in subscriptions]
+        held = [(str(topic), int(queue)) for topic, queue in owned]
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise InvalidParameter(
+            f"the body of a HEART_BEAT must be msgpack [[[topic, tags, filter], …], [[topic, queue], …]]: {error}"
+        ) from None
+    if len(wanted) > SUBSCRIPTIONS_MAX:
+        raise InvalidParameter(f"{len(wanted)} subscriptions; a member may have {SUBSCRIPTIONS_MAX}")
+    found: dict[str, Subscription] = {}
+    for topic, tags, expression in wanted:
+        check_name("topic", topic)
+        if topic in UNREADABLE_TOPICS:
+            raise NoPermission(f"topic {topic} is the broker's own and cannot be consumed")
+        if topic in found:
+            raise InvalidParameter(f"topic {topic} is subscribed twice; give all tags in one subscription: a || b")
+        if tags:
+            parse_tags(tags)
+        if expression:
+            compile_filter(expression)
+        found[topic] = Subscription(topic, tags, expression)
+    return found, held
+
+
+class _Assignment:
+    """The answer to a heartbeat: each queue with the offset to go on from."""
+
+    __slots__ = ("frame", "group", "interval_ms", "member", "peer", "request")
+
+    def __init__(
+        self,
+        peer: Peer,
+        frame: Frame,
+        request: HeartBeatRequest,
+        group: ConsumerGroup,
+        member: Member,
+        interval_ms: int,
+    ) -> None:
+        self.peer = peer
+        self.frame = frame
+        self.request = request
+        self.group = group
+        self.member = member
+        self.interval_ms = interval_ms
+
+    def answer(self) -> None:
+        """Answer at once where all queues have an offset, else find where to begin."""
+        store = self.peer.broker.store
+        missing = [queue for queue in self.group.assignment(self.member) if self._committed(store, queue) is None]
+        if not missing:
+            self._send({})
+            return
+        groups = self.peer.broker.groups
+        first = {queue for queue in missing if groups.begins_at_first(self.group.name, queue[0])}
+        self.peer.after_dispatch(
+            self.frame,
+            lambda: self.peer.read(self.frame, lambda hot: self._begins(store, missing, first, hot), self._send),
+        )
+
+    def _committed(self, store: MessageStore, queue: Queue) -> int | None:
+        name = self.peer.broker.groups.progress_name(self.group.name, self.member.name)
+        return store.consumer_offsets.committed_of(name, queue[0], queue[1])
+
+    def _begins(self, store: MessageStore, missing: list[Queue], first: set[Queue], hot: bool) -> dict[Queue, int]:
+        begins = {}
+        for topic, queue_id in missing:
+            try:
+                if (topic, queue_id) in first or self.request.start == "first":
+                    begins[topic, queue_id] = store.min_offset(topic, queue_id, hot)
+                elif self.request.start == "last":
+                    begins[topic, queue_id] = store.max_offset(topic, queue_id)
+                else:
+                    begins[topic, queue_id] = store.offset_by_time(topic, queue_id, self.request.start_ms, hot)
+            except (TopicNotExist, QueueNotExist):
+                continue  # deleted just now: the next assignment is without it
+        return begins
+
+    def _send(self, begins: dict[Queue, int]) -> None:
+        """Where a group begins is kept at once: who takes the queue over must not begin later."""
+        store = self.peer.broker.store
+        rows: list[tuple[str, int, int, int]] = []
+        for queue, granted in self.group.assignment(self.member).items():
+            next_offset = self._committed(store, queue)
+            if next_offset is None:
+                if queue not in begins:
+                    continue  # granted meanwhile: the member is told to come again
+                next_offset = begins[queue]
+                if self.group.clustering:
+                    store.consumer_offsets.commit(self.group.name, *queue, next_offset)
+            rows.append((*queue, next_offset, granted))
+        answer = HeartBeatAnswer(
+            epoch=self.group.epoch,
+            count=len(rows),
+            interval_ms=self.interval_ms,
+            retry_times_max=store.groups.retry_times_max(self.group.name),
+        )
+        self.peer.answer(self.frame, answer, msgpack.packb(rows))
+
+
+def unregister_client(peer: Peer, frame: Frame) -> None:
+    """A member leaves."""
+    request = decode_fields(UnregisterClientRequest, frame.fields)
+    broker: Broker = peer.broker
+    if request.kind == "producer":
+        broker.producer_groups.leave(request.group, request.member)
+    else:
+        broker.groups.leave(request.group, request.member, request.epoch)
+    peer.answer(frame, EmptyAnswer())

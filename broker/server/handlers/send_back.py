@@ -1,0 +1,74 @@
+"""CONSUMER_SEND_MSG_BACK: store again what a consumer could not handle."""
+
+from __future__ import annotations
+
+from ....protocol.commands import (
+    PHYSICAL_OFFSET_STRUCT,
+    SendMessageBackAnswer,
+    SendMessageBackRequest,
+)
+from ....protocol.delivery import DELAY_LEVEL_MAX
+from ....protocol.errors import DelayIllegal, InvalidParameter, MessageNotFound
+from ....protocol.fields import decode_fields
+from ....protocol.frames import Frame
+from ....protocol.names import check_name
+from ....protocol.record import Record
+from ...delivery.retry import send_back, topics_for
+from .context import Peer
+
+
+def consumer_send_msg_back(peer: Peer, frame: Frame) -> None:
+    """All messages of the request are stored again, or none; answered when that is acknowledged."""
+    request = decode_fields(SendMessageBackRequest, frame.fields)
+    check_name("group", request.group)
+    if request.delay_level > DELAY_LEVEL_MAX:
+        raise DelayIllegal(f"delay_level {request.delay_level} is none: there are levels 1 to {DELAY_LEVEL_MAX}")
+    body = bytes(frame.body)
+    if len(body) != request.count * PHYSICAL_OFFSET_STRUCT.size:
+        raise InvalidParameter(
+            f"a body of {len(body)} bytes; {request.count} physical offsets take "
+            f"{request.count * PHYSICAL_OFFSET_STRUCT.size}"
+        )
+    physical_offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
+    peer.read(
+        frame,
+        lambda hot: [_record(peer, physical_offset, hot) for physical_offset in physical_offsets],
+        lambda records: _make_topics(peer, frame, request, records),
+    )
+
+
+def _record(peer: Peer, physical_offset: int, hot: bool) -> Record:
+    store = peer.broker.store
+    record = None
+    if physical_offset < store.dispatchable_offset:
+        record = store.reads.consumable_record(physical_offset, hot=hot)
+    if record is None:
+        raise MessageNotFound(
+            f"there is no message at physical offset {physical_offset}: retention took it, its topic was deleted, or "
+            "it never was there; nothing was sent back"
+        )
+    return record
+
+
+def _make_topics(peer: Peer, frame: Frame, request: SendMessageBackRequest, records: list[Record]) -> None:
+    if request.member:
+        for record in records:
+            topic = record.topic.decode()
+            peer.broker.groups.check_holder(request.group, request.member, request.epoch, topic, record.queue_id)
+
+    made = peer.later(frame, lambda: _append(peer, frame, request, records))
+    peer.broker.writer.with_topics(topics_for(request.group), made)
+
+
+def _append(peer: Peer, frame: Frame, request: SendMessageBackRequest, records: list[Record]) -> None:
+    broker = peer.broker
+    times_max = request.retry_times_max
+    if times_max < 0:
+        times_max = broker.store.groups.retry_times_max(request.group)
+    sent_back = [send_back(record, request.group, request.delay_level, times_max) for record in records]
+    end_offset = broker.writer.append([each.record for each in sent_back])
+    dead = sum(each.dead for each in sent_back)
+    broker.counters.retried_messages += len(sent_back) - dead
+    broker.counters.dead_messages += dead
+    answer = SendMessageBackAnswer(retried=len(sent_back) - dead, dead=dead)
+    broker.writer.when_acknowledged(end_offset, peer.later(frame, lambda: peer.answer(frame, answer)))

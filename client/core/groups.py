@@ -1,0 +1,147 @@
+"""Consumer groups as an operator sees them, and what can be asked and done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...protocol import commands
+from ...protocol.commands import CONSUMER_OFFSET_STRUCT
+from ...protocol.errors import RemoteProtocolError
+from ...protocol.fields import decode_fields
+from .operations import ALL_QUEUES, Operation, nothing, operation, unpack_body
+from .session import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """One group. ``state``: ``empty`` (nobody is in it), ``rebalancing`` or ``stable``; ``retry_times_max``: how often
+    a message is tried again before it becomes a dead letter."""
+
+    group: str
+    mode: str
+    state: str
+    members: int
+    epoch: int
+    topics: Sequence[str]
+    retry_times_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """One member. ``since_ms``, ``heartbeat_ms``: how long ago it joined, and was last heard of; ``subscriptions``:
+    (topic, tags, filter) each."""
+
+    member: str
+    client: str
+    address: str
+    epoch: int
+    since_ms: int
+    heartbeat_ms: int
+    orderly: bool
+    queues: int
+    subscriptions: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQueue:
+    """How far a group is with one queue. ``member``: who holds it, empty: nobody; ``committed``: the next offset, -1:
+    nothing is committed; ``pulled``: behind the last message that a member was given, -1: none was."""
+
+    topic: str
+    queue: int
+    member: str
+    committed: int
+    pulled: int
+    min_offset: int
+    max_offset: int
+
+    @property
+    def lag(self) -> int:
+        """Messages that are stored and not consumed."""
+        return max(self.max_offset - max(self.committed, self.min_offset), 0)
+
+    @property
+    def in_flight(self) -> int:
+        """Of them, those that are with a member."""
+        return min(max(self.pulled - max(self.committed, self.min_offset), 0), self.lag) if self.member else 0
+
+    @property
+    def ready(self) -> int:
+        """Of them, those that nobody has been given."""
+        return self.lag - self.in_flight
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """One group in full."""
+
+    group: str
+    mode: str
+    epoch: int
+    members: Sequence[GroupMember] = field(default_factory=tuple)
+    queues: Sequence[GroupQueue] = field(default_factory=tuple)
+
+
+def groups() -> Operation[list[GroupInfo]]:
+    """Every group."""
+
+    def decode(answer: Answer) -> list[GroupInfo]:
+        return [_of(GroupInfo, row) for row in _rows(unpack_body(answer))]
+
+    return operation(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, decode)
+
+
+def group_status(group: str) -> Operation[GroupStatus]:
+    """One group in full."""
+
+    def decode(answer: Answer) -> GroupStatus:
+        content = unpack_body(answer)
+        if not isinstance(content, dict):
+            raise RemoteProtocolError(f"a group as {type(content).__name__}")
+        members = [_of(GroupMember, row) for row in _rows(content.get("members"))]
+        queues = [GroupQueue(*row[:7]) for row in _rows(content.get("queues"))]
+        return GroupStatus(content["group"], content["mode"], content["epoch"], members, queues)
+
+    return operation(commands.GET_CONSUMER_CONNECTION_LIST, decode, group=group)
+
+
+def delete_group(group: str) -> Operation[None]:
+    """Forget a group that nobody is in."""
+    return operation(commands.DELETE_SUBSCRIPTIONGROUP, nothing, group=group)
+
+
+def reset_offsets(group: str, topic: str, offsets: Mapping[int, int], force: bool) -> Operation[dict[int, int]]:
+    """Move a group's progress to these offsets, by queue."""
+    body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
+    return operation(
+        commands.INVOKE_BROKER_TO_RESET_OFFSET, _offsets, body,
+        group=group, topic=topic, to="offset", count=len(offsets), force=force,
+    )  # fmt: skip
+
+
+def reset_to(
+    group: str, topic: str, to: str, timestamp_ms: int, queue: int | None, force: bool
+) -> Operation[dict[int, int]]:
+    """Move a group's progress to ``first``, ``last`` or ``time``."""
+    return operation(
+        commands.INVOKE_BROKER_TO_RESET_OFFSET, _offsets,
+        group=group, topic=topic, to=to, timestamp_ms=timestamp_ms,
+        queue=ALL_QUEUES if queue is None else queue, force=force,
+    )  # fmt: skip
+
+
+def _offsets(answer: Answer) -> dict[int, int]:
+    decode_fields(commands.ConsumerOffsetsAnswer, answer.fields)
+    return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.body))
+
+
+def _rows(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise RemoteProtocolError(f"rows as {type(value).__name__}")
+    return value
+
+
+def _of(cls: type[Any], row: dict[str, Any]) -> Any:
+    return cls(**{name: row[name] for name in cls.__dataclass_fields__})
