@@ -113,6 +113,10 @@ class LimitsSection(Section):
     idle_timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 120_000
     write_buffer_bytes_max: Annotated[int, Whole(4096, 2**40)] = 4 * MIB
     slow_reader_timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 60_000
+    sequence_runs_max: Annotated[int, Whole(1024, 100_000_000)] = 131_072
+    sequence_producer_runs_max: Annotated[int, Whole(16, 10_000_000)] = 1024
+    sequence_expiry_ms: Annotated[int, Whole(1000, 30 * DAY_MS)] = 15 * 60_000
+    sequence_recovery_bytes: Annotated[int, Whole(0, 2**50)] = 256 * MIB
 
 
 class RetentionSection(Section):
@@ -386,6 +390,13 @@ def _check_together(settings: Settings, layers: Sequence[Layer]) -> None:
             limits.produce_frame_bytes_max,
             f"at most limits.frame_bytes_max, {limits.frame_bytes_max}",
             ["limits.frame_bytes_max"],
+        )
+    if limits.sequence_producer_runs_max > limits.sequence_runs_max // 2:
+        refuse(
+            "limits.sequence_producer_runs_max",
+            limits.sequence_producer_runs_max,
+            f"at most half of what all producers together may have, {limits.sequence_runs_max // 2}",
+            ["limits.sequence_runs_max"],
         )
     if limits.in_flight_bytes_max < limits.frame_bytes_max:
         refuse(

@@ -206,6 +206,23 @@ class HelloRequired(BrokerError):
     code, name, retriable = 1401, "HELLO_REQUIRED", False
 
 
+class PartlyStored(BrokerError):
+    """Some messages of the frame were stored before, others not, or not in one piece; nothing was written. Cut it at
+    `cut_at` and send both parts."""
+
+    code, name, retriable = 1416, "PARTLY_STORED", False
+
+    @property
+    def stored(self) -> int:
+        """How many of the frame's first messages are stored, in one piece."""
+        return _integer_or_zero(self.details.get("stored"))
+
+    @property
+    def cut_at(self) -> int:
+        """The first message with which something changes; those in front of it are all stored, or all not."""
+        return _integer_or_zero(self.details.get("cut_at"))
+
+
 class VersionNotSupported(BrokerError):
     """The broker does not speak the protocol version asked for."""
 
@@ -305,6 +322,7 @@ ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
         QueueNotExist,
         FrameIllegal,
         HelloRequired,
+        PartlyStored,
         VersionNotSupported,
         GroupNotExist,
         TransactionGroupWrong,

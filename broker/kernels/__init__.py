@@ -11,6 +11,7 @@ Importing a module of this package compiles its kernels or loads them from the c
 ``dispatch``   CommitLog records: check, and turn them into ConsumeQueue units and index keys
 ``index``      put entries into an IndexFile, check one
 ``gather``     choose ConsumeQueue units, copy and check the records of an answer
+``sequences``  what producers stored, read back from the log
 ``examine``    for the offline tools: everything that can be wrong with records; no broker loads it
 =============  ======================================================================================
 """
@@ -21,7 +22,7 @@ import importlib
 import time
 from collections.abc import Iterable, Iterator
 
-SERVING_MODULES = ("words", "crc32", "text", "produce", "dispatch", "index", "gather")
+SERVING_MODULES = ("words", "crc32", "text", "produce", "dispatch", "index", "gather", "sequences")
 MODULES = (*SERVING_MODULES, "examine")
 
 

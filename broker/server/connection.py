@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from ...protocol.errors import (
@@ -218,15 +219,21 @@ class Connection(Waiting, asyncio.BufferedProtocol):
 
     def resume(self, frame: Frame, error: BrokerError | None) -> None:
         """See ``Peer.resume``."""
+        self.proceed(frame, partial(self.handle, frame) if error is None else partial(self.fail, frame, error))
+
+    def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
+        """See ``Peer.proceed``."""
         self.stops &= ~STOP_SUSPENDED
         if self.lost:
             return
         self.running = True
         self.turn_began = frame.began
-        if error is not None:
+        try:
+            call()
+        except BrokerError as error:
             self.fail(frame, error)
-        else:
-            self.handle(frame)
+        except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
+            self.unexpected(frame, error)
         self.running = False
         self._after_run(1, incomplete=False)
         self.check_end()

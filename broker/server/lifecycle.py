@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,8 +84,13 @@ class Lifecycle:
 
             report = await self._loop.run_in_executor(None, store.open, recovering)
             self._store = store
+            limits = settings.limits
+            runs = await self._loop.run_in_executor(
+                None, store.producer_runs.tail, limits.sequence_recovery_bytes, limits.sequence_runs_max
+            )
             self._start_services(store, report)
             assert self._broker is not None
+            self._broker.sequences.restore(runs, time.monotonic())
             self._server = Server(self._broker, sockets)
             self._server.start()
             self._endpoint.started(self._broker, self._services)

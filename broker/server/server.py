@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import resource
 import socket
+import time
 
 from ...protocol.errors import ConfigurationError, SystemBusy
 from ..setting_rules import parse_address
@@ -237,5 +238,6 @@ class Server:
         loop = self._broker.loop
         self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
         now = loop.time()
+        self._broker.sequences.expire(time.monotonic())
         for connection in list(self._connections):
             connection.sweep(now)

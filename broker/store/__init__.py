@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .commitlog import Appended, ProduceBatch, common_properties
+from .commitlog import Appended, ProduceBatch, check_count, common_properties
 from .config_files import TopicConfig
 from .errors import (
     CorruptFile,
@@ -14,6 +14,7 @@ from .errors import (
     WouldBlock,
 )
 from .message_store import MessageStore
+from .producer_runs import Places, StoredRun
 from .reads import Found, Pulled
 from .recovery import RecoveryReport
 from .settings import StoreSettings
@@ -24,6 +25,7 @@ __all__ = [
     "CorruptLog",
     "Found",
     "MessageStore",
+    "Places",
     "ProduceBatch",
     "Pulled",
     "RecoveryReport",
@@ -32,7 +34,9 @@ __all__ = [
     "StoreFailed",
     "StoreLocked",
     "StoreSettings",
+    "StoredRun",
     "TopicConfig",
     "WouldBlock",
+    "check_count",
     "common_properties",
 ]

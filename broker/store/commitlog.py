@@ -113,6 +113,12 @@ def common_properties(text: str) -> bytes:
     return blob
 
 
+def check_count(count: int, layout: int, body_bytes: int) -> None:
+    """Raise ``MessageIllegal`` where a body is too short for so many messages."""
+    if count * _MESSAGE_BYTES_MIN[layout] > body_bytes:
+        raise MessageIllegal(f"count says {count} messages, but the body has {body_bytes} bytes")
+
+
 def _hexadecimal(prefix: bytes) -> bool:
     return not prefix.translate(None, b"0123456789ABCDEFabcdef")
 
@@ -159,8 +165,7 @@ class CommitLog:
         """
         count = batch.count
         body_bytes = batch.body_end - batch.body_at
-        if count * _MESSAGE_BYTES_MIN[batch.layout] > body_bytes:
-            raise MessageIllegal(f"count says {count} messages, but the body has {body_bytes} bytes")
+        check_count(count, batch.layout, body_bytes)
         bound = body_bytes + count * (_RECORD_OVERHEAD_BYTES + len(batch.common)) + BLANK_BYTES_MIN
         file = self._room(min(bound, FRAME_RECORDS_BYTES_MAX))
         if count * kernel.PLAN_WIDTH > len(self._plan):

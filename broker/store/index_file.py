@@ -132,11 +132,15 @@ class IndexFile:
         low, high = 1, max(self.index_count, 1)
         while low < high:
             middle = (low + high) // 2
-            if self._read_block(middle, 1)["physical_offset"][0] < physical_offset:
+            if self.physical_offset_of(middle) < physical_offset:
                 low = middle + 1
             else:
                 high = middle
         return low
+
+    def physical_offset_of(self, number: int) -> int:
+        """Where the record of an entry lies."""
+        return int(self._read_block(number, 1)["physical_offset"][0])
 
     def read_entries(self, number: int, below: int) -> Entries:
         """The entries from ``number`` on whose records lie below the physical offset ``below``."""
@@ -302,6 +306,13 @@ class IndexService:
         """All keys of the records below this are in the index: recovery completes the last record's."""
         end = self.end_physical_offset
         return end + 1 if end or any(file.index_count > 1 for file in self.files) else 0
+
+    def first_record_at(self, physical_offset: int) -> int | None:
+        """Where the first record with a key begins at or behind ``physical_offset``; None where none does."""
+        for file in self.files:
+            if file.index_count > 1 and file.end_physical_offset >= physical_offset:
+                return file.physical_offset_of(file.first_entry_at(physical_offset))
+        return None
 
     def entries_of_last_record(self) -> int:
         """How many entries the last record has that is in the index."""

@@ -26,6 +26,7 @@ from .expiry import Expiry
 from .files import Files, make_durable_folder, remove_content
 from .group_table import SubscriptionGroupTable
 from .index_file import IndexService
+from .producer_runs import ProducerRuns
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .reads import Found, Pulled, Reads
 from .record_filter import RecordFilter
@@ -72,6 +73,7 @@ class MessageStore:
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below
         self.reads = Reads(self.commitlog, self.queues, self.index, self.topics, self.state)
+        self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.expiry = Expiry(self.commitlog, self.queues, self.reads, self.consumer_offsets, self._delay_offsets)
         self.failed: BaseException | None = None
         self.refusal: Callable[[], ServiceNotAvailable] | None = None

@@ -4,8 +4,10 @@ Callers ``add_single`` and ``add_bulk``; a driver sends what ``next_frame`` retu
 (``answered``, ``connection_lost``, ``expire``), and looks at the ``done`` of what was added. All times are monotonic
 seconds that the driver passes in. Nothing here is safe for two threads at once: the driver sees to that.
 
-What is retriable is sent again, after a pause, until its deadline; frames keep their order within a lane. A frame that
-the broker refuses as illegal is halved until the message that is to blame stands alone.
+What is retriable is sent again, after a pause, until its deadline; frames keep their order within a lane. The broker
+knows a frame that it has stored by its unique keys, as long as few others came in between: so only so many are in
+flight at a time, and those whose answer was lost go before all others. A frame that the broker refuses as illegal is
+halved until the message that is to blame stands alone; one that is stored in part is cut there.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from ...protocol.errors import (
     SUCCESS,
     FlintError,
     MessageIllegal,
+    PartlyStored,
     RemoteProtocolError,
     RequestTimeout,
     error_from_answer,
@@ -44,6 +47,8 @@ from .routing import ANY_QUEUE
 from .session import Answer
 
 IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
+IN_FLIGHT_FRAMES_MAX = 256
+"""Brokers remember more frames of a producer than this (``limits.sequence_producer_runs_max``)."""
 _LANES_KEPT = 1024
 
 
@@ -124,7 +129,7 @@ class Delivery:
 
     def next_request(self, now: float, request_id: int) -> tuple[bytes, bytes | memoryview] | None:
         """Head and body of the next frame to be sent, with this request id; None while everything waits."""
-        if now < self._backoff.until:
+        if now < self._backoff.until or len(self.in_flight) >= IN_FLIGHT_FRAMES_MAX:
             return None
         offered = self.offered
         while offered:
@@ -173,6 +178,8 @@ class Delivery:
             frame.lane.retries.appendleft(frame)
             self._offer(frame.lane)
         self.in_flight.clear()
+        # What may be stored goes before what is new.
+        self.offered = deque(sorted(self.offered, key=lambda lane: not lane.retries))
         self._backoff.failed(error, now)
 
     def fail_all(self, error: FlintError) -> None:
@@ -247,7 +254,10 @@ class Delivery:
     def _offer(self, lane: Lane) -> None:
         if not lane.offered and lane.in_flight < lane.window and (lane.retries or lane.waiting):
             lane.offered = True
-            self.offered.append(lane)
+            if lane.retries:
+                self.offered.appendleft(lane)
+            else:
+                self.offered.append(lane)
 
     def _packed(self, frame: ProduceFrame) -> bool:
         """Pack the frame where it is not; False where it is too long, and was halved or has failed."""
@@ -318,7 +328,7 @@ class Delivery:
         """A packed frame is longer than the broker takes: halve it, or refuse its only message."""
         assert frame.body is not None
         if frame.count > 1:
-            self._halve(frame)
+            self._cut(frame, frame.count // 2)
             return
         self._fail_frame(
             frame,
@@ -329,9 +339,10 @@ class Delivery:
             ),
         )
 
-    def _halve(self, frame: ProduceFrame) -> None:
+    def _cut(self, frame: ProduceFrame, at: int) -> None:
+        """Send two frames instead: the messages in front of message ``at``, and the others."""
         self._forget_bytes(frame)
-        frame.lane.retries.extendleft(reversed(frame.halves()))
+        frame.lane.retries.extendleft(reversed(frame.cut(at)))
 
     # ---- outcomes
 
@@ -373,7 +384,9 @@ class Delivery:
             frame.lane.retries.append(frame)
             self._backoff.failed(error, now)
         elif isinstance(error, MessageIllegal) and frame.count > 1:
-            self._halve(frame)
+            self._cut(frame, frame.count // 2)
+        elif isinstance(error, PartlyStored) and 0 < error.cut_at < frame.count:
+            self._cut(frame, error.cut_at)
         else:
             self._fail_frame(frame, error)
 

@@ -8,6 +8,7 @@ from math import inf
 from typing import Any, TypeAlias
 
 from ...protocol.errors import FlintError
+from ...protocol.ids import UNIQUE_COUNTER_MAX
 from ..message import Row
 from .heads import ProduceHead
 from .packing import ColumnSource, Content, RowSource
@@ -161,10 +162,10 @@ class ProduceFrame:
         self.body: bytes | memoryview | None = None
         self.error: FlintError | None = None
 
-    def halves(self) -> tuple[ProduceFrame, ProduceFrame]:
-        """Two frames of this one's first and second half; each message keeps its unique key."""
-        first, second = self.content.halves()
-        return self._part(first, 0), self._part(second, len(first))
+    def cut(self, at: int) -> tuple[ProduceFrame, ProduceFrame]:
+        """Two frames, of the messages in front of message ``at`` and of the others; each keeps its unique key."""
+        first, second = self.content.cut(at)
+        return self._part(first, 0), self._part(second, at)
 
     def _part(self, content: Content, start: int) -> ProduceFrame:
         end = start + len(content)
@@ -173,7 +174,7 @@ class ProduceFrame:
             self.head,
             content,
             len(content),
-            self.first + start,
+            (self.first + start) % UNIQUE_COUNTER_MAX,
             self.deadline,
             self.singles[start:end],
             self.group,

@@ -45,10 +45,9 @@ class Rows:
         """The frame's body. ``packer``: a ``msgpack.Packer`` that no other thread uses meanwhile."""
         return _pack_rows(self.rows, packer)
 
-    def halves(self) -> tuple[Rows, Rows]:
-        """The first and the second half of at least two messages."""
-        middle = len(self.rows) // 2
-        return Rows(self.rows[:middle]), Rows(self.rows[middle:])
+    def cut(self, at: int) -> tuple[Rows, Rows]:
+        """The messages in front of message ``at``, and the others."""
+        return Rows(self.rows[:at]), Rows(self.rows[at:])
 
 
 class MessageRows:
@@ -68,10 +67,9 @@ class MessageRows:
         """The frame's body. ``packer``: a ``msgpack.Packer`` that no other thread uses meanwhile."""
         return _pack_rows(rows_of(self.messages), packer)
 
-    def halves(self) -> tuple[MessageRows, MessageRows]:
-        """The first and the second half of at least two messages."""
-        middle = len(self.messages) // 2
-        return MessageRows(self.messages[:middle]), MessageRows(self.messages[middle:])
+    def cut(self, at: int) -> tuple[MessageRows, MessageRows]:
+        """The messages in front of message ``at``, and the others."""
+        return MessageRows(self.messages[:at]), MessageRows(self.messages[at:])
 
 
 class Columns:
@@ -93,13 +91,12 @@ class Columns:
         keys: bytes = packer.pack(self.keys if self.keys is not None else [None] * len(self.bodies))
         return bodies + keys
 
-    def halves(self) -> tuple[Columns, Columns]:
-        """The first and the second half of at least two messages."""
-        middle = len(self.bodies) // 2
+    def cut(self, at: int) -> tuple[Columns, Columns]:
+        """The messages in front of message ``at``, and the others."""
         keys = self.keys
         return (
-            Columns(self.bodies[:middle], keys[:middle] if keys is not None else None),
-            Columns(self.bodies[middle:], keys[middle:] if keys is not None else None),
+            Columns(self.bodies[:at], keys[:at] if keys is not None else None),
+            Columns(self.bodies[at:], keys[at:] if keys is not None else None),
         )
 
 

@@ -32,7 +32,7 @@ def unpack(content: Content) -> list[Any]:
 def test_rows_are_read_as_they_were_packed(rows: list[tuple[bytes, dict[str, str]]]) -> None:
     assert unpack(Rows(rows)) == [list(row) for row in rows]
     if len(rows) > 1:
-        first, second = Rows(rows).halves()
+        first, second = Rows(rows).cut(len(rows) // 2)
         assert [*unpack(first), *unpack(second)] == unpack(Rows(rows))
 
 
@@ -43,7 +43,7 @@ def test_columns_are_read_as_they_were_packed(pairs: list[tuple[bytes, str | Non
     expected = [[body for body, _ in pairs], [key if with_keys else None for _, key in pairs]]
     assert unpack(columns) == expected
     if len(pairs) > 1:
-        first, second = unpack(columns.halves()[0]), unpack(columns.halves()[1])
+        first, second = unpack(columns.cut(len(pairs) // 2)[0]), unpack(columns.cut(len(pairs) // 2)[1])
         assert [first[0] + second[0], first[1] + second[1]] == expected
 
 

@@ -216,6 +216,10 @@ BROKER_LIMITS = {
     "limits.idle_timeout_ms": "time on which nothing happens on a connection, in ms",
     "limits.write_buffer_bytes_max": "answers that a client has not taken, in bytes",
     "limits.slow_reader_timeout_ms": "time in which a client takes nothing of them, in ms",
+    "limits.sequence_producer_runs_max": "runs of messages of one producer in one topic that are remembered",
+    "limits.sequence_runs_max": "such runs of all producers, of which each producer in each topic counts as 4 more",
+    "limits.sequence_expiry_ms": "time after its last message for which a producer is remembered, in ms",
+    "limits.sequence_recovery_bytes": "newest log from which a start reads what producers have stored, in bytes",
 }
 
 

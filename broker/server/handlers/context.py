@@ -18,6 +18,7 @@ from ...delivery.offset_moved import TOPIC as OFFSET_MOVED
 from ...delivery.offset_moved import offset_moved_record
 from ...delivery.producer_groups import ProducerGroups
 from ...delivery.remote import Remote
+from ...delivery.sequences import ProducerSequences
 from ...delivery.topic_changes import TopicChanges
 from ...delivery.writer import RecordWriter
 from ...services.allocation import AllocateMappedFileService
@@ -76,7 +77,12 @@ class Broker:
         self.turns = Turns(loop.time, loop.call_soon)
         """What pulls with a filter do, step by step."""
         self.counters = Counters()
-        self.topic_changes = TopicChanges(store, loop, self.counters.forget_topic)
+        self.sequences = ProducerSequences(
+            runs_max=self.limits.sequence_runs_max,
+            producer_runs_max=self.limits.sequence_producer_runs_max,
+            expiry_s=self.limits.sequence_expiry_ms / 1000,
+        )
+        self.topic_changes = TopicChanges(store, loop, self._topic_deleted)
         self.started_at = time.monotonic()
         self.sync = settings.flush.policy == "sync"
         self.writer = RecordWriter(store, flush, self.topic_changes, loop, self.appended, sync=self.sync)
@@ -107,6 +113,10 @@ class Broker:
         if self.allocation.full:
             return f"the disk of {store.path} is full: there is no room for more of the log"
         return ""
+
+    def _topic_deleted(self, topic: str) -> None:
+        self.counters.forget_topic(topic)
+        self.sequences.forget_topic(topic)
 
     def appended(self) -> None:
         """Messages were appended: once this turn of the loop is over, wake the flush and dispatch them.
@@ -233,6 +243,9 @@ class Peer(Remote, Protocol):
 
     def resume(self, frame: Frame, error: BrokerError | None) -> None:
         """Go on: handle ``frame`` again, or answer it with ``error``."""
+
+    def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
+        """Go on after ``suspend`` by calling; what it raises answers ``frame``."""
 
     def read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
         """Call ``read(True)``; where that would block, ``read(False)`` in a reader thread. ``done`` gets the result.

@@ -61,8 +61,8 @@ class Counters:
     """
 
     __slots__ = (
-        "connections_accepted", "connections_refused", "dead_messages", "errors", "latencies", "one_way_errors",
-        "produce_latencies", "produced", "pulled", "retried_messages",
+        "connections_accepted", "connections_refused", "dead_messages", "duplicates", "errors", "latencies",
+        "one_way_errors", "produce_latencies", "produced", "pulled", "retried_messages",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -70,6 +70,8 @@ class Counters:
         self.connections_refused = 0
         self.produced = Direction()
         self.pulled = Direction()
+        self.duplicates = 0
+        """PRODUCE frames that were stored before."""
         self.one_way_errors = 0
         self.retried_messages = 0
         """Messages that consumers sent back, to be tried again."""

@@ -18,6 +18,7 @@ from ....protocol.frames import REQUEST, RESPONSE, Frame, encode_head
 from ....protocol.names import check_name, is_system_topic, may_produce_to
 from ...store import ProduceBatch, TopicConfig, common_properties
 from .context import FRAME_LENGTH_BYTES, Broker, Peer
+from .produce_again import answer_again
 
 _FLUSHES = frozenset({"", "sync", "async"})
 
@@ -37,6 +38,11 @@ def produce(peer: Peer, frame: Frame) -> None:
     if topic is None or name in broker.topic_changes.pending:
         _wait_for_topic(peer, frame, request)
         return
+    if request.unique_prefix:
+        before = broker.sequences.find(request.unique_prefix, name, request.unique_first, request.count)
+        if before is not None:
+            answer_again(peer, frame, request, before)
+            return
     queue = request.queue
     if queue < 0:
         queue = broker.next_queue.get(name, 0) % topic.write_queues
@@ -45,7 +51,13 @@ def produce(peer: Peer, frame: Frame) -> None:
         raise _no_such_queue(request, topic.write_queues)
     if not topic.writable:
         raise NoPermission(f"topic {name} cannot be written (perm {topic.perm}); change it with its perm + 2")
-    count = request.count
+    _store(peer, frame, request, topic, queue)
+
+
+def _store(peer: Peer, frame: Frame, request: ProduceRequest, topic: TopicConfig, queue: int) -> None:
+    """Append the messages, note whose they are, and acknowledge them."""
+    broker, name = peer.broker, topic.name
+    count, prefix = request.count, request.unique_prefix
     appended = broker.store.append(
         topic,
         queue,
@@ -58,13 +70,18 @@ def produce(peer: Peer, frame: Frame) -> None:
             request.layout,
             common_properties(request.common),
             request.sys_flag,
-            request.unique_prefix.encode(),
+            prefix.encode(),
             request.unique_first,
             request.born_ms,
             peer.born_host,
         ),
     )
     broker.appended()
+    if prefix:
+        broker.sequences.stored(
+            prefix, name, request.unique_first, count, name, queue, appended.queue_offset, appended.end_offset,
+            frame.began,
+        )  # fmt: skip
     produced = broker.counters.produced
     traffic = produced.by_topic.get(name) or produced.of(name)
     traffic.frames += 1

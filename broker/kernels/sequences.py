@@ -1,0 +1,207 @@
+"""What producers stored, read back from the log: records become runs of one producer's counters.
+
+A record that the broker gave a unique key says who sent it and which of its messages it is: 20 hex digits of prefix, 12
+of counter. Records behind each other whose counters and queue offsets both go on are one run. Only the first occurrence
+of a message counts: what was delivered, committed or retried carries the same key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...protocol.layout import RECORD, SysFlag
+from .dispatch import (
+    DONE,
+    FULL,
+    PARTS,
+    R_BODY_AT,
+    R_PROPERTIES_AT,
+    R_SIZE,
+    R_SYS_FLAG,
+    R_TOPIC_AT,
+    R_TOPIC_END,
+    _locate,
+    _same_bytes,
+)
+from .jit import bytes_array, i64, i64_array, inlined, kernel, results
+from .text import find_byte
+from .words import load_be32, load_be64
+
+# Columns of a run; places are indexes into the log's array.
+U_AT = 0
+"""Where its first record begins."""
+U_PREFIX_AT = 1
+U_FIRST = 2
+"""Counter of its first message."""
+U_COUNT = 3
+U_ASKED_AT = 4
+"""The topic that the messages were sent to."""
+U_ASKED_BYTES = 5
+U_TOPIC_AT = 6
+"""The topic that they are stored in."""
+U_TOPIC_BYTES = 7
+U_QUEUE_ID = 8
+U_QUEUE_OFFSET = 9
+RUN_ROW = 10
+
+SCRATCH = PARTS + 6
+
+_UNIQUE = PARTS
+_REAL_TOPIC = PARTS + 2
+_RETRY_TOPIC = PARTS + 4
+
+PREFIX_DIGITS = 20
+KEY_DIGITS = 32
+"""Of a unique key, the prefix's included."""
+_AT_QUEUE_ID = RECORD.at["queue_id"]
+_AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
+_RECONSUME_BEFORE_BODY = RECORD.size - RECORD.at["reconsume_times"]
+_COMMIT = SysFlag.TRANSACTION_COMMIT
+
+_NAME_UNIQUE = np.frombuffer(b"UNIQ_KEY", np.uint8)
+_NAME_REAL_TOPIC = np.frombuffer(b"REAL_TOPIC", np.uint8)
+_NAME_RETRY_TOPIC = np.frombuffer(b"RETRY_TOPIC", np.uint8)
+
+WAITING_TOPICS = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC")
+"""Where a message is stored first that is to be delivered later; REAL_TOPIC says what it was sent to."""
+_SCHEDULE, _TIMER, _HALF = (np.frombuffer(name.encode(), np.uint8) for name in WAITING_TOPICS)
+
+
+@inlined
+def _digit(byte: int) -> int:
+    """The value of an upper-case hex digit; -1: it is none."""
+    if 0x30 <= byte <= 0x39:
+        return byte - 0x30
+    if 0x41 <= byte <= 0x46:
+        return byte - 0x37
+    return -1
+
+
+@inlined
+def _counter(log: np.ndarray, at: int) -> int:
+    """The counter of the unique key at ``at``; -1 where a producer's prefix and counter do not stand there."""
+    for k in range(PREFIX_DIGITS):
+        byte = np.int64(log[at + k])
+        # A producer may write its prefix in lower case.
+        if _digit(byte) < 0 and not 0x61 <= byte <= 0x66:
+            return -1
+    counter = 0
+    for k in range(PREFIX_DIGITS, KEY_DIGITS):
+        digit = _digit(np.int64(log[at + k]))
+        if digit < 0:
+            return -1
+        counter = counter << 4 | digit
+    return counter
+
+
+@inlined
+def _find_values(log: np.ndarray, at: int, end: int, found: np.ndarray) -> None:
+    """Where the values of UNIQ_KEY, REAL_TOPIC and RETRY_TOPIC lie: (begin, end) each, begin = end: none.
+
+    The rules are those of dispatch: the value runs from the first 0x01, pairs without a name or a value are ignored,
+    the last of a name wins.
+    """
+    for k in range(_UNIQUE, SCRATCH):
+        found[k] = 0
+    while at < end:
+        stop = find_byte(log, at, end, 2)
+        separator = at
+        while separator < stop and log[separator] != 1:
+            separator += 1
+        name_bytes = separator - at
+        if name_bytes >= 8 and separator + 1 < stop:
+            slot = -1
+            if name_bytes == 8 and _same_bytes(log, at, _NAME_UNIQUE, 0, 8):
+                slot = _UNIQUE
+            elif name_bytes == 10 and _same_bytes(log, at, _NAME_REAL_TOPIC, 0, 10):
+                slot = _REAL_TOPIC
+            elif name_bytes == 11 and _same_bytes(log, at, _NAME_RETRY_TOPIC, 0, 11):
+                slot = _RETRY_TOPIC
+            if slot >= 0:
+                found[slot] = separator + 1
+                found[slot + 1] = stop
+        at = stop + 1
+
+
+@inlined
+def _is(log: np.ndarray, at: int, end: int, name: np.ndarray) -> bool:
+    return end - at == len(name) and _same_bytes(log, at, name, 0, len(name))
+
+
+@inlined
+def _first_occurrence(log: np.ndarray, parts: np.ndarray) -> bool:
+    """Whether the record is a producer's message as it was stored first, with its ``parts`` and values found."""
+    if parts[_UNIQUE + 1] - parts[_UNIQUE] != KEY_DIGITS or parts[R_SYS_FLAG] & _COMMIT:
+        return False
+    if parts[_RETRY_TOPIC + 1] > parts[_RETRY_TOPIC]:
+        return False
+    if load_be32(log, parts[R_BODY_AT] - _RECONSUME_BEFORE_BODY) != 0:
+        return False
+    at, end = parts[R_TOPIC_AT], parts[R_TOPIC_END]
+    waits = _is(log, at, end, _SCHEDULE) or _is(log, at, end, _TIMER) or _is(log, at, end, _HALF)
+    return waits == (parts[_REAL_TOPIC + 1] > parts[_REAL_TOPIC])
+
+
+@inlined
+def _continues(log: np.ndarray, run: int, row: np.ndarray, asked: int, counter: int, queue_id: int, queue_offset: int,
+               parts: np.ndarray) -> bool:  # fmt: skip
+    """Whether a record is the next one of the run at ``run``. ``asked``: which slot says the topic that was asked for
+    (of ``parts``, its end in the slot behind)."""
+    count = row[run + U_COUNT]
+    topic_at, topic_bytes = parts[R_TOPIC_AT], parts[R_TOPIC_END] - parts[R_TOPIC_AT]
+    asked_at, asked_bytes = parts[asked], parts[asked + 1] - parts[asked]
+    return (
+        row[run + U_FIRST] + count == counter
+        and row[run + U_QUEUE_OFFSET] + count == queue_offset
+        and row[run + U_QUEUE_ID] == queue_id
+        and row[run + U_TOPIC_BYTES] == topic_bytes
+        and row[run + U_ASKED_BYTES] == asked_bytes
+        and _same_bytes(log, row[run + U_PREFIX_AT], log, parts[_UNIQUE], PREFIX_DIGITS)
+        and _same_bytes(log, row[run + U_TOPIC_AT], log, topic_at, topic_bytes)
+        and _same_bytes(log, row[run + U_ASKED_AT], log, asked_at, asked_bytes)
+    )
+
+
+@kernel(results(i64, i64, i64), bytes_array, i64, i64, i64, i64_array, i64_array)
+def stored_runs(log: np.ndarray, at: int, end: int, file_base: int, runs: np.ndarray,
+                scratch: np.ndarray) -> tuple[int, int, int]:  # fmt: skip
+    """Find the runs in ``log[at:end]``, in the order of their first records.
+
+    ``file_base``: physical offset of the array's first byte; ``runs``: room for ``RUN_ROW`` integers a run;
+    ``scratch``: ``SCRATCH`` integers. Records that are no producer's message are passed over. Returns (why it stopped,
+    where, how many runs): dispatch's DONE, FULL where there is no room for another run, or why there is no record.
+    """
+    room = len(runs) // RUN_ROW
+    count = 0
+    status = DONE
+    while at < end:
+        status = _locate(log, at, len(log), file_base + at, scratch)
+        if status != DONE:
+            break
+        _find_values(log, scratch[R_PROPERTIES_AT], at + scratch[R_SIZE], scratch)
+        counter = _counter(log, scratch[_UNIQUE]) if _first_occurrence(log, scratch) else -1
+        if counter >= 0:
+            asked = _REAL_TOPIC if scratch[_REAL_TOPIC + 1] > scratch[_REAL_TOPIC] else R_TOPIC_AT
+            queue_id = load_be32(log, at + _AT_QUEUE_ID)
+            queue_offset = load_be64(log, at + _AT_QUEUE_OFFSET)
+            run = (count - 1) * RUN_ROW
+            if count > 0 and _continues(log, run, runs, asked, counter, queue_id, queue_offset, scratch):
+                runs[run + U_COUNT] += 1
+            else:
+                if count == room:
+                    status = FULL
+                    break
+                run += RUN_ROW
+                runs[run + U_AT] = at
+                runs[run + U_PREFIX_AT] = scratch[_UNIQUE]
+                runs[run + U_FIRST] = counter
+                runs[run + U_COUNT] = 1
+                runs[run + U_ASKED_AT] = scratch[asked]
+                runs[run + U_ASKED_BYTES] = scratch[asked + 1] - scratch[asked]
+                runs[run + U_TOPIC_AT] = scratch[R_TOPIC_AT]
+                runs[run + U_TOPIC_BYTES] = scratch[R_TOPIC_END] - scratch[R_TOPIC_AT]
+                runs[run + U_QUEUE_ID] = queue_id
+                runs[run + U_QUEUE_OFFSET] = queue_offset
+                count += 1
+        at += scratch[R_SIZE]
+    return status, at, count

@@ -1,0 +1,146 @@
+"""The sequences kernel, rule by rule: which records are a producer's messages, and what one run is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flintmq.broker.kernels import dispatch, sequences
+from flintmq.protocol.ids import UNIQUE_PREFIX_DIGITS, unique_key
+from flintmq.protocol.layout import SysFlag
+from flintmq.protocol.names import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from flintmq.protocol.record import Record, encode_host
+from tests.twins.log import write_log
+from tests.twins.sequences import WAITING_TOPICS, Run, call
+
+PREFIX = "7F00000155A738209801"
+OTHER = "7F00000155A738209802"
+V6 = encode_host("2001:db8::7", 10911)
+
+
+def a_record(
+    counter: int = 5, queue_offset: int = 0, *, prefix: str = PREFIX, key: str | None = None, more: str = "",
+    topic: bytes = b"orders", queue_id: int = 0, **fields: Any,
+) -> Record:  # fmt: skip
+    """A message as the broker stores it. ``key``: instead of the one that it makes; ``more``: properties in front."""
+    properties = f"{more}UNIQ_KEY\x01{unique_key(prefix, counter) if key is None else key}\x02".encode()
+    return Record(topic, b"body", properties, queue_id, queue_offset, **fields)
+
+
+def runs_of(*records: Record, run_room: int = 64) -> list[Run]:
+    """The runs of a log that holds these records."""
+    log = write_log(records)
+    status, at, runs = call(log, 0, len(log), 0, run_room)
+    assert (status, at) == (dispatch.DONE, len(log))
+    return runs
+
+
+def test_the_digits_are_those_of_unique_keys() -> None:
+    assert sequences.PREFIX_DIGITS == UNIQUE_PREFIX_DIGITS
+    assert len(unique_key(PREFIX, 0)) == sequences.KEY_DIGITS
+
+
+def test_messages_that_follow_each_other_are_one_run() -> None:
+    assert runs_of(a_record(5, 70), a_record(6, 71), a_record(7, 72)) == [
+        Run(0, PREFIX.encode(), 5, 3, b"orders", b"orders", 0, 70)
+    ]
+
+
+@pytest.mark.parametrize(
+    "following",
+    [
+        a_record(6, 1, prefix=OTHER), a_record(7, 1), a_record(5, 1), a_record(6, 2), a_record(6, 0),
+        a_record(6, 1, queue_id=1), a_record(6, 1, topic=b"orderz"), a_record(6, 1, topic=b"orders2"),
+    ],
+)  # fmt: skip
+def test_what_does_not_follow_is_a_run_of_its_own(following: Record) -> None:
+    first, second = runs_of(a_record(5, 0), following)
+    assert (first.count, second.count) == (1, 1)
+    assert second.at > 0
+
+
+def test_a_run_goes_on_behind_records_that_are_nobodys() -> None:
+    (run,) = runs_of(a_record(5, 0), Record(b"orders", b"x", b"KEYS\x01a\x02", 0, 0), a_record(6, 1))
+    assert run.count == 2
+
+
+@pytest.mark.parametrize("counter", [0, 2**48 - 1, 0xABCDEF012345])
+def test_the_whole_counter_is_read(counter: int) -> None:
+    assert [run.first for run in runs_of(a_record(counter))] == [counter]
+
+
+@pytest.mark.parametrize("hosts", [{"born_host": V6}, {"store_host": V6}, {"born_host": V6, "store_host": V6}])
+def test_addresses_of_any_length_are_passed_over(hosts: dict[str, Any]) -> None:
+    assert len(runs_of(a_record(**hosts))) == 1
+    assert runs_of(a_record(**hosts, reconsume_times=1)) == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "x", PREFIX, unique_key(PREFIX, 5)[:-1], unique_key(PREFIX, 5) + "0", "G" + unique_key(PREFIX, 5)[1:],
+     unique_key(PREFIX, 5)[:-1] + "G", unique_key(PREFIX, 5)[:-1] + "a", "7F" * 28],
+)  # fmt: skip
+def test_a_key_that_no_producer_of_counters_made_does_not_count(key: str) -> None:
+    assert runs_of(a_record(key=key)) == []
+
+
+def test_a_prefix_may_be_in_lower_case() -> None:
+    assert [run.prefix for run in runs_of(a_record(prefix=PREFIX.lower()))] == [PREFIX.lower().encode()]
+
+
+def test_the_last_unique_key_counts() -> None:
+    assert [run.first for run in runs_of(a_record(9, more=f"UNIQ_KEY\x01{unique_key(PREFIX, 5)}\x02"))] == [9]
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        a_record(sys_flag=SysFlag.TRANSACTION_COMMIT),
+        a_record(reconsume_times=1),
+        a_record(more="RETRY_TOPIC\x01orders\x02"),
+        a_record(more="REAL_TOPIC\x01orders\x02"),
+        a_record(topic=b"SCHEDULE_TOPIC_XXXX", more="REAL_TOPIC\x01%RETRY%g\x02RETRY_TOPIC\x01orders\x02"),
+        a_record(topic=b"SCHEDULE_TOPIC_XXXX"),
+    ],
+)
+def test_a_message_that_was_stored_before_does_not_count_again(copy: Record) -> None:
+    assert runs_of(copy) == []
+
+
+@pytest.mark.parametrize("topic", WAITING_TOPICS)
+def test_a_message_that_waits_counts_for_the_topic_that_it_was_sent_to(topic: bytes) -> None:
+    more = "REAL_TOPIC\x01orders\x02REAL_QID\x013\x02"
+    assert runs_of(a_record(5, 7, topic=topic, more=more), a_record(6, 8, topic=topic, more=more)) == [
+        Run(0, PREFIX.encode(), 5, 2, b"orders", topic, 0, 7)
+    ]
+
+
+def test_messages_of_several_topics_that_wait_are_several_runs() -> None:
+    runs = runs_of(
+        a_record(5, 0, topic=WAITING_TOPICS[0], more="REAL_TOPIC\x01orders\x02"),
+        a_record(6, 1, topic=WAITING_TOPICS[0], more="REAL_TOPIC\x01orderz\x02"),
+        a_record(7, 2, topic=WAITING_TOPICS[0], more="REAL_TOPIC\x01o\x02"),
+    )
+    assert [run.asked for run in runs] == [b"orders", b"orderz", b"o"]
+
+
+def test_the_topics_where_messages_wait_are_the_brokers_own() -> None:
+    names = sequences.WAITING_TOPICS
+    assert tuple(name.encode() for name in names) == WAITING_TOPICS
+    assert all(name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX) for name in names)
+
+
+def test_without_room_it_stops_in_front_of_the_run_that_does_not_fit() -> None:
+    records = [a_record(5, 0), a_record(6, 1), a_record(9, 2), a_record(10, 3), a_record(20, 4)]
+    log = write_log(records)
+    status, at, runs = call(log, 0, len(log), 0, run_room=2)
+    assert (status, at) == (dispatch.FULL, len(write_log(records[:4])))
+    assert [(run.first, run.count) for run in runs] == [(5, 2), (9, 2)]
+    assert call(log, at, len(log), 0, run_room=2)[2] == [Run(at, PREFIX.encode(), 20, 1, b"orders", b"orders", 0, 4)]
+
+
+def test_it_stops_where_there_is_no_record() -> None:
+    log = write_log([a_record(5, 0)])
+    assert call(log + bytes(200), 0, len(log) + 200, 0)[:2] == (dispatch.NO_RECORD, len(log))
+    assert call(log, 0, len(log), 1)[:2] == (dispatch.BAD_PHYSICAL_OFFSET, 0)
