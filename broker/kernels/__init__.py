@@ -12,6 +12,7 @@ Importing a module of this package compiles its kernels or loads them from the c
 ``index``      put entries into an IndexFile, check one
 ``gather``     choose ConsumeQueue units, copy and check the records of an answer
 ``sequences``  what producers stored, read back from the log
+``deliver``    stored messages that are due, as new records of the topics that they are for
 ``examine``    for the offline tools: everything that can be wrong with records; no broker loads it
 =============  ======================================================================================
 """
@@ -22,7 +23,7 @@ import importlib
 import time
 from collections.abc import Iterable, Iterator
 
-SERVING_MODULES = ("words", "crc32", "text", "produce", "dispatch", "index", "gather", "sequences")
+SERVING_MODULES = ("words", "crc32", "text", "produce", "dispatch", "index", "gather", "sequences", "deliver")
 MODULES = (*SERVING_MODULES, "examine")
 
 

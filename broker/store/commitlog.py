@@ -50,8 +50,8 @@ _RULES = {
     kernel.BYTES_LEFT: "bytes follow the last message; count or layout is wrong",
     kernel.KEYS_NOT_STR: "its key is neither a str nor nil",
     kernel.WRONG_COUNT: "the columns do not have count items each",
-    kernel.NOT_SUPPORTED: "it asks for delayed or transactional delivery, which this broker does not do; leave out "
-    "DELAY, TIMER_* and TRAN_MSG",
+    kernel.NOT_SUPPORTED: "it asks for itself alone for a delayed or transactional delivery: DELAY, TIMER_* and TRAN_MSG "
+    "belong among the common properties of its frame",
 }
 
 
@@ -167,7 +167,7 @@ class CommitLog:
         body_bytes = batch.body_end - batch.body_at
         check_count(count, batch.layout, body_bytes)
         bound = body_bytes + count * (_RECORD_OVERHEAD_BYTES + len(batch.common)) + BLANK_BYTES_MIN
-        file = self._room(min(bound, FRAME_RECORDS_BYTES_MAX))
+        file = self.room(min(bound, FRAME_RECORDS_BYTES_MAX))
         if count * kernel.PLAN_WIDTH > len(self._plan):
             self._plan = np.zeros(count * kernel.PLAN_WIDTH, np.int64)
             self._offsets_blob = bytearray(count * 8)
@@ -182,7 +182,7 @@ class CommitLog:
         if status != kernel.OK:
             raise self._refusal(status, written, position)
         while written < count:
-            file = self._roll(file, position)
+            file = self.roll(file, position)
             self._numbers[kernel.N_POSITION] = 0
             self._numbers[kernel.N_FILE_BASE] = file.start_offset
             written, position = kernel.produce_on(*arrays, file.array(), self._offsets, written)
@@ -211,13 +211,13 @@ class CommitLog:
                 )
             bound += size
             largest = max(largest, size)
-        file = self._room(bound + BLANK_BYTES_MIN, largest)
+        file = self.room(bound + BLANK_BYTES_MIN, largest)
         position = self.write_offset - file.start_offset
         for record in records:
             record.physical_offset = file.start_offset + position
             blob = record.encode()
             if position + len(blob) + BLANK_BYTES_MIN > file.size:
-                file, position = self._roll(file, position), 0
+                file, position = self.roll(file, position), 0
                 record.physical_offset = file.start_offset
                 blob = record.encode()
             array = file.array()
@@ -274,7 +274,7 @@ class CommitLog:
             "nothing of the frame was written", message_index=message,
         )  # fmt: skip
 
-    def _room(self, bound: int, record_bytes: int = 0) -> MappedFile:
+    def room(self, bound: int, record_bytes: int = 0) -> MappedFile:
         """The file to write to, with extents for ``bound`` bytes from the write offset on, in the next file too if need
         be. Usually all is there already: the allocation service works ahead. ``record_bytes``: the largest record."""
         try:
@@ -332,7 +332,7 @@ class CommitLog:
             del self.prepared[:1]
         return file
 
-    def _roll(self, file: MappedFile, position: int) -> MappedFile:
+    def roll(self, file: MappedFile, position: int) -> MappedFile:
         """End ``file`` at ``position``, in the middle of a frame, and go on in the next."""
         self._write_blank(file, position)
         try:

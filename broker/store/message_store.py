@@ -31,6 +31,7 @@ from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .reads import Found, Pulled, Reads
 from .record_filter import RecordFilter
 from .recovery import Progress, Recovery, RecoveryReport
+from .rewriting import Place, RecordRewriter, Waiting
 from .settings import StoreSettings
 from .store_lock import StoreLock
 from .store_state import DeletedTopic, QueueEnds, Snapshot, StoreState
@@ -68,13 +69,14 @@ class MessageStore:
         self.topics = TopicTable(files, path / "config" / "topics.json")
         self.consumer_offsets = ConsumerOffsetTable(files, path / "config" / "consumerOffset.json")
         self.groups = SubscriptionGroupTable(files, path / "config" / "subscriptionGroup.json")
-        self._delay_offsets = DelayOffsetTable(files, path / "config" / "delayOffset.json")
+        self.delay_offsets = DelayOffsetTable(files, path / "config" / "delayOffset.json")
         self.state = StoreState(files, own / "state.json")
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below
         self.reads = Reads(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
-        self.expiry = Expiry(self.commitlog, self.queues, self.reads, self.consumer_offsets, self._delay_offsets)
+        self.rewriter = RecordRewriter(self.commitlog, self.reads)
+        self.expiry = Expiry(self.commitlog, self.queues, self.reads, self.consumer_offsets, self.delay_offsets)
         self.failed: BaseException | None = None
         self.refusal: Callable[[], ServiceNotAvailable] | None = None
         """Makes the error that whoever appends gets while the disk is too full; set by retention."""
@@ -112,7 +114,7 @@ class MessageStore:
 
     def _recover(self, progress: Progress, rebuild: bool) -> RecoveryReport:
         clean = not (self.path / "abort").exists()
-        for table in (self.topics, self.consumer_offsets, self.groups, self._delay_offsets, self.state):
+        for table in (self.topics, self.consumer_offsets, self.groups, self.delay_offsets, self.state):
             table.load()
         self._checkpoint.load()
         self.commitlog.queue.load()
@@ -129,7 +131,7 @@ class MessageStore:
             self.consumer_offsets.clamp(self.reads.end_offset)
             if self.consumer_offsets.dirty:
                 self.consumer_offsets.persist()
-            self._delay_offsets.clamp(lambda queue_id: self.reads.end_offset(SCHEDULE_TOPIC, queue_id))
+            self.delay_offsets.clamp(lambda queue_id: self.reads.end_offset(SCHEDULE_TOPIC, queue_id))
         self._note_what_is_there()
         remove_content(self.files, self._own / "aside")
         return report
@@ -275,6 +277,22 @@ class MessageStore:
             raise
         for (topic, queue_id), queue_offset in taken.items():
             self.set_append_offset(topic.decode(), queue_id, queue_offset)
+        return self.commitlog.write_offset
+
+    def deliver(self, waiting: Waiting, places: Sequence[Place | None]) -> int:
+        """Write records anew, each group of them to its place; see ``RecordRewriter``. All of them or none.
+
+        The caller has seen to it that the topics and queues are there. Returns the log's end behind them. Raises as
+        ``append`` does.
+        """
+        self.check_writable()
+        try:
+            following = self.rewriter.deliver(waiting, places, self.next_append_offset)
+        except StoreFailed as failure:
+            self.failed = failure
+            raise
+        for (topic, queue_id), queue_offset in following.items():
+            self.set_append_offset(topic, queue_id, queue_offset)
         return self.commitlog.write_offset
 
     def check_writable(self) -> None:

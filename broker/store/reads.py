@@ -279,6 +279,23 @@ class Reads:
     def _read_chosen(self, chosen: np.ndarray, count: int, size: int, queue_id: int, hot: bool) -> bytearray:
         records_at = 4 * count
         body = bytearray(records_at + size)
+        self._copy_chosen(chosen, count, body, records_at, hot)
+        bad = kernel.finish(np.frombuffer(body, np.uint8), records_at, chosen, count, queue_id)
+        if bad != kernel.SOUND:
+            physical_offset = int(chosen[bad * kernel.CHOSEN_ROW])
+            raise CorruptLog(f"there is no sound record at physical offset {physical_offset:,}, where a queue points")
+        return body
+
+    def records(self, chosen: np.ndarray, *, hot: bool) -> bytearray:
+        """The bytes of records one behind the other, not looked at: ``chosen`` has a row of (physical offset, size,
+        anything) for each, within the log."""
+        count = len(chosen) // kernel.CHOSEN_ROW
+        body = bytearray(int(chosen[kernel.C_SIZE :: kernel.CHOSEN_ROW].sum()))
+        self._copy_chosen(chosen, count, body, 0, hot)
+        return body
+
+    def _copy_chosen(self, chosen: np.ndarray, count: int, body: bytearray, at: int, hot: bool) -> None:
+        """Fill ``body`` from ``at`` on with the chosen records."""
         out = np.frombuffer(body, np.uint8)
         view = memoryview(body)
         log_files = self._commitlog.queue
@@ -286,7 +303,6 @@ class Reads:
         read_count = kernel.plan_reads(
             chosen, count, log_files.file_bytes, GAP_BYTES_MAX, SPARSE_MAX, SPAN_BYTES_MAX, reads
         )
-        at = records_at
         for begin, length, first, records in (
             reads[: read_count * kernel.READ_ROW].reshape(-1, kernel.READ_ROW).tolist()
         ):
@@ -298,11 +314,6 @@ class Reads:
             span = bytearray(length)
             log_files.read(begin, memoryview(span), hot=hot)
             at = kernel.gather(np.frombuffer(span, np.uint8), begin, chosen, first, records, out, at)
-        bad = kernel.finish(out, records_at, chosen, count, queue_id)
-        if bad != kernel.SOUND:
-            physical_offset = int(chosen[bad * kernel.CHOSEN_ROW])
-            raise CorruptLog(f"there is no sound record at physical offset {physical_offset:,}, where a queue points")
-        return body
 
     # By key and by id.
 

@@ -1,0 +1,324 @@
+"""Messages that wait in a topic of the broker's become messages of the topic that they are for.
+
+``find_targets`` looks at many stored records: where each goes to, grouped by topic and queue, and when a timed one is
+due. The caller says of each group which queue offset its first message gets; ``deliver`` then writes the new records
+into the mapped CommitLog. A new record has another topic, queue, queue offset, physical offset, store time and store
+host; body, flag, what kind of body it is, birth, reconsume times and properties stay. A ``__CRC32#`` is left out: it is
+of the old record.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...protocol.delivery import (
+    PROPERTY_REAL_QUEUE,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_RECORD_CRC,
+    PROPERTY_TIMER_OUT_MS,
+)
+from ...protocol.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_HEAD_BYTES, TOPIC_BYTES_MAX, SysFlag
+from .dispatch import (
+    DONE,
+    PARTS,
+    R_BODY_AT,
+    R_BODY_END,
+    R_PROPERTIES_AT,
+    R_SIZE,
+    _body_sound,
+    _locate,
+    _queue_hash,
+    _same_bytes,
+)
+from .gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
+from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
+from .text import find_byte
+from .words import copy_bytes, load_be32, store_be16, store_be32, store_be64
+
+# Columns of the plan, one row a record.
+P_AT = 0
+P_GROUP = 1
+"""Its group; UNSOUND where the bytes are not the record that was asked for."""
+P_DUE_MS = 2
+"""TIMER_OUT_MS, or -1."""
+P_BODY_AT = 3
+P_BODY_END = 4
+P_PROPERTIES_AT = 5
+P_END = 6
+P_DROPPED_BYTES = 7
+"""Of its properties, what is left out."""
+PLAN_ROW = 8
+
+# Columns of a group.
+G_TOPIC_AT = 0
+"""Where the topic's name stands in the records."""
+G_TOPIC_BYTES = 1
+G_QUEUE_ID = 2
+G_COUNT = 3
+G_NAME_AT = 4
+"""From here on the caller's answer: where the name of the topic to write to stands in ``texts``."""
+G_NAME_END = 5
+G_TO_QUEUE_ID = 6
+G_NEXT = 7
+"""The queue offset that its next message gets; -1: they are not written."""
+GROUP_ROW = 8
+
+UNSOUND = -1
+NOWHERE = 0
+"""The first group: records that do not say where they go to."""
+
+# Slots of ``numbers``.
+N_POSITION = 0
+N_LIMIT = 1
+N_FILE_BASE = 2
+N_STORE_MS = 3
+N_STORE_HOST_END = 4
+"""The store host stands at the beginning of ``texts``."""
+N_LENGTH = 5
+
+# Slots of ``found``: where values begin and end; begin = end: none.
+_TOPIC = 0
+_QUEUE = 2
+_DUE = 4
+_DROPPED = 6
+FOUND = 7
+
+_REAL_TOPIC = np.frombuffer(PROPERTY_REAL_TOPIC.encode(), np.uint8)
+_REAL_QUEUE = np.frombuffer(PROPERTY_REAL_QUEUE.encode(), np.uint8)
+_TIMER_OUT = np.frombuffer(PROPERTY_TIMER_OUT_MS.encode(), np.uint8)
+_RECORD_CRC = np.frombuffer(PROPERTY_RECORD_CRC.encode(), np.uint8)
+_REAL_TOPIC_BYTES = len(_REAL_TOPIC)
+_REAL_QUEUE_BYTES = len(_REAL_QUEUE)
+_TIMER_OUT_BYTES = len(_TIMER_OUT)
+_RECORD_CRC_BYTES = len(_RECORD_CRC)
+_QUEUE_DIGITS_MAX = 9
+_MS_DIGITS_MAX = 15
+
+_AT_QUEUE_ID = RECORD.at["queue_id"]
+_AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
+_AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
+_AT_SYS_FLAG = RECORD.at["sys_flag"]
+_AT_BORN_TIMESTAMP = RECORD.at["born_timestamp"]
+_AT_BORN_HOST = RECORD.at["born_host"]
+_BORN_V6 = SysFlag.BORN_HOST_V6
+_STORE_V6 = SysFlag.STORE_HOST_V6
+_TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
+_COMMITTED = SysFlag.TRANSACTION_COMMIT
+_BEFORE_HOSTS_BYTES = RECORD_HEAD_BYTES - 16
+_BLANK_ROOM = 8
+
+
+@inlined
+def _is_checksum(records: np.ndarray, at: int, stop: int) -> bool:
+    """Whether the property ``records[at:stop]`` is a whole-record checksum."""
+    if stop - at < _RECORD_CRC_BYTES or not _same_bytes(records, at, _RECORD_CRC, 0, _RECORD_CRC_BYTES):
+        return False
+    return stop - at == _RECORD_CRC_BYTES or records[at + _RECORD_CRC_BYTES] == 1
+
+
+@inlined
+def _find_values(records: np.ndarray, at: int, end: int, found: np.ndarray) -> None:
+    """The last value of each property that matters here; see ``_find_properties`` of ``dispatch``."""
+    for k in range(FOUND):
+        found[k] = 0
+    while at < end:
+        stop = find_byte(records, at, end, 2)
+        separator = at
+        while separator < stop and records[separator] != 1:
+            separator += 1
+        name_bytes = separator - at
+        slot = -1
+        if name_bytes == _REAL_TOPIC_BYTES and _same_bytes(records, at, _REAL_TOPIC, 0, name_bytes):
+            slot = _TOPIC
+        elif name_bytes == _REAL_QUEUE_BYTES and _same_bytes(records, at, _REAL_QUEUE, 0, name_bytes):
+            slot = _QUEUE
+        elif name_bytes == _TIMER_OUT_BYTES and _same_bytes(records, at, _TIMER_OUT, 0, name_bytes):
+            slot = _DUE
+        elif _is_checksum(records, at, stop):
+            found[_DROPPED] += min(stop + 1, end) - at
+        if slot >= 0 and separator + 1 < stop:
+            found[slot] = separator + 1
+            found[slot + 1] = stop
+        at = stop + 1
+
+
+@inlined
+def _read_digits(records: np.ndarray, at: int, end: int, digits_max: int) -> int:
+    """A number of decimal digits alone; -1: none, something else, or too many."""
+    if at == end or end - at > digits_max:
+        return -1
+    value = 0
+    for k in range(at, end):
+        digit = np.int64(records[k]) - 0x30
+        if digit < 0 or digit > 9:
+            return -1
+        value = 10 * value + digit
+    return value
+
+
+@inlined
+def _group_of(records: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, groups: np.ndarray,
+              group_count: int) -> int:  # fmt: skip
+    """The group of a topic and queue; ``group_count`` where it is a new one, which is entered."""
+    mask = len(slots) - 1
+    slot = _queue_hash(records, at, end, queue_id) & mask
+    while slots[slot] != 0:
+        group = np.int64(slots[slot])
+        row = group * GROUP_ROW
+        if (
+            groups[row + G_QUEUE_ID] == queue_id
+            and groups[row + G_TOPIC_BYTES] == end - at
+            and _same_bytes(records, groups[row + G_TOPIC_AT], records, at, end - at)
+        ):
+            return group
+        slot = (slot + 1) & mask
+    slots[slot] = group_count
+    row = group_count * GROUP_ROW
+    groups[row + G_TOPIC_AT] = at
+    groups[row + G_TOPIC_BYTES] = end - at
+    groups[row + G_QUEUE_ID] = queue_id
+    groups[row + G_COUNT] = 0
+    return group_count
+
+
+@kernel(i64, bytes_array, i64_array, i64, i32_array, i64_array, i64_array, i64_array)
+def find_targets(records: np.ndarray, chosen: np.ndarray, count: int, slots: np.ndarray, plan: np.ndarray,
+                 groups: np.ndarray, scratch: np.ndarray) -> int:  # fmt: skip
+    """Plan ``count`` records that lie one behind the other in ``records``; returns how many groups there are.
+
+    ``chosen``: (physical offset, size, anything) of each, as ``gather`` has it. ``slots``: zeros, a power of two of
+    them, more than twice as many as records; ``plan`` has a row for each record, ``groups`` one more; ``scratch``:
+    ``PARTS`` + ``FOUND`` integers.
+    """
+    found = scratch[PARTS:]
+    for k in range(GROUP_ROW):
+        groups[k] = 0
+    group_count = 1
+    last_group = NOWHERE
+    at = 0
+    for k in range(count):
+        row = k * PLAN_ROW
+        size = chosen[k * CHOSEN_ROW + C_SIZE]
+        status = _locate(records, at, at + size, chosen[k * CHOSEN_ROW + C_PHYSICAL_OFFSET], scratch)
+        plan[row + P_AT] = at
+        plan[row + P_GROUP] = UNSOUND
+        plan[row + P_DUE_MS] = -1
+        if status == DONE and scratch[R_SIZE] == size and _body_sound(records, at, scratch):
+            plan[row + P_BODY_AT] = scratch[R_BODY_AT]
+            plan[row + P_BODY_END] = scratch[R_BODY_END]
+            plan[row + P_PROPERTIES_AT] = scratch[R_PROPERTIES_AT]
+            plan[row + P_END] = at + size
+            _find_values(records, scratch[R_PROPERTIES_AT], at + size, found)
+            plan[row + P_DROPPED_BYTES] = found[_DROPPED]
+            plan[row + P_DUE_MS] = _read_digits(records, found[_DUE], found[_DUE + 1], _MS_DIGITS_MAX)
+            queue_id = _read_digits(records, found[_QUEUE], found[_QUEUE + 1], _QUEUE_DIGITS_MAX)
+            topic_at = found[_TOPIC]
+            topic_bytes = found[_TOPIC + 1] - topic_at
+            if topic_bytes == 0 or queue_id < 0:
+                last_group = NOWHERE
+            elif (
+                last_group == NOWHERE
+                or groups[last_group * GROUP_ROW + G_QUEUE_ID] != queue_id
+                or groups[last_group * GROUP_ROW + G_TOPIC_BYTES] != topic_bytes
+                or not _same_bytes(
+                    records, groups[last_group * GROUP_ROW + G_TOPIC_AT], records, topic_at, topic_bytes
+                )
+            ):
+                last_group = _group_of(records, topic_at, topic_at + topic_bytes, queue_id, slots, groups, group_count)
+                group_count = max(group_count, last_group + 1)
+            plan[row + P_GROUP] = last_group
+            groups[last_group * GROUP_ROW + G_COUNT] += 1
+        at += size
+    return group_count
+
+
+@inlined
+def _copy(source: np.ndarray, at: int, end: int, target: np.ndarray, target_at: int) -> int:
+    copy_bytes(source, at, target, target_at, end - at)
+    return target_at + end - at
+
+
+@inlined
+def _copy_properties(records: np.ndarray, at: int, end: int, log: np.ndarray, to: int) -> int:
+    """All but checksums."""
+    while at < end:
+        stop = find_byte(records, at, end, 2)
+        following = min(stop + 1, end)
+        if not _is_checksum(records, at, stop):
+            to = _copy(records, at, following, log, to)
+        at = following
+    return to
+
+
+@inlined
+def _write_record(records: np.ndarray, plan: np.ndarray, row: int, groups: np.ndarray, group: int, texts: np.ndarray,
+                  numbers: np.ndarray, log: np.ndarray, position: int, size: int) -> None:  # fmt: skip
+    source = plan[row + P_AT]
+    properties_at = plan[row + P_PROPERTIES_AT]
+    properties_end = plan[row + P_END]
+    topic_bytes = groups[group + G_NAME_END] - groups[group + G_NAME_AT]
+    sys_flag = load_be32(records, source + _AT_SYS_FLAG)
+    born_host_bytes = 20 if sys_flag & _BORN_V6 else 8
+    old_store_host_bytes = 20 if sys_flag & _STORE_V6 else 8
+    sys_flag = sys_flag & ~_STORE_V6 | (_STORE_V6 if numbers[N_STORE_HOST_END] == 20 else 0)
+    if sys_flag & _TRANSACTION_MASK != _COMMITTED:
+        sys_flag &= ~_TRANSACTION_MASK  # a record that is prepared or rolled back would get no unit
+    copy_bytes(records, source + 8, log, position + 8, 12)  # body_crc, queue_id, flag
+    store_be32(log, position + _AT_QUEUE_ID, groups[group + G_TO_QUEUE_ID])
+    store_be64(log, position + _AT_QUEUE_OFFSET, groups[group + G_NEXT])
+    store_be64(log, position + _AT_PHYSICAL_OFFSET, numbers[N_FILE_BASE] + position)
+    store_be32(log, position + _AT_SYS_FLAG, sys_flag)
+    at = source + _AT_BORN_TIMESTAMP
+    to = _copy(records, at, at + 8 + born_host_bytes, log, position + _AT_BORN_TIMESTAMP)
+    store_be64(log, to, numbers[N_STORE_MS])
+    to = _copy(texts, 0, numbers[N_STORE_HOST_END], log, to + 8)
+    at = source + _AT_BORN_HOST + born_host_bytes + 8 + old_store_host_bytes
+    store_be32(log, to, load_be32(records, at))  # reconsume_times
+    store_be64(log, to + 4, 0)  # prepared_transaction_offset
+    to = _copy(records, plan[row + P_BODY_AT] - 4, plan[row + P_BODY_END], log, to + 12)
+    if topic_bytes > TOPIC_BYTES_MAX:
+        store_be16(log, to, topic_bytes)
+        to += 2
+    else:
+        log[to] = topic_bytes
+        to += 1
+    to = _copy(texts, groups[group + G_NAME_AT], groups[group + G_NAME_END], log, to)
+    store_be16(log, to, properties_end - properties_at - plan[row + P_DROPPED_BYTES])
+    if plan[row + P_DROPPED_BYTES] == 0:
+        _copy(records, properties_at, properties_end, log, to + 2)
+    else:
+        _copy_properties(records, properties_at, properties_end, log, to + 2)
+    store_be32(log, position + 4, MAGIC_V2 if topic_bytes > TOPIC_BYTES_MAX else MAGIC_V1)
+    store_be32(log, position, size)
+
+
+@kernel(results(i64, i64), bytes_array, i64_array, i64, i64, i64_array, bytes_array, i64_array, bytes_array)
+def deliver(records: np.ndarray, plan: np.ndarray, first: int, count: int, groups: np.ndarray, texts: np.ndarray,
+            numbers: np.ndarray, log: np.ndarray) -> tuple[int, int]:  # fmt: skip
+    """Write the planned records from ``first`` on to their groups' queues, into ``log``, a CommitLog file's map.
+
+    Counts each group's ``G_NEXT`` up. Records go to ``[numbers[N_POSITION], numbers[N_LIMIT])``, and each leaves room
+    for a blank record behind it. Returns (records done, position behind them): fewer than ``count`` where the file is
+    full.
+    """
+    position = numbers[N_POSITION]
+    for k in range(first, count):
+        row = k * PLAN_ROW
+        if plan[row + P_GROUP] == UNSOUND:
+            continue
+        group = plan[row + P_GROUP] * GROUP_ROW
+        if groups[group + G_NEXT] < 0:
+            continue
+        sys_flag = load_be32(records, plan[row + P_AT] + _AT_SYS_FLAG)
+        topic_bytes = groups[group + G_NAME_END] - groups[group + G_NAME_AT]
+        size = (
+            _BEFORE_HOSTS_BYTES + (20 if sys_flag & _BORN_V6 else 8) + numbers[N_STORE_HOST_END]
+            + plan[row + P_BODY_END] - plan[row + P_BODY_AT] + (2 if topic_bytes > TOPIC_BYTES_MAX else 1) + topic_bytes
+            + 2 + plan[row + P_END] - plan[row + P_PROPERTIES_AT] - plan[row + P_DROPPED_BYTES]
+        )  # fmt: skip
+        if position + size + _BLANK_ROOM > numbers[N_LIMIT]:
+            return k, position
+        _write_record(records, plan, row, groups, group, texts, numbers, log, position, size)
+        groups[group + G_NEXT] += 1
+        position += size
+    return count, position

@@ -1,0 +1,147 @@
+"""Delivering: stored messages that wait in a topic of the broker's become messages of the topic that they are for.
+
+Two steps. ``read`` takes records out of the log and finds where each goes to; any thread, since it may wait for the
+disk. ``deliver`` writes them anew at the log's end; it belongs to who appends. Neither makes an object of a message: a
+thousand of them cost two kernel calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ...protocol.layout import BLANK_BYTES_MIN, RECORD_BYTES_MIN
+from ..kernels import deliver as kernel
+from ..kernels.dispatch import PARTS
+from ..kernels.gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
+from .commitlog import CommitLog
+from .reads import Reads
+
+TOPIC_BYTES_AT_MOST = 255
+_LONGER_AT_MOST = 2 * 12 + 1 + TOPIC_BYTES_AT_MOST
+"""How much longer than the old record a new one can be: hosts and topic."""
+
+Place = tuple[str, int]
+"""A topic and a queue of it."""
+
+
+class Waiting:
+    """Records that were read in order to be delivered.
+
+    ``targets``: the topic and queue that each group of them goes to, the first for those that do not say (None), and
+    ``counts``, how many of them there are. ``unsound``: how many are not the records that were asked for.
+    """
+
+    def __init__(self, body: bytearray, chosen: np.ndarray) -> None:
+        count = len(chosen) // CHOSEN_ROW
+        self.count = count
+        self.chosen = chosen
+        self.records = np.frombuffer(body, np.uint8) if body else np.zeros(1, np.uint8)
+        self.plan = np.empty(count * kernel.PLAN_ROW, np.int64)
+        self.groups = np.empty((count + 1) * kernel.GROUP_ROW, np.int64)
+        slots = np.zeros(1 << (2 * count + 1).bit_length(), np.int32)
+        scratch = np.empty(PARTS + kernel.FOUND, np.int64)
+        found = kernel.find_targets(self.records, chosen, count, slots, self.plan, self.groups, scratch)
+        self.targets: list[Place | None] = [None]
+        self.counts: list[int] = []
+        for number, row in enumerate(self.groups[: found * kernel.GROUP_ROW].reshape(-1, kernel.GROUP_ROW).tolist()):
+            self.counts.append(row[kernel.G_COUNT])
+            if number:
+                at = row[kernel.G_TOPIC_AT]
+                topic = bytes(body[at : at + row[kernel.G_TOPIC_BYTES]]).decode("utf-8", "replace")
+                self.targets.append((topic, row[kernel.G_QUEUE_ID]))
+        self.unsound = count - sum(self.counts)
+
+    @property
+    def due_ms(self) -> np.ndarray:
+        """When each is due, as its TIMER_OUT_MS says; -1 where it says nothing."""
+        return self.plan[kernel.P_DUE_MS :: kernel.PLAN_ROW]
+
+    @property
+    def group_of(self) -> np.ndarray:
+        """The group of each; -1: it is not sound."""
+        return self.plan[kernel.P_GROUP :: kernel.PLAN_ROW]
+
+    @property
+    def record_bytes(self) -> int:
+        """All of them together."""
+        return len(self.records)
+
+
+class RecordRewriter:
+    """Reads records that are due, and writes them anew."""
+
+    def __init__(self, commitlog: CommitLog, reads: Reads) -> None:
+        self._commitlog = commitlog
+        self._reads = reads
+
+    def read(self, chosen: np.ndarray, *, hot: bool) -> Waiting:
+        """The records of ``chosen``: a row of (physical offset, size, anything) each, in the order of the log.
+
+        What lies outside of the log is left out, and what no file could hold. With ``hot``, raises ``WouldBlock`` where
+        it would wait for the disk.
+        """
+        rows = chosen.reshape(-1, CHOSEN_ROW)
+        begin, end = self._commitlog.start_offset, self._commitlog.write_offset
+        offsets, sizes = rows[:, C_PHYSICAL_OFFSET], rows[:, C_SIZE]
+        sizes_max = self._commitlog.queue.file_bytes - _LONGER_AT_MOST - BLANK_BYTES_MIN
+        inside = (offsets >= begin) & (offsets <= end - sizes) & (sizes >= RECORD_BYTES_MIN) & (sizes <= sizes_max)
+        if not inside.all():
+            rows = rows[inside]
+        flat = np.ascontiguousarray(rows).reshape(-1)
+        return Waiting(self._reads.records(flat, hot=hot), flat)
+
+    def deliver(
+        self, waiting: Waiting, places: Sequence[Place | None], next_offset: Callable[[str, int], int]
+    ) -> dict[Place, int]:
+        """Write the records of each group to its place, in their order; those of a group without a place are not.
+
+        ``next_offset``: the queue offset that a place's next message gets; returns those that follow. Raises as
+        ``CommitLog.append``, with nothing written.
+        """
+        log = self._commitlog
+        texts, following = self._answer_groups(waiting, places, next_offset)
+        store_ms = max(time.time_ns() // 1_000_000, log.last_store_ms)
+        largest = int(waiting.chosen[C_SIZE::CHOSEN_ROW].max(initial=0)) + _LONGER_AT_MOST
+        file = log.room(waiting.record_bytes + waiting.count * _LONGER_AT_MOST + BLANK_BYTES_MIN, largest)
+        position = log.write_offset - file.start_offset
+        done = 0
+        while True:
+            numbers = np.array([position, file.size, file.start_offset, store_ms, len(log.store_host)], np.int64)
+            done, position = kernel.deliver(
+                waiting.records, waiting.plan, done, waiting.count, waiting.groups, texts, numbers, file.array()
+            )
+            if done == waiting.count:
+                break
+            file, position = log.roll(file, position), 0
+        log.last_store_ms = store_ms
+        log.write_offset = file.start_offset + position
+        return following
+
+    def _answer_groups(
+        self, waiting: Waiting, places: Sequence[Place | None], next_offset: Callable[[str, int], int]
+    ) -> tuple[np.ndarray, dict[Place, int]]:
+        """Tell the kernel each group's topic, queue and first queue offset: (the texts, the offsets that follow)."""
+        texts = bytearray(self._commitlog.store_host)
+        following: dict[Place, int] = {}
+        group_of_place: dict[Place, int] = {}
+        for number, (place, count) in enumerate(zip(places, waiting.counts, strict=True)):
+            row = waiting.groups[number * kernel.GROUP_ROW : (number + 1) * kernel.GROUP_ROW]
+            row[kernel.G_NEXT] = -1
+            if place is None or not count:
+                continue
+            if place in group_of_place:
+                # One row counts a queue's offsets, or they would not follow each other in the log.
+                waiting.group_of[waiting.group_of == number] = group_of_place[place]
+                following[place] += count
+                continue
+            name = place[0].encode()
+            assert len(name) <= TOPIC_BYTES_AT_MOST
+            first = next_offset(*place)
+            row[kernel.G_NAME_AT :] = (len(texts), len(texts) + len(name), place[1], first)
+            group_of_place[place] = number
+            following[place] = first + count
+            texts += name
+        return np.frombuffer(texts, np.uint8), following

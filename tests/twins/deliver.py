@@ -1,0 +1,92 @@
+"""What becomes of messages that are due, with whole records: the deliver kernels' twin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flintmq.protocol.layout import SysFlag
+from flintmq.protocol.record import Record
+from tests.twins.log import Stopped, read_record, size_at
+from tests.twins.pull import Chosen
+
+Target = tuple[bytes, int]
+"""Topic and queue."""
+
+
+@dataclass
+class Planned:
+    """A sound record: where it goes to (None: it does not say), and when it is due (-1: it does not say)."""
+
+    record: Record
+    target: Target | None
+    due_ms: int
+
+
+def _pairs(properties: bytes) -> list[bytes]:
+    """The properties with their separators, as they stand there."""
+    pairs = [pair + b"\x02" for pair in properties.split(b"\x02")]
+    pairs[-1] = pairs[-1][:-1]
+    return [pair for pair in pairs if pair]
+
+
+def _value(properties: bytes, wanted: bytes) -> bytes:
+    """The last value of that name; empty: none."""
+    found = b""
+    for pair in _pairs(properties):
+        name, separator, value = pair.removesuffix(b"\x02").partition(b"\x01")
+        if separator and name == wanted and value:
+            found = value
+    return found
+
+
+def _digits(text: bytes, digits_max: int) -> int:
+    return int(text) if text and len(text) <= digits_max and not text.strip(b"0123456789") else -1
+
+
+def plan(records: Sequence[bytes], chosen: Sequence[Chosen]) -> list[Planned | None]:
+    """Of each record what the kernel finds; None: it is not sound, or not the one that was asked for."""
+    planned: list[Planned | None] = []
+    for blob, (physical_offset, size, _) in zip(records, chosen, strict=True):
+        try:
+            record = read_record(blob, 0, physical_offset, check_body=True)
+        except Stopped:
+            planned.append(None)
+            continue
+        if size_at(blob, 0) != size:
+            planned.append(None)
+            continue
+        topic, queue_id = (
+            _value(record.properties, b"REAL_TOPIC"),
+            _digits(_value(record.properties, b"REAL_QID"), 9),
+        )
+        due_ms = _digits(_value(record.properties, b"TIMER_OUT_MS"), 15)
+        planned.append(Planned(record, (topic, queue_id) if topic and queue_id >= 0 else None, due_ms))
+    return planned
+
+
+def delivered(
+    record: Record, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int, store_ms: int, host: bytes
+) -> Record:
+    """The record as a message of another topic."""
+    checksums = (b"__CRC32#\x01", b"__CRC32#\x02")
+    kept = [
+        pair for pair in _pairs(record.properties) if not pair.startswith(checksums[0])
+        and pair not in (checksums[1], checksums[1][:-1])
+    ]  # fmt: skip
+    sys_flag = record.sys_flag
+    if sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_COMMIT:
+        sys_flag &= ~SysFlag.TRANSACTION_MASK
+    return dataclasses.replace(
+        record,
+        topic=topic,
+        properties=b"".join(kept),
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        sys_flag=sys_flag,
+        store_timestamp=store_ms,
+        store_host=host,
+        prepared_transaction_offset=0,
+    )
