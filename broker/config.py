@@ -97,6 +97,12 @@ class TopicsSection(Section):
     default_queues: Annotated[int, Whole(1, QUEUES_MAX)] = 4
 
 
+class DeliverySection(Section):
+    """``[delivery]``."""
+
+    delay_max_days: Annotated[int, Whole(1, 3_650)] = 40
+
+
 class LimitsSection(Section):
     """``[limits]``: what every connection meets."""
 
@@ -188,6 +194,7 @@ class Settings(BaseSettings):
     store: StoreSection = StoreSection()
     flush: FlushSection = FlushSection()
     topics: TopicsSection = TopicsSection()
+    delivery: DeliverySection = DeliverySection()
     limits: LimitsSection = LimitsSection()
     retention: RetentionSection = RetentionSection()
     metrics: MetricsSection = MetricsSection()

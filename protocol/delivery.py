@@ -20,6 +20,8 @@ TRANSACTION_PARKED_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Half messages that nobody could tell the end of."""
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 """The group whose offsets say how far HALF_TOPIC and OP_HALF_TOPIC are done."""
+PARKED_TOPIC = "rmq_sys_flintmq_parked"
+"""FlintMQ's own: delayed and timed messages that could not be delivered, in queue 0."""
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
 """What groups missed because retention took it."""
 RETRY_TOPIC_PREFIX = "%RETRY%"
@@ -55,6 +57,7 @@ DEAD_LETTER_LEVEL = -1
 """In place of a delay level: no further try."""
 
 assert TIMER_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
+assert PARKED_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 def retry_topic(group: str) -> str:

@@ -220,9 +220,7 @@ def find_targets(records: np.ndarray, chosen: np.ndarray, count: int, slots: np.
                 last_group == NOWHERE
                 or groups[last_group * GROUP_ROW + G_QUEUE_ID] != queue_id
                 or groups[last_group * GROUP_ROW + G_TOPIC_BYTES] != topic_bytes
-                or not _same_bytes(
-                    records, groups[last_group * GROUP_ROW + G_TOPIC_AT], records, topic_at, topic_bytes
-                )
+                or not _same_bytes(records, groups[last_group * GROUP_ROW + G_TOPIC_AT], records, topic_at, topic_bytes)
             ):
                 last_group = _group_of(records, topic_at, topic_at + topic_bytes, queue_id, slots, groups, group_count)
                 group_count = max(group_count, last_group + 1)

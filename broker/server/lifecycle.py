@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ...protocol.delivery import SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.record import encode_host
 from ..config import Settings
 from ..services.allocation import AllocateMappedFileService
@@ -29,6 +30,9 @@ from .metrics.endpoint import MetricsEndpoint, listen_for_metrics
 from .server import Server, bind
 
 log = logging.getLogger(__name__)
+
+WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
+"""Whoever delivers is told when these get messages."""
 
 Progress = Callable[[str, int, int], None]
 """What is being done, and how much of it: done, total."""
@@ -109,6 +113,9 @@ class Lifecycle:
             for topic, queue, max_offset in touched:
                 holds.wake(topic, queue, max_offset)
             if self._broker is not None:
+                for topic, _, _ in touched:
+                    if topic in WAITING_TOPICS:
+                        self._broker.delays.dispatched(topic)
                 self._broker.dispatched()
 
         post = loop.call_soon_threadsafe
@@ -136,12 +143,16 @@ class Lifecycle:
             fatal=fatal,
         )
         flush.on_flushed = self._broker.dispatch_soon  # what is on disk may be seen now
+        self._broker.delays.start()
+        checkpoint.also.append(self._broker.delays.persist)
 
     async def stop(self) -> None:
         """Orderly: connections, then services, then the store, after which `abort` is gone. Whatever was started."""
         self._endpoint.stopping()
         if self._server is not None:
             await self._server.stop(self._settings.server.stop_timeout_ms / 1000)
+        if self._broker is not None:
+            await self._broker.delays.stop()
         await self._loop.run_in_executor(None, self._close)
         self._endpoint.close()
 
@@ -151,6 +162,8 @@ class Lifecycle:
         self._readers.shutdown()
         for service in reversed(self._services):
             service.stop()
+        if self._broker is not None:
+            self._broker.delays.persist()  # all that was delivered is on disk now
         if self._store is not None:
             self._store.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 from ..store import MessageStore
 from .service import OnFatal, Post, Service, log
@@ -18,6 +19,8 @@ class CheckpointService(Service):
         self._store = store
         self.interval_seconds = store.settings.checkpoint_interval_ms / 1000
         self._synced = -1
+        self.also: list[Callable[[], None]] = []
+        """What else is put on disk in every round."""
 
     def do_once(self) -> bool:
         """One round, where there is something new."""
@@ -35,6 +38,8 @@ class CheckpointService(Service):
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 log.error("no room for the %s of %s: %s; trying again", name, store.path, error)
+        for persist in self.also:
+            persist()
         return False
 
     def behind(self) -> int:

@@ -291,12 +291,14 @@ class ConsumerOffsetTable:
 
 
 class DelayOffsetTable:
-    """``config/delayOffset.json``: how far RocketMQ has delivered each delay level. Only kept right, for RocketMQ."""
+    """``config/delayOffset.json``: how far each delay level is delivered, by copies that are on disk."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(files, path)
         self._offsets: dict[int, int] = {}
         self._rest: dict[str, Any] = {}
+        self.dirty = False
+        """Whether something was delivered since the last ``persist``."""
 
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
@@ -308,14 +310,28 @@ class DelayOffsetTable:
         return {int(level): int(next_offset) for level, next_offset in rows.items()}, table
 
     def delivered(self, level: int) -> int:
-        """The queue offset of the first message of a delay level that RocketMQ has not delivered."""
+        """The queue offset of the first message of a delay level that is not delivered."""
         return self._offsets.get(level, 0)
+
+    def deliver(self, level: int, next_offset: int) -> None:
+        """The level is delivered up to ``next_offset``, in memory; ``persist`` makes it durable."""
+        self._offsets[level] = next_offset
+        self.dirty = True
 
     def clamp(self, end_of: Callable[[int], int]) -> None:
         """After a crash: no level's progress lies beyond ``end_of(queue)``; written where it did. Blocks."""
         beyond = {level: end for level, offset in self._offsets.items() if offset > (end := end_of(level - 1))}
         if beyond:
             self._offsets.update(beyond)
+            self.persist()
+
+    def persist(self) -> None:
+        """Write the table; durable when it returns. For one thread at a time; blocks."""
+        self.dirty = False
+        try:
             rows = {str(level): next_offset for level, next_offset in sorted(self._offsets.items())}
             self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
             self._file.save({**self._rest, "offsetTable": rows})
+        except BaseException:
+            self.dirty = True
+            raise

@@ -145,9 +145,9 @@ class Reads:
         queue = self.queue(topic, queue_id)
         return self._min_offset(queue, hot) if queue is not None else self.next_offset(topic, queue_id)
 
-    def first_offset(self, queue: ConsumeQueue) -> int:
-        """The first offset of a queue whose message is still in the log. Reads from disk."""
-        return self._min_offset(queue, hot=False)
+    def first_offset(self, queue: ConsumeQueue, *, hot: bool = False) -> int:
+        """The first offset of a queue whose message is still in the log."""
+        return self._min_offset(queue, hot)
 
     def _min_offset(self, queue: ConsumeQueue, hot: bool) -> int:
         log_start = max(self._commitlog.start_offset, self._state.deleted_below(queue.topic))

@@ -91,7 +91,7 @@ class RecordRewriter:
         if not inside.all():
             rows = rows[inside]
         flat = np.ascontiguousarray(rows).reshape(-1)
-        return Waiting(self._reads.records(flat, hot=hot), flat)
+        return Waiting(self._reads.records(flat, hot=hot) if len(flat) else bytearray(), flat)
 
     def deliver(
         self, waiting: Waiting, places: Sequence[Place | None], next_offset: Callable[[str, int], int]

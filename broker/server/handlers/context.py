@@ -14,6 +14,7 @@ from ....protocol.errors import BrokerError
 from ....protocol.frames import Frame
 from ...config import Settings
 from ...delivery.coordinator import GroupCoordinator
+from ...delivery.delays import Delays
 from ...delivery.offset_moved import TOPIC as OFFSET_MOVED
 from ...delivery.offset_moved import offset_moved_record
 from ...delivery.producer_groups import ProducerGroups
@@ -86,6 +87,7 @@ class Broker:
         self.started_at = time.monotonic()
         self.sync = settings.flush.policy == "sync"
         self.writer = RecordWriter(store, flush, self.topic_changes, loop, self.appended, sync=self.sync)
+        self.delays = Delays(store, self.writer, loop, readers, self.appended, fatal)
         self.groups = GroupCoordinator(store, loop.time, loop.call_later)
         self.producer_groups = ProducerGroups(loop.time)
         self.auto_create = settings.auto_create_topics()

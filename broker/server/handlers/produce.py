@@ -16,6 +16,7 @@ from ....protocol.errors import (
 from ....protocol.fields import decode_fields
 from ....protocol.frames import REQUEST, RESPONSE, Frame, encode_head
 from ....protocol.names import check_name, is_system_topic, may_produce_to
+from ...delivery.routing import Route, delay_of, route
 from ...store import ProduceBatch, TopicConfig, common_properties
 from .context import FRAME_LENGTH_BYTES, Broker, Peer
 from .produce_again import answer_again
@@ -51,16 +52,32 @@ def produce(peer: Peer, frame: Frame) -> None:
         raise _no_such_queue(request, topic.write_queues)
     if not topic.writable:
         raise NoPermission(f"topic {name} cannot be written (perm {topic.perm}); change it with its perm + 2")
-    _store(peer, frame, request, topic, queue)
+    waits = None
+    if request.common and (delay := delay_of(request.common)) is not None:
+        waits = route(delay, name, queue, broker.delays.now_ms(), broker.settings.delivery.delay_max_days)
+        if waits is None:
+            request.common = delay.others
+        elif not _is_there(broker, waits.config.name):
+            peer.suspend()
+            broker.writer.with_topics([waits.config], lambda error: peer.resume(frame, error))
+            return
+    _store(peer, frame, request, topic, queue, waits)
 
 
-def _store(peer: Peer, frame: Frame, request: ProduceRequest, topic: TopicConfig, queue: int) -> None:
-    """Append the messages, note whose they are, and acknowledge them."""
+def _is_there(broker: Broker, name: str) -> bool:
+    return broker.store.topics.get(name) is not None and name not in broker.topic_changes.pending
+
+
+def _store(
+    peer: Peer, frame: Frame, request: ProduceRequest, topic: TopicConfig, queue: int, waits: Route | None
+) -> None:
+    """Append the messages, to their queue or where they wait, note whose they are, and acknowledge them."""
     broker, name = peer.broker, topic.name
     count, prefix = request.count, request.unique_prefix
+    into, into_queue = (topic, queue) if waits is None else (waits.config, waits.queue)
     appended = broker.store.append(
-        topic,
-        queue,
+        into,
+        into_queue,
         # By position: this is done for every frame, and names would cost as much as the rest of the call.
         ProduceBatch(
             frame.buffer,
@@ -68,7 +85,7 @@ def _store(peer: Peer, frame: Frame, request: ProduceRequest, topic: TopicConfig
             frame.body_end,
             count,
             request.layout,
-            common_properties(request.common),
+            common_properties(request.common) if waits is None else waits.common,
             request.sys_flag,
             prefix.encode(),
             request.unique_first,
@@ -79,8 +96,8 @@ def _store(peer: Peer, frame: Frame, request: ProduceRequest, topic: TopicConfig
     broker.appended()
     if prefix:
         broker.sequences.stored(
-            prefix, name, request.unique_first, count, name, queue, appended.queue_offset, appended.end_offset,
-            frame.began,
+            prefix, name, request.unique_first, count, into.name, into_queue, appended.queue_offset,
+            appended.end_offset, frame.began,
         )  # fmt: skip
     produced = broker.counters.produced
     traffic = produced.by_topic.get(name) or produced.of(name)

@@ -1,0 +1,116 @@
+"""Where the messages of a frame go: to the topic that they are for, or where the broker keeps them meanwhile.
+
+What a frame asks for stands in its common properties, as RocketMQ's producers set it: ``DELAY`` (a level),
+``TIMER_DELIVER_MS`` (ms since 1970), ``TIMER_DELAY_MS`` or ``TIMER_DELAY_SEC``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from ...protocol.delivery import (
+    DELAY_LEVEL_MAX,
+    PROPERTY_REAL_QUEUE,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SECONDS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TIMER_OUT_MS,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+)
+from ...protocol.errors import DelayIllegal
+from ...protocol.record import PROPERTY_DELAY, encode_properties
+from ..store import TopicConfig, common_properties
+
+PAST_MS_MAX = 60_000
+"""A time of delivery that has passed by no more than this means at once: clocks differ, and a producer may have had to
+try again. One further back is a mistake."""
+DAY_MS = 86_400_000
+SECOND_MS = 1_000
+DIGITS_MAX = 15
+
+SCHEDULE_CONFIG = TopicConfig(SCHEDULE_TOPIC, read_queues=DELAY_LEVEL_MAX, write_queues=DELAY_LEVEL_MAX)
+TIMER_CONFIG = TopicConfig(TIMER_TOPIC, read_queues=1, write_queues=1)
+
+_TIMES = (PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS)
+
+
+class Delay(NamedTuple):
+    """The delay that a frame asks for: the property that says it, its value, and the frame's other properties."""
+
+    name: str
+    value: int
+    others: str
+
+
+class Route(NamedTuple):
+    """Where a frame's records go instead of their topic, and the common properties that they get there."""
+
+    config: TopicConfig
+    queue: int
+    common: bytes
+
+
+@lru_cache(maxsize=1024)
+def delay_of(common: str) -> Delay | None:
+    """The delay that a frame's common properties ask for; None for none. Raises ``DelayIllegal``."""
+    if PROPERTY_DELAY not in common and "TIMER_" not in common:
+        return None
+    asked: dict[str, str] = {}
+    others = []
+    for pair in common.split("\x02"):
+        name, _, value = pair.partition("\x01")
+        if name in _TIMES or (name == PROPERTY_DELAY and _is_level(value)):
+            asked[name] = value
+        elif pair:
+            others.append(pair + "\x02")
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise DelayIllegal(f"the messages ask for several delays, {' and '.join(sorted(asked))}: leave all out but one")
+    ((name, value),) = asked.items()
+    if not (value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX):
+        raise DelayIllegal(f"{name} is {value!r:.40}; it must be a whole number, not below 0")
+    return Delay(name, int(value), "".join(others))
+
+
+def _is_level(value: str) -> bool:
+    """Whether a DELAY asks for one: 0 and below ask for none, and what is no number is refused with the properties."""
+    digits = value.removeprefix("+")
+    return digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX and int(digits) > 0
+
+
+def route(delay: Delay, topic: str, queue: int, now_ms: int, max_days: int) -> Route | None:
+    """Where messages for ``queue`` of ``topic`` wait; None where they are due already. Raises ``DelayIllegal``."""
+    bookkeeping = {PROPERTY_REAL_TOPIC: topic, PROPERTY_REAL_QUEUE: str(queue)}
+    if delay.name == PROPERTY_DELAY:
+        level = min(delay.value, DELAY_LEVEL_MAX)
+        own = {PROPERTY_DELAY: str(level), **bookkeeping}
+        return Route(SCHEDULE_CONFIG, level - 1, common_properties(delay.others) + encode_properties(own))
+    deliver_ms = deliver_at_ms(delay, now_ms)
+    if deliver_ms <= now_ms - PAST_MS_MAX:
+        raise DelayIllegal(
+            f"the messages were to be delivered {(now_ms - deliver_ms) / 1000:,.0f} s ago ({delay.name} "
+            f"{delay.value}; the broker's clock says {now_ms}); a time may have passed by a minute, for clocks differ"
+        )
+    if deliver_ms > now_ms + max_days * DAY_MS:
+        raise DelayIllegal(
+            f"the messages are to be delivered in {(deliver_ms - now_ms) / DAY_MS:,.1f} days; delivery.delay_max_days "
+            f"is {max_days}",
+            delay_max_days=max_days,
+        )
+    if deliver_ms <= now_ms:
+        return None
+    # The last whole second before it. RocketMQ delivers when that second is over: never early, up to a second late.
+    out_ms = (deliver_ms - 1) // SECOND_MS * SECOND_MS
+    own = {delay.name: str(delay.value), **bookkeeping, PROPERTY_TIMER_OUT_MS: str(out_ms)}
+    return Route(TIMER_CONFIG, 0, common_properties(delay.others) + encode_properties(own))
+
+
+def deliver_at_ms(delay: Delay, now_ms: int) -> int:
+    """The time of delivery that a timed message asks for, ms since 1970."""
+    if delay.name == PROPERTY_TIMER_DELIVER_MS:
+        return delay.value
+    return now_ms + delay.value * (SECOND_MS if delay.name == PROPERTY_TIMER_DELAY_SECONDS else 1)

@@ -1,0 +1,55 @@
+"""Delay levels through a real broker: when messages come, what they are then, and what a restart makes of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgpack
+
+from flintmq.protocol.commands import PRODUCE
+from flintmq.protocol.record import Record, decode_record
+from tests.conftest import ConnectionFactory, RawConnection, RunningBroker
+from tests.store_tools import split_answer
+
+WAIT_MS = 60_000
+
+
+def send(
+    connection: RawConnection, topic: str, common: dict[str, str], *bodies: bytes, queue: int = 0
+) -> dict[str, int]:
+    """Produce bodies that have these properties in common; the answer's fields."""
+    body = b"".join(msgpack.packb([each, {"KEYS": f"key-{each.decode()}"}]) for each in bodies)
+    properties = "".join(f"{name}\x01{value}\x02" for name, value in common.items())
+    fields = {"topic": topic, "count": len(bodies), "queue": queue, "common": properties}
+    answer = connection.call(PRODUCE, fields, body)
+    answer.raise_for_error()
+    return answer.fields
+
+
+def receive(connection: RawConnection, topic: str, count: int, queue: int = 0) -> list[Record]:
+    """The first so many messages of a queue, waited for."""
+    records: list[Record] = []
+    while len(records) < count:
+        answer = connection.pull(topic, queue, len(records), wait_ms=WAIT_MS, max_count=1000)
+        records += [decode_record(blob) for blob in split_answer(answer.body, answer.fields.get("count", 0))]
+    return records
+
+
+def test_a_delayed_message_comes_after_its_delay_as_it_was_sent(
+    broker: Callable[..., RunningBroker], connect: ConnectionFactory
+) -> None:
+    connection = connect(broker())
+    connection.produce("delayed-1", b"first", queue=2)
+    before_ms = time.time_ns() // 1_000_000
+    sent = send(connection, "delayed-1", {"DELAY": "1", "TAGS": "t", "colour": "red"}, b"a", b"b", queue=2)
+    assert (sent["queue"], sent["queue_offset"]) == (2, 0)
+    first, *delayed = receive(connection, "delayed-1", 3, queue=2)
+    assert [record.body for record in (first, *delayed)] == [b"first", b"a", b"b"]
+    for record in delayed:
+        assert record.store_timestamp >= before_ms + 1000
+        properties = record.property_map()
+        assert (properties["KEYS"], properties["TAGS"], properties["colour"]) == (
+            f"key-{record.body.decode()}", "t", "red",
+        )  # fmt: skip
+        assert (properties["DELAY"], properties["REAL_TOPIC"], properties["REAL_QID"]) == ("1", "delayed-1", "2")
