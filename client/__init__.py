@@ -72,9 +72,14 @@ if TYPE_CHECKING:
         InvalidArgumentType,
         InvalidMessage,
         InvalidMessageType,
+        ListenerTimeout,
         WrongLoop,
     )
     from .message import Message
+    from .push.consumer import PushConsumer
+    from .push.health import Health
+    from .push.options import Subscription
+    from .push.outcome import GiveUp, TryLater
     from .sync.admin import Admin
     from .sync.consumer import Consumer
     from .sync.producer import Producer, SendFuture
@@ -103,16 +108,19 @@ __all__ = [
     "ForkedClient",
     "Found",
     "FrameIllegal",
+    "GiveUp",
     "GroupInfo",
     "GroupNotExist",
     "GroupRunning",
     "GroupStatus",
+    "Health",
     "HelloRequired",
     "InvalidArgument",
     "InvalidArgumentType",
     "InvalidMessage",
     "InvalidMessageType",
     "InvalidParameter",
+    "ListenerTimeout",
     "LocalProtocolError",
     "MemberNameTaken",
     "MemberUnknown",
@@ -124,6 +132,7 @@ __all__ = [
     "PartlyStored",
     "Producer",
     "ProtocolError",
+    "PushConsumer",
     "QueueNotExist",
     "QueueStats",
     "Receipt",
@@ -132,6 +141,7 @@ __all__ = [
     "SendFuture",
     "ServiceNotAvailable",
     "StoredMessage",
+    "Subscription",
     "SubscriptionIllegal",
     "SystemBusy",
     "TopicExistsAlready",
@@ -140,6 +150,7 @@ __all__ = [
     "TransactionEnded",
     "TransactionGroupWrong",
     "TransactionNotExist",
+    "TryLater",
     "UnknownCommand",
     "VersionNotSupported",
     "WrongLoop",
@@ -158,19 +169,25 @@ _HOMES = {
     "DeliveryFailed": ".errors",
     "ForkedClient": ".errors",
     "Found": ".core.batch",
+    "GiveUp": ".push.outcome",
     "GroupInfo": ".core.groups",
     "GroupStatus": ".core.groups",
+    "Health": ".push.health",
     "InvalidArgument": ".errors",
     "InvalidArgumentType": ".errors",
     "InvalidMessage": ".errors",
     "InvalidMessageType": ".errors",
+    "ListenerTimeout": ".errors",
     "Message": ".message",
     "Producer": ".sync.producer",
+    "PushConsumer": ".push.consumer",
     "QueueStats": ".core.topics",
     "Receipt": ".core.receipts",
     "SendFuture": ".sync.producer",
     "StoredMessage": ".core.stored",
+    "Subscription": ".push.options",
     "TopicInfo": ".core.topics",
+    "TryLater": ".push.outcome",
     "WrongLoop": ".errors",
 }
 """Where what is exported is defined; what is not listed is an error of the protocol."""

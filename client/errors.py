@@ -46,8 +46,12 @@ class WrongLoop(FlintError):
     """An asyncio client is used outside of the event loop in which it was first used, or after that loop ended."""
 
 
+class ListenerTimeout(FlintError):
+    """A consumer was closed, and listeners had not come back in time: what they had is tried again by others."""
+
+
 class ClientFailed(FlintError):
-    """A background task of an asyncio client ended with an error that nobody foresaw: ``cause``, also ``__cause__``.
+    """A background task or thread of a client ended with an error: ``cause``, also ``__cause__``.
 
     Everything that waited and every later call raises it. Make a new client; whether messages that waited for their
     acknowledgement are stored is not known.

@@ -104,6 +104,10 @@ class StoredMessage:
             self._topic = self._decode(check_crc=False).topic.decode("utf-8", "replace")
         return self._topic
 
+    def shown_in(self, topic: str) -> None:
+        """Show it as a message of this topic: one that is tried again lies in another than it was sent to."""
+        self._topic = topic
+
     @property
     def properties(self) -> Mapping[str, str]:
         """All properties as stored, by RocketMQ's names: the keys as ``KEYS``, the tag as ``TAGS``, ``UNIQ_KEY``, …"""

@@ -92,6 +92,10 @@ class Connection:
         """This end's address, 4 or 16 bytes."""
         return packed_address(self._sock.getsockname()[0])
 
+    def fileno(self) -> int:
+        """The socket's descriptor, for who waits for several things at once."""
+        return self._sock.fileno()
+
     @property
     def congested(self) -> bool:
         """Whether some of what was pushed has not gone out yet."""

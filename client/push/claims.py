@@ -1,0 +1,296 @@
+"""What a member knows of each queue that it holds: what was pulled, what runs, and how far it is done.
+
+No sockets, threads or clock. Nothing here is safe for two threads at once: the engine's lock sees to that. All times
+are monotonic seconds that it passes in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from ..core.batch import Batch
+from ..core.stored import StoredMessage
+
+_PULL_BYTES_MAX = 1 << 20
+QueueKey = tuple[str, int]
+"""A topic and the number of one of its queues."""
+Row = tuple[str, int, int, int]
+"""Of an assignment: topic, queue, next offset, and the epoch since which the member has it."""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """Messages of one queue that are handled together, in their order.
+
+    ``next_offset``: what can be committed once they, and all before them, are done; ``tries``: how often the first of
+    them failed and was kept in its place; ``begun_at``: since when it runs.
+    """
+
+    claim: Claim
+    messages: Sequence[StoredMessage]
+    batch: Batch
+    next_offset: int
+    size: int
+    tries: int = 0
+    begun_at: float = inf
+    done: bool = False
+    given_up: bool = False
+    """It took too long: its messages were sent back, and what its listener does is of no interest any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One queue that this member holds. ``position``: the offset of the next pull.
+
+    ``revoked``: it is meant for another member, nothing more of it is begun; ``lost``: it is another member's already,
+    and nothing that still runs counts.
+    """
+
+    topic: str
+    queue: int
+    granted: int
+    position: int
+    commit_offset: int = 0
+    """All messages below are done."""
+    committed: int = 0
+    """The broker knows so."""
+    asked: bool = False
+    revoked: bool = False
+    lost: bool = False
+    retry_at: float = 0.0
+    """When it is pulled again after the broker refused."""
+    works: deque[Work] = field(default_factory=deque)
+    """All that is not committed yet, in the order of the queue."""
+    waiting: deque[Work] = field(default_factory=deque)
+    """In orderly mode: what is behind the one that runs."""
+    running: int = 0
+    """Of ``works``: how many are with a listener, or sent back and not confirmed."""
+    messages: int = 0
+    bytes: int = 0
+
+    @property
+    def key(self) -> QueueKey:
+        """Topic and queue."""
+        return self.topic, self.queue
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more of it is begun."""
+        return self.revoked or self.lost
+
+    def complete(self, work: Work) -> None:
+        """All messages of ``work`` are handled, sent back, or of no interest."""
+        work.done = True
+        while self.works and self.works[0].done:
+            first = self.works.popleft()
+            self.commit_offset = first.next_offset
+            self.messages -= len(first.messages)
+            self.bytes -= first.size
+
+    def stop(self) -> None:
+        """Nothing more of it is begun; what waits will be somebody else's."""
+        self.waiting.clear()
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing of it runs."""
+        return not self.running
+
+
+class Claims:
+    """All queues of a member. Bounds, in messages and bytes, are over all of them; ``orderly``: one work of a queue at
+    a time; ``chunk_max``: into works of how many messages a batch is cut, None: it stays whole."""
+
+    def __init__(
+        self, *, messages_max: int, bytes_max: int, batch_max: int, orderly: bool, chunk_max: int | None, workers: int
+    ) -> None:
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._batch_max = batch_max
+        self._orderly = orderly
+        self._chunk_max = chunk_max
+        self._workers = workers
+        self._by_key: dict[QueueKey, Claim] = {}
+
+    def __iter__(self) -> Iterator[Claim]:
+        return iter(list(self._by_key.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @property
+    def messages(self) -> int:
+        """Messages that were pulled and are not done."""
+        return sum(claim.messages for claim in self._by_key.values())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of their records."""
+        return sum(claim.bytes for claim in self._by_key.values())
+
+    @property
+    def running(self) -> int:
+        """Works that are with a listener."""
+        return sum(claim.running for claim in self._by_key.values())
+
+    def owned(self) -> list[list[str | int]]:
+        """The queues that a heartbeat names: messages of them may be here."""
+        return [[claim.topic, claim.queue] for claim in self._by_key.values()]
+
+    # ---- the assignment
+
+    def assign(self, rows: Iterable[Row], *, rejoined: bool) -> None:
+        """What a heartbeat was answered. ``rejoined``: the member joined anew and said what it holds; where nobody has
+        gone on with a queue meanwhile, it goes on as if nothing had been."""
+        present = {(topic, queue): (next_offset, granted) for topic, queue, next_offset, granted in rows}
+        for key, claim in list(self._by_key.items()):
+            if key not in present:
+                claim.revoked = True
+                claim.stop()
+                continue
+            next_offset, granted = present[key]
+            if claim.granted == granted and not claim.lost:
+                continue  # a queue that was to be given up and is not: see ``resume``
+            if rejoined and not claim.lost and next_offset <= claim.commit_offset:
+                claim.granted = granted
+                claim.committed = next_offset
+                continue
+            self.lose(claim)
+        for key, (next_offset, granted) in present.items():
+            held = self._by_key.get(key)
+            if held is not None and held.revoked and not held.lost:
+                # Meant for this member again before it let go: it begins anew where it stopped beginning.
+                if not held.drained or held.asked:
+                    continue
+                next_offset = max(next_offset, held.commit_offset)
+                held = None
+            if held is None:
+                self._by_key[key] = Claim(*key, granted, next_offset, next_offset, next_offset)
+
+    def lose(self, claim: Claim) -> None:
+        """It is another member's, or its offset was reset: nothing that runs of it counts any more."""
+        claim.lost = True
+        claim.stop()
+        if self._by_key.get(claim.key) is claim:
+            del self._by_key[claim.key]
+
+    def lose_all(self) -> None:
+        """The member is out of the group."""
+        for claim in self:
+            self.lose(claim)
+
+    def revoke_all(self) -> None:
+        """The member is about to leave: nothing more is begun."""
+        for claim in self:
+            claim.revoked = True
+            claim.stop()
+
+    def release(self, *, commit_first: bool) -> bool:
+        """Let go of the queues to be given up of which nothing runs; whether there were any. ``commit_first``: of
+        those alone of which the broker knows how far they are done."""
+        free = [
+            claim
+            for claim in self
+            if claim.revoked and claim.drained and not (commit_first and claim.committed < claim.commit_offset)
+        ]
+        for claim in free:
+            self.lose(claim)
+        return bool(free)
+
+    # ---- pulling
+
+    def to_pull(self, now: float, paused: frozenset[str]) -> list[Claim]:
+        """The queues that should be pulled now and are not.
+
+        Each has its share of the bounds and is pulled when half of it is free, so all together stay within them, but
+        for a message that is larger than a share.
+        """
+        messages_max, bytes_max = self._share()
+        return [
+            claim
+            for claim in self._by_key.values()
+            if not (claim.asked or claim.stopped or claim.retry_at > now or claim.topic in paused)
+            and claim.messages <= messages_max - self.pull_count
+            and claim.bytes <= bytes_max - min(self.pull_bytes, bytes_max)
+        ]
+
+    def _share(self) -> tuple[int, int]:
+        """How many messages and bytes of one queue may be here."""
+        queues = max(len(self._by_key), 1)
+        return max(self._messages_max // queues, 1), max(self._bytes_max // queues, 1)
+
+    @property
+    def pull_count(self) -> int:
+        """How many messages are asked for at a time."""
+        return min(self._batch_max, max(self._share()[0] // 2, 1))
+
+    @property
+    def pull_bytes(self) -> int:
+        """How many bytes are asked for at a time."""
+        return min(_PULL_BYTES_MAX, max(self._share()[1] // 2, 1))
+
+    def arrived(self, claim: Claim, batch: Batch, messages: Sequence[StoredMessage]) -> list[Work]:
+        """A pull's answer: the works that may begin. ``messages``: those of the batch, as a listener sees them."""
+        claim.asked = False
+        if claim.stopped:
+            return []
+        claim.position = max(claim.position, batch.next_offset)
+        works = self._cut(claim, batch, messages)
+        if not works:
+            if not claim.works:
+                claim.commit_offset = batch.next_offset  # what the filter passed over is done
+            else:
+                claim.works[-1].next_offset = batch.next_offset
+            return []
+        claim.works.extend(works)
+        claim.messages += len(messages)
+        claim.bytes += sum(work.size for work in works)
+        if not self._orderly:
+            claim.running += len(works)
+            return works
+        claim.waiting.extend(works)
+        return self.next_in_order(claim)
+
+    def next_in_order(self, claim: Claim) -> list[Work]:
+        """In orderly mode: the work that may begin now that nothing of its queue runs; none or one."""
+        if claim.running or claim.stopped or not claim.waiting:
+            return []
+        claim.running = 1
+        return [claim.waiting.popleft()]
+
+    def _cut(self, claim: Claim, batch: Batch, messages: Sequence[StoredMessage]) -> list[Work]:
+        if not messages:
+            return []
+        size = len(batch.raw)
+        if self._chunk_max is None:
+            return [Work(claim, messages, batch, batch.next_offset, size)]
+        # Few messages are spread over all workers; many go in chunks, which cost less.
+        chunk = len(messages) if self._orderly else -(-len(messages) // (4 * self._workers))
+        chunk = max(1, min(chunk, self._chunk_max))
+        works = []
+        for start in range(0, len(messages), chunk):
+            end = start + chunk
+            next_offset = messages[end].queue_offset if end < len(messages) else batch.next_offset
+            part = messages[start:end]
+            works.append(Work(claim, part, batch, next_offset, size * len(part) // len(messages)))
+        return works
+
+    # ---- committing
+
+    def commits(self) -> dict[str, dict[int, int]]:
+        """By topic and queue: offsets that the broker does not know yet."""
+        found: dict[str, dict[int, int]] = {}
+        for claim in self._by_key.values():
+            if not claim.lost and claim.commit_offset > claim.committed:
+                found.setdefault(claim.topic, {})[claim.queue] = claim.commit_offset
+        return found
+
+    def committed(self, topic: str, offsets: dict[int, int]) -> None:
+        """The broker knows these by now."""
+        for queue, offset in offsets.items():
+            claim = self._by_key.get((topic, queue))
+            if claim is not None:
+                claim.committed = max(claim.committed, offset)

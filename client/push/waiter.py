@@ -1,0 +1,58 @@
+"""Waiting for a socket and for other threads at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+
+from ..sync.connection import Connection
+
+
+class Waiter:
+    """One thread waits; any other may ``wake`` it. A wake before the wait counts."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._woken = False
+        self._poll = select.poll() if hasattr(select, "poll") else None
+        self._watched: int | None = None
+        if self._poll is not None:
+            self._poll.register(self._reader, select.POLLIN)
+
+    def watch(self, descriptor: int | None) -> None:
+        """From now on wait for this socket too; None: for none."""
+        if self._poll is not None:
+            if self._watched is not None:
+                self._poll.unregister(self._watched)
+            if descriptor is not None:
+                self._poll.register(descriptor, select.POLLIN)
+        self._watched = descriptor
+
+    def wake(self) -> None:
+        """End the wait, or the next one. Any thread; cheap when it was called before."""
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(OSError):  # full: it will wake all the same; closed: nobody waits
+                self._writer.send(b"x")
+
+    def wait(self, connection: Connection | None, seconds: float) -> None:
+        """Wait until the connection's socket can be read, somebody wakes, or the time is over."""
+        if self._poll is not None:
+            self._poll.poll(0 if seconds <= 0 else int(seconds * 1000) + 1)
+        else:  # Windows
+            watched = [] if self._watched is None else [self._watched]
+            select.select([self._reader.fileno(), *watched], [], [], max(seconds, 0.0))
+        if self._woken:
+            with contextlib.suppress(BlockingIOError):
+                self._reader.recv(64)
+            # Last: a wake from here on has to be felt.
+            self._woken = False
+
+    def close(self) -> None:
+        """Let go of the sockets."""
+        self._woken = True
+        self._reader.close()
+        self._writer.close()
