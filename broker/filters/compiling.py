@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from ...protocol.record import PROPERTY_SEPARATOR
 from .parser import parse
 from .syntax import (
     All,
@@ -28,7 +29,7 @@ from .syntax import (
     Text,
     Truth,
 )
-from .values import Lookup, Source, number_of, truth_of
+from .values import Lookup, Source, number_of, take_apart, truth_of
 
 COMPILED_MAX = 256
 """So many filters are kept compiled: those used last."""
@@ -50,19 +51,27 @@ _MIRRORED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 class Filter:
     """A compiled filter. It holds no state of a message: any thread may use it."""
 
-    __slots__ = ("_evaluate", "_source", "text")
+    __slots__ = ("_apart", "_evaluate", "text")
 
     def __init__(self, text: str) -> None:
         tree = parse(text)
         lookup = Lookup(_asked(tree))
         self.text = text
-        self._source = lookup.source
+        self._apart = lookup.apart
         self._evaluate = _Compiler(lookup).condition(tree)
 
     def matches(self, properties: bytes) -> bool:
         """Whether the filter is TRUE of a message, which FALSE and UNKNOWN are not. ``properties``: as a record holds
         them."""
-        return self._evaluate(self._source(properties)) is True
+        return bool(self.select([PROPERTY_SEPARATOR + properties]))
+
+    def select(self, sources: Sequence[bytes]) -> list[int]:
+        """The places of those messages of which it is TRUE. Of each the properties as a record holds them, with 0x02 in
+        front."""
+        evaluate = self._evaluate
+        if self._apart:
+            return [place for place, source in enumerate(sources) if evaluate(take_apart(source))]
+        return [place for place, source in enumerate(sources) if evaluate(source)]
 
 
 @functools.lru_cache(maxsize=COMPILED_MAX)

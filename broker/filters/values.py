@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ...protocol.record import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 
 Source: TypeAlias = Any
-"""Where the values of one message come from: what ``Lookup.source`` made of its properties."""
+"""Where the values of one message come from: its properties with 0x02 in front, or what ``take_apart`` made of them."""
 
 NUMBER_BYTES_MAX = 64
 """A property that is longer is no number."""
@@ -36,30 +36,29 @@ class Lookup:
     """How the properties of a message are found, for a filter that asks so many times.
 
     Values are those of ``decode_properties``: of two with the same name the last one counts, one without a value is no
-    property.
+    property. ``apart``: whether all properties are taken apart first; up to ``ASKED_FEW`` it is faster to search for
+    each name.
     """
 
-    ASKED_FEW = 6
-    """Up to here it is faster to search for each name than to take all properties apart."""
+    ASKED_FEW = 8
 
     def __init__(self, asked: int) -> None:
-        self._few = asked <= self.ASKED_FEW
-
-    def source(self, properties: bytes) -> Source:
-        """What the functions of ``getter`` are called with, from a record's properties."""
-        if self._few:
-            return PROPERTY_SEPARATOR + properties
-        found = {}
-        for pair in properties.split(PROPERTY_SEPARATOR):
-            name, _, value = pair.partition(NAME_VALUE_SEPARATOR)
-            if value:
-                found[name] = value
-        return found
+        self.apart = asked > self.ASKED_FEW
 
     def getter(self, name: str) -> Callable[[Source], bytes | None]:
         """A function that gives the value of the property, None where the message has none."""
         encoded = name.encode()
-        return _searching(encoded) if self._few else _looking_up(encoded)
+        return _looking_up(encoded) if self.apart else _searching(encoded)
+
+
+def take_apart(properties: bytes) -> dict[bytes, bytes]:
+    """All properties by name."""
+    found = {}
+    for pair in properties.split(PROPERTY_SEPARATOR):
+        name, _, value = pair.partition(NAME_VALUE_SEPARATOR)
+        if value:
+            found[name] = value
+    return found
 
 
 def _looking_up(name: bytes) -> Callable[[Source], bytes | None]:
@@ -70,19 +69,16 @@ def _looking_up(name: bytes) -> Callable[[Source], bytes | None]:
 
 
 def _searching(name: bytes) -> Callable[[Source], bytes | None]:
+    # 0x02 stands in front of every name and nowhere else.
     head = PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR
-    head_bytes = len(head)
 
     def get(source: bytes) -> bytes | None:
-        # 0x02 stands in front of every name and nowhere else.
-        at = source.rfind(head)
-        while at >= 0:
-            begin = at + head_bytes
-            end = source.find(PROPERTY_SEPARATOR, begin)
-            value = source[begin:] if end < 0 else source[begin:end]
-            if value:
+        rest = source
+        while True:
+            rest, found, behind = rest.rpartition(head)
+            if not found:
+                return None
+            if value := behind.partition(PROPERTY_SEPARATOR)[0]:
                 return value
-            at = source.rfind(head, 0, at)
-        return None
 
     return get

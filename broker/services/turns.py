@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-SLICE_S = 0.001
+SLICE_S = 0.0005
 """Steps of one turn end after this time: what else the loop does waits so long at most, and for the step that runs."""
 
 
