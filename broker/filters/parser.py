@@ -66,7 +66,7 @@ class _Parser:
         condition = self._any()
         if self._token.kind != END:
             raise self._unfinished(condition, "the end")
-        return _condition(condition)
+        return self._condition(condition)
 
     # ---- tokens
 
@@ -99,6 +99,17 @@ class _Parser:
             return self._expected(f"AND, OR or {end}")
         return self._expected(f"{_PREDICATES} behind {describe(operand)}")
 
+    def _condition(self, operand: Operand) -> Condition:
+        """``operand``, which was just read, where a condition must stand."""
+        if isinstance(operand, CONDITIONS):
+            return operand
+        if not (self._token.kind == END or self._is(SYMBOL, ")") or self._is(KEYWORD, "AND", "OR")):
+            raise self._unfinished(operand, "")
+        hint = ""
+        if isinstance(operand, Property):
+            hint = f"; compare it, or write {operand.name} = TRUE or {operand.name} IS NOT NULL"
+        raise illegal(operand.column, f"expected a condition, found {describe(operand)} alone{hint}")
+
     # ---- conditions
 
     def _any(self) -> Operand:
@@ -111,9 +122,9 @@ class _Parser:
         first = part()
         if not self._is(KEYWORD, keyword):
             return first
-        conditions = [_condition(first)]
+        conditions = [self._condition(first)]
         while self._takes(KEYWORD, keyword):
-            conditions.append(_condition(part()))
+            conditions.append(self._condition(part()))
         return All(tuple(conditions), column) if keyword == "AND" else AnyOf(tuple(conditions), column)
 
     def _negated(self) -> Operand:
@@ -121,7 +132,7 @@ class _Parser:
         if token is None:
             return self._comparison()
         self._deeper(token)
-        condition = Not(_condition(self._negated()), token.column)
+        condition = Not(self._condition(self._negated()), token.column)
         self._depth -= 1
         return condition
 
@@ -248,16 +259,6 @@ class _Parser:
         value = self._take().value
         assert isinstance(value, int | float), "what the token of a number holds"
         return Number(sign * value, column)
-
-
-def _condition(operand: Operand) -> Condition:
-    """``operand`` where a condition must stand."""
-    if isinstance(operand, CONDITIONS):
-        return operand
-    hint = ""
-    if isinstance(operand, Property):
-        hint = f"; compare it, or write {operand.name} = TRUE or {operand.name} IS NOT NULL"
-    raise illegal(operand.column, f"expected a condition, found {describe(operand)} alone{hint}")
 
 
 def _check_ordered(operand: Operand, symbol: str) -> None:

@@ -126,11 +126,6 @@ def describe(operand: Operand) -> str:
         return "a number"
     if isinstance(operand, Text):
         return "a string"
-    return operand_name(operand)
-
-
-def operand_name(condition: Condition) -> str:
-    """TRUE and FALSE by their names, any other condition as one."""
-    if isinstance(condition, Truth):
-        return "TRUE" if condition.value else "FALSE"
+    if isinstance(operand, Truth):
+        return "TRUE" if operand.value else "FALSE"
     return "a condition"

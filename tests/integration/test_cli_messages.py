@@ -160,6 +160,28 @@ class TestTail:
         assert sorted(cli.run("tail", filled, "--tag", "odd", "--until", "latest").lines) == ["b1", "b1", "b3", "b3"]
         assert len(cli.run("tail", filled, "--tag", "odd || even", "--until", "latest").lines) == 10
 
+    def test_a_condition_filters(self, cli: Cli, filled: str) -> None:
+        condition = "KEYS STARTSWITH 'k1-' AND TAGS = 'odd'"
+        done = cli.run("tail", filled, "--filter", condition, "--until", "latest", "--format", "%q%v ")
+        assert done.out == "1b1 1b3 "
+        assert cli.run("tail", filled, "--filter", condition, "-t", "even", "--until", "latest").lines == []
+        assert cli.run("tail", filled, "--filter", condition, "--count", "2").lines == ["b1", "b3"]
+        assert cli.run("pull", filled, "--filter", condition).lines == ["b1", "b3"]
+        assert cli.run("pull", filled, "--filter", condition, "--queue", "1").lines == ["b1", "b3"]
+
+    @pytest.mark.parametrize("command", [["tail"], ["pull"], ["pull", "--queue", "0"]])
+    def test_a_condition_that_is_none_is_pointed_into(self, cli: Cli, filled: str, command: list[str]) -> None:
+        done = cli.run(*command, filled, "--filter", "a > 5 AND b LIKE 'x'")
+        assert done.code == EXIT_ERROR
+        error, condition, mark, *_ = done.err.splitlines()
+        assert "SUBSCRIPTION_PARSE_FAILED (23): " in error
+        assert "see its column 13: expected CONTAINS" in error
+        assert condition.index("LIKE") == mark.index("^")
+        long = "a = 1 OR " * 100 + "b >"
+        error, condition, mark, *_ = cli.run(*command, filled, "--filter", long).err.splitlines()
+        assert mark.index("^") == len(condition.rstrip())
+        assert len(condition) < 80
+
     def test_an_offset_that_no_queue_has_is_explained(self, cli: Cli, filled: str) -> None:
         done = cli.run("tail", filled, "--from", "99")
         assert done.code == EXIT_ERROR

@@ -21,7 +21,7 @@ from flintmq.client.core.outgoing import (
     sharded_topics,
 )
 from flintmq.client.core.routing import QueueCounts, queue_of
-from flintmq.client.core.tags import parse_tags
+from flintmq.client.core.tags import check_filter, parse_tags
 from flintmq.client.core.times import from_millis, to_millis
 from flintmq.client.core.topics import TopicInfo
 
@@ -74,6 +74,18 @@ class TestTags:
     def test_tags_are_text(self) -> None:
         with pytest.raises(InvalidArgumentType):
             parse_tags([5])  # type: ignore[list-item]
+
+
+class TestFilters:
+    @pytest.mark.parametrize(("given", "sent"), [(None, ""), ("", ""), ("a > 5", "a > 5"), ("a" * 4096, "a" * 4096)])
+    def test_a_filter_goes_to_the_broker_as_it_is(self, given: str | None, sent: str) -> None:
+        assert check_filter(given) == sent
+
+    def test_what_is_no_text_or_too_long_is_refused(self) -> None:
+        with pytest.raises(InvalidArgumentType, match="not list"):
+            check_filter(["a > 5"])  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="4,097 characters"):
+            check_filter("a" * 4097)
 
 
 class TestMoments:

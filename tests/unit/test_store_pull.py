@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.broker.filters import compile_filter
 from flintmq.broker.store import MessageStore, Pulled, TopicConfig, WouldBlock
-from flintmq.broker.store.reads import ANSWER_BYTES_MAX
+from flintmq.broker.store.reads import ANSWER_BYTES_MAX, FILTERED_RECORDS_MAX
 from flintmq.protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,
@@ -157,6 +158,34 @@ def test_a_filter_looks_at_no_more_than_64_k_units_a_pull(tmp_path: Path) -> Non
     store.close()
 
 
+def test_a_condition_and_tags_must_both_hold(store: MessageStore) -> None:
+    messages = [
+        Message(b"x", tags="eu" if number % 2 else "us", properties=(("n", str(number)),)) for number in range(2000)
+    ]
+    put(store, "orders", 0, messages)
+    wanted = compile_filter("n BETWEEN 900 AND 910")
+    found: list[int] = []
+    offset = steps = 0
+    while offset < 2000:
+        pulled = store.pull("orders", 0, offset, 1000, MIB, frozenset({tags_code("eu")}), False, wanted)
+        assert offset < pulled.next_offset <= 2000
+        assert pulled.code == (
+            SUCCESS if pulled.count else PULL_NOT_FOUND if pulled.next_offset == 2000 else PULL_RETRY_IMMEDIATELY
+        )
+        found += offsets_of(pulled)
+        offset = pulled.next_offset
+        steps += 1
+    assert found == [901, 903, 905, 907, 909]
+    assert steps >= 2
+
+
+def test_a_condition_looks_at_no_more_than_512_records_a_pull(store: MessageStore) -> None:
+    put(store, "orders", 0, plain(2000, size=10))
+    pulled = store.pull("orders", 0, 0, 1000, MIB, None, False, compile_filter("KEYS IS NULL"))
+    assert (pulled.code, pulled.count, pulled.min_offset, pulled.max_offset) == (PULL_RETRY_IMMEDIATELY, 0, 0, 2000)
+    assert 0 < pulled.next_offset <= FILTERED_RECORDS_MAX
+
+
 def test_interleaved_queues_come_apart_again(store: MessageStore) -> None:
     sent = []
     for number in range(300):
@@ -208,6 +237,7 @@ def test_what_is_not_in_the_page_cache_is_only_read_where_it_may_be_waited_for(t
     reads: list[Callable[[bool], object]] = [
         lambda hot: store.pull("orders", 0, 3, 10, MIB, None, hot).count,
         lambda hot: store.pull("orders", 0, 3, 10, MIB, frozenset({1}), hot).next_offset,
+        lambda hot: store.pull("orders", 0, 3, 10, MIB, None, hot, compile_filter("KEYS = 'key-5'")).count,
         lambda hot: store.query("orders", "key-7", 0, FOREVER, 10, "", hot).count,
         lambda hot: store.view(identity, "", hot).count,
         lambda hot: store.offset_by_time("orders", 0, sent[0].store_ms, hot),

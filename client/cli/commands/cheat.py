@@ -22,6 +22,7 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("follow, beginning with the last ten", "flintmq orders"),
         ("everything that is there", "flintmq tail orders --from earliest --until latest"),
         ("since this morning, one tag", "flintmq tail orders --from @08:00 --tag eu"),
+        ("by what properties say", "flintmq tail orders --filter \"amount >= 5 AND region IN ('eu', 'us')\" -n 10"),
         ("the last quarter of an hour, as JSON", "flintmq tail orders --from @-15m --until latest -o json"),
         ("key, tag and body", "flintmq tail orders --format '%k %t %v\\n'"),
         ("one queue from an offset on", "flintmq pull orders --queue 0 --offset 17 -n 100"),
