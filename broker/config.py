@@ -139,6 +139,15 @@ class RetentionSection(Section):
     check_interval_ms: Annotated[int, Whole(10, DAY_MS)] = 1000
 
 
+class TransactionsSection(Section):
+    """``[transactions]``."""
+
+    timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 6_000
+    check_interval_ms: Annotated[int, Whole(10, DAY_MS)] = 30_000
+    check_times_max: Annotated[int, Whole(1, 10_000)] = 15
+    open_max: Annotated[int, Whole(1, 10_000_000)] = 100_000
+
+
 class MetricsSection(Section):
     """``[metrics]``."""
 
@@ -197,6 +206,7 @@ class Settings(BaseSettings):
     delivery: DeliverySection = DeliverySection()
     limits: LimitsSection = LimitsSection()
     retention: RetentionSection = RetentionSection()
+    transactions: TransactionsSection = TransactionsSection()
     metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
 

@@ -23,6 +23,8 @@ SEND_BACK_MAX = 1_024
 """Most messages that are sent back in one request."""
 QUEUES_MAX = 65_536
 FILTER_CHARS_MAX = 4096
+TRANSACTIONS_MAX = 1_000
+"""Most transactions in one answer."""
 
 LAYOUT_ROWS = 0
 """``count`` arrays ``[body: bin, properties: map str -> str, sys_flag = 0, flag = 0]`` of 2 to 4 items."""
@@ -338,6 +340,55 @@ class ConsumeStatsAnswer:
 
 
 @dataclass(slots=True)
+class EndTransactionRequest:
+    """Commit or roll back the transaction of a half message. Answered when that is stored."""
+
+    group: str = text("producer group that the transaction is of", GROUP_BYTES_MAX, 1)
+    transaction_id: str = text("the half message's unique key", KEY_CHARS_MAX, 1)
+    commit: bool = boolean("true: commit, false: roll back")
+    half_queue_offset: int = integer("of the half message, from the PRODUCE answer; -1: not known", -1, I64_MAX, -1)
+    half_physical_offset: int = integer("the same; -1: not known", -1, I64_MAX, -1)
+
+
+@dataclass(slots=True)
+class CheckTransactionStateRequest:
+    """From the broker to a producer of the group: how did this transaction end? Body: the half message as a stored
+    record, with the topic and queue that it was sent to."""
+
+    group: str = text("producer group that the transaction is of", GROUP_BYTES_MAX, 1)
+    transaction_id: str = text("the half message's unique key", KEY_CHARS_MAX, 1)
+    topic: str = text("topic that the message was sent to", 32767, 1)
+    check_times: int = integer("how often producers were asked, this time included")
+
+
+@dataclass(slots=True)
+class CheckTransactionStateAnswer:
+    """How it ended, as far as the producer knows: the broker does the rest."""
+
+    outcome: str = text("`commit`, `rollback`, or `unknown`: ask again later", 8, 1)
+
+
+@dataclass(slots=True)
+class GetTransactionsRequest:
+    """Transactions that are open, or those that were parked because nobody could tell their end; the oldest first."""
+
+    parked: bool = boolean("those that were parked", False)
+    from_offset: int = integer("0, or `next_offset` of the answer before", default=0)
+    max_count: int = integer("most of them in the answer", 1, TRANSACTIONS_MAX, 100)
+
+
+@dataclass(slots=True)
+class TransactionsAnswer:
+    """Body: one msgpack array of maps `{id, topic, queue, group, born_ms, stored_ms, checks, half_queue_offset,
+    half_physical_offset}`; of what was parked the offsets are those of its message in TRANS_CHECK_MAX_TIME_TOPIC."""
+
+    count: int = integer("maps in the body")
+    next_offset: int = integer("from_offset of the next page; -1: there is none", -1)
+    open: int = integer("open transactions in all", default=0)
+    parked: int = integer("parked messages in all", default=0)
+
+
+@dataclass(slots=True)
 class UpdateAndCreateTopicRequest:
     """Create a topic, or change one that exists; queues can be added, not taken away."""
 
@@ -448,6 +499,11 @@ QUERY_CONSUMER_OFFSET = Command("QUERY_CONSUMER_OFFSET", 14, QueryConsumerOffset
 UPDATE_CONSUMER_OFFSET = Command("UPDATE_CONSUMER_OFFSET", 15, UpdateConsumerOffsetRequest, EmptyAnswer, one_way=True)
 HEART_BEAT = Command("HEART_BEAT", 34, HeartBeatRequest, HeartBeatAnswer)
 UNREGISTER_CLIENT = Command("UNREGISTER_CLIENT", 35, UnregisterClientRequest, EmptyAnswer, one_way=True)
+END_TRANSACTION = Command("END_TRANSACTION", 37, EndTransactionRequest, EmptyAnswer)
+CHECK_TRANSACTION_STATE = Command(
+    "CHECK_TRANSACTION_STATE", 39, CheckTransactionStateRequest, CheckTransactionStateAnswer, from_broker=True
+)
+GET_TRANSACTIONS = Command("GET_TRANSACTIONS", 1010, GetTransactionsRequest, TransactionsAnswer)
 CONSUMER_SEND_MSG_BACK = Command("CONSUMER_SEND_MSG_BACK", 36, SendMessageBackRequest, SendMessageBackAnswer)
 NOTIFY_CONSUMER_IDS_CHANGED = Command(
     "NOTIFY_CONSUMER_IDS_CHANGED", 40, IdsChangedRequest, EmptyAnswer, one_way=True, from_broker=True
@@ -488,6 +544,8 @@ COMMANDS: dict[int, Command] = {
         HEART_BEAT,
         UNREGISTER_CLIENT,
         CONSUMER_SEND_MSG_BACK,
+        END_TRANSACTION,
+        CHECK_TRANSACTION_STATE,
         NOTIFY_CONSUMER_IDS_CHANGED,
         GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
         GET_TOPIC_STATS_INFO,
@@ -496,5 +554,6 @@ COMMANDS: dict[int, Command] = {
         GET_CONSUME_STATS,
         DELETE_TOPIC_IN_BROKER,
         INVOKE_BROKER_TO_RESET_OFFSET,
+        GET_TRANSACTIONS,
     )
 }

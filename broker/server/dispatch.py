@@ -6,7 +6,19 @@ from collections.abc import Callable
 
 from ...protocol import commands
 from ...protocol.frames import Frame
-from .handlers import group_admin, groups, hello, offsets, produce, pull, query, runtime, send_back, topics
+from .handlers import (
+    group_admin,
+    groups,
+    hello,
+    offsets,
+    produce,
+    pull,
+    query,
+    runtime,
+    send_back,
+    topics,
+    transactions,
+)
 from .handlers.context import Peer
 
 Handler = Callable[[Peer, Frame], None]
@@ -31,6 +43,8 @@ _ROWS: tuple[tuple[commands.Command, Handler], ...] = (
     (commands.GET_MAX_OFFSET, offsets.get_max_offset),
     (commands.GET_MIN_OFFSET, offsets.get_min_offset),
     (commands.GET_EARLIEST_MSG_STORETIME, offsets.get_earliest_msg_storetime),
+    (commands.END_TRANSACTION, transactions.end_transaction),
+    (commands.GET_TRANSACTIONS, transactions.get_transactions),
     (commands.UPDATE_AND_CREATE_TOPIC, topics.update_and_create_topic),
     (commands.DELETE_TOPIC_IN_BROKER, topics.delete_topic_in_broker),
     (commands.GET_ALL_TOPIC_CONFIG, topics.get_all_topic_config),

@@ -14,6 +14,7 @@ from pathlib import Path
 from ...protocol.delivery import SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.record import encode_host
 from ..config import Settings
+from ..delivery.transactions.history import History
 from ..services.allocation import AllocateMappedFileService
 from ..services.checkpoint import CheckpointService
 from ..services.flush import flush_service
@@ -92,8 +93,10 @@ class Lifecycle:
             runs = await self._loop.run_in_executor(
                 None, store.producer_runs.tail, limits.sequence_recovery_bytes, limits.sequence_runs_max
             )
+            transactions = await self._loop.run_in_executor(None, History(store).at_start)
             self._start_services(store, report)
             assert self._broker is not None
+            self._broker.transactions.start(transactions)
             self._broker.sequences.restore(runs, time.monotonic())
             self._server = Server(self._broker, sockets)
             self._server.start()
@@ -153,6 +156,8 @@ class Lifecycle:
             await self._server.stop(self._settings.server.stop_timeout_ms / 1000)
         if self._broker is not None:
             await self._broker.delays.stop()
+            self._broker.transaction_checks.stop()
+            self._broker.transactions.stop()
         await self._loop.run_in_executor(None, self._close)
         self._endpoint.close()
 
@@ -164,6 +169,7 @@ class Lifecycle:
             service.stop()
         if self._broker is not None:
             self._broker.delays.persist()  # all that was delivered is on disk now
+            self._broker.transactions.close()
         if self._store is not None:
             self._store.close()
 

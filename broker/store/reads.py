@@ -331,6 +331,10 @@ class Reads:
             return None
         return record if physical_offset >= self._state.deleted_below(name) else None
 
+    def record(self, physical_offset: int, size: int, *, hot: bool) -> Record | None:
+        """As ``record_at``; with ``hot`` from the page cache alone, or ``WouldBlock``."""
+        return self._record(physical_offset, size, hot)
+
     def _record(self, physical_offset: int, size: int, hot: bool) -> Record | None:
         """The record there, checked; None where there is none."""
         blob = self._raw(physical_offset, size, hot)

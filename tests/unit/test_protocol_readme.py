@@ -139,6 +139,9 @@ PURPOSES = {
     "GET_CONSUMER_CONNECTION_LIST": "who is in a group, who has which queue, how far each is",
     "DELETE_SUBSCRIPTIONGROUP": "delete a group",
     "INVOKE_BROKER_TO_RESET_OFFSET": "move a group's progress",
+    "END_TRANSACTION": "commit or roll back a half message",
+    "CHECK_TRANSACTION_STATE": "from the broker: how did this transaction end?",
+    "GET_TRANSACTIONS": "transactions that are open, or were parked",
 }
 
 

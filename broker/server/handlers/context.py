@@ -21,6 +21,8 @@ from ...delivery.producer_groups import ProducerGroups
 from ...delivery.remote import Remote
 from ...delivery.sequences import ProducerSequences
 from ...delivery.topic_changes import TopicChanges
+from ...delivery.transactions.checks import TransactionalMessageCheckService
+from ...delivery.transactions.service import TransactionalMessageService
 from ...delivery.writer import RecordWriter
 from ...services.allocation import AllocateMappedFileService
 from ...services.flush import FlushService
@@ -90,6 +92,21 @@ class Broker:
         self.delays = Delays(store, self.writer, loop, readers, self.appended, fatal)
         self.groups = GroupCoordinator(store, loop.time, loop.call_later)
         self.producer_groups = ProducerGroups(loop.time)
+        rules = settings.transactions
+        self.transactions = TransactionalMessageService(
+            self.writer, self.topic_changes, readers, open_max=rules.open_max
+        )
+        self.transaction_checks = TransactionalMessageCheckService(
+            self.transactions,
+            self.producer_groups,
+            self.writer,
+            timeout_ms=rules.timeout_ms,
+            check_interval_ms=rules.check_interval_ms,
+            check_times_max=rules.check_times_max,
+            clock=loop.time,
+            call_at=loop.call_at,
+        )
+        self.transactions.on_open = self.transaction_checks.opened
         self.auto_create = settings.auto_create_topics()
         self.in_flight_bytes = 0
         self.in_flight_bytes_max = settings.limits.in_flight_bytes_max

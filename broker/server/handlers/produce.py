@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ....protocol.commands import ProduceRequest
 from ....protocol.errors import (
-    SUCCESS,
     BrokerError,
     InvalidParameter,
     MessageIllegal,
@@ -14,12 +13,15 @@ from ....protocol.errors import (
     TopicNotExist,
 )
 from ....protocol.fields import decode_fields
-from ....protocol.frames import REQUEST, RESPONSE, Frame, encode_head
+from ....protocol.frames import Frame
 from ....protocol.names import check_name, is_system_topic, may_produce_to
 from ...delivery.routing import Route, delay_of, route
+from ...delivery.transactions.frames import half_request
 from ...store import ProduceBatch, TopicConfig, common_properties
+from .acknowledging import acknowledge
 from .context import FRAME_LENGTH_BYTES, Broker, Peer
 from .produce_again import answer_again
+from .transactions import append_half_messages
 
 _FLUSHES = frozenset({"", "sync", "async"})
 
@@ -35,6 +37,7 @@ def produce(peer: Peer, frame: Frame) -> None:
         raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
     if not may_produce_to(name):
         raise NoPermission(f"topic {name} is the broker's own; produce to another")
+    half = half_request(request.common) if request.common else None
     topic = broker.store.topics.get(name)
     if topic is None or name in broker.topic_changes.pending:
         _wait_for_topic(peer, frame, request)
@@ -52,6 +55,9 @@ def produce(peer: Peer, frame: Frame) -> None:
         raise _no_such_queue(request, topic.write_queues)
     if not topic.writable:
         raise NoPermission(f"topic {name} cannot be written (perm {topic.perm}); change it with its perm + 2")
+    if half is not None:
+        append_half_messages(peer, frame, request, half, queue)
+        return
     waits = None
     if request.common and (delay := delay_of(request.common)) is not None:
         waits = route(delay, name, queue, broker.delays.now_ms(), broker.settings.delivery.delay_max_days)
@@ -61,21 +67,19 @@ def produce(peer: Peer, frame: Frame) -> None:
             peer.suspend()
             broker.writer.with_topics([waits.config], lambda error: peer.resume(frame, error))
             return
-    _store(peer, frame, request, topic, queue, waits)
+    _append(peer, frame, request, topic, queue, waits)
 
 
 def _is_there(broker: Broker, name: str) -> bool:
     return broker.store.topics.get(name) is not None and name not in broker.topic_changes.pending
 
 
-def _store(
+def _append(
     peer: Peer, frame: Frame, request: ProduceRequest, topic: TopicConfig, queue: int, waits: Route | None
 ) -> None:
-    """Append the messages, to their queue or where they wait, note whose they are, and acknowledge them."""
-    broker, name = peer.broker, topic.name
-    count, prefix = request.count, request.unique_prefix
+    """Append the messages, to their queue or where they wait, and acknowledge them."""
     into, into_queue = (topic, queue) if waits is None else (waits.config, waits.queue)
-    appended = broker.store.append(
+    appended = peer.broker.store.append(
         into,
         into_queue,
         # By position: this is done for every frame, and names would cost as much as the rest of the call.
@@ -83,44 +87,17 @@ def _store(
             frame.buffer,
             frame.body_at,
             frame.body_end,
-            count,
+            request.count,
             request.layout,
             common_properties(request.common) if waits is None else waits.common,
             request.sys_flag,
-            prefix.encode(),
+            request.unique_prefix.encode(),
             request.unique_first,
             request.born_ms,
             peer.born_host,
         ),
     )
-    broker.appended()
-    if prefix:
-        broker.sequences.stored(
-            prefix, name, request.unique_first, count, into.name, into_queue, appended.queue_offset,
-            appended.end_offset, frame.began,
-        )  # fmt: skip
-    produced = broker.counters.produced
-    traffic = produced.by_topic.get(name) or produced.of(name)
-    traffic.frames += 1
-    traffic.messages += count
-    traffic.bytes += frame.body_end - frame.body_at
-    physical_offsets = appended.physical_offsets
-    answer = (
-        encode_head(
-            RESPONSE,
-            SUCCESS,
-            frame.request_id,
-            {"queue": queue, "queue_offset": appended.queue_offset, "store_ms": appended.store_ms},
-            len(physical_offsets),
-        )
-        + physical_offsets
-    )
-    if broker.sync or request.flush == "sync":
-        peer.send_when_flushed(frame, answer, appended.end_offset)
-        return
-    peer.written += 1
-    if frame.kind == REQUEST:
-        peer.send_in_order(answer)
+    acknowledge(peer, frame, request, queue, into.name, into_queue, appended)
 
 
 def _too_much(peer: Peer) -> BrokerError:

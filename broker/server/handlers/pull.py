@@ -37,7 +37,7 @@ _NO_BODY = bytearray()
 def pull(peer: Peer, frame: Frame) -> None:
     """Answer a pull from memory; else hand it on: to a reader thread, or to those that are held."""
     request = decode_fields(PullRequest, frame.fields)
-    check_readable(peer.broker, request.topic)
+    check_has_messages(peer.broker, request.topic)
     if request.member:
         _check_holder(peer.broker, request)
     tags = parse_tags(request.tags) if request.tags else None
@@ -99,6 +99,13 @@ def check_readable(broker: Broker, name: str) -> None:
         raise NoPermission(f"topic {name} is the broker's own: what is in it is not delivered yet")
     if not topic.readable:
         raise NoPermission(f"topic {name} cannot be read (perm {topic.perm}); change it with its perm + 4")
+
+
+def check_has_messages(broker: Broker, name: str) -> None:
+    """Raise where the topic has no messages that anybody may read."""
+    if name in UNREADABLE_TOPICS:
+        raise NoPermission(f"topic {name} is the broker's own: what is in it is not delivered yet")
+    check_readable(broker, name)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from ....protocol.fields import decode_fields
 from ....protocol.frames import HEADER_BYTES_MAX, Frame
 from ...store import Found
 from .context import Peer
-from .pull import check_readable
+from .pull import check_has_messages
 
 
 def query_by_key(peer: Peer, frame: Frame) -> None:
@@ -16,7 +16,7 @@ def query_by_key(peer: Peer, frame: Frame) -> None:
     request = decode_fields(QueryByKeyRequest, frame.fields)
     if request.begin_ms > request.end_ms:
         raise InvalidParameter(f"begin_ms {request.begin_ms} is after end_ms {request.end_ms}")
-    check_readable(peer.broker, request.topic)
+    check_has_messages(peer.broker, request.topic)
     peer.after_dispatch(frame, _Query(peer, frame, request).read)
 
 
@@ -54,7 +54,7 @@ def view_message_by_id(peer: Peer, frame: Frame) -> None:
     """The record that has an offset id or a unique key."""
     request = decode_fields(ViewMessageByIdRequest, frame.fields)
     if request.topic:
-        check_readable(peer.broker, request.topic)
+        check_has_messages(peer.broker, request.topic)
 
     def found(found: Found) -> None:
         _check_size(peer, found)

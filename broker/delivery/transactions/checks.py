@@ -1,0 +1,225 @@
+"""TransactionalMessageCheckService: asks producers how transactions ended that they did not end in time.
+
+The first time ``transactions.timeout_ms`` after the half message was stored, then every
+``transactions.check_interval_ms``. As in RocketMQ each time the half message is written again with the count of
+checks, whether a producer is alive to be asked or not; after ``transactions.check_times_max`` it is parked. So what is
+open lies near the log's end, and retention is held up by a forgotten transaction for a while only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from ....protocol.commands import (
+    CHECK_TRANSACTION_STATE,
+    CheckTransactionStateAnswer,
+    CheckTransactionStateRequest,
+)
+from ....protocol.errors import SUCCESS, BrokerError, FlintError, InvalidParameter, TransactionEnded
+from ....protocol.fields import decode_fields
+from ....protocol.frames import Frame
+from ....protocol.record import Record
+from ...store import WouldBlock
+from ..producer_groups import ProducerGroups
+from ..writer import RecordWriter
+from .records import Half, checked_again, shown_as_real
+from .service import TransactionalMessageService
+from .table import COMMIT, PARKED, ROLLBACK, Open
+
+log = logging.getLogger(__name__)
+
+CHECKED_A_STEP_MAX = 32
+"""As many are written again before others get their turn."""
+
+Due = tuple[float, Open]
+
+
+class Timer(Protocol):
+    """What ``call_at`` returns; ``asyncio.TimerHandle`` is one."""
+
+    def cancel(self) -> None:
+        """Take the call back."""
+
+
+class TransactionalMessageCheckService:
+    """See the module. Belongs to the event loop. ``clock``: seconds, never going back; ``call_at``: calls a function
+    at a moment of that clock."""
+
+    def __init__(
+        self,
+        transactions: TransactionalMessageService,
+        producers: ProducerGroups,
+        writer: RecordWriter,
+        *,
+        timeout_ms: int,
+        check_interval_ms: int,
+        check_times_max: int,
+        clock: Callable[[], float],
+        call_at: Callable[[float, Callable[[], None]], Timer],
+    ) -> None:
+        self.asked = 0
+        """Requests to producers since the start."""
+        self.unasked = 0
+        """Checks since the start at which no producer of the group was alive."""
+        self._transactions = transactions
+        self._producers = producers
+        self._writer = writer
+        self._timeout_s = timeout_ms / 1000
+        self._interval_s = check_interval_ms / 1000
+        self._times_max = check_times_max
+        self._clock = clock
+        self._call_at = call_at
+        # Both in the order of time, because each waits equally long.
+        self._first: deque[Due] = deque()
+        self._again: deque[Due] = deque()
+        self._timer: Timer | None = None
+        self._stopped = False
+
+    def opened(self, transaction: Open) -> None:
+        """A transaction opened, or was found open at the start: its producers have as long to come back."""
+        self._first.append((self._clock() + self._timeout_s, transaction))
+        self._arm()
+
+    def stop(self) -> None:
+        """Check nothing any more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _arm(self) -> None:
+        dues = [queue[0][0] for queue in (self._first, self._again) if queue]
+        if self._timer is None and dues and not self._stopped:
+            self._timer = self._call_at(min(dues), self._step)
+
+    def _step(self) -> None:
+        """Check what is due, and see to the next."""
+        self._timer = None
+        if self._stopped:
+            return
+        now = self._clock()
+        due: list[Open] = []
+        for queue in (self._first, self._again):
+            while queue and len(due) < CHECKED_A_STEP_MAX and (queue[0][0] <= now or self._is_over(queue[0][1])):
+                transaction = queue.popleft()[1]
+                if not self._is_over(transaction):
+                    due.append(transaction)
+        if due:
+            self._again.extend((now + self._interval_s, transaction) for transaction in due)
+            self._check([transaction for transaction in due if transaction.ending is None])
+        self._arm()
+
+    def _is_over(self, transaction: Open) -> bool:
+        return not self._transactions.table.is_open(transaction)
+
+    # ---- one round
+
+    def _check(self, due: list[Open]) -> None:
+        """Write again what is asked about, or park what was asked about often enough."""
+        hot: list[tuple[Open, Record]] = []
+        cold: list[tuple[Open, Half]] = []
+        for transaction in due:
+            half = transaction.half
+            if half.check_times >= self._times_max:
+                self._park(transaction)
+                continue
+            try:
+                hot.append((transaction, self._transactions.history.record(half, hot=True)))
+            except WouldBlock:
+                cold.append((transaction, half))
+            except BrokerError as error:
+                log.error("%s", error.message)
+        self._write_again(hot)
+        for transaction, half in cold:
+            self._read_cold(transaction, half)
+
+    def _read_cold(self, transaction: Open, half: Half) -> None:
+        def was_read(record: Record) -> None:
+            if transaction.half is half and transaction.ending is None and not self._is_over(transaction):
+                self._write_again([(transaction, record)])
+
+        self._transactions.in_reader(
+            lambda: self._transactions.history.record(half, hot=False),
+            was_read,
+            lambda error: log.error("%s", error.message),
+        )
+
+    def _park(self, transaction: Open) -> None:
+        half = transaction.half
+
+        def parked(error: BrokerError | None) -> None:
+            if error is None:
+                log.warning(
+                    "transaction %s of producer group %s, topic %s, is parked: %d checks brought no answer",
+                    half.transaction_id, half.group, half.topic, half.check_times,
+                )  # fmt: skip
+            else:
+                log.error("transaction %s could not be parked: %s", half.transaction_id, error.message)
+
+        self._transactions.finish(transaction, PARKED, parked)
+
+    def _write_again(self, checked: list[tuple[Open, Record]]) -> None:
+        if not checked or self._stopped:
+            return
+        ends = self._transactions.ends
+        again = [checked_again(record, transaction.half.check_times + 1) for transaction, record in checked]
+        notes = ends.notes_for([transaction.half.queue_offset for transaction, _ in checked])
+        try:
+            self._writer.append([*again, *notes])
+        except FlintError as error:
+            log.warning("%d transactions are not checked now: %s", len(checked), error)
+            return
+        for (transaction, _), record in zip(checked, again, strict=True):
+            half = Half.of(record)
+            assert half is not None, "it was one before"
+            self._transactions.table.move(transaction, half)
+            self._ask(transaction, half, shown_as_real(half, record))
+        ends.noted(notes)
+        ends.save()
+
+    # ---- asking
+
+    def _ask(self, transaction: Open, half: Half, message: Record) -> None:
+        """Ask one producer of the group; another one where its connection goes before it has answered."""
+        producer = self._producers.one_of(half.group)
+        if producer is None:
+            self.unasked += 1
+            log.info(
+                "no producer of group %s is alive to be asked about transaction %s (check %d of %d)",
+                half.group, half.transaction_id, half.check_times, self._times_max,
+            )  # fmt: skip
+            return
+        self.asked += 1
+        request = CheckTransactionStateRequest(
+            group=half.group, transaction_id=half.transaction_id, topic=half.topic, check_times=half.check_times
+        )
+
+        def answered(frame: Frame | None) -> None:
+            if self._is_over(transaction):
+                return
+            if frame is None:
+                self._ask(transaction, half, message)
+            else:
+                self._answered(transaction, half, frame)
+
+        producer.ask(CHECK_TRANSACTION_STATE, request, message.encode(), answered)
+
+    def _answered(self, transaction: Open, half: Half, frame: Frame) -> None:
+        try:
+            if frame.code != SUCCESS:
+                raise InvalidParameter(str(frame.fields.get("message", f"result {frame.code}"))[:500])
+            outcome = decode_fields(CheckTransactionStateAnswer, frame.fields).outcome
+            if outcome not in (COMMIT, ROLLBACK, "unknown"):
+                raise InvalidParameter(f"outcome {outcome!r} is none of commit, rollback and unknown")
+        except InvalidParameter as error:
+            log.warning("a producer of group %s could not say how transaction %s ended: %s",
+                        half.group, half.transaction_id, error.message)  # fmt: skip
+            return
+        if outcome != "unknown":
+            self._transactions.finish(transaction, outcome, lambda error: self._finished(half, error))
+
+    def _finished(self, half: Half, error: BrokerError | None) -> None:
+        if error is not None and not isinstance(error, TransactionEnded):  # its producer may be quicker
+            log.warning("transaction %s is not ended: %s", half.transaction_id, error.message)

@@ -1,0 +1,140 @@
+"""PRODUCE frames with half messages: what their ``common`` asks for, and their rows with the transaction's id.
+
+The rules of a message are the produce kernel's, which gets what is made here: nothing is checked twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+
+from ....protocol.commands import LAYOUT_ROWS, ProduceRequest
+from ....protocol.delivery import (
+    PROPERTY_HALF,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_REAL_QUEUE,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SECONDS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRANSACTION_ID,
+)
+from ....protocol.errors import InvalidParameter, MessageIllegal
+from ....protocol.ids import unique_key
+from ....protocol.names import check_name
+from ....protocol.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, encode_properties
+from ...store import common_properties
+
+_PAIR_END = "\x02"
+_DELAYS = (PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class HalfRequest:
+    """What the common properties of a frame with half messages say: the producer group, and the encoded properties
+    but for those that ask for the half."""
+
+    group: str
+    common: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HalfFrame:
+    """Rows to be appended to the half topic, their common properties, and the transaction id of each."""
+
+    body: bytearray
+    common: bytes
+    transaction_ids: list[str]
+
+
+@lru_cache(maxsize=1024)
+def half_request(common: str) -> HalfRequest | None:
+    """What a frame's common properties ask for; None where they ask for no half messages.
+
+    Raises ``MessageIllegal`` or ``InvalidParameter`` where they ask for something that cannot be.
+    """
+    if PROPERTY_HALF not in common:
+        return None
+    pairs = [pair.partition("\x01")[::2] for pair in common.split(_PAIR_END) if pair]
+    asked = [value for name, value in pairs if name == PROPERTY_HALF]
+    if not asked:
+        return None
+    if asked != ["true"]:
+        raise InvalidParameter(f"{PROPERTY_HALF} is {asked[-1][:40]!r}; a half message has `true`, any other has none")
+    groups = [value for name, value in pairs if name == PROPERTY_PRODUCER_GROUP]
+    if len(groups) != 1:
+        raise InvalidParameter(
+            f"a half message needs one producer group, in the common property {PROPERTY_PRODUCER_GROUP}: its producers "
+            "are asked when it is not ended in time"
+        )
+    for name, _ in pairs:
+        if name in _DELAYS:
+            raise InvalidParameter(f"a half message cannot be delayed: leave out {name}, or {PROPERTY_HALF}")
+        if name == PROPERTY_UNIQ_KEY:
+            raise InvalidParameter(f"{name} is common to the frame's messages; each half message needs its own")
+    rest = [(name, value) for name, value in pairs if name not in (PROPERTY_HALF, PROPERTY_PRODUCER_GROUP)]
+    own = common_properties("".join(f"{name}\x01{value}\x02" for name, value in rest))
+    return HalfRequest(check_name("group", groups[0]), own)
+
+
+def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: memoryview) -> HalfFrame:
+    """The frame's messages as they go to the half topic. ``queue``: the one of ``request.topic`` they are for.
+
+    Raises ``InvalidParameter`` for columns, and ``MessageIllegal`` for rows that cannot be read or have no unique key.
+    """
+    if request.layout != LAYOUT_ROWS:
+        raise InvalidParameter("half messages are sent as rows (layout 0)")
+    packer = msgpack.Packer(autoreset=False, unicode_errors="surrogatepass")
+    ids = []
+    for index, row in enumerate(_rows(body, request.count)):
+        pairs = row[1]
+        own = [value for name, value in pairs if name == PROPERTY_UNIQ_KEY]
+        if not own and not request.unique_prefix:
+            raise MessageIllegal(
+                f"message {index}: a half message needs a unique key, by which its transaction is ended: send "
+                f"unique_prefix, or the property {PROPERTY_UNIQ_KEY}; nothing of the frame was written",
+                message_index=index,
+            )
+        transaction_id = own[-1] if own else unique_key(request.unique_prefix, request.unique_first + index)
+        ids.append(transaction_id)
+        packer.pack_array_header(len(row))
+        packer.pack(row[0])
+        packer.pack_map_pairs([*pairs, (PROPERTY_TRANSACTION_ID, transaction_id)])
+        for flag in row[2:]:
+            packer.pack(flag)
+    properties = {
+        PROPERTY_HALF: "true",
+        PROPERTY_PRODUCER_GROUP: half.group,
+        PROPERTY_REAL_TOPIC: request.topic,
+        PROPERTY_REAL_QUEUE: str(queue),
+    }
+    return HalfFrame(bytearray(packer.bytes()), half.common + encode_properties(properties), ids)
+
+
+def _rows(body: memoryview, count: int) -> list[list[Any]]:
+    """The rows of a frame, properties as pairs. Raises ``MessageIllegal`` where they are none."""
+    unpacker = msgpack.Unpacker(object_pairs_hook=tuple, strict_map_key=False, max_buffer_size=len(body) or 1)
+    unpacker.feed(body)
+    rows: list[list[Any]] = []
+    try:
+        for index in range(count):
+            row = unpacker.unpack()
+            if type(row) is not list or not 2 <= len(row) <= 4 or type(row[1]) is not tuple:
+                raise _no_message(index, "it is not an array of 2 to 4 items [body, properties, sys_flag, flag]")
+            if type(row[0]) is not bytes or any(type(name) is not str for name, _ in row[1]):
+                raise _no_message(index, "its body is not a msgpack bin, or a property's name is not a msgpack str")
+            rows.append(row)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise _no_message(len(rows), f"it cannot be read ({str(error)[:100] or type(error).__name__})") from None
+    if unpacker.tell() != len(body):
+        raise MessageIllegal(
+            "bytes follow the last message; count or layout is wrong; nothing of the frame was written"
+        )
+    return rows
+
+
+def _no_message(index: int, why: str) -> MessageIllegal:
+    return MessageIllegal(f"message {index}: {why}; nothing of the frame was written", message_index=index)

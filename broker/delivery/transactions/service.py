@@ -1,0 +1,195 @@
+"""TransactionalMessageService: opens transactions, and ends them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from ....protocol.commands import EndTransactionRequest
+from ....protocol.errors import BrokerError, BrokerFailure, MessageIllegal, SystemBusy
+from ....protocol.record import Record
+from ...store import WouldBlock
+from ..topic_changes import TopicChanges
+from ..writer import RecordWriter
+from .end_writer import EndWriter
+from .history import AtStart, History
+from .records import Half
+from .table import COMMIT, PARKED, ROLLBACK, Done, Ended, Ending, Open, Table
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BUSY_RETRY_MS = 1_000
+
+
+class TransactionalMessageService:
+    """The open transactions of one broker. Belongs to the event loop.
+
+    ``readers``: threads for what has to be read from disk; ``open_max``: as many may be open; ``now_ms``: wall clock.
+    ``on_open`` is called with each transaction that opens.
+    """
+
+    def __init__(
+        self,
+        writer: RecordWriter,
+        topic_changes: TopicChanges,
+        readers: Executor,
+        *,
+        open_max: int,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.table = Table()
+        self.history = History(writer.store)
+        self.on_open: Callable[[Open], None] = lambda transaction: None
+        self.opened = 0
+        """Since the start."""
+        self.ended = {COMMIT: 0, ROLLBACK: 0, PARKED: 0}
+        """Since the start, by outcome."""
+        self._writer = writer
+        self._store = writer.store
+        self._loop = writer.loop
+        self._topic_changes = topic_changes
+        self._readers = readers
+        self._open_max = open_max
+        self.ends = EndWriter(writer, topic_changes, self.table, self._over, now_ms)
+
+    def stop(self) -> None:
+        """Write nothing any more."""
+        self.ends.stopped = True
+
+    def close(self) -> None:
+        """All of the log is on disk. From any thread."""
+        self.ends.save_all()
+
+    # ---- opening
+
+    def start(self, found: AtStart) -> None:
+        """Take over what the log holds; what was ended before a crash, and not noted, is noted now."""
+        table = self.table
+        table.next_half_offset, table.next_note_offset = found.next_half_offset, found.next_note_offset
+        for note in found.notes:
+            table.noted(*note)
+        for half in found.halves:
+            transaction = self._open(half)
+            if half.queue_offset in found.committed:
+                table.end(transaction, COMMIT, 0)
+                self.ends.note(half.queue_offset)
+        if found.halves:
+            log.info("%d transactions are open; %d were committed when the broker ended, and are noted now",
+                     len(table), len(found.committed))  # fmt: skip
+        self.ends.save()
+
+    def check_new(self, transaction_ids: Sequence[str]) -> None:
+        """Raise where half messages with these ids may not be appended: ``MessageIllegal`` for an id that is another
+        one's, ``SystemBusy`` where there are too many transactions."""
+        for index, transaction_id in enumerate(transaction_ids):
+            if self.table.get(transaction_id) is not None:
+                raise MessageIllegal(
+                    f"message {index}: its unique key {transaction_id} is that of an open transaction; nothing of the "
+                    "frame was written",
+                    message_index=index,
+                )
+        if len(set(transaction_ids)) != len(transaction_ids):
+            raise MessageIllegal("two messages of the frame have the same unique key; nothing of it was written")
+        count = len(transaction_ids)
+        if len(self.table) + count > self._open_max:
+            raise SystemBusy(
+                f"{len(self.table)} transactions are open; transactions.open_max is {self._open_max}: end "
+                "some, or try again later",
+                retry_after_ms=BUSY_RETRY_MS,
+                open_max=self._open_max,
+            )
+
+    def add(self, halves: Iterable[Half]) -> None:
+        """Half messages were appended."""
+        for half in halves:
+            self.opened += 1
+            self._open(half)
+
+    def _open(self, half: Half) -> Open:
+        transaction, replaced = self.table.add(half)
+        if replaced is not None:
+            self.ends.note(replaced.queue_offset)
+        else:
+            self.on_open(transaction)
+        return transaction
+
+    # ---- ending
+
+    def end(self, request: EndTransactionRequest, done: Done) -> None:
+        """End a transaction; ``done`` is called when that is acknowledged, or with why it is not."""
+        transaction = self.table.get(request.transaction_id)
+        try:
+            if transaction is None:
+                self._end_past(request, done)
+                return
+            transaction.check(request.group, request.half_queue_offset, request.half_physical_offset)
+        except BrokerError as error:
+            done(error)
+            return
+        self.finish(transaction, COMMIT if request.commit else ROLLBACK, done)
+
+    def finish(self, transaction: Open, outcome: str, done: Done) -> None:
+        """End an open transaction in one of the three ways. The first who wants to end it decides how."""
+        if transaction.ending is not None:
+            transaction.ending.done.append(done)
+            return
+        ending = transaction.ending = Ending(transaction, outcome, done)
+        if outcome == ROLLBACK:
+            self.ends.add(ending)
+            return
+        try:
+            ending.record = self.history.record(transaction.half, hot=True)
+        except WouldBlock:
+            self._read_cold(ending)
+        except BrokerError as error:
+            ending.failed(error)
+        else:
+            self.ends.add(ending)
+
+    def _read_cold(self, ending: Ending) -> None:
+        def read() -> Record:
+            return self.history.record(ending.transaction.half, hot=False)
+
+        def was_read(record: Record) -> None:
+            ending.record = record
+            self.ends.add(ending)
+
+        self.in_reader(read, was_read, ending.failed)
+
+    def _end_past(self, request: EndTransactionRequest, done: Done) -> None:
+        """The transaction is not open: what is remembered, or the log, says why."""
+        ended = self.table.ended(request.transaction_id)
+        if ended is not None:
+            ended.check(request.group)
+            self._writer.when_acknowledged(ended.end_offset, lambda error: done(error or ended.error()))
+            return
+
+        def look() -> Ended:
+            return self.history.past(request.transaction_id, request.group, request.half_physical_offset)
+
+        self.in_reader(look, lambda ended: done(ended.error()), done)
+
+    def _over(self, outcome: str) -> None:
+        self.ended[outcome] += 1
+
+    def in_reader(
+        self, read: Callable[[], T], done: Callable[[T], None], failed: Callable[[BrokerError], None]
+    ) -> None:
+        """Call ``read`` in a reader thread, and one of the others on the loop."""
+        future = self._loop.run_in_executor(self._readers, read)
+
+        def was_read() -> None:
+            error = future.exception()
+            if error is None:
+                done(future.result())
+            elif isinstance(error, BrokerError):
+                failed(error)
+            else:
+                log.error("a transaction could not be read", exc_info=error)
+                failed(BrokerFailure(f"the log could not be read: {type(error).__name__}: {error}"))
+
+        future.add_done_callback(lambda _: was_read())

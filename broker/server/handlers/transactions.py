@@ -1,0 +1,146 @@
+"""Half messages among PRODUCE frames, END_TRANSACTION, and the list of transactions."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+
+from ....protocol.commands import (
+    EmptyAnswer,
+    EndTransactionRequest,
+    GetTransactionsRequest,
+    ProduceRequest,
+    TransactionsAnswer,
+)
+from ....protocol.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
+from ....protocol.fields import decode_fields
+from ....protocol.frames import Frame
+from ....protocol.names import check_name
+from ...delivery.transactions.frames import HalfRequest, half_frame
+from ...delivery.transactions.history import History
+from ...delivery.transactions.records import TOPICS, Half
+from ...delivery.transactions.table import Table
+from ...store import ProduceBatch, WouldBlock
+from .acknowledging import acknowledge
+from .context import Peer
+
+Page = tuple[list[Half], int]
+"""Half messages, and where the next page begins (-1: there is none)."""
+
+
+def append_half_messages(peer: Peer, frame: Frame, request: ProduceRequest, half: HalfRequest, queue: int) -> None:
+    """Append the frame's messages to the half topic and open their transactions; all or none.
+
+    ``queue``: the queue of the request's topic that they will go to. The answer says where the half messages are. Where
+    the half topic has to be made first, the frame is handled again.
+    """
+    broker = peer.broker
+    topic = broker.store.topics.get(HALF_TOPIC)
+    if topic is None or HALF_TOPIC in broker.topic_changes.pending:
+        peer.suspend()
+        broker.writer.with_topics(TOPICS, lambda error: peer.resume(frame, error))
+        return
+    made = half_frame(request, half, queue, frame.body)
+    broker.transactions.check_new(made.transaction_ids)
+    born_ms = request.born_ms
+    appended = broker.store.append(
+        topic,
+        0,
+        ProduceBatch(
+            buffer=made.body,
+            body_at=0,
+            body_end=len(made.body),
+            count=request.count,
+            layout=request.layout,
+            common=made.common,
+            sys_flag=request.sys_flag,
+            unique_prefix=request.unique_prefix.encode(),
+            unique_first=request.unique_first,
+            born_ms=born_ms,
+            born_host=peer.born_host,
+        ),
+    )
+    physical_offsets = struct.unpack(f">{request.count}q", appended.physical_offsets)
+    broker.transactions.add(
+        Half(
+            transaction_id,
+            half.group,
+            request.topic,
+            queue,
+            queue_offset=appended.queue_offset + index,
+            physical_offset=physical_offset,
+            born_ms=born_ms or appended.store_ms,
+            store_ms=appended.store_ms,
+        )
+        for index, (transaction_id, physical_offset) in enumerate(
+            zip(made.transaction_ids, physical_offsets, strict=True)
+        )
+    )
+    acknowledge(peer, frame, request, 0, HALF_TOPIC, 0, appended)
+
+
+def end_transaction(peer: Peer, frame: Frame) -> None:
+    """Commit or roll back; answered when that is acknowledged."""
+    request = decode_fields(EndTransactionRequest, frame.fields)
+    check_name("group", request.group)
+    peer.broker.transactions.end(request, peer.later(frame, lambda: peer.answer(frame, EmptyAnswer())))
+
+
+def get_transactions(peer: Peer, frame: Frame) -> None:
+    """Transactions that are open, or were parked, a page at a time."""
+    request = decode_fields(GetTransactionsRequest, frame.fields)
+    transactions = peer.broker.transactions
+
+    def read(hot: bool) -> tuple[Page, int]:
+        if hot:
+            raise WouldBlock  # not from the loop: it may need the disk
+        history = transactions.history
+        page = _parked_page(history, request) if request.parked else ([], -1)
+        return page, history.parked_count()
+
+    def answer(found: tuple[Page, int]) -> None:
+        (halves, next_offset), parked = found
+        if not request.parked:
+            halves, next_offset = _open_page(transactions.table, request)
+        rows = [_row(half) for half in halves]
+        peer.answer(
+            frame,
+            TransactionsAnswer(count=len(rows), next_offset=next_offset, open=len(transactions.table), parked=parked),
+            msgpack.packb(rows),
+        )
+
+    peer.after_dispatch(frame, lambda: peer.read(frame, read, answer))
+
+
+def _open_page(table: Table, request: GetTransactionsRequest) -> Page:
+    halves: list[Half] = []
+    for transaction in table:
+        half = transaction.half
+        if half.queue_offset < request.from_offset:
+            continue
+        if len(halves) == request.max_count:
+            return halves, half.queue_offset
+        halves.append(half)
+    return halves, -1
+
+
+def _parked_page(history: History, request: GetTransactionsRequest) -> Page:
+    records, next_offset, more = history.parked(request.from_offset, request.max_count)
+    halves = [half for record in records if (half := Half.of(record, TRANSACTION_PARKED_TOPIC)) is not None]
+    return halves, next_offset if more else -1
+
+
+def _row(half: Half) -> dict[str, Any]:
+    return {
+        "id": half.transaction_id,
+        "topic": half.topic,
+        "queue": half.queue,
+        "group": half.group,
+        "born_ms": half.born_ms,
+        "stored_ms": half.store_ms,
+        "checks": half.check_times,
+        "half_queue_offset": half.queue_offset,
+        "half_physical_offset": half.physical_offset,
+    }
