@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from heapq import heapify, heapreplace
+from itertools import groupby
+from operator import itemgetter
 
 Queue = tuple[str, int]
 """A topic and the number of one of its queues."""
@@ -31,10 +34,15 @@ def assign(
             loads.add(member, queue)
         elif wanting[queue[0]]:
             free.append(queue)
-    for queue in free:
-        member = min(wanting[queue[0]], key=lambda name: (loads.count(name), loads.of_topic(name, queue[0]), name))
-        result[queue] = member
-        loads.add(member, queue)
+    for topic, of_topic in groupby(free, key=itemgetter(0)):
+        # Within a topic nobody's load changes but of who gets a queue, so a heap gives the poorest.
+        poorest = [(loads.count(name), loads.of_topic(name, topic), name) for name in wanting[topic]]
+        heapify(poorest)
+        for queue in of_topic:
+            count, count_of_topic, member = poorest[0]
+            heapreplace(poorest, (count + 1, count_of_topic + 1, member))
+            result[queue] = member
+            loads.add(member, queue)
     _even_out(result, wanting, loads)
     return result
 
@@ -82,7 +90,7 @@ def _even_out(result: dict[Queue, str], wanting: Mapping[str, list[str]], loads:
         queue = loads.take(giver, topic)
         loads.add(taker, queue)
         result[queue] = taker
-        settled.discard(taker)
+        settled.clear()  # who could give to nobody may be able to give to one of these two now
 
 
 def _best_move(giver: str, wanting: Mapping[str, list[str]], loads: _Loads) -> tuple[str, str] | None:

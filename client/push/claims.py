@@ -13,7 +13,10 @@ from math import inf
 
 from ..core.batch import Batch
 from ..core.stored import StoredMessage
+from .options import Options
 
+_CHUNK_MAX = 32
+"""Messages that are handed to a worker at a time, where there are many."""
 _PULL_BYTES_MAX = 1 << 20
 QueueKey = tuple[str, int]
 """A topic and the number of one of its queues."""
@@ -294,3 +297,15 @@ class Claims:
             claim = self._by_key.get((topic, queue))
             if claim is not None:
                 claim.committed = max(claim.committed, offset)
+
+
+def claims_for(options: Options) -> Claims:
+    """The claims of a member with these options."""
+    return Claims(
+        messages_max=options.prefetch_messages,
+        bytes_max=options.prefetch_bytes,
+        batch_max=options.batch_max,
+        orderly=options.orderly,
+        chunk_max=None if options.whole_batches else _CHUNK_MAX,
+        workers=options.workers,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -13,22 +12,16 @@ from typing import Any, Self
 
 from ...protocol.errors import FlintError
 from ..core.address import parse_addresses
-from ..core.batch import Batch
 from ..core.guard import Guard
 from ..core.stored import StoredMessage
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..errors import ClientFailed, InvalidArgument, InvalidArgumentType, ListenerTimeout
 from ..sync.pool import Dialer
-from .claims import Claims, Work
+from .claims import Work, claims_for
 from .engine import Engine
 from .health import Health
 from .options import CLUSTERING, LAST, Subscriptions, check_options
-from .outcome import TryLater
-
-log = logging.getLogger(__name__)
-
-CHUNK_MAX = 32
-"""Messages that a worker takes at a time, where there are many."""
+from .outcome import Failed, failed_with
 
 
 class PushConsumer:
@@ -100,16 +93,8 @@ class PushConsumer:
         self._workers: list[threading.Thread] = []
         self._ended = threading.Event()
         self._started = False
-        claims = Claims(
-            messages_max=options.prefetch_messages,
-            bytes_max=options.prefetch_bytes,
-            batch_max=options.batch_max,
-            orderly=orderly,
-            chunk_max=None if options.whole_batches else CHUNK_MAX,
-            workers=options.workers,
-        )
         dialer = Dialer(parse_addresses(addresses))
-        self._engine = Engine(options, claims, dialer, self._begin, self._replace, self._engine_ended)
+        self._engine = Engine(options, claims_for(options), dialer, self._begin, self._replace, self._engine_ended)
 
     @property
     def group(self) -> str:
@@ -273,7 +258,7 @@ class PushConsumer:
             self._engine.finished(work, failed, len(work.messages) - len(failed))
 
     def _handle_each(self, work: Work) -> None:
-        failed: list[tuple[StoredMessage, int]] = []
+        failed: Failed = []
         orderly = self._options.orderly
         for number, message in enumerate(work.messages):
             if work.given_up:
@@ -287,14 +272,10 @@ class PushConsumer:
                 work.begun_at = time.monotonic()  # each message has its own time
         self._engine.finished(work, failed, len(work.messages) - len(failed))
 
-    def _failed(self, handed: Any, messages: Iterable[StoredMessage]) -> list[tuple[StoredMessage, int]]:
+    def _failed(self, handed: Any, messages: Iterable[StoredMessage]) -> Failed:
         """Call the listener; the messages to be tried again, and their delay levels."""
         try:
             self._listener(handed)
-        except TryLater as later:
-            return [(message, later.delay_level) for message in later.messages or messages]
-        except Exception:
-            what = handed if isinstance(handed, StoredMessage | Batch) else f"{len(handed)} messages"
-            log.warning("group %s: the listener failed with %r", self.group, what, exc_info=True)
-            return [(message, 0) for message in messages]
+        except Exception as error:  # noqa: BLE001 - whatever a listener raises, the messages are tried again
+            return failed_with(error, self.group, handed, messages)
         return []

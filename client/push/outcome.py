@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from typing import Any
 
 from ...protocol.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX
+from ..core.batch import Batch
 from ..core.stored import StoredMessage
 from ..errors import InvalidArgument
+
+log = logging.getLogger(__name__)
+
+Failed = list[tuple[StoredMessage, int]]
+"""Messages to be tried again, and the delay level of each."""
 
 
 class TryLater(Exception):
@@ -31,3 +39,13 @@ class GiveUp(TryLater):
     def __init__(self, messages: Iterable[StoredMessage] | None = None) -> None:
         super().__init__(0, messages)
         self.delay_level = DEAD_LETTER_LEVEL
+
+
+def failed_with(error: BaseException, group: str, handed: Any, messages: Iterable[StoredMessage]) -> Failed:
+    """What is to be tried again after a listener, called with ``handed``, raised ``error``. Logs what is no
+    ``TryLater``."""
+    if isinstance(error, TryLater):
+        return [(message, error.delay_level) for message in error.messages or messages]
+    what = handed if isinstance(handed, StoredMessage | Batch) else f"{len(handed)} messages"
+    log.warning("group %s: the listener failed with %r", group, what, exc_info=error)
+    return [(message, 0) for message in messages]

@@ -1,0 +1,289 @@
+"""The push consumer whose listeners run as tasks of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from ...protocol.errors import FlintError
+from ..aio.life import Life
+from ..core.address import parse_addresses
+from ..core.stored import StoredMessage
+from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
+from ..errors import ClientFailed, InvalidArgument, InvalidArgumentType, ListenerTimeout
+from ..sync.pool import Dialer
+from .claims import Work, claims_for
+from .engine import Engine
+from .health import Health
+from .options import CLUSTERING, LAST, Subscriptions, check_options
+from .outcome import Failed, failed_with
+
+
+class PushConsumer:
+    """A member of a consumer group; its listener, a coroutine function, is awaited with each message, or batch.
+
+    All is as with ``flintmq.client.PushConsumer``, but that listeners run as tasks, at most ``workers`` at a time, in
+    the event loop in which ``start()`` was awaited. A thread speaks to the broker, so a loop that is blocked for a
+    while neither leaves the group nor loses anything. A listener that takes longer than ``listener_timeout`` is
+    cancelled.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        group: str = "",
+        topics: Subscriptions = (),
+        listener: Callable[[Any], Awaitable[object]] | None = None,
+        *,
+        batch: int | None = None,
+        orderly: bool = False,
+        workers: int = 64,
+        start: str | datetime = LAST,
+        mode: str = CLUSTERING,
+        member: str | None = None,
+        prefetch_messages: int = 16_384,
+        prefetch_bytes: int = 64 << 20,
+        auto_commit: bool = True,
+        commit_interval: float = 1.0,
+        session_timeout: float = 10.0,
+        listener_timeout: float = 900.0,
+        retry_times_max: int | None = None,
+        delay_level: int = 0,
+        suspend: float = 1.0,
+        timeout: float = TIMEOUT_SECONDS,
+    ) -> None:
+        if listener is None:
+            raise InvalidArgument("listener is missing; give a coroutine function that takes a message, or a batch")
+        if not callable(listener):
+            raise InvalidArgumentType(f"listener must be callable, not {type(listener).__name__}")
+        self._options = check_options(
+            group=group, topics=topics, member=member, mode=mode, start=start, orderly=orderly, batch=batch,
+            workers=workers, prefetch_messages=prefetch_messages, prefetch_bytes=prefetch_bytes,
+            auto_commit=auto_commit, commit_interval=commit_interval, session_timeout=session_timeout,
+            listener_timeout=listener_timeout, retry_times_max=retry_times_max, delay_level=delay_level,
+            suspend=suspend,
+        )  # fmt: skip
+        self._timeout = check_timeout("timeout", timeout)
+        self._listener = listener
+        self._life = Life(type(self).__name__)
+        self._started = False
+        self._ready: deque[Work] = deque()
+        self._tasks: dict[asyncio.Task[None], Work] = {}
+        self._end: asyncio.Future[None] | None = None
+        dialer = Dialer(parse_addresses(addresses))
+        self._engine = Engine(
+            self._options, claims_for(self._options), dialer, self._post_works, self._post_stuck, self._post_end
+        )
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self._options.group
+
+    @property
+    def member(self) -> str:
+        """This member's name."""
+        return self._options.member
+
+    # ---- its life
+
+    async def start(self) -> Self:
+        """Join the group; returns when the broker has let it in. Raises where it does not, or cannot be reached."""
+        loop = self._life.enter()
+        if self._started:
+            raise InvalidArgument("this consumer was started before; make a new one to start again")
+        self._started = True
+        self._end = loop.create_future()
+        self._engine.start()
+        joined = await loop.run_in_executor(None, self._engine.joined.wait, self._timeout)
+        if not joined:
+            trouble = self._engine.health().trouble
+            self._life.closing()
+            self._engine.abandon()
+            raise trouble or ListenerTimeout(f"group {self.group} could not be joined within {self._timeout:g} s")
+        if self._engine.failure is not None:
+            self._life.closing()
+            raise self._engine.failure
+        return self
+
+    async def wait(self) -> None:
+        """Wait until the consumer was closed. Raises ``ClientFailed``, with the reason as its cause, where it cannot go
+        on. Cancelling the wait leaves the consumer as it is."""
+        assert self._end is not None, "start() comes first"
+        await asyncio.shield(self._end)
+        self._engine.check()
+
+    async def close(self, timeout: float = 30.0) -> None:
+        """Begin nothing more, let the listeners finish what they have, commit, and leave the group. Idempotent.
+
+        Raises ``ListenerTimeout`` where a listener does not come back within ``timeout`` seconds: it is cancelled, the
+        consumer has left all the same, and what was not done is tried again elsewhere. Raises ``ClientFailed`` where it
+        had failed before.
+        """
+        if self._life.closed or not self._started:
+            self._life.closing()
+            return
+        self._life.check_loop()
+        self._life.closing()
+        assert self._end is not None
+        self._engine.leave()
+        late: ListenerTimeout | None = None
+        try:
+            await asyncio.wait_for(asyncio.shield(self._end), check_timeout("timeout", timeout))
+        except TimeoutError:
+            late = ListenerTimeout(
+                f"{len(self._tasks)} listeners of group {self.group} had not come back after {timeout:g} s; what they "
+                "have is tried again by others"
+            )
+        finally:
+            self._engine.abandon()
+            for task in self._tasks:
+                task.cancel()
+        await asyncio.wait_for(asyncio.shield(self._end), self._timeout)
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=self._timeout)
+        self._engine.check()
+        if late is not None:
+            raise late
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- what else can be asked of it
+
+    def health(self) -> Health:
+        """How it is."""
+        return self._engine.health()
+
+    def pause(self, *topics: str) -> None:
+        """Pull nothing more of these topics, or of none at all; what was pulled before is still handled."""
+        self._check()
+        self._engine.set_paused(self._engine.paused | (frozenset(topics) or frozenset(self._options.subscriptions)))
+
+    def resume(self, *topics: str) -> None:
+        """Go on with these topics, or with all."""
+        self._check()
+        self._engine.set_paused(self._engine.paused - frozenset(topics) if topics else frozenset())
+
+    async def commit(self, timeout: float | None = None) -> None:
+        """Tell the broker how far the listeners are done, and wait until it knows. Raises what kept it from that."""
+        self._check()
+        loop = self._life.loop
+        told: asyncio.Future[FlintError | None] = loop.create_future()
+
+        def settle(error: FlintError | None) -> None:
+            if not told.done():
+                told.set_result(error)
+
+        self._engine.commit(lambda error: self._post(settle, error))
+        seconds = self._timeout if timeout is None else check_timeout("timeout", timeout)
+        try:
+            error = await asyncio.wait_for(told, seconds)
+        except TimeoutError:
+            raise ListenerTimeout(f"the broker did not confirm the progress of group {self.group} in time") from None
+        if error is not None:
+            raise error
+
+    def _check(self) -> None:
+        self._life.enter()
+        self._engine.check()
+
+    # ---- from the engine's thread to the loop
+
+    def _post(self, call: Callable[..., object], *arguments: Any) -> None:
+        try:
+            self._life.loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:  # the loop was closed: nobody handles anything any more
+            self._engine.abandon()
+
+    def _post_works(self, works: list[Work]) -> None:
+        self._post(self._begin, works)
+
+    def _post_stuck(self, work: Work) -> None:
+        self._post(self._cancel, work)
+
+    def _post_end(self, error: FlintError | None) -> None:
+        self._post(self._ended)
+
+    def _ended(self) -> None:
+        assert self._end is not None
+        if not self._end.done():
+            self._end.set_result(None)
+
+    # ---- in the loop
+
+    def _begin(self, works: list[Work]) -> None:
+        self._ready.extend(works)
+        while self._ready and len(self._tasks) < self._options.workers:
+            work = self._ready.popleft()
+            if work.claim.stopped:
+                self._engine.give_back(work)
+                continue
+            work.begun_at = time.monotonic()
+            task = self._life.loop.create_task(self._work(work), name=f"flintmq listener of {self.group}")
+            self._tasks[task] = work
+            task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        work = self._tasks.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._engine.die(ClientFailed(f"a listener's task ended with {type(error).__name__}: {error}", error))
+        elif task.cancelled() and not work.given_up:
+            self._engine.give_back(work)  # cancelled before it began, or with the consumer
+        self._begin([])
+
+    def _cancel(self, work: Work) -> None:
+        for task, its_work in self._tasks.items():
+            if its_work is work:
+                task.cancel()
+
+    async def _work(self, work: Work) -> None:
+        if self._options.whole_batches:
+            await self._handle_batch(work)
+        else:
+            await self._handle_each(work)
+
+    async def _handle_batch(self, work: Work) -> None:
+        batch = work.messages if len(work.messages) != len(work.batch) else work.batch
+        failed = await self._failed(batch, work)
+        if failed and self._options.orderly and all(level >= 0 for _, level in failed):
+            self._engine.keep_back(work, 0)
+        else:
+            self._engine.finished(work, failed, len(work.messages) - len(failed))
+
+    async def _handle_each(self, work: Work) -> None:
+        failed: Failed = []
+        orderly = self._options.orderly
+        for number, message in enumerate(work.messages):
+            outcome = await self._failed(message, work)
+            if work.given_up:
+                return
+            if outcome and orderly and outcome[0][1] >= 0:
+                self._engine.keep_back(work, number)
+                return
+            failed += outcome
+            work.begun_at = time.monotonic()  # each message has its own time
+        self._engine.finished(work, failed, len(work.messages) - len(failed))
+
+    async def _failed(self, handed: Any, work: Work) -> Failed:
+        """Await the listener; the messages to be tried again, and their delay levels."""
+        messages = (handed,) if isinstance(handed, StoredMessage) else work.messages
+        try:
+            await self._listener(handed)
+        except asyncio.CancelledError as error:
+            if work.given_up or self._life.closed:
+                raise
+            return failed_with(error, self.group, handed, messages)
+        except Exception as error:  # noqa: BLE001 - whatever a listener raises, the messages are tried again
+            return failed_with(error, self.group, handed, messages)
+        return []

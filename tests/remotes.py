@@ -1,0 +1,39 @@
+"""A client at the other end of a connection, as delivery sees it, for tests without a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flintmq.broker.delivery.remote import Answered
+from flintmq.protocol.commands import Command
+
+
+class FakeRemote:
+    """Keeps what it was told and asked."""
+
+    def __init__(self, client: str = "test", port: int = 50_000) -> None:
+        self.client = client
+        self.address = ("127.0.0.1", port)
+        self.lost = False
+        self.told: list[tuple[Command, Any, bytes]] = []
+        self.asked: list[tuple[Command, Any, bytes, Answered]] = []
+        self._when_lost: list[Callable[[], None]] = []
+
+    def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
+        """See ``Remote``."""
+        self.told.append((command, request, body))
+
+    def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
+        """See ``Remote``."""
+        self.asked.append((command, request, body, answered))
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """See ``Remote``."""
+        self._when_lost.append(call)
+
+    def lose(self) -> None:
+        """The connection goes."""
+        self.lost = True
+        for call in self._when_lost:
+            call()
