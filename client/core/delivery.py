@@ -381,7 +381,10 @@ class Delivery:
     def _refused(self, frame: ProduceFrame, error: FlintError, now: float) -> None:
         frame.error = error
         if is_retriable(error) and now < frame.deadline:
-            frame.lane.retries.append(frame)
+            if frame.lane.window == PINNED_WINDOW:
+                frame.lane.retries.appendleft(frame)  # before what was cut off behind it
+            else:
+                frame.lane.retries.append(frame)
             self._backoff.failed(error, now)
         elif isinstance(error, MessageIllegal) and frame.count > 1:
             self._cut(frame, frame.count // 2)

@@ -1,9 +1,15 @@
-"""Whatever the broker and the network do: every message is settled once, and pinned queues keep their order."""
+"""Whatever the broker and the network do: every message is settled once and stored once, and pinned queues keep their
+order.
+
+The broker of these tests recognises what was stored as a real one does: with its table.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections import defaultdict
+from dataclasses import dataclass
 from math import inf
 
 import msgpack
@@ -11,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from flintmq.broker.delivery.sequences import ProducerSequences
 from flintmq.client import (
     ConnectionFailed,
     DeliveryFailed,
@@ -18,6 +25,7 @@ from flintmq.client import (
     Message,
     MessageIllegal,
     NoPermission,
+    PartlyStored,
     SystemBusy,
 )
 from flintmq.client.core.compression import Compressor
@@ -27,10 +35,21 @@ from flintmq.client.core.packing import RowSource
 from flintmq.client.core.receipts import Acknowledged
 from flintmq.client.core.session import Answer
 from flintmq.protocol.commands import HelloAnswer
+from flintmq.protocol.errors import BrokerError
 
 BOUND = 60_000
+PREFIX = "AB" * 10
 LIMITS = HelloAnswer(1, "b", "0", "async", 1 << 24, 9_000, 1 << 19)
 queues = st.sampled_from([-1, 0, 1])
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A frame as the broker gets it: the queue asked for, the first message's counter, and the messages' numbers."""
+
+    queue: int
+    first: int
+    numbers: list[int]
 
 
 class DeliveryMachine(RuleBasedStateMachine):
@@ -39,13 +58,16 @@ class DeliveryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.delivery = Delivery(10.0, BOUND, "AB" * 10, 0)
+        self.delivery = Delivery(10.0, BOUND, PREFIX, 0)
         self.delivery.connected(LIMITS)
         self.next_number = 0
         self.next_id = 1
-        self.in_flight: dict[int, tuple[int, list[int]]] = {}
-        """What the broker has not looked at yet: queue and messages by request id."""
+        self.in_flight: dict[int, Sent] = {}
+        """What the broker has not looked at yet, by request id."""
+        self.late: list[Sent] = []
+        """The same of connections that are lost: nobody hears what becomes of it."""
         self.stored: dict[int, list[int]] = defaultdict(list)
+        self.sequences = ProducerSequences(runs_max=100_000, producer_runs_max=10_000, expiry_s=1e9)
         self.singles: dict[int, Single] = {}
         self.bulks: dict[tuple[int, ...], Bulk] = {}
         self.bad: set[int] = set()
@@ -76,21 +98,37 @@ class DeliveryMachine(RuleBasedStateMachine):
         while (request := self.delivery.next_request(self.now, self.next_id)) is not None:
             head, body = request
             assert len(head) + len(body) <= LIMITS.produce_frame_bytes_max
-            self.in_flight[self.next_id] = (self.delivery.in_flight[self.next_id].lane.queue, self.numbers(body))
+            frame = self.delivery.in_flight[self.next_id]
+            self.in_flight[self.next_id] = Sent(frame.lane.queue, frame.first, self.numbers(body))
             self.next_id += 1
+
+    def produce(self, sent: Sent, torn_at: int | None = None) -> tuple[dict[str, int], bytes]:
+        """Store a frame as a broker does, or find it; the answer. A torn one is stored up to a message."""
+        queue, numbers = sent.queue, sent.numbers
+        before = self.sequences.find(PREFIX, "t", sent.first, len(numbers))
+        if before is not None:
+            offset = before.queue_offset
+            assert self.stored[before.queue][offset : offset + len(numbers)] == numbers
+            queue = before.queue
+        elif self.bad & set(numbers):
+            raise MessageIllegal("bad")
+        else:
+            kept, offset = numbers[:torn_at], len(self.stored[queue])
+            self.stored[queue] += kept
+            if kept:
+                self.sequences.stored(PREFIX, "t", sent.first, len(kept), "t", queue, offset, 0, self.now)
+        fields = {"queue": max(0, queue), "queue_offset": offset, "store_ms": 0}
+        return fields, struct.pack(f">{len(numbers)}q", *numbers)
 
     @precondition(lambda self: self.in_flight)
     @rule()
     def store(self) -> None:
-        """The broker stores the oldest frame, or refuses it for a message that is illegal."""
+        """The broker looks at the oldest frame."""
         request_id = min(self.in_flight)
-        queue, numbers = self.in_flight.pop(request_id)
-        if self.bad & set(numbers):
-            fields, body, code = MessageIllegal("bad").fields(), b"", MessageIllegal.code
-        else:
-            self.stored[queue] += numbers
-            fields = {"queue": max(0, queue), "queue_offset": 0, "store_ms": 0}
-            body, code = struct.pack(f">{len(numbers)}q", *numbers), 0
+        try:
+            code, (fields, body) = 0, self.produce(self.in_flight.pop(request_id))
+        except BrokerError as error:
+            code, fields, body = error.code, error.fields(), b""
         self.delivery.answered(Answer(request_id, code, fields, body), self.now)
 
     @precondition(lambda self: self.in_flight)
@@ -100,15 +138,25 @@ class DeliveryMachine(RuleBasedStateMachine):
         del self.in_flight[request_id]
         self.delivery.answered(Answer(request_id, error.code, error.fields(), b""), self.now)
 
-    @rule(stored_first=st.booleans())
-    def lose_connection(self, stored_first: bool) -> None:
-        if stored_first and self.in_flight:  # the frame is stored, its answer is lost
-            queue, numbers = self.in_flight[min(self.in_flight)]
-            if not self.bad & set(numbers):
-                self.stored[queue] += numbers
+    @rule(stored=st.integers(0, 3), torn_at=st.none() | st.integers(0, 20), late=st.booleans())
+    def lose_connection(self, stored: int, torn_at: int | None, late: bool) -> None:
+        """Some frames are stored and their answers lost, the last of them perhaps torn by a crash; others may still be
+        looked at, later."""
+        waiting = [self.in_flight[request_id] for request_id in sorted(self.in_flight)]
+        for number, sent in enumerate(waiting[:stored], 1):
+            with contextlib.suppress(BrokerError):
+                self.produce(sent, torn_at if number == stored else None)
+        if late and torn_at is None:
+            self.late += waiting[stored:]
         self.in_flight.clear()
         self.delivery.connection_lost(ConnectionFailed("gone"), self.now)
         self.delivery.connected(LIMITS)
+
+    @precondition(lambda self: self.late)
+    @rule()
+    def look_at_what_came_late(self) -> None:
+        with contextlib.suppress(BrokerError):
+            self.produce(self.late.pop(0))
 
     @rule(seconds=st.sampled_from([0.01, 0.5, 3.0]))
     def wait(self, seconds: float) -> None:
@@ -153,6 +201,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert self.delivery.pending_bytes == 0
         everything = {number for numbers in self.stored.values() for number in numbers}
         assert all(single.done for single in self.singles.values())
+        assert not any(isinstance(single.error, PartlyStored) for single in self.singles.values())
+        acknowledged = {number for number, single in self.singles.items() if single.error is None}
         for numbers, bulk in self.bulks.items():
             assert bulk.done
             outcomes: dict[int, object] = {}
@@ -163,13 +213,15 @@ class DeliveryMachine(RuleBasedStateMachine):
             assert sorted(outcomes) == list(range(len(numbers)))
             for index, outcome in outcomes.items():
                 assert isinstance(outcome, Acknowledged | FlintError)
-                assert not isinstance(outcome, DeliveryFailed)
+                assert not isinstance(outcome, DeliveryFailed | PartlyStored)
                 if isinstance(outcome, Acknowledged):
                     assert numbers[index] in everything
-        for queue in (0, 1):
-            first_time = list(dict.fromkeys(self.stored[queue]))
-            assert first_time == sorted(first_time), "a pinned queue lost its order"
+                    acknowledged.add(numbers[index])
+        for queue, stored in self.stored.items():
+            assert len(set(stored)) == len(stored), "a message is stored twice"
+            kept = [number for number in stored if number in acknowledged]
+            assert queue == -1 or kept == sorted(kept), "a pinned queue lost its order"
 
 
 TestDelivery = DeliveryMachine.TestCase
-TestDelivery.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDelivery.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -6,15 +6,20 @@ from itertools import pairwise
 
 import pytest
 
+from flintmq.broker.config import LimitsSection
 from flintmq.client import (
     ConnectionFailed,
+    DeliveryFailed,
     MessageIllegal,
     NoPermission,
+    PartlyStored,
     RemoteProtocolError,
     RequestTimeout,
     SystemBusy,
 )
+from flintmq.client.core.delivery import IN_FLIGHT_FRAMES_MAX
 from flintmq.client.core.lanes import BULK_WINDOW
+from flintmq.client.core.receipts import settle
 from flintmq.client.core.session import Answer
 from tests.twins.answering import PREFIX, AnsweringBroker, bodies_of, failures
 
@@ -197,6 +202,71 @@ class TestRetries:
         assert single.receipt().queue == 0
 
 
+class TestStoredBefore:
+    """What may be stored is sent again while the broker still knows it; what is stored in part is cut."""
+
+    def test_a_frame_that_is_stored_in_part_is_cut_there(self, broker: AnsweringBroker) -> None:
+        bulk = broker.bulk([b"%d" % number for number in range(10)], queue=2)
+        (frame,) = broker.take()
+        broker.refuse(frame, PartlyStored("torn", stored=3, cut_at=3))
+        sent = []
+        while frames := broker.take():
+            sent += [(broker.fields[each]["unique_first"], bodies_of(each)) for each in frames]
+            for each in frames:
+                broker.store(each)
+        assert sent == [(1000, [b"0", b"1", b"2"]), (1003, [b"%d" % number for number in range(3, 10)])]
+        receipts = settle(bulk.parts, DeliveryFailed)
+        assert [receipt.message_id for receipt in receipts] == [f"{PREFIX}{1000 + n:012X}" for n in range(10)]
+        assert broker.delivery.pending_bytes == 0
+
+    def test_messages_that_were_sent_together_keep_their_places(self, broker: AnsweringBroker) -> None:
+        broker.single(b"first")
+        (frame,) = broker.take()
+        singles = [broker.single(b"%d" % number) for number in range(5)]
+        broker.store(frame)
+        broker.refuse(broker.take()[0], PartlyStored("torn", stored=0, cut_at=2))
+        while frames := broker.take():
+            broker.store(frames[0])
+        assert broker.stored["t", 0] == [b"first", b"0", b"1", b"2", b"3", b"4"]
+        assert [single.receipt().queue_offset for single in singles] == [1, 2, 3, 4, 5]
+
+    @pytest.mark.parametrize("cut_at", [0, 3, 4, -1, 2**40, "1", None])
+    def test_a_cut_that_cannot_be_is_an_error(self, broker: AnsweringBroker, cut_at: object) -> None:
+        bulk = broker.bulk([b"a", b"b", b"c"])
+        broker.refuse(broker.take()[0], PartlyStored("strange", cut_at=cut_at))
+        assert {type(error) for error in failures(bulk).errors.values()} == {PartlyStored}
+        assert broker.delivery.idle
+
+    def test_what_was_in_flight_goes_before_what_is_new(self, broker: AnsweringBroker) -> None:
+        for queue in range(5):
+            broker.single(b"old", queue=queue)
+        broker.bulk([b"x" * 100_000] * 40)
+        in_flight = broker.take()
+        for queue in range(5, 40):
+            broker.single(b"new", queue=queue)
+        broker.lose_connection()
+        again = broker.take()
+        assert set(again[: len(in_flight)]) == set(in_flight)
+        assert [broker.fields[frame]["unique_first"] for frame in in_flight] == sorted(
+            broker.fields[frame]["unique_first"] for frame in again[: len(in_flight)]
+        )
+        assert len(again) > len(in_flight)
+
+    def test_no_more_frames_are_in_flight_than_a_broker_remembers(self, broker: AnsweringBroker) -> None:
+        singles = [broker.single(b"x", queue=queue) for queue in range(IN_FLIGHT_FRAMES_MAX + 50)]
+        frames = broker.take()
+        assert len(frames) == IN_FLIGHT_FRAMES_MAX < LimitsSection().sequence_producer_runs_max
+        assert broker.take() == []
+        for frame in frames[:10]:
+            broker.store(frame)
+        assert len(broker.take()) == 10
+        for frame in list(broker.in_flight.values()):
+            broker.store(frame)
+        for frame in broker.take():
+            broker.store(frame)
+        assert all(single.done for single in singles)
+
+
 class TestBlame:
     """A frame is all or nothing; only the messages that are to blame must fail."""
 
@@ -227,6 +297,15 @@ class TestBlame:
         assert [type(single.error) for single in singles] == [
             MessageIllegal if number == 3 else type(None) for number in range(10)
         ]
+
+    def test_order_in_a_pinned_queue_survives_a_busy_broker_in_the_search(self, broker: AnsweringBroker) -> None:
+        broker.bulk([b"%d" % number for number in range(8)], queue=2)
+        broker.refuse(broker.take()[0], MessageIllegal("bad"))
+        broker.refuse(broker.take()[0], SystemBusy("busy"))
+        broker.now += 1
+        while frames := broker.take():
+            broker.store(frames[0])
+        assert broker.stored["t", 2] == [b"%d" % number for number in range(8)]
 
     def test_a_message_longer_than_any_frame_fails_alone(self) -> None:
         broker = AnsweringBroker(produce_frame_bytes_max=10_000)

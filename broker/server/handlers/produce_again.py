@@ -51,8 +51,10 @@ class _Duplicate:
 
     def is_dispatched(self) -> bool:
         """Whether the queues know the messages."""
-        store = self._broker.store
-        return store.reput_offset >= self._before.end_offset or self._broker.is_dispatched()
+        store, end_offset = self._broker.store, self._before.end_offset
+        if store.reput_offset < end_offset:
+            self._broker.is_dispatched()  # after dispatching what is due
+        return store.reput_offset >= end_offset
 
     def places(self, *, hot: bool) -> Places:
         """Where the messages lie. Any thread."""

@@ -44,6 +44,13 @@ FLUSH_SECONDS = Metric("flintmq_flush_seconds", "histogram", "what `fdatasync` o
 ERRORS = Metric("flintmq_errors_total", "counter", "answers that are errors", ("result",))
 ONE_WAY_ERRORS = Metric("flintmq_one_way_errors_total", "counter", "one-way frames that could not be served")
 
+DUPLICATE_FRAMES = Metric(
+    "flintmq_duplicate_frames_total", "counter", "PRODUCE frames that were stored before, and not again"
+)
+PRODUCER_RUNS = Metric(
+    "flintmq_producer_runs", "gauge", "runs of messages that such frames are recognised by: `limits.sequence_runs_max`"
+)
+
 CONNECTIONS = Metric("flintmq_connections", "gauge", "open connections")
 CONNECTIONS_ACCEPTED = Metric("flintmq_connections_accepted_total", "counter", "connections that came")
 CONNECTIONS_REFUSED = Metric(
@@ -94,7 +101,7 @@ PROCESS_STARTED = Metric("process_start_time_seconds", "gauge", "when it started
 METRICS = (
     BUILD_INFO, WRITABLE, RECOVERY,
     PRODUCED_MESSAGES, PRODUCED_BYTES, PULLED_MESSAGES, PULLED_BYTES,
-    REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, ERRORS, ONE_WAY_ERRORS,
+    REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, ERRORS, ONE_WAY_ERRORS, DUPLICATE_FRAMES, PRODUCER_RUNS,
     CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, IN_FLIGHT, HELD_PULLS,
     TOPICS, QUEUES, GROUP_LAG,
     BEHIND_BYTES, BEHIND_SECONDS, SEGMENTS, STORE_BYTES, DISK_FREE, DISK_TOTAL, DISK_ROOM, DISK_RUNWAY,

@@ -73,6 +73,8 @@ def _add_requests(out: Exposition, broker: Broker) -> None:
         errors[error.name if error else RESULT_NAMES.get(code, str(code))] = count
     out.add(catalog.ERRORS, _by("result", errors))
     out.add_one(catalog.ONE_WAY_ERRORS, counters.one_way_errors)
+    out.add_one(catalog.DUPLICATE_FRAMES, counters.duplicates)
+    out.add_one(catalog.PRODUCER_RUNS, broker.sequences.runs)
 
 
 def _add_waiting(out: Exposition, broker: Broker) -> None:
