@@ -19,6 +19,9 @@ CASES = {
     "aio-sends": {"async", "sync"},
     "aio-consumer": {"iter", "body", "bodies"},
     "pull": {"body", "bodies", "raw", "iter"},
+    "push-latency": {"async_p50", "async_p99", "async_max", "sync_p50", "sync_p99", "sync_max"},
+    "group-consume": {"batch", "message"},
+    "rebalance": {"join", "join_moves", "leave", "leave_moves", "kill", "kill_moves"},
 }
 SPARK_CASES = {
     "spark-batch": {"noop", "noop_cpu", "parquet", "parquet_cpu", "archive", "archive_cpu"},

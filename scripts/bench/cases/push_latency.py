@@ -1,0 +1,70 @@
+"""From ``send`` in one process to the listener of a push consumer in another, at 500 messages a second."""
+
+from __future__ import annotations
+
+import threading
+
+from flintmq.client import PushConsumer, StoredMessage
+
+from ..bench import Bench
+from ..broker import Broker
+from ..load import TOPIC
+from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
+from ..pacing import MESSAGES_A_SECOND, now, sender, sent_at
+
+MESSAGES = 5_000
+WARM_UP_MESSAGES = 250
+LATE_SECONDS_MAX = 60.0
+"""How much longer than it is sent a message may take."""
+
+
+def samples(bench: Bench) -> Samples:
+    """One a run."""
+    for _ in range(bench.runs):
+        sample: Sample = {}
+        for flush in ("async", "sync"):
+            with bench.broker(flush) as broker:
+                taken = send_and_listen(broker, bench.count(MESSAGES))
+            sample |= figures(taken, f"{flush}_")
+        yield sample
+
+
+def figures(taken: list[float], prefix: str, suffix: str = "") -> Sample:
+    """Median, 99th percentile and maximum of ``taken``, in ms, by keys with that prefix and suffix."""
+    return {
+        f"{prefix}p50{suffix}": percentile(taken, 0.50) * 1e3,
+        f"{prefix}p99{suffix}": percentile(taken, 0.99) * 1e3,
+        f"{prefix}max{suffix}": max(taken) * 1e3,
+    }
+
+
+def send_and_listen(broker: Broker, count: int) -> list[float]:
+    """Seconds from before each ``send`` until its message was with the listener."""
+    expected = WARM_UP_MESSAGES + count
+    taken: list[float] = []
+    complete = threading.Event()
+
+    def listener(message: StoredMessage) -> None:
+        taken.append(now() - sent_at(message.body))
+        if len(taken) == expected:
+            complete.set()
+
+    with PushConsumer(broker.address, "bench", TOPIC, listener, start="first"), sender(broker.address, expected):
+        if not complete.wait(expected / MESSAGES_A_SECOND + LATE_SECONDS_MAX):
+            raise BenchFailed(f"{len(taken):,} of {expected:,} messages came to the listener")
+    return taken[WARM_UP_MESSAGES:]
+
+
+CASE = Case(
+    "push-latency",
+    f"send → listener of a push consumer at {MESSAGES_A_SECOND} msg/s",
+    (
+        Measure("async_p50", "async flush: p50", "ms", 0.8),
+        Measure("async_p99", "async flush: p99", "ms", 5.0),
+        Measure("async_max", "async flush: max", "ms"),
+        Measure("sync_p50", "sync flush: p50", "ms"),
+        Measure("sync_p99", "sync flush: p99", "ms"),
+        Measure("sync_max", "sync flush: max", "ms"),
+    ),
+    samples,
+)

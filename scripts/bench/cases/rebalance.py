@@ -1,0 +1,120 @@
+"""A member joins a group of fifteen, leaves it, and is killed: how soon every queue is with its member again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from flintmq.client import PushConsumer
+
+from ..bench import Bench
+from ..broker import Broker
+from ..group_member import make_member, member_process
+from ..load import TOPIC
+from ..measure import BenchFailed, Case, Measure, Sample, Samples
+from ..pacing import MESSAGES_A_SECOND, sender
+from ..raw import RawClient
+
+MEMBERS = 16
+QUEUES = 64
+LEAST_MOVES = QUEUES // MEMBERS
+SETTLE_SECONDS_MAX = 30.0
+_LOOK_SECONDS = 0.002
+_ELSEWHERE = "a member in another process"
+
+
+def samples(bench: Bench) -> Samples:
+    """One a run, each on a broker of its own."""
+    for _ in range(bench.runs):
+        with bench.broker() as broker:
+            with RawClient(broker.address) as client:
+                client.create_topic(TOPIC, QUEUES)
+            with sender(broker.address):
+                yield rebalances(broker)
+
+
+def rebalances(broker: Broker) -> Sample:
+    """Fifteen members settle; then a sixteenth joins and leaves, and another one joins and is killed."""
+    with ExitStack() as stack:
+        group = Group()
+        for _ in range(MEMBERS - 1):
+            group.members.append(stack.enter_context(make_member(broker.address, "bench", TOPIC)))
+        group.settle(QUEUES)
+        last = make_member(broker.address, "bench", TOPIC)
+        stack.callback(last.close)
+        joined = group.measure(lambda: group.members.append(last.start()), QUEUES)
+        left = group.measure(lambda: group.without(last).close(), QUEUES)
+        with member_process(broker.address, "bench", TOPIC) as process:
+            group.settle(QUEUES - LEAST_MOVES)
+            killed = group.measure(process.kill, QUEUES)
+    return {
+        f"{name}{figure}": value
+        for name, (seconds, moves) in (("join", joined), ("leave", left), ("kill", killed))
+        for figure, value in (("", seconds), ("_moves", moves))
+    }
+
+
+@dataclass
+class Group:
+    """Members of this process, and who of them was last seen with which queue."""
+
+    members: list[PushConsumer] = field(default_factory=list)
+    _holders: dict[tuple[str, int], str] = field(default_factory=dict)
+    _moves: int = 0
+
+    def without(self, member: PushConsumer) -> PushConsumer:
+        """``member``, which is looked at no more."""
+        self.members.remove(member)
+        return member
+
+    def measure(self, change: Callable[[], object], queues: int) -> tuple[float, float]:
+        """Seconds from before ``change`` until the members hold ``queues`` evenly, and how many queues moved."""
+        self._moves = 0
+        began = time.perf_counter()
+        change()
+        self.settle(queues)
+        return time.perf_counter() - began, self._moves
+
+    def settle(self, queues: int) -> None:
+        """Wait until the members hold ``queues`` between them, nobody two more than another."""
+        deadline = time.monotonic() + SETTLE_SECONDS_MAX
+        while not self._look(queues):
+            if time.monotonic() > deadline:
+                raise BenchFailed(f"no even assignment of {queues} queues within {SETTLE_SECONDS_MAX:.0f} s")
+            time.sleep(_LOOK_SECONDS)
+        held = {queue for member in self.members for queue in member.health().queues}
+        self._holders |= dict.fromkeys(self._holders.keys() - held, _ELSEWHERE)
+
+    def _look(self, queues: int) -> bool:
+        """Whether the members hold so many, of which they give up none."""
+        counts = []
+        giving_up = 0
+        for member in self.members:
+            health = member.health()
+            held = [queue for queue in health.queues if queue[0] == TOPIC]
+            giving_up += health.giving_up
+            counts.append(len(held))
+            if health.giving_up:
+                continue  # it says not which: they are counted where they arrive
+            for queue in held:
+                if self._holders.get(queue) != health.member:
+                    self._moves += queue in self._holders
+                    self._holders[queue] = health.member
+        return not giving_up and sum(counts) == queues and max(counts) - min(counts) <= 1
+
+
+CASE = Case(
+    "rebalance",
+    f"{MEMBERS} members of a group, {QUEUES} queues, {MESSAGES_A_SECOND} msg/s: until every queue is with its member",
+    (
+        Measure("join", "a member joins", "s", 1.0),
+        Measure("join_moves", "a member joins: queues that moved", "queues", LEAST_MOVES),
+        Measure("leave", "a member leaves", "s"),
+        Measure("leave_moves", "a member leaves: queues that moved", "queues", LEAST_MOVES),
+        Measure("kill", "a member is killed (−9)", "s"),
+        Measure("kill_moves", "a member is killed: queues that moved", "queues", LEAST_MOVES),
+    ),
+    samples,
+)

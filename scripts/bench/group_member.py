@@ -1,0 +1,42 @@
+"""A member of a group in a process of its own, which can be killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flintmq.client import PushConsumer
+
+WORKERS = 1
+
+
+def make_member(address: str, group: str, topic: str) -> PushConsumer:
+    """A member that is done with a message as soon as it has it; not started."""
+    return PushConsumer(address, group, topic, lambda message: None, workers=WORKERS)
+
+
+@contextmanager
+def member_process(address: str, group: str, topic: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has joined; killed at the end, if it was not before."""
+    command = [sys.executable, "-m", "bench.group_member", address, group, topic]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def main() -> None:
+    """Be a member until standard input ends."""
+    with make_member(*sys.argv[1:4]):
+        print("joined", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
