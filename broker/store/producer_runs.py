@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...protocol.delivery import PROPERTY_REAL_QUEUE, SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.errors import MessageNotFound
 from ...protocol.layout import IPV6_EXTRA_BYTES, RECORD, UNIT_BYTES, SysFlag
+from ...protocol.record import decode_record
 from ..kernels import dispatch
 from ..kernels import sequences as kernel
 from .commitlog import CommitLog
@@ -46,10 +48,12 @@ class StoredRun(NamedTuple):
 
 @dataclass(slots=True)
 class Places:
-    """Of messages that lie behind each other in a queue: count × i64 physical offsets, and the first's store time."""
+    """Of messages that lie behind each other in a queue: count × i64 physical offsets, the first's store time, and the
+    queue that its producer was told: the one that it is delivered to, where it waits for that."""
 
     physical_offsets: bytes
     store_ms: int
+    queue: int
 
 
 class ProducerRuns:
@@ -88,14 +92,13 @@ class ProducerRuns:
                 f"message {queue_offset} of queue {queue_id} of topic {topic} was stored before, and retention has "
                 "taken it away since; it was not stored again"
             )
-        return Places(offsets.tobytes(), self._store_ms(int(offsets[0]), hot))
-
-    def _store_ms(self, physical_offset: int, hot: bool) -> int:
-        head = bytearray(_HEAD_BYTES)
-        self._commitlog.queue.read(physical_offset, memoryview(head), hot=hot)
-        sys_flag = int.from_bytes(head[RECORD.at["sys_flag"] :][:4], "big")
-        at = _STORE_MS_AT + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0)
-        return int.from_bytes(head[at : at + 8], "big")
+        # Only of a message that waits the whole record matters.
+        waits = topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
+        blob = bytearray(int(units["size"][0]) if waits else _HEAD_BYTES)
+        self._commitlog.queue.read(int(offsets[0]), memoryview(blob), hot=hot)
+        if waits:
+            queue_id = int(decode_record(blob).property_map()[PROPERTY_REAL_QUEUE])
+        return Places(offsets.tobytes(), _store_ms(blob), queue_id)
 
     def tail(self, tail_bytes: int, runs_max: int) -> list[StoredRun]:
         """The runs in the last ``tail_bytes`` of the log, the oldest first; no more than the newest ``runs_max``.
@@ -157,6 +160,13 @@ class ProducerRuns:
             stored_in = _name(names, array[topic_at : topic_at + topic].tobytes())
             runs.append(StoredRun(prefix, asked_topic, first, count, stored_in, queue, queue_offset))
         return runs
+
+
+def _store_ms(head: bytearray) -> int:
+    """The store time in the head of a record."""
+    sys_flag = int.from_bytes(head[RECORD.at["sys_flag"] :][:4], "big")
+    at = _STORE_MS_AT + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0)
+    return int.from_bytes(head[at : at + 8], "big")
 
 
 def _name(names: dict[bytes, str], blob: bytes) -> str:

@@ -143,6 +143,36 @@ class TestDuplicates:
         assert same(produce(connection, topic, b"a", queue=3)) == same(answer)
 
 
+DELIVERIES = {
+    "delayed": "DELAY\x0117\x02",
+    "timed": "TIMER_DELAY_SEC\x013600\x02",
+    "half": "TRAN_MSG\x01true\x02PGROUP\x01payments\x02",
+}
+
+
+class TestWaitingMessages:
+    """Messages that are to be delivered later, or perhaps, are stored in other topics than their own."""
+
+    @pytest.mark.parametrize("common", DELIVERIES.values(), ids=DELIVERIES)
+    def test_they_are_stored_once_too_also_behind_a_kill(
+        self, broker: BrokerFactory, connect: ConnectionFactory, common: str
+    ) -> None:
+        running = broker()
+        connection = connect(running)
+        firsts = range(0, 12, 2)
+        produce(connection, "t", b"an ordinary one", first=100).raise_for_error()
+        answers = [produce(connection, "t", b"a", b"b", first=first, common=common) for first in firsts]
+        for first, answer in zip(firsts, answers, strict=True):
+            assert same(produce(connection, "t", b"a", b"b", first=first, common=common)) == same(answer)
+            answer.raise_for_error()
+        running.kill()
+        connection = connect(broker(store=running.store))
+        for first, answer in zip(firsts, answers, strict=True):
+            assert same(produce(connection, "t", b"a", b"b", first=first, common=common)) == same(answer)
+        produce(connection, "t", b"an ordinary one", first=100).raise_for_error()
+        assert sorted(stored_in(connection, "t")) == keys(100, 1)
+
+
 class TestPartlyStored:
     def test_it_says_where_to_cut(self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str) -> None:
         connection = connect(shared_broker)

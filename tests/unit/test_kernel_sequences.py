@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from flintmq.broker.kernels import dispatch, sequences
+from flintmq.protocol.delivery import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from flintmq.protocol.ids import UNIQUE_PREFIX_DIGITS, unique_key
 from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.names import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from flintmq.protocol.record import Record, encode_host
 from tests.twins.log import write_log
 from tests.twins.sequences import WAITING_TOPICS, Run, call
@@ -125,10 +125,9 @@ def test_messages_of_several_topics_that_wait_are_several_runs() -> None:
     assert [run.asked for run in runs] == [b"orders", b"orderz", b"o"]
 
 
-def test_the_topics_where_messages_wait_are_the_brokers_own() -> None:
-    names = sequences.WAITING_TOPICS
-    assert tuple(name.encode() for name in names) == WAITING_TOPICS
-    assert all(name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX) for name in names)
+def test_the_topics_where_messages_wait_are_those_of_delivery() -> None:
+    assert sequences.WAITING_TOPICS == (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC)
+    assert tuple(name.encode() for name in sequences.WAITING_TOPICS) == WAITING_TOPICS
 
 
 def test_without_room_it_stops_in_front_of_the_run_that_does_not_fit() -> None:

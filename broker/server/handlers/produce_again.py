@@ -99,7 +99,7 @@ class _Duplicate:
         """Send the answer."""
         peer, before = self._peer, self._before
         offsets = places.physical_offsets
-        fields = {"queue": before.queue, "queue_offset": before.queue_offset, "store_ms": places.store_ms}
+        fields = {"queue": places.queue, "queue_offset": before.queue_offset, "store_ms": places.store_ms}
         answer = encode_head(RESPONSE, SUCCESS, self._frame.request_id, fields, len(offsets)) + offsets
         end_offset = before.end_offset
         if self._request.flush == "sync" and self._broker.store.flushed_offset < end_offset:
