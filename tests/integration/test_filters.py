@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import pytest
 
 from flintmq.client import Consumer, FilterIllegal, InvalidArgument, InvalidArgumentType, Message, Producer
-from flintmq.protocol.commands import GET_MAX_OFFSET, PULL
-from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS
+from flintmq.protocol.commands import GET_MAX_OFFSET, PRODUCE, PULL
+from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS, SystemBusy
 from flintmq.protocol.frames import REQUEST, encode_frame
 from flintmq.protocol.record import Record, decode_record
 from tests.store_tools import split_answer
@@ -219,6 +220,38 @@ class TestFrames:
         connection.sock.shutdown(1)  # SHUT_WR
         assert [connection.receive().fields["count"] for _ in range(10)] == [300] * 10
         assert connection.is_closed()
+
+    def test_pulls_that_wait_for_their_turn_are_bounded(
+        self, broker: BrokerFactory, connect: ConnectionFactory, topic: str
+    ) -> None:
+        connection = connect(broker(settings={"limits.held_pulls_per_connection_max": 8}))
+        connection.produce(topic, b"x", b"y", queue=0).raise_for_error()
+        connection.pull(topic, 0, 0, wait_ms=10_000, max_count=2)
+        fields = {"topic": topic, "queue": 0, "offset": 0, "filter": "a IS NULL"}
+        connection.send_bytes(b"".join(encode_frame(REQUEST, PULL.code, 1000 + number, fields) for number in range(20)))
+        codes = sorted(connection.receive().code for _ in range(20))
+        assert codes == [SUCCESS] * 8 + [SystemBusy.code] * 12
+        assert connection.pull(topic, 0, 0, filter="a IS NULL").fields["count"] == 2
+
+    def test_a_client_that_goes_while_its_filter_looks_disturbs_nobody(
+        self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
+    ) -> None:
+        staying = connect(shared_broker)
+        staying.produce(topic, *[b"x"] * 3000, queue=0).raise_for_error()
+        fields = {"topic": topic, "queue": 0, "offset": 0, "wait_ms": 60_000}
+        for condition in ("a IS NULL", "a IS NOT NULL"):
+            going = connect(shared_broker)
+            for _ in range(20):
+                going.send(PULL, {**fields, "max_count": 3000, "filter": condition})
+            going.close()
+        staying.send(PULL, {**fields, "filter": "a = 1", "offset": 3000})
+        produced = [connect(shared_broker).produce(topic, b"y", queue=0) for _ in range(3)]
+        assert [answer.code for answer in produced] == [SUCCESS] * 3
+        frame = {"topic": topic, "queue": 0, "count": 1, "common": "a\x011\x02"}
+        connect(shared_broker).call(PRODUCE, frame, msgpack.packb([b"found", {}])).raise_for_error()
+        answer = staying.receive()
+        assert [record.body for record in records(answer)] == [b"found"]
+        assert answer.fields["next_offset"] == 3004
 
     def test_what_must_be_read_from_disk_is_filtered_too(
         self, broker: BrokerFactory, connect: ConnectionFactory, topic: str

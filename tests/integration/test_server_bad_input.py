@@ -244,6 +244,8 @@ BAD_FIELDS: list[tuple[commands.Command, dict[str, Any]]] = [
     (PULL, {"topic": "orders", "queue": 0, "offset": 0, "max_count": 0}),
     (PULL, {"topic": "orders", "queue": 0, "offset": 0, "wait_ms": 600_001}),
     (PULL, {"topic": "orders", "queue": 0, "offset": 0, "tags": "a || || b"}),
+    (PULL, {"topic": "orders", "queue": 0, "offset": 0, "filter": "a = 1 OR " * 500}),
+    (PULL, {"topic": "orders", "queue": 0, "offset": 0, "filter": 5}),
     (commands.QUERY_BY_KEY, {"topic": "orders", "key": ""}),
     (commands.QUERY_BY_KEY, {"topic": "orders", "key": "k", "max_count": 65}),
     (commands.QUERY_BY_KEY, {"topic": "orders", "key": "k", "begin_ms": 2, "end_ms": 1}),
