@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .core.receipts import Receipt
     from .core.stored import StoredMessage
     from .core.topics import ConsumeStats, QueueStats, TopicInfo
+    from .core.transactions import TransactionInfo, Transactions
     from .errors import (
         ClientClosed,
         ClientFailed,
@@ -83,6 +84,9 @@ if TYPE_CHECKING:
     from .sync.admin import Admin
     from .sync.consumer import Consumer
     from .sync.producer import Producer, SendFuture
+    from .transactions.health import TransactionHealth
+    from .transactions.outcome import Outcome
+    from .transactions.producer import Transaction, TransactionProducer
 
 __all__ = [
     "Admin",
@@ -129,6 +133,7 @@ __all__ = [
     "MessageNotFound",
     "NoPermission",
     "OffsetOutOfRange",
+    "Outcome",
     "PartlyStored",
     "Producer",
     "ProtocolError",
@@ -147,9 +152,14 @@ __all__ = [
     "TopicExistsAlready",
     "TopicInfo",
     "TopicNotExist",
+    "Transaction",
     "TransactionEnded",
     "TransactionGroupWrong",
+    "TransactionHealth",
+    "TransactionInfo",
     "TransactionNotExist",
+    "TransactionProducer",
+    "Transactions",
     "TryLater",
     "UnknownCommand",
     "VersionNotSupported",
@@ -179,6 +189,7 @@ _HOMES = {
     "InvalidMessageType": ".errors",
     "ListenerTimeout": ".errors",
     "Message": ".message",
+    "Outcome": ".transactions.outcome",
     "Producer": ".sync.producer",
     "PushConsumer": ".push.consumer",
     "QueueStats": ".core.topics",
@@ -187,6 +198,11 @@ _HOMES = {
     "StoredMessage": ".core.stored",
     "Subscription": ".push.options",
     "TopicInfo": ".core.topics",
+    "Transaction": ".transactions.producer",
+    "TransactionHealth": ".transactions.health",
+    "TransactionInfo": ".core.transactions",
+    "TransactionProducer": ".transactions.producer",
+    "Transactions": ".core.transactions",
     "TryLater": ".push.outcome",
     "WrongLoop": ".errors",
 }

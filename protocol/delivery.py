@@ -48,6 +48,11 @@ PROPERTY_TRANSACTION_ID = "__transactionId__"
 PROPERTY_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 PROPERTY_RECORD_CRC = "__CRC32#"
 
+TRANSACTION_PROPERTIES = frozenset({
+    PROPERTY_HALF, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION_ID, PROPERTY_CHECK_TIMES,
+})  # fmt: skip
+"""What a message keeps of its transaction; of no use to who consumes it."""
+
 DELAY_LEVEL_MAX = 18
 RETRY_LEVEL_FIRST = 3
 """A message that failed for the (n + 1)-th time comes back after delay level 3 + n."""

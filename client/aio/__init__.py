@@ -22,12 +22,20 @@ from .producer import Producer, SendFuture
 
 if TYPE_CHECKING:
     from ..push.tasks import PushConsumer
+    from ..transactions.tasks import Transaction, TransactionProducer
 
-__all__ = ["Admin", "Consumer", "Producer", "PushConsumer", "SendFuture"]
+__all__ = ["Admin", "Consumer", "Producer", "PushConsumer", "SendFuture", "Transaction", "TransactionProducer"]
+
+_HOMES = {
+    "PushConsumer": "..push.tasks",
+    "Transaction": "..transactions.tasks",
+    "TransactionProducer": "..transactions.tasks",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Group consumers are imported when they are first used: they bring the sync client's connection along."""
-    if name != "PushConsumer":
+    """What speaks to the broker from a thread is imported when it is first used: it brings the sync client's connection
+    along."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("..push.tasks", __name__).PushConsumer
+    return getattr(importlib.import_module(_HOMES[name], __name__), name)

@@ -65,6 +65,8 @@ class Delivery:
         self.delivery_seconds = delivery_seconds
         self.in_flight_bytes_max = in_flight_bytes_max
         self.unique_prefix = unique_prefix
+        self.common = ""
+        """Properties of every single message, as PRODUCE takes them."""
         self.pending_bytes = 0
         self.settled: list[Single] = []
         """Singles with a future that are done; the driver takes them out."""
@@ -299,7 +301,7 @@ class Delivery:
             singles, content, deadline = (first,), Rows((first.row,)), first.deadline
         head = lane.heads.get(first.flush)
         if head is None:
-            head = lane.heads[first.flush] = self._head(lane, LAYOUT_ROWS, first.flush, "")
+            head = lane.heads[first.flush] = self._head(lane, LAYOUT_ROWS, first.flush, self.common)
         return ProduceFrame(lane, head, content, len(singles), self._take_counters(len(singles)), deadline, singles)
 
     def _frame_of_group(self, lane: Lane, group: Group, now: float) -> ProduceFrame:

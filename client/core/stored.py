@@ -9,6 +9,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from ...protocol.delivery import PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC, TRANSACTION_PROPERTIES
 from ...protocol.ids import offset_id
 from ...protocol.layout import MAGIC_V1, RECORD, RECORD_HEAD_BYTES, SysFlag
 from ...protocol.record import (
@@ -27,7 +28,9 @@ from ..errors import CorruptMessage
 from .compression import DecompressionFailed, decompress
 from .times import from_millis
 
-_OWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
+_OWN_PROPERTIES = frozenset({
+    PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE,
+}) | TRANSACTION_PROPERTIES  # fmt: skip
 
 # What most messages are asked for, in one step: body_crc, sys_flag, body_length. Only where both hosts are IPv4;
 # PLAIN_MASK tells whether more than a slice is needed.
@@ -115,7 +118,8 @@ class StoredMessage:
 
     @property
     def user_properties(self) -> Mapping[str, str]:
-        """The properties as ``Message`` took them: without keys, tag, unique key and sharding key."""
+        """The properties as ``Message`` took them: without keys, tag, unique key and sharding key, and without what
+        the broker notes of a message on its way."""
         pairs = self._property_map().items()
         return MappingProxyType({name: value for name, value in pairs if name not in _OWN_PROPERTIES})
 

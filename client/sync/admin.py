@@ -9,6 +9,7 @@ from ..core import groups as group_operations
 from ..core import operations
 from ..core.groups import GroupInfo, GroupStatus
 from ..core.topics import ConsumeStats, QueueStats, TopicInfo
+from ..core.transactions import Transactions, end_transaction, transactions
 from .client import Client
 
 
@@ -87,6 +88,19 @@ class Admin(Client):
         if offsets:
             operation = group_operations.reset_offsets(group, topic, offsets, force)
             self._caller.call(operation, self._caller.deadline(timeout))
+
+    def transactions(
+        self, *, parked: bool = False, from_offset: int = 0, max_count: int = 100, timeout: float | None = None
+    ) -> Transactions:
+        """A page of the transactions that are open, or (``parked``) whose messages were put aside because nobody could
+        tell how they ended; the oldest first. ``from_offset``: ``next_offset`` of the page before."""
+        operation = transactions(parked, from_offset, max_count)
+        return self._caller.call(operation, self._caller.deadline(timeout))
+
+    def end_transaction(self, transaction_id: str, group: str, *, commit: bool, timeout: float | None = None) -> None:
+        """Commit an open transaction of a producer group, or roll it back, in place of its producer. Fine where it
+        ended so before; else raises ``TransactionEnded``, ``TransactionNotExist`` or ``TransactionGroupWrong``."""
+        self._caller.call(end_transaction(transaction_id, group, commit=commit), self._caller.deadline(timeout))
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """How the broker is doing: see ``protocol/README.md`` for the names."""

@@ -199,10 +199,11 @@ class TransactionalMessageCheckService:
         def answered(frame: Frame | None) -> None:
             if self._is_over(transaction):
                 return
-            if frame is None:
-                self._ask(transaction, half, message)
-            else:
+            if frame is not None:
                 self._answered(transaction, half, frame)
+            elif producer.lost:
+                self._ask(transaction, half, message)
+            # else it has too many questions already: it is asked again when it is time
 
         producer.ask(CHECK_TRANSACTION_STATE, request, message.encode(), answered)
 

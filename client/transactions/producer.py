@@ -1,0 +1,251 @@
+"""The transactional producer for threads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from ...protocol.errors import FlintError
+from ..core.address import parse_addresses
+from ..core.compression import COMPRESS_OVER_BYTES
+from ..core.receipts import Receipt
+from ..core.stored import StoredMessage
+from ..core.timeouts import DELIVERY_SECONDS
+from ..message import Message
+from ..sync.pool import Dialer
+from ..sync.producer import Producer
+from . import requests
+from .decisions import Decisions
+from .health import TransactionHealth, health_of
+from .outcome import Outcome
+from .questions import Questions
+from .registration import Question, Registration
+from .settling import decide, not_ended, note_not_rolled_back
+
+log = logging.getLogger(__name__)
+
+
+class _Halves(Producer):
+    """Sends half messages, and ends their transactions."""
+
+    def __init__(self, group: str, addresses: str | Iterable[str], **options: Any) -> None:
+        super().__init__(addresses, **options)
+        self._delivery.common = requests.half_common(group)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._guard.closed
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that made it."""
+        return self._guard.forked
+
+    def check(self) -> None:
+        """Raise where it cannot be used."""
+        self._guard.check()
+
+    def end(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
+        """Tell the broker, and try again while that can help and time is left."""
+        self._caller.call(requests.end(group, receipt, outcome), self._caller.deadline(timeout))
+
+
+class Transaction:
+    """A message that waits for its commit. ``message_id``: its id, also in what ``check`` gets."""
+
+    __slots__ = ("__weakref__", "_outcome", "_producer", "message", "receipt")
+
+    def __init__(self, producer: TransactionProducer, message: Message, receipt: Receipt) -> None:
+        self.message = message
+        self.receipt = receipt
+        """Of the half message: where that is stored, not where the message will be."""
+        self._producer = producer
+        self._outcome: Outcome | None = None
+
+    @property
+    def message_id(self) -> str:
+        """The message's id, which is the transaction's."""
+        return self.receipt.message_id
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended, None while it is open."""
+        return self._outcome
+
+    def commit(self, *, timeout: float | None = None) -> None:
+        """Have the message delivered; returns once that is acknowledged.
+
+        Raises ``TransactionEnded`` where it ended otherwise before, ``RequestTimeout`` or ``ConnectionFailed`` where
+        the broker could not be told in time: it is decided all the same, and the broker learns of it when it asks, as
+        long as this producer lives. After that the answer of ``check`` counts.
+        """
+        self._end(Outcome.COMMIT, timeout)
+
+    def rollback(self, *, timeout: float | None = None) -> None:
+        """Have the message never delivered; raises as ``commit`` does."""
+        self._end(Outcome.ROLLBACK, timeout)
+
+    def _end(self, outcome: Outcome, timeout: float | None) -> None:
+        if self._outcome is not outcome:  # else it is done
+            self._producer._end(self, outcome, timeout)
+            self._outcome = outcome
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self.message_id} {self._outcome or 'open'}>"
+
+
+class TransactionProducer:
+    """Sends messages that are delivered if, and only if, what else belongs to them went well. Safe from threads.
+
+        with TransactionProducer("127.0.0.1:10911", "payments", check) as producer:
+            with producer.transaction(Message("orders", b"…", keys=["o-1"])) as transaction:
+                database.insert(order, transaction.message_id)
+
+    The message is stored at once and seen by nobody; at the end of the block it is committed, or rolled back where the
+    block raised. Where the broker hears of no end (this process was killed, or the network went) it asks the producers
+    of ``group``: ``check`` is called with the stored message and says how it ended, which another process of the group
+    must be able to find out (here: whether the database has the order). Processes that send for the same purpose share
+    a group.
+
+    ``check`` runs in one thread of its own, for one message at a time; what it raises is logged, counted in
+    ``health()``, and has the broker ask again. It is not called for transactions that this very producer has open, or
+    has decided. ``session_timeout``: after so many seconds without a word from this process the broker asks another
+    one. The other arguments are those of ``Producer``.
+
+    It is known to the broker, and asked, from ``start()`` on: at ``with``, or when it first sends.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        group: str = "",
+        check: Callable[[StoredMessage], Outcome] | None = None,
+        *,
+        session_timeout: float = requests.SESSION_SECONDS,
+        delivery_timeout: float = DELIVERY_SECONDS,
+        compress_over: int | None = COMPRESS_OVER_BYTES,
+        compression: str | None = None,
+        flush: str | None = None,
+    ) -> None:
+        self._check = requests.check_check(check)
+        self._group = requests.check_group(group)
+        seconds = requests.check_session(session_timeout)
+        self._halves = _Halves(
+            self._group, addresses, delivery_timeout=delivery_timeout, compress_over=compress_over,
+            compression=compression, flush=flush,
+        )  # fmt: skip
+        self._decisions = Decisions()
+        self._questions = Questions(self._decisions, self._check_later)
+        dialer = Dialer(parse_addresses(addresses))
+        self._registration = Registration(self._group, requests.new_member(), seconds, dialer, self._questions.ask)
+        self._questions.registration = self._registration
+        self._to_check: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None
+
+    @property
+    def group(self) -> str:
+        """The producer group's name."""
+        return self._group
+
+    def start(self) -> Self:
+        """Become known to the broker, which may ask from then on; does not wait for it. Idempotent."""
+        self._halves.check()
+        self._registration.check()
+        self._registration.start()
+        return self
+
+    # ---- transactions
+
+    def send_half(
+        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+    ) -> Transaction:
+        """Store a message that nobody sees until ``commit`` of what is returned. Arguments and errors as
+        ``Producer.send``."""
+        self.start()
+        receipt = self._halves.send(message, queue=queue, flush=flush, timeout=timeout)
+        transaction = Transaction(self, message, receipt)
+        self._decisions.opened(receipt.message_id, transaction)
+        return transaction
+
+    @contextlib.contextmanager
+    def transaction(
+        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+    ) -> Iterator[Transaction]:
+        """``send_half``, and at the end of the block ``commit``, or ``rollback`` where the block raises.
+
+        What was ended within the block stays so. A rollback that fails is noted on what the block raised.
+        """
+        transaction = self.send_half(message, queue=queue, flush=flush, timeout=timeout)
+        try:
+            yield transaction
+        except BaseException as error:
+            if transaction.outcome is None:
+                try:
+                    transaction.rollback(timeout=timeout)
+                except FlintError as failure:
+                    note_not_rolled_back(error, transaction.message_id, failure)
+            raise
+        if transaction.outcome is None:
+            transaction.commit(timeout=timeout)
+
+    def _end(self, transaction: Transaction, outcome: Outcome, timeout: float | None) -> None:
+        message_id = transaction.message_id
+        decide(self._decisions, message_id, outcome)
+        try:
+            self._halves.end(self._group, transaction.receipt, outcome, timeout)
+        except FlintError as error:
+            raise not_ended(self._decisions, message_id, outcome, error) from error.__cause__
+        self._decisions.confirmed(message_id)
+
+    # ---- questions
+
+    def _check_later(self, question: Question) -> None:
+        if self._worker is None:
+            name = f"flintmq-check-{self._group}"
+            self._worker = threading.Thread(target=self._run_checks, name=name, daemon=True)
+            self._worker.start()
+        self._to_check.put(question)
+
+    def _run_checks(self) -> None:
+        while (question := self._to_check.get()) is not None:
+            try:
+                outcome = self._check(question.message)
+            except Exception as error:  # noqa: BLE001 - whatever the application raises: it is said and asked again
+                self._questions.failed(question, error)
+            except BaseException as error:  # noqa: BLE001
+                self._questions.failed(question, error)
+                self._registration.fail(error)  # every later call raises it
+                return
+            else:
+                self._questions.checked(question, outcome)
+
+    def health(self) -> TransactionHealth:
+        """How it is."""
+        return health_of(self._registration, self._questions, self._decisions, closed=self._halves.closed)
+
+    # ---- end
+
+    def close(self) -> None:
+        """Be asked no more, and disconnect. Transactions that are open stay so: another producer of the group is asked
+        about them. Idempotent."""
+        if self._halves.closed:
+            return
+        if not self._halves.forked:
+            self._registration.leave()
+            if self._worker is not None:
+                self._to_check.put(None)
+        self._halves.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,259 @@
+"""The thread that makes a producer known to the broker, over a connection of its own, and hears what the broker asks.
+
+It calls nobody's code, so the producer stays known however long an answer takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from ...protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateAnswer, CheckTransactionStateRequest
+from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, FlintError, RemoteProtocolError, UnknownCommand
+from ...protocol.fields import decode_fields, encode_fields
+from ..core.operations import Operation
+from ..core.retry import Backoff, is_retriable
+from ..core.session import Answer, Asked
+from ..core.stored import StoredMessage
+from ..core.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
+from ..core.troubles import silent
+from ..errors import ClientFailed
+from ..push.waiter import Waiter
+from ..sync.connection import Connection
+from ..sync.pool import Dialer
+from . import requests
+from .outcome import Outcome
+
+log = logging.getLogger(__name__)
+
+LEAVE_SECONDS_MAX = 1.0
+"""How long a good-bye may take. Without it the broker notices that the connection is gone."""
+
+
+class Question:
+    """The broker asks how a transaction ended. ``message``: its half message; ``connection``: where it was asked."""
+
+    __slots__ = ("asked", "connection", "message", "transaction_id")
+
+    def __init__(self, asked: Asked, connection: Connection) -> None:
+        request = decode_fields(CheckTransactionStateRequest, asked.fields)
+        self.asked = asked
+        self.connection = connection
+        self.transaction_id = request.transaction_id
+        self.message = StoredMessage(len(asked.body), 0, asked.body, request.topic)
+
+
+class Registration:
+    """One producer's. ``ask`` is called on its thread with each question and must not block; ``answer`` answers it.
+
+    ``failure``: the error after which nothing goes on.
+    """
+
+    def __init__(
+        self, group: str, member: str, session_seconds: float, dialer: Dialer, ask: Callable[[Question], None]
+    ) -> None:
+        self.group = group
+        self.member = member
+        self.failure: FlintError | None = None
+        self.registered = threading.Event()
+        """Set while the broker knows the producer."""
+        self._session_seconds = session_seconds
+        self._dialer = dialer
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._waiter = Waiter()
+        self._connection: Connection | None = None
+        self._requests: dict[int, Operation[Any]] = {}
+        self._answers: deque[tuple[Question, Outcome | BrokerError]] = deque()
+        self._backoff = Backoff()
+        self._heard_at = 0.0
+        self._beat_at = 0.0
+        self._leave_by = inf
+        self._left = False
+        self._thread: threading.Thread | None = None
+
+    # ---- for other threads
+
+    def start(self) -> None:
+        """Start the thread where it does not run."""
+        with self._lock:
+            if self._thread is None:
+                name = f"flintmq-producer-group-{self.group}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+
+    def check(self) -> None:
+        """Raise ``ClientFailed`` where nothing goes on any more."""
+        if self.failure is not None:
+            raise ClientFailed(
+                f"the producer of group {self.group} cannot be asked about transactions any more: {self.failure}; "
+                "make a new one",
+                self.failure,
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it goes on, or has not begun yet."""
+        return self.failure is None and (self._thread is None or self._thread.is_alive())
+
+    @property
+    def trouble(self) -> FlintError | None:
+        """What keeps the producer from its broker, None since something succeeded."""
+        return self._backoff.trouble
+
+    def heard_seconds(self) -> float:
+        """How long ago the broker was heard; infinite where it never was."""
+        return time.monotonic() - self._heard_at if self._heard_at else inf
+
+    def answer(self, question: Question, outcome: Outcome | BrokerError) -> None:
+        """Answer a question: how the transaction ended, or why nobody can say."""
+        self._answers.append((question, outcome))
+        self._waiter.wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Nobody can answer any more."""
+        self.failure = ClientFailed(f"check ended its thread with {type(error).__name__}: {error}", error)
+        self._left = True
+        self._waiter.wake()
+
+    def leave(self) -> None:
+        """Be asked no more, and end; waits for the thread. Idempotent."""
+        with self._lock:
+            thread = self._thread
+            self._leave_by = min(self._leave_by, time.monotonic() + LEAVE_SECONDS_MAX)
+        if thread is None:
+            self._waiter.close()
+            return
+        self._waiter.wake()
+        if thread is not threading.current_thread():
+            thread.join()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._left:
+                self._turn()
+        except FlintError as error:
+            log.error("producer group %s: %s", self.group, error)
+            self.failure = error
+        except BaseException as error:
+            log.critical("the thread of producer group %s failed", self.group, exc_info=True)
+            self.failure = ClientFailed(f"its thread ended with {type(error).__name__}: {error}", error)
+        finally:
+            self.registered.clear()
+            if self._connection is not None:
+                self._connection.close()
+            self._waiter.close()
+
+    def _turn(self) -> None:
+        """One round: send what is due, wait for something to happen, take what has come."""
+        try:
+            if self._connection is None:
+                self._connect()
+            else:
+                self._exchange(self._connection)
+        except FlintError as error:
+            if not (is_retriable(error) or isinstance(error, RemoteProtocolError)):
+                raise
+            self._disconnected(error)
+
+    def _connect(self) -> None:
+        now = time.monotonic()
+        if self._leave_by != inf:
+            self._left = True  # there is nobody to say good-bye to
+            return
+        pause = self._backoff.seconds(now)
+        if pause > 0:
+            self._waiter.wait(None, pause)
+            return
+        connection = self._connection = self._dialer.dial(CONNECT_SECONDS_MAX)
+        self._heard_at = time.monotonic()
+        self._beat_at = 0.0
+        self._waiter.watch(connection.fileno())
+
+    def _disconnected(self, error: FlintError) -> None:
+        self.registered.clear()
+        self._backoff.failed(error, time.monotonic())
+        self._requests.clear()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            log.warning("producer group %s: %s; trying again", self.group, error)
+            self._waiter.watch(None)
+            self._dialer.failed(connection.address)
+            connection.close()
+
+    def _exchange(self, connection: Connection) -> None:
+        now = time.monotonic()
+        leaving = self._leave_by != inf
+        self._send_answers(connection)
+        if leaving and self._beat_at != inf:
+            self._beat_at = inf
+            self._request(connection, requests.leave(self.group, self.member))
+        elif now >= self._beat_at:
+            self._beat_at = inf  # until it is answered
+            self._request(connection, requests.heart_beat(self.group, self.member, self._session_seconds))
+        if leaving and (not self._requests or now >= self._leave_by):
+            self._left = True
+            return
+        seconds = max(0.0, min(self._beat_at, self._leave_by, now + self._session_seconds) - now)
+        self._waiter.wait(connection, min(seconds, 0.01) if connection.congested else seconds)
+        answers = connection.receive(0)
+        if answers:
+            self._heard_at = time.monotonic()
+            for answer in answers:
+                self._answered(answer)
+        elif self._requests and time.monotonic() > self._heard_at + self._session_seconds + SILENCE_SECONDS_MAX:
+            raise silent(connection.address, self._session_seconds + SILENCE_SECONDS_MAX)
+        for asked in connection.take_asked():
+            self._asked(asked, connection)
+
+    def _request(self, connection: Connection, operation: Operation[Any]) -> None:
+        self._requests[connection.request(operation.command, operation.fields, operation.body)] = operation
+
+    def _answered(self, answer: Answer) -> None:
+        operation = self._requests.pop(answer.request_id, None)
+        if operation is None:
+            raise RemoteProtocolError(f"an answer to request {answer.request_id}, which was not sent")
+        interval = operation.result(answer)
+        if interval is None:
+            return  # it was the good-bye
+        self._backoff.succeeded()
+        self._beat_at = time.monotonic() + interval
+        if not self.registered.is_set():
+            log.info("producer %s of group %s can be asked about transactions", self.member, self.group)
+            self.registered.set()
+
+    # ---- questions
+
+    def _asked(self, asked: Asked, connection: Connection) -> None:
+        self._heard_at = time.monotonic()
+        try:
+            if asked.code != CHECK_TRANSACTION_STATE.code:
+                raise UnknownCommand(f"a transactional producer does not know command {asked.code}")
+            question = Question(asked, connection)
+        except BrokerError as error:
+            connection.reply(asked, error.code, error.fields())
+        else:
+            self._ask(question)
+
+    def _send_answers(self, connection: Connection) -> None:
+        while self._answers:
+            question, outcome = self._answers.popleft()
+            if question.connection is not connection:
+                continue  # the broker asks somebody else, or again
+            if isinstance(outcome, Outcome):
+                fields = encode_fields(CheckTransactionStateAnswer(outcome=outcome.value))
+                connection.reply(question.asked, SUCCESS, fields)
+            else:
+                connection.reply(question.asked, outcome.code, outcome.fields())
+
+
+def failure_of(error: BaseException) -> BrokerFailure:
+    """What the broker is told where ``check`` failed: it asks again."""
+    return BrokerFailure(f"check raised {type(error).__name__}: {error}"[:500])
