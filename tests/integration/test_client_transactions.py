@@ -218,12 +218,11 @@ class TestSync:
         ):
             producer.send_half(Message(topic, b"paid"))
             gc.collect()
-            assert checked.enough.wait(60)
+            wait_for_bodies(asking, topic, [b"paid"])
             health = producer.health()
             assert health.alive
             assert health.check_failures == 3
             assert isinstance(health.last_check_error, InvalidArgumentType)
-            wait_for_bodies(asking, topic, [b"paid"])
         assert "no database" in caplog.text
         assert "check must return an Outcome, not str" in caplog.text
         assert "check raised ZeroDivisionError: no database" in asking.log
