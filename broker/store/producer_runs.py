@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,16 +111,22 @@ class ProducerRuns:
         begin = self._index.first_record_at(max(end - tail_bytes, self._commitlog.start_offset))
         if begin is None or begin >= end:
             return []
-        blocks = list(self._blocks(begin, end))
+        blocks: deque[tuple[MappedFile, np.ndarray]] = deque()
+        held = 0
+        for block in self._blocks(begin, end):
+            blocks.append(block)
+            held += len(block[1])
+            while held - len(blocks[0][1]) >= runs_max and len(blocks) > 1:
+                held -= len(blocks.popleft()[1])
+        return self._newest(blocks, runs_max)
+
+    def _newest(self, blocks: Sequence[tuple[MappedFile, np.ndarray]], runs_max: int) -> list[StoredRun]:
         left = runs_max
         runs: list[StoredRun] = []
         for file, rows in reversed(blocks):
             newest = rows[-left:] if left else rows[:0]
             left -= len(newest)
             runs[:0] = self._named(file, newest)
-        for file in {file.start_offset: file for file, _ in blocks}.values():
-            if file.end_offset <= end:
-                file.release()
         return runs
 
     def _blocks(self, begin: int, end: int) -> Iterator[tuple[MappedFile, np.ndarray]]:
@@ -138,6 +145,8 @@ class ProducerRuns:
                 )
                 yield file, rows[: count * kernel.RUN_ROW].reshape(-1, kernel.RUN_ROW).copy()
                 at = file.end_offset if status == dispatch.BLANK else base + position
+                if at >= file.end_offset:
+                    file.release()
                 if status not in (dispatch.DONE, dispatch.BLANK, dispatch.FULL):
                     log.warning(
                         "%s has %s at byte %d: producers' messages behind it are not recognised when they are sent "
@@ -147,17 +156,17 @@ class ProducerRuns:
 
     def _named(self, file: MappedFile, rows: np.ndarray) -> list[StoredRun]:
         """Rows as runs, but for those of topics that are not there any more."""
-        array = file.array()
+        view = file.array().data
         runs = []
-        names: dict[bytes, str] = {}
+        texts: dict[bytes, str] = {}
         for at, prefix_at, first, count, asked_at, asked, topic_at, topic, queue, queue_offset in rows.tolist():
-            asked_topic = _name(names, array[asked_at : asked_at + asked].tobytes())
+            asked_topic = _text(texts, view[asked_at : asked_at + asked])
             if self._topics.get(asked_topic) is None:
                 continue
             if file.start_offset + at < self._state.deleted_below(asked_topic):
                 continue
-            prefix = array[prefix_at : prefix_at + kernel.PREFIX_DIGITS].tobytes().decode("ascii")
-            stored_in = _name(names, array[topic_at : topic_at + topic].tobytes())
+            prefix = _text(texts, view[prefix_at : prefix_at + kernel.PREFIX_DIGITS])
+            stored_in = asked_topic if topic_at == asked_at else _text(texts, view[topic_at : topic_at + topic])
             runs.append(StoredRun(prefix, asked_topic, first, count, stored_in, queue, queue_offset))
         return runs
 
@@ -169,9 +178,10 @@ def _store_ms(head: bytearray) -> int:
     return int.from_bytes(head[at : at + 8], "big")
 
 
-def _name(names: dict[bytes, str], blob: bytes) -> str:
-    """A topic's name, the same object each time: thousands of runs keep it."""
-    name = names.get(blob)
-    if name is None:
-        name = names[blob] = blob.decode("utf-8", "replace")
-    return name
+def _text(texts: dict[bytes, str], view: memoryview) -> str:
+    """A prefix or a topic's name, the same object each time: thousands of runs keep it."""
+    blob = bytes(view)
+    text = texts.get(blob)
+    if text is None:
+        text = texts[blob] = blob.decode("utf-8", "replace")
+    return text
