@@ -66,8 +66,8 @@ class Producer(Base):
     ``in_flight_bytes_max``: bytes that may be unacknowledged before messages wait for their turn; ``flush``: "sync" or
     "async", where the broker's own setting is the floor.
 
-    Connects when it is first used, and again whenever the connection went. Delivery is at least once: a message whose
-    acknowledgement got lost is sent again, with the same ``message_id``.
+    Connects when it is first used, and again whenever the connection went. A message whose acknowledgement got lost is
+    sent again, with the same ``message_id``, by which the broker knows it if it was stored.
     """
 
     def __init__(
