@@ -10,17 +10,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from ...protocol.delivery import SCHEDULE_TOPIC
+from ...protocol.delivery import SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.errors import ServiceNotAvailable
 from ..store import MessageStore, StoreError
-from .moving import Mover, PendingTopics
+from ..store.timer_files import TimerFiles
+from .moving import Mover
 from .schedule import DelayLevels
+from .timers import Timers
 from .writer import RecordWriter
 
 log = logging.getLogger(__name__)
 
 SLEEP_S_MAX = 1.0
 """While something waits, the clock is looked at this often: it may be set."""
+SLEEP_S_MIN = 0.001
 TROUBLE_PAUSE_S = 1.0
 """How long delivery waits after it could not write or read."""
 
@@ -92,7 +95,7 @@ class Pump:
             self._fatal(self._name, error)
 
     async def _sleep(self, seconds: float | None) -> None:
-        timer = None if seconds is None else self._loop.call_later(max(seconds, 0.0), self._woken.set)
+        timer = None if seconds is None else self._loop.call_later(max(seconds, SLEEP_S_MIN), self._woken.set)
         await self._woken.wait()
         if timer is not None:
             timer.cancel()
@@ -116,9 +119,9 @@ class Delays:
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.now_ms = now_ms
-        self.pending = PendingTopics()
         self.mover = Mover(store, writer, loop, readers, appended)
-        self.levels = DelayLevels(self.mover, self.pending)
+        self.levels = DelayLevels(self.mover)
+        self.timers = Timers(self.mover, TimerFiles(store.files, store.own_folder / "timers", store.path))
         self._store = store
         self._loop = loop
         self._fatal = fatal
@@ -127,6 +130,7 @@ class Delays:
     def start(self) -> None:
         """Deliver from now on."""
         self._pumps[SCHEDULE_TOPIC] = Pump("delivery by level", self.levels, self._loop, self.now_ms, self._fatal)
+        self._pumps[TIMER_TOPIC] = Pump("delivery by time", self.timers, self._loop, self.now_ms, self._fatal)
 
     def dispatched(self, topic: str) -> None:
         """A queue of this topic got messages."""
@@ -140,10 +144,32 @@ class Delays:
 
     def pending_of(self, topic: str) -> int:
         """How many messages wait to be delivered to this topic."""
-        return self.pending.of(topic)
+        return self.levels.topics.get(topic, 0) + self.timers.state.topics.get(topic, 0)
 
-    def persist(self) -> None:
-        """Put on disk how far delivery is, by copies that are there. For one thread at a time; blocks."""
+    def oldest_timed(self) -> int | None:
+        """Where the oldest timed message lies that waits, as far as its delivery or its rolling is on disk; None where
+        none waits. Any thread; reads from disk."""
+        files, store = self.timers.files, self._store
+        queue = store.queues.get(TIMER_TOPIC, 0)
+        if queue is None:
+            return None
+        state = files.state
+        if state is None:
+            return store.min_physical_offset  # nothing is known yet
+        first = files.first_pending()
+        offsets = [first[1]] if first is not None else []
+        if state.indexed < queue.max_offset:
+            offsets.append(queue.unit(state.indexed, hot=False)[0])
+        return min(offsets, default=None)
+
+    def roll_below(self, physical_offset: int) -> None:
+        """Append again the timed messages that wait and lie before: retention is to take the file."""
+        self.timers.roll_below(physical_offset)
+        self.dispatched(TIMER_TOPIC)
+
+    def persist(self, *, last: bool = False) -> None:
+        """Put on disk how far delivery is, by copies that are there. For one thread at a time; blocks. ``last``: of a
+        broker that stops, when all of the log is on disk."""
         store = self._store
         if store.failed is not None:
             return
@@ -151,6 +177,9 @@ class Delays:
         try:
             if store.delay_offsets.dirty:
                 store.delay_offsets.persist()
+            self.timers.files.sync(store.flushed_offset, last=last)
+            if last:
+                self.timers.files.tell_rocketmq()
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

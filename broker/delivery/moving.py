@@ -77,37 +77,14 @@ class Settling(Generic[T]):
         return events
 
 
-class PendingTopics:
-    """How many messages wait for each topic."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    def add(self, waiting: Waiting, sign: int = 1) -> Counter[str]:
-        """Count what was read, up or (-1) down; returns by how much each topic changed."""
-        change: Counter[str] = Counter()
-        for target, count in zip(waiting.targets, waiting.counts, strict=True):
-            if target is not None:
-                change[target[0]] += sign * count
-        self.change(change)
-        return change
-
-    def change(self, change: Counter[str]) -> None:
-        """Count up and down."""
-        for topic, count in change.items():
-            left = self._counts[topic] + count
-            if left > 0:
-                self._counts[topic] = left
-            else:
-                del self._counts[topic]
-
-    def of(self, topic: str) -> int:
-        """How many wait for this one."""
-        return self._counts.get(topic, 0)
-
-    def copy(self) -> Counter[str]:
-        """All of them. Any thread."""
-        return self._counts.copy()
+def topics_of(waiting: Waiting, sign: int, wanted: np.ndarray | None = None) -> Counter[str]:
+    """How many messages of what was read are for each topic, times ``sign``; of those that are ``wanted`` alone."""
+    counts = waiting.counts if wanted is None else waiting.counts_of(wanted)
+    topics: Counter[str] = Counter()
+    for target, count in zip(waiting.targets, counts, strict=True):
+        if target is not None and count:
+            topics[target[0]] += sign * count
+    return topics
 
 
 class Figures:
@@ -152,6 +129,10 @@ class Mover:
         except WouldBlock:
             return await self.loop.run_in_executor(self._readers, read, False)
 
+    async def aside(self, call: Callable[[], T]) -> T:
+        """Call in a reader thread."""
+        return await self.loop.run_in_executor(self._readers, call)
+
     async def first_offset(self, queue: ConsumeQueue) -> int:
         """The first offset of a queue whose message is still in the log."""
         return await self.call(lambda hot: self.store.reads.first_offset(queue, hot=hot))
@@ -167,12 +148,15 @@ class Mover:
         """The records of these units."""
         return await self.call(lambda hot: self.store.rewriter.read(chosen, hot=hot))
 
-    async def deliver(self, chosen: np.ndarray) -> tuple[Waiting, int]:
-        """Deliver the messages of these units, or park them: (what they were, the log's end behind them).
+    async def deliver(self, chosen: np.ndarray, *, timed: bool = False) -> tuple[Waiting, int]:
+        """Deliver the messages of these units, or park them: (what they were, the log's end behind them). ``timed``:
+        they must have a TIMER_OUT_MS.
 
         Raises ``ServiceNotAvailable`` where nothing can be written at the moment; nothing is then.
         """
         waiting = await self.read(chosen)
+        if timed:
+            waiting.lose_targets(waiting.due_ms < 0)
         places = [self._place(target, count) for target, count in zip(waiting.targets, waiting.counts, strict=True)]
         parked = sum(
             count
@@ -183,11 +167,14 @@ class Mover:
             await self._make_topic(TopicConfig(PARKED_TOPIC, read_queues=1, write_queues=1))
         end_offset = await self.write(waiting, places)
         self.parked += parked
-        lost = len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound
-        if lost:
-            self.unreadable += lost
-            self._say(f"{lost} messages that are due cannot be delivered: the log does not hold them whole any more")
+        self.lost(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
         return waiting, end_offset
+
+    def lost(self, count: int) -> None:
+        """So many messages that wait cannot be read."""
+        if count:
+            self.unreadable += count
+            self._say(f"{count} messages that wait cannot be delivered: the log does not hold them whole any more")
 
     async def write(self, waiting: Waiting, places: list[Place | None]) -> int:
         """Write what was read, each group to its place, once the disk has kept up; the log's end behind it."""
@@ -227,7 +214,7 @@ class Mover:
     def _obstacle(self, target: Place | None) -> str:
         """Why nothing can be delivered there; empty where it can."""
         if target is None:
-            return "they do not say which topic and queue they are for"
+            return "they do not say which topic and queue they are for, or when they are due"
         topic, queue_id = target
         config = self.store.topics.get(topic)
         if topic in UNREADABLE_TOPICS:

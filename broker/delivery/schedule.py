@@ -6,6 +6,7 @@ equally long, so the first of it is always the next; ``config/delayOffset.json``
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,8 @@ import numpy as np
 from ...protocol.delivery import DELAY_LEVEL_MAX, SCHEDULE_TOPIC
 from ..kernels.dispatch import DELAY_LEVELS_MS
 from ..store.consume_queue import ConsumeQueue
-from .moving import RECORDS_A_STEP, Figures, Mover, PendingTopics, Settling, choose
+from ..store.timer_state import add_counts
+from .moving import RECORDS_A_STEP, Figures, Mover, Settling, choose, topics_of
 
 
 @dataclass(slots=True)
@@ -35,18 +37,19 @@ class Level:
 
 
 class DelayLevels:
-    """Delivers what waits in the levels. ``pending``: where what waits is counted, by topic.
+    """Delivers what waits in the levels.
 
     A copy is on disk before ``config/delayOffset.json`` says that its message is delivered, so after a crash some may
     be delivered again and none is left out.
     """
 
-    def __init__(self, mover: Mover, pending: PendingTopics) -> None:
+    def __init__(self, mover: Mover) -> None:
         self.figures = Figures()
+        self.topics: Counter[str] = Counter()
+        """How many messages wait for each topic."""
         self.levels: dict[int, Level] = {}
         self._mover = mover
         self._store = mover.store
-        self._pending = pending
         self._progress: Settling[tuple[int, int]] = Settling()
         self._turn = 0
 
@@ -94,7 +97,7 @@ class DelayLevels:
         level.next_offset += count
         level.due_ms = 0
         self._progress.add(end_offset, (level.number, level.next_offset))
-        self._pending.add(waiting, -1)
+        add_counts(self.topics, topics_of(waiting, -1))
         self.figures.count(waiting.count, now_ms - int(due_ms[0]))
         return True
 
@@ -104,7 +107,7 @@ class DelayLevels:
             return False
         units = await self._mover.units(level.queue, first, min(RECORDS_A_STEP, level.queue.max_offset - first))
         chosen, count = choose(units, first)
-        self._pending.add(await self._mover.read(chosen))
+        add_counts(self.topics, topics_of(await self._mover.read(chosen), 1))
         level.counted += count
         return True
 

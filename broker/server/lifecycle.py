@@ -128,6 +128,7 @@ class Lifecycle:
         checkpoint = CheckpointService(store, post, fatal)
         retention = CleanCommitLogService(store, self._settings.retention, post, fatal)
         stats = StoreStatsService(store, self._settings.retention, flush, checkpoint, post, fatal)
+        store.expiry.oldest_timed = lambda: store.min_physical_offset  # anything may wait, until it is known what does
         self._services = [allocation, flush, reput, checkpoint, retention, stats]
         for service in self._services:
             service.start()
@@ -147,7 +148,10 @@ class Lifecycle:
         )
         flush.on_flushed = self._broker.dispatch_soon  # what is on disk may be seen now
         self._broker.delays.start()
-        checkpoint.also.append(self._broker.delays.persist)
+        delays = self._broker.delays
+        checkpoint.also.append(delays.persist)
+        store.expiry.oldest_timed = delays.oldest_timed
+        retention.roll = lambda end_offset: post(delays.roll_below, end_offset)
 
     async def stop(self) -> None:
         """Orderly: connections, then services, then the store, after which `abort` is gone. Whatever was started."""
@@ -168,7 +172,7 @@ class Lifecycle:
         for service in reversed(self._services):
             service.stop()
         if self._broker is not None:
-            self._broker.delays.persist()  # all that was delivered is on disk now
+            self._broker.delays.persist(last=True)
             self._broker.transactions.close()
         if self._store is not None:
             self._store.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...protocol.errors import ServiceNotAvailable
@@ -55,11 +55,13 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the settings say of one file: whether it goes, and why, or why not."""
+    """What the settings say of one file: whether it goes, and why, or why not. ``rolls``: it would go, once what waits
+    in it is appended again."""
 
     file: OldFile
     goes: bool
     reason: str
+    rolls: bool = False
 
 
 class Policy:
@@ -87,6 +89,9 @@ class Policy:
 
     def verdict(self, file: OldFile, now: float, disk: Disk, *, first: bool) -> Verdict:
         """Of the oldest file that is left; ``first``: of those that are looked at in this round."""
+        if file.rolls:
+            goes = self.verdict(replace(file, kept_for="", rolls=False), now, disk, first=first)
+            return Verdict(file, False, f"kept: it holds {file.kept_for}; {goes.reason}", rolls=goes.goes)
         if file.kept_for:
             return Verdict(file, False, f"kept: it holds {file.kept_for}")
         assert file.newest_ms is not None
@@ -124,6 +129,8 @@ class CleanCommitLogService(Service):
         self._look = disk
         self._kept = ""
         """What was said last of a file that should go and stays."""
+        self.roll: Callable[[int], object] = lambda end_offset: None
+        """Has what waits below ``end_offset`` appended again, so that the file can go in a later round."""
 
     def do_once(self) -> bool:
         """Look at the disk, and take away what may go; whether more may."""
@@ -143,6 +150,9 @@ class CleanCommitLogService(Service):
         reason = ""
         for file in self._store.expiry.old_files(int(now * 1000)):
             verdict = self._policy.verdict(file, now, disk, first=count == 0)
+            if verdict.rolls:
+                self.roll(file.end_offset)
+                break
             if not verdict.goes:
                 self._say_kept(file)
                 break

@@ -7,7 +7,7 @@ last one, and never one that holds a message which has still to be delivered (de
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,22 +27,25 @@ TIMER_OUT_PROPERTY = "TIMER_OUT_MS"
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The oldest message that has still to be delivered: where it lies, and what it waits for."""
+    """The oldest message that has still to be delivered: where it lies, and what it waits for. ``rolls``: it can be
+    appended again, and its old place be given up."""
 
     physical_offset: int
     why: str
+    rolls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OldFile:
     """A CommitLog file, and until when it was written to (None: not known). ``kept_for``: for what it must stay however
-    old it is, or nothing."""
+    old it is, or nothing; ``rolls``: only until that is appended again."""
 
     path: Path
     end_offset: int
     bytes: int
     newest_ms: int | None
     kept_for: str
+    rolls: bool = False
 
 
 class Expiry:
@@ -64,16 +67,22 @@ class Expiry:
         self._newest: dict[int, int] = {}
         self._timers_done = 0
         """Timed messages below this queue offset are due."""
+        self.oldest_timed: Callable[[], int | None] | None = None
+        """Where the oldest timed message lies that waits, None where none does: asked of who delivers them. Where
+        nobody does, those whose time is still to come count."""
 
     def old_files(self, now_ms: int | None = None) -> Iterator[OldFile]:
         """Every file but the last, the oldest first. Reads from disk."""
         pending = self.pending(time.time_ns() // 1_000_000 if now_ms is None else now_ms)
         for file in self._commitlog.queue.files[:-1]:
             newest_ms = self.newest_ms(file)
-            kept_for = pending.why if pending is not None and pending.physical_offset < file.end_offset else ""
+            held = [each for each in pending if each.physical_offset < file.end_offset]
+            first = min(held, key=lambda each: (each.rolls, each.physical_offset), default=None)
+            kept_for = first.why if first is not None else ""
             if newest_ms is None:
                 kept_for = kept_for or "its newest message, which cannot be read"
-            yield OldFile(file.path, file.end_offset, file.size, newest_ms, kept_for)
+            rolls = first is not None and first.rolls and newest_ms is not None
+            yield OldFile(file.path, file.end_offset, file.size, newest_ms, kept_for, rolls)
 
     def newest_ms(self, file: MappedFile) -> int | None:
         """The newest store time in a file that is no longer written to: of its last message that a queue knows; None
@@ -103,10 +112,9 @@ class Expiry:
 
     # What has still to be delivered.
 
-    def pending(self, now_ms: int) -> Pending | None:
-        """The oldest message of the log that has still to be delivered."""
-        found = [*self._delayed(), *self._half(), *self._timed(now_ms)]
-        return min(found, key=lambda pending: pending.physical_offset, default=None)
+    def pending(self, now_ms: int) -> list[Pending]:
+        """The oldest message of each kind that has still to be delivered."""
+        return [*self._delayed(), *self._half(), *self._timed(now_ms)]
 
     def _delayed(self) -> Iterator[Pending]:
         for queue_id, queue in self._queues.by_topic.get(SCHEDULE_TOPIC, {}).items():
@@ -119,6 +127,12 @@ class Expiry:
             yield from self._first_from(queue, done.get(queue_id, 0), "of a transaction that is not ended")
 
     def _timed(self, now_ms: int) -> Iterator[Pending]:
+        what = "a message that is to be delivered at a time still to come"
+        if self.oldest_timed is not None:
+            oldest = self.oldest_timed()
+            if oldest is not None:
+                yield Pending(oldest, what, rolls=True)
+            return
         queue = self._queues.get(TIMER_TOPIC, 0)
         if queue is None:
             return
@@ -126,7 +140,7 @@ class Expiry:
         while offset < queue.max_offset:
             physical_offset, size, _ = queue.unit(offset, hot=False)
             if self._due_ms(physical_offset, size) > now_ms:
-                yield Pending(physical_offset, "a message that is to be delivered at a time still to come")
+                yield Pending(physical_offset, what)
                 break
             offset += 1
         self._timers_done = offset

@@ -60,7 +60,8 @@ class MessageStore:
         self.path = path
         self.settings = settings
         self.files = files = files or Files()
-        self._own = own = path / OWN_FOLDER
+        self.own_folder = own = path / OWN_FOLDER
+        """Where everything lies that RocketMQ does not know."""
         self.commitlog = CommitLog(files, path / "commitlog", own / "new", settings, store_host)
         self.queues = ConsumeQueueTable(files, path / "consumequeue", own / "aside", settings.consumequeue_file_bytes)
         self.index = IndexService(
@@ -133,7 +134,7 @@ class MessageStore:
                 self.consumer_offsets.persist()
             self.delay_offsets.clamp(lambda queue_id: self.reads.end_offset(SCHEDULE_TOPIC, queue_id))
         self._note_what_is_there()
-        remove_content(self.files, self._own / "aside")
+        remove_content(self.files, self.own_folder / "aside")
         return report
 
     def _begin_changes(self) -> None:
@@ -141,7 +142,7 @@ class MessageStore:
         files = self.files
         for name in ("commitlog", "consumequeue", "index", "config", OWN_FOLDER):
             files.make_folder(self.path / name)
-        remove_content(files, self._own / "new")
+        remove_content(files, self.own_folder / "new")
         self._checkpoint.create()
         fd = files.open(self.path / "abort", create=True)
         try:

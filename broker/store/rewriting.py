@@ -64,6 +64,19 @@ class Waiting:
         """The group of each; -1: it is not sound."""
         return self.plan[kernel.P_GROUP :: kernel.PLAN_ROW]
 
+    def counts_of(self, wanted: np.ndarray) -> list[int]:
+        """How many of those that are ``wanted`` each group has."""
+        groups = self.group_of[wanted]
+        counts: list[int] = np.bincount(groups[groups >= 0], minlength=len(self.counts)).tolist()
+        return counts
+
+    def lose_targets(self, which: np.ndarray) -> None:
+        """Make these some that do not say where they go to."""
+        which = which & (self.group_of != kernel.UNSOUND)
+        if which.any():
+            self.group_of[which] = kernel.NOWHERE
+            self.counts = self.counts_of(self.group_of >= 0)
+
     @property
     def record_bytes(self) -> int:
         """All of them together."""

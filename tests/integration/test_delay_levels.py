@@ -53,3 +53,26 @@ def test_a_delayed_message_comes_after_its_delay_as_it_was_sent(
             f"key-{record.body.decode()}", "t", "red",
         )  # fmt: skip
         assert (properties["DELAY"], properties["REAL_TOPIC"], properties["REAL_QID"]) == ("1", "delayed-1", "2")
+
+
+def test_a_message_comes_when_its_time_has_come_and_not_before(
+    broker: Callable[..., RunningBroker], connect: ConnectionFactory
+) -> None:
+    running = broker()
+    connection = connect(running)
+    now_ms = time.time_ns() // 1_000_000
+    for name, value, body in (
+        ("TIMER_DELIVER_MS", now_ms + 2_500, b"c"),
+        ("TIMER_DELAY_SEC", 1, b"b"),
+        ("TIMER_DELIVER_MS", now_ms - 500, b"a"),
+        ("TIMER_DELAY_MS", 86_400_000, b"tomorrow"),
+    ):
+        send(connection, "timed", {name: str(value)}, body)
+    records = receive(connection, "timed", 3)
+    assert [record.body for record in records] == [b"a", b"b", b"c"]
+    assert records[1].store_timestamp >= now_ms + 1000
+    assert now_ms + 2_500 <= records[2].store_timestamp
+    running.stop()
+    connection = connect(broker(store=running.store))
+    send(connection, "timed", {"TIMER_DELAY_SEC": "1"}, b"d")
+    assert [record.body for record in receive(connection, "timed", 4)] == [b"a", b"b", b"c", b"d"]

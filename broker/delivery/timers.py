@@ -1,0 +1,235 @@
+"""Messages with a time of delivery: RocketMQ's TimerMessageStore, on an index of its own making.
+
+They wait in queue 0 of rmq_sys_wheel_timer, in no order of time. What the index needs of each, 28 bytes, goes into a
+file for the hour that it is due in; in memory are the times of one hour, the one that delivery is in. A message is
+delivered when the second after its TIMER_OUT_MS begins: never early, up to a second late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+
+from ...protocol.delivery import TIMER_TOPIC
+from ..kernels.deliver import UNSOUND
+from ..kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_ROW
+from ..store.rewriting import Waiting
+from ..store.timer_files import TimerFiles
+from ..store.timer_state import HOUR_SECONDS, ROWS, Event, Indexed, Reached, Rolled, TimerState, by_hour
+from .moving import BYTES_A_STEP, RECORDS_A_STEP, Figures, Mover, choose, topics_of
+
+SECOND_MS = 1_000
+
+_PLACES = np.dtype([("physical_offset", "i8"), ("size", "i4")])
+"""A message of the present hour, in memory."""
+
+
+class Timers:
+    """Indexes the timer queue, delivers what is due, and appends again what retention would take.
+
+    ``state``: how far all that is; its changes go to ``files``, which put them on disk once the records are there that
+    they speak of. After a crash some may be delivered again, and none is left out.
+    """
+
+    def __init__(self, mover: Mover, files: TimerFiles) -> None:
+        self.figures = Figures()
+        self.state = TimerState()
+        self.files = files
+        self._mover = mover
+        self._store = mover.store
+        self._opened = False
+        self._loaded_hour = -1
+        self._seconds: dict[int, bytearray] = {}
+        """The hour's messages that are not delivered, and those of the present second, by second."""
+        self._roll_below = 0
+
+    async def step(self, now_ms: int) -> bool:
+        """Do a millisecond's work; whether there was any."""
+        now = now_ms // SECOND_MS
+        if not self._opened:
+            await self._open(now)
+        return await self._deliver(now, now_ms) or await self._index() or await self._roll()
+
+    def next_due_ms(self) -> int | None:
+        """When the next message is due; None while none waits."""
+        state = self.state
+        due = [second for second in self._seconds if second > state.second]
+        due += [hour.first_due_second for number, hour in state.hours.items() if number > state.hour and hour.count]
+        return SECOND_MS * min(due) if due else None
+
+    def roll_below(self, physical_offset: int) -> None:
+        """Append again what waits and lies before: retention is to take the file. Wake the timers after it."""
+        self._roll_below = max(self._roll_below, physical_offset)
+
+    async def _open(self, now: int) -> None:
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        first = await self._mover.first_offset(queue) if queue is not None else 0
+        end = queue.max_offset if queue is not None else 0
+        self.state = await self._mover.aside(lambda: self.files.open(first, end, now))
+        self._opened = True
+
+    def _happened(self, end_offset: int, event: Event) -> None:
+        event.apply(self.state)
+        self.files.add(end_offset, event)
+
+    # Delivering.
+
+    async def _deliver(self, now: int, now_ms: int) -> bool:
+        state = self.state
+        while True:
+            await self._load()
+            rows = self._seconds.get(state.second)
+            count = len(rows) // _PLACES.itemsize if rows is not None else 0
+            if rows is not None and state.position < count:
+                # The second that delivery is in has begun once, whatever the clock says now.
+                at = state.position * _PLACES.itemsize
+                some = bytes(rows[at : at + RECORDS_A_STEP * _PLACES.itemsize])
+                await self._deliver_some(np.frombuffer(some, _PLACES), now_ms)
+                return True
+            if state.second >= now:
+                return False
+            self._seconds.pop(state.second, None)
+            state.move_to(self._next_second(now), 0)
+
+    def _next_second(self, now: int) -> int:
+        """The next second, up to ``now``, in which something is due, or ``now``."""
+        state = self.state
+        due = min(self._seconds, default=None)
+        if due is not None:
+            return min(due, now)
+        following = min((number for number in state.hours if number > state.hour), default=None)
+        return min(following * HOUR_SECONDS, now) if following is not None else now
+
+    async def _deliver_some(self, rows: np.ndarray, now_ms: int) -> None:
+        state = self.state
+        number = state.hour
+        count = min(int(np.searchsorted(np.cumsum(rows["size"]), BYTES_A_STEP)) + 1, len(rows))
+        rolled_below = state.hours[number].rolled_below
+        rows = rows[:count]
+        rows = rows[rows["physical_offset"] >= rolled_below]
+        waiting, end_offset = await self._mover.deliver(_chosen(rows), timed=True)
+        due_ms = state.second * SECOND_MS
+        self._happened(
+            end_offset, Reached(state.second, state.position + count, number, len(rows), topics_of(waiting, -1))
+        )
+        self.figures.count(waiting.count, now_ms - due_ms)
+
+    async def _load(self) -> None:
+        """Have the messages of the hour that delivery is in."""
+        state = self.state
+        if self._loaded_hour == state.hour:
+            return
+        self._seconds = {}
+        hour = state.hours.get(state.hour)
+        if hour is not None:
+            number, second = state.hour, state.second
+            self._seconds = await self._mover.aside(lambda: _by_second(self.files.rows(number), second))
+        self._loaded_hour = state.hour
+
+    # Indexing.
+
+    async def _index(self) -> bool:
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        state = self.state
+        first = state.indexed
+        if queue is None or first >= queue.max_offset:
+            return False
+        units = await self._mover.units(queue, first, min(RECORDS_A_STEP, queue.max_offset - first))
+        chosen, count = choose(units, first)
+        waiting = await self._mover.read(chosen)
+        rows, end_offset, wanted = self._rows(waiting)
+        self._mover.lost(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
+        self._happened(end_offset, Indexed(first + count, rows, topics_of(waiting, 1, wanted)))
+        for number, mine in by_hour(rows) if len(rows) else ():
+            if number == self._loaded_hour:
+                for second, blob in _by_second(mine, state.second).items():
+                    self._seconds.setdefault(second, bytearray()).extend(blob)
+        return True
+
+    def _rows(self, waiting: Waiting) -> tuple[np.ndarray, int, np.ndarray]:
+        """Of what was read: the index's rows, the log's end behind all of it, and which of it is to be delivered."""
+        state = self.state
+        waiting.lose_targets(waiting.due_ms < 0)
+        chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
+        due_second = waiting.due_ms // SECOND_MS + 1
+        skipped = (chosen[:, C_QUEUE_OFFSET] < state.skip_until) & (due_second < state.skip_before)
+        wanted = (waiting.group_of != UNSOUND) & ~(skipped & (waiting.due_ms >= 0))
+        rows = np.empty(int(wanted.sum()), ROWS)
+        rows["due_second"] = np.maximum(due_second[wanted], state.second)
+        rows["queue_offset"] = chosen[wanted, C_QUEUE_OFFSET]
+        rows["physical_offset"] = chosen[wanted, C_PHYSICAL_OFFSET]
+        rows["size"] = chosen[wanted, C_SIZE]
+        end_offset = int((chosen[:, C_PHYSICAL_OFFSET] + chosen[:, C_SIZE]).max(initial=0))
+        return rows, end_offset, wanted
+
+    # Rolling.
+
+    async def _roll(self) -> bool:
+        """Append again what waits below ``_roll_below``, of one hour. All of it at once: nothing of the hour may be
+        delivered meanwhile."""
+        # What is not indexed yet must not be taken for rolled.
+        below = min(self._roll_below, self._store.reput_offset)
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        if queue is None or self.state.indexed < queue.max_offset:
+            return queue is not None
+        found = [
+            number for number, hour in self.state.hours.items() if hour.count and hour.first_physical_offset < below
+        ]
+        if not found:
+            return False
+        number, hour = found[0], self.state.hours[found[0]]
+        rows = await self._waiting_rows(number)
+        rows = rows[(rows["physical_offset"] < below) & (rows["physical_offset"] >= hour.rolled_below)]
+        rows = rows[np.argsort(rows["physical_offset"], kind="stable")]
+        at = 0
+        while at < len(rows):
+            part = rows[at : at + RECORDS_A_STEP]
+            part = part[: int(np.searchsorted(np.cumsum(part["size"]), BYTES_A_STEP)) + 1]
+            waiting = await self._mover.read(_chosen(part))
+            end_offset = await self._mover.write(waiting, [(TIMER_TOPIC, 0)] * len(waiting.counts))
+            self._mover.lost(len(part) - waiting.count + waiting.unsound)
+            at += len(part)
+            rolled_below = int(part["physical_offset"][-1]) + 1
+            self._happened(end_offset, Rolled(number, rolled_below, len(part), topics_of(waiting, -1)))
+            await asyncio.sleep(0)
+        self._happened(self._store.write_offset, Rolled(number, below, 0, Counter()))
+        return True
+
+    async def _waiting_rows(self, number: int) -> np.ndarray:
+        """Physical offset and size of an hour's messages that are not delivered."""
+        state = self.state
+        if number == self._loaded_hour:
+            skipped = state.position * _PLACES.itemsize
+            blobs = [
+                bytes(blob[skipped:] if second == state.second else blob) for second, blob in self._seconds.items()
+            ]
+            return np.frombuffer(b"".join(blobs), _PLACES)
+        rows = await self._mover.aside(lambda: self.files.rows(number))
+        return rows[["physical_offset", "size"]].astype(_PLACES)
+
+
+def _chosen(rows: np.ndarray) -> np.ndarray:
+    """What ``RecordRewriter.read`` takes."""
+    chosen = np.zeros((len(rows), CHOSEN_ROW), np.int64)
+    chosen[:, C_PHYSICAL_OFFSET] = rows["physical_offset"]
+    chosen[:, C_SIZE] = rows["size"]
+    return chosen.reshape(-1)
+
+
+def _by_second(rows: np.ndarray, first_second: int) -> dict[int, bytearray]:
+    """The places of each second from ``first_second`` on, in their order."""
+    seconds = rows["due_second"]
+    places = np.empty(len(rows), _PLACES)
+    places["physical_offset"] = rows["physical_offset"]
+    places["size"] = rows["size"]
+    if len(rows) and not (seconds == seconds[0]).all():
+        order = np.argsort(seconds, kind="stable")
+        seconds, places = seconds[order], places[order]
+    starts = np.flatnonzero(np.diff(seconds, prepend=-1)).tolist()
+    return {
+        int(seconds[start]): bytearray(places[start:end].tobytes())
+        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)
+        if seconds[start] >= first_second
+    }

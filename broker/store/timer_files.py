@@ -1,0 +1,229 @@
+"""The index of timed messages on disk, in ``flintmq/timers``: a file of rows for each hour, and ``cursor.json``.
+
+Rows are appended in the order of the timer queue. ``cursor.json`` is written last, and says how many rows of each file
+count: what a crash leaves behind them is cut off, and indexed again from the queue. All of it can be made anew from
+there.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import struct
+import time
+from collections import deque
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from .config_files import ConfigFile
+from .errors import CorruptFile
+from .files import Files, make_durable_folder, remove_content, replace_file
+from .timer_state import HOUR_SECONDS, ROWS, Event, Hour, Indexed, TimerState, by_hour
+
+log = logging.getLogger(__name__)
+
+FILES_A_ROUND = 64
+ROUND_S_MAX = 60.0
+"""Events that concern more files than this wait for others, but no longer than that: each file costs a sync."""
+REBUILD_SLACK_S = 60
+"""Where the index is made anew, what was due this long before delivery stopped is delivered again: of messages that
+came late, the queue does not say whether they were delivered."""
+
+STORED_ROWS = ROWS.newbyteorder(">")
+
+TIMERCHECK = struct.Struct(">qqqq")
+"""RocketMQ's ``config/timercheck``: the time that delivery reached, ms; a position in its own files; twice the queue
+offset to go on from."""
+TIMERCHECK_BYTES = 4096
+
+_NAME = re.compile(r"\d{12}\Z")
+
+
+class TimerFiles:
+    """The files. Events are added on the event loop; ``sync`` belongs to one thread."""
+
+    def __init__(self, files: Files, folder: Path, store_path: Path) -> None:
+        self.state: TimerState | None = None
+        """As it is on disk; None before ``open``. Changed under ``lock``."""
+        self.lock = Lock()
+        self.folder = folder
+        self._files = files
+        self._store_path = store_path
+        self._cursor = ConfigFile(files, folder / "cursor.json")
+        self._waiting: deque[tuple[int, Event]] = deque()
+        self._synced_at = 0.0
+        self._dirty = False
+
+    def open(self, first_offset: int, max_offset: int, now_second: int) -> TimerState:
+        """Read what is there, cut off what does not count; returns a state of the caller's own. Blocks.
+
+        ``first_offset``, ``max_offset``: both ends of the timer queue. Raises OSError.
+        """
+        make_durable_folder(self._files, self.folder)
+        try:
+            state = self._cursor.load(lambda table: TimerState.from_json(table) if table else None)
+            problem = self._cut(state) if state is not None else ""
+        except CorruptFile as error:
+            state, problem = None, str(error)
+        if state is None or problem or not first_offset <= max(state.indexed, first_offset) <= max_offset:
+            if problem or state is not None:
+                log.warning("the index of timed messages in %s is made anew from their queue: %s", self.folder, problem)
+            state = self._begin_anew(state, first_offset, max_offset, now_second)
+        state.indexed = max(state.indexed, first_offset)
+        self.state = state
+        return TimerState.from_json(state.to_json())
+
+    def _cut(self, state: TimerState) -> str:
+        """Give each hour's file its length; what is wrong with one that is too short."""
+        for path in sorted(path for path in self.folder.iterdir() if _NAME.match(path.name)):
+            hour = state.hours.get(int(path.name) // HOUR_SECONDS)
+            if hour is None or not hour.rows:
+                self._files.unlink(path)
+        for number, hour in state.hours.items():
+            if not hour.rows:
+                continue
+            path = self._path(number)
+            size = path.stat().st_size if path.exists() else 0
+            if size < hour.rows * ROWS.itemsize:
+                return f"{path} has {size} bytes, and {hour.rows * ROWS.itemsize} were written"
+            if size > hour.rows * ROWS.itemsize:
+                fd = self._files.open(path)
+                try:
+                    self._files.resize(fd, hour.rows * ROWS.itemsize)
+                finally:
+                    self._files.close(fd)
+        return ""
+
+    def _begin_anew(self, before: TimerState | None, first_offset: int, max_offset: int, now_second: int) -> TimerState:
+        remove_content(self._files, self.folder)
+        self._dirty = True
+        if max_offset == first_offset:
+            return TimerState(first_offset, now_second)
+        if before is not None:
+            delivered = before.second - REBUILD_SLACK_S
+        else:
+            delivered = self._rocketmq_delivered()
+        log.info("timed messages %d to %d of the queue are indexed", first_offset, max_offset - 1)
+        return TimerState(first_offset, delivered, 0, max_offset, delivered)
+
+    def _rocketmq_delivered(self) -> int:
+        """Messages due before this second were delivered by a RocketMQ, as far as it wrote that down."""
+        try:
+            blob = (self._store_path / "config" / "timercheck").read_bytes()
+        except FileNotFoundError:
+            return 0
+        # Its time is that of the slot in TIMER_OUT_MS, which is a second before a message is due.
+        return int(TIMERCHECK.unpack_from(blob)[0]) // 1000 + 1 if len(blob) >= TIMERCHECK.size else 0
+
+    def add(self, end_offset: int, event: Event) -> None:
+        """It happened; it goes on disk once the log is there below ``end_offset``."""
+        with self.lock:
+            self._waiting.append((end_offset, event))
+
+    def rows(self, number: int) -> np.ndarray:
+        """All rows of an hour, in the order of the queue, delivered ones too. Blocks."""
+        with self.lock:
+            assert self.state is not None
+            hour = self.state.hours.get(number)
+            count = hour.rows if hour is not None else 0
+            fresh = [
+                rows[rows["due_second"] // HOUR_SECONDS == number]
+                for rows in (event.rows for _, event in self._waiting if isinstance(event, Indexed))
+            ]
+        blob = bytearray(count * ROWS.itemsize)
+        if count:
+            fd = self._files.open(self._path(number))
+            try:
+                read = self._files.read(fd, memoryview(blob), 0, wait=True)
+            finally:
+                self._files.close(fd)
+            if read < len(blob):
+                raise CorruptFile(
+                    f"{self._path(number)} has {read} bytes, and {len(blob)} were written. Stop the broker and move "
+                    f"{self.folder} away: a start makes it anew from the log"
+                )
+        return np.concatenate([np.frombuffer(blob, STORED_ROWS).astype(ROWS), *fresh])
+
+    def sync(self, flushed_offset: int, *, last: bool = False) -> None:
+        """Put on disk what happened, as far as its records are there. ``last``: however many files it takes.
+
+        Raises OSError; then it may be called again. Blocks.
+        """
+        if self.state is None:
+            return
+        with self.lock:
+            events = []
+            for end_offset, event in self._waiting:
+                if end_offset > flushed_offset:
+                    break
+                events.append(event)
+        parts: dict[int, list[np.ndarray]] = {}
+        for event in events:
+            for number, rows in by_hour(event.rows) if isinstance(event, Indexed) and len(event.rows) else ():
+                parts.setdefault(number, []).append(rows)
+        now = time.monotonic()
+        if len(parts) > FILES_A_ROUND and now - self._synced_at < ROUND_S_MAX and not last:
+            return
+        lengths = {number: self._append(number, np.concatenate(rows)) for number, rows in sorted(parts.items())}
+        if parts:
+            self._files.sync_folder(self.folder)
+        with self.lock:
+            for _ in events:
+                self._waiting.popleft()[1].apply(self.state)
+            for number, length in lengths.items():
+                if number in self.state.hours:
+                    self.state.hours[number].rows = length
+        if events or self._dirty:
+            self._synced_at = now
+            self._dirty = True
+            self._cursor.save(self.state.to_json())
+            self._dirty = False
+            self._remove_past()
+
+    def _append(self, number: int, rows: np.ndarray) -> int:
+        """Write rows behind those that count, durably; how many there are then."""
+        assert self.state is not None
+        hour = self.state.hours.get(number) or Hour()
+        fd = self._files.open(self._path(number), create=True)
+        try:
+            self._files.write(fd, rows.astype(STORED_ROWS).tobytes(), hour.rows * ROWS.itemsize)
+            self._files.sync_data(fd)
+        finally:
+            self._files.close(fd)
+        return hour.rows + len(rows)
+
+    def _remove_past(self) -> None:
+        assert self.state is not None
+        for path in self.folder.iterdir():
+            if _NAME.match(path.name) and int(path.name) // HOUR_SECONDS not in self.state.hours:
+                self._files.unlink(path)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number * HOUR_SECONDS:012d}"
+
+    def first_pending(self) -> tuple[int, int] | None:
+        """(queue offset, physical offset) that no indexed message that waits lies before, as it is on disk; None where
+        none waits. Any thread."""
+        with self.lock:
+            hours = [hour for hour in self.state.hours.values() if hour.count > 0] if self.state is not None else []
+        if not hours:
+            return None
+        return min(hour.first_queue_offset for hour in hours), min(hour.first_physical_offset for hour in hours)
+
+    def tell_rocketmq(self) -> None:
+        """On a clean stop: where a RocketMQ goes on. It delivers again what of the queue behind that was delivered.
+
+        Where there is a ``timerwheel`` it has its own, older knowledge, which fits its ``timercheck`` alone.
+        """
+        path = self._store_path / "config" / "timercheck"
+        if self.state is None or (self._store_path / "timerwheel").exists():
+            return
+        first = self.first_pending()
+        queue_offset = min(first[0], self.state.indexed) if first is not None else self.state.indexed
+        if not queue_offset and not path.exists():
+            return
+        blob = TIMERCHECK.pack((self.state.second - 1) * 1000, 0, queue_offset, queue_offset)
+        make_durable_folder(self._files, path.parent)
+        replace_file(self._files, path, blob.ljust(TIMERCHECK_BYTES, b"\0"))

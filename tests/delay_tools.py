@@ -1,0 +1,158 @@
+"""Delayed delivery over a store, without a broker around it: every step by hand, and the clock too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+from flintmq.broker.delivery.delays import Delays
+from flintmq.broker.delivery.routing import delay_of, route
+from flintmq.broker.delivery.writer import RecordWriter
+from flintmq.broker.services.flush import FlushService
+from flintmq.broker.store import MessageStore, StoreSettings, TopicConfig, common_properties
+from flintmq.broker.store.files import Files
+from flintmq.protocol.record import Record, encode_properties
+from tests.store_tools import HOST, SMALL, Message, UnsyncedFiles, make_batch, make_topic, pull_all
+
+START_MS = 1_795_300_000_000
+MAX_DAYS = 40
+
+
+class AtOnce(Executor):
+    """Runs what it is given where it is called: one thread, so that every run is the same."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run it now."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - for whoever waits
+            future.set_exception(error)
+        return future
+
+
+class FlushedAtOnce(FlushService):
+    """Flushes when somebody waits, in his thread."""
+
+    def __init__(self, store: MessageStore) -> None:
+        super().__init__(store, lambda *call: None, lambda name, error: None)
+
+    def wait_for(self, end_offset: int, callback: Any) -> None:
+        """Flush, then call back."""
+        self._store.flush()
+        callback(None)
+
+
+class MadeAtOnce:
+    """Topic changes that are on disk when ``put`` returns."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self.pending: dict[str, Any] = {}
+
+    def put(self, config: TopicConfig, done: Any) -> None:
+        """Make the topic."""
+        self._store.topics.put(config)
+        self._store.topics.persist()
+        done(None)
+
+
+class DelayedStore:
+    """An open store and its delayed delivery. ``now_ms``: what the clock says."""
+
+    def __init__(
+        self, path: Path, *, settings: StoreSettings = SMALL, files: Files | None = None, now_ms: int = START_MS
+    ) -> None:
+        self.path = path
+        self.now_ms = now_ms
+        self._settings = settings
+        self._files = files
+        self.open()
+
+    def open(self, files: Files | None = None) -> None:
+        """Open the store, (again) where it was closed."""
+        self.store = MessageStore(
+            self.path, self._settings, store_host=HOST, files=files or self._files or UnsyncedFiles()
+        )
+        self.store.open()
+        self.loop = asyncio.new_event_loop()
+        writer = RecordWriter(
+            self.store, FlushedAtOnce(self.store), MadeAtOnce(self.store), self.loop, lambda: None, sync=True,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.delays = Delays(
+            self.store, writer, self.loop, AtOnce(), lambda: None, _raise, now_ms=lambda: self.now_ms,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.store.expiry.oldest_timed = self.delays.oldest_timed
+
+    def send(self, topic: str, bodies: Iterable[bytes], *, queue: int = 0, **common: object) -> int:
+        """Append messages as a PRODUCE frame would; neither flushed nor dispatched. The offset of the first in the
+        queue that it went to."""
+        config = make_topic(self.store, topic)
+        properties = encode_properties({name: str(value) for name, value in common.items()}).decode()
+        messages = [Message(body, keys=(body[:20].decode(),)) for body in bodies]
+        delay = delay_of(properties)
+        to = route(delay, topic, queue, self.now_ms, MAX_DAYS) if delay is not None else None
+        if to is None:
+            rest = delay.others if delay is not None else properties
+            return self.store.append(config, queue, make_batch(messages, common=common_properties(rest))).queue_offset
+        waiting = make_topic(self.store, to.config.name, to.config.write_queues)
+        return self.store.append(waiting, to.queue, make_batch(messages, common=to.common)).queue_offset
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Append whole records, as another broker may have left them."""
+        for record in records:
+            make_topic(self.store, record.topic.decode(), 18)
+        self.store.append_records(records)
+
+    def dispatch(self) -> None:
+        """Flush, and dispatch all that is there."""
+        self.store.flush()
+        while self.store.reput_offset < self.store.write_offset:
+            self.store.dispatch(self.store.write_offset)
+
+    def step(self) -> bool:
+        """One step of each kind; whether there was something to do."""
+        levels = self.loop.run_until_complete(self.delays.levels.step(self.now_ms))
+        timers = self.loop.run_until_complete(self.delays.timers.step(self.now_ms))
+        return levels or timers
+
+    def run(self, now_ms: int | None = None) -> None:
+        """Do all there is to do, at the time that is given."""
+        self.now_ms = now_ms if now_ms is not None else self.now_ms
+        self.dispatch()
+        while self.step():
+            self.dispatch()
+
+    def bodies(self, topic: str, queue: int = 0) -> list[bytes]:
+        """What the queue holds."""
+        self.dispatch()
+        return [record.body for record in self.records(topic, queue)]
+
+    def records(self, topic: str, queue: int = 0) -> list[Record]:
+        """The queue's records; none where it has had no message."""
+        known = self.store.topics.get(topic) is not None and self.store.queues.get(topic, queue) is not None
+        return list(pull_all(self.store, topic, queue)) if known else []
+
+    def counted(self, topic: str, queues: int = 4) -> Counter[bytes]:
+        """How often each body is in the topic."""
+        return Counter(body for queue in range(queues) for body in self.bodies(topic, queue))
+
+    def stop(self) -> None:
+        """End orderly."""
+        self.store.flush()
+        self.delays.persist(last=True)
+        self.store.close()
+        self.loop.close()
+
+    def restart(self) -> None:
+        """End orderly, and open again."""
+        self.stop()
+        self.open()
+
+
+def _raise(what: str, error: BaseException) -> None:
+    raise error

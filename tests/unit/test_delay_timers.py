@@ -1,0 +1,258 @@
+"""Timed messages: due in their second, whatever their order, through restarts and retention; and what cannot be."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.config import RetentionSection
+from flintmq.broker.services.retention import CleanCommitLogService, Disk
+from flintmq.broker.store.timer_state import HOUR_SECONDS
+from flintmq.protocol.delivery import PARKED_TOPIC, TIMER_TOPIC
+from flintmq.protocol.record import Record, encode_properties
+from tests.delay_tools import START_MS, DelayedStore
+from tests.store_tools import BORN_HOST, HOST, MIB
+
+HOUR_MS = 1000 * HOUR_SECONDS
+DAY_MS = 24 * HOUR_MS
+
+
+@pytest.fixture
+def delayed(tmp_path: Path) -> Iterator[DelayedStore]:
+    store = DelayedStore(tmp_path / "store")
+    yield store
+    store.stop()
+
+
+def test_a_message_is_delivered_when_the_second_has_come_that_holds_its_time(delayed: DelayedStore) -> None:
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + 5_001)
+    delayed.send("t", [b"b"], TIMER_DELIVER_MS=START_MS + 5_000)
+    delayed.run(START_MS + 4_999)
+    assert delayed.bodies("t") == []
+    assert delayed.delays.timers.next_due_ms() == START_MS + 5_000
+    delayed.run(START_MS + 5_000)
+    assert delayed.bodies("t") == [b"b"]
+    delayed.run(START_MS + 5_999)
+    assert delayed.bodies("t") == [b"b"]
+    assert delayed.delays.timers.next_due_ms() == START_MS + 6_000
+    delayed.run(START_MS + 6_000)
+    assert delayed.bodies("t") == [b"b", b"a"]
+    assert delayed.delays.timers.next_due_ms() is None
+
+
+def test_messages_of_any_times_come_in_the_order_of_their_seconds_each_once_also_through_clean_restarts(
+    delayed: DelayedStore,
+) -> None:
+    chance = random.Random(5)
+    expected: dict[int, list[bytes]] = {}
+    number = 0
+    for _ in range(60):
+        due_ms = delayed.now_ms + chance.choice([1, 999, 1000, 5_500, HOUR_MS, 3 * HOUR_MS, 39 * DAY_MS])
+        bodies = [b"%06d" % (number + k) for k in range(chance.choice([1, 3]))]
+        number += len(bodies)
+        expected.setdefault(-(-due_ms // 1000), []).extend(bodies)
+        delayed.send("t", bodies, TIMER_DELIVER_MS=due_ms)
+        if not chance.randrange(3):
+            delayed.run(delayed.now_ms + chance.choice([0, 300, 2_000, HOUR_MS // 2]))
+        if not chance.randrange(8):
+            delayed.restart()
+    delayed.restart()
+    assert delayed.delays.pending_of("t") == 0  # not known before it is opened
+    delayed.run()
+    waiting = [body for second in sorted(expected) if second * 1000 > delayed.now_ms for body in expected[second]]
+    assert delayed.delays.pending_of("t") == delayed.delays.timers.state.pending == len(waiting) > 0
+    delayed.run(delayed.now_ms + 40 * DAY_MS)
+    bodies = delayed.bodies("t")
+    assert bodies[-len(waiting) :] == waiting
+    assert sorted(bodies) == [b"%06d" % k for k in range(number)]
+    assert delayed.delays.pending_of("t") == delayed.delays.timers.state.pending == 0
+
+
+def test_memory_holds_one_hour_and_the_files_of_hours_that_are_over_go(delayed: DelayedStore) -> None:
+    for hour in range(1, 6):
+        delayed.send("t", [b"%d" % hour] * 3, TIMER_DELIVER_MS=START_MS + hour * HOUR_MS)
+    delayed.run()
+    delayed.delays.persist()
+    folder = delayed.path / "flintmq" / "timers"
+    assert len(list(folder.glob("[0-9]*"))) == 5
+    delayed.run(START_MS + 3 * HOUR_MS)
+    assert sum(map(len, delayed.delays.timers._seconds.values())) <= 3 * 12
+    delayed.delays.persist()
+    assert len(list(folder.glob("[0-9]*"))) == 3  # with the present one
+    assert delayed.delays.timers.state.pending == 6
+
+
+def test_a_message_that_comes_when_its_time_is_over_is_delivered_at_once(delayed: DelayedStore) -> None:
+    delayed.run()
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.run(START_MS + 2 * HOUR_MS)  # indexed only now
+    assert delayed.bodies("t") == [b"a"]
+
+
+def test_a_clock_that_is_set_back_stops_nothing_that_is_due_by_it(delayed: DelayedStore) -> None:
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + 10_000)
+    delayed.run(START_MS + 10_000)
+    delayed.now_ms = START_MS - HOUR_MS
+    delayed.send("t", [b"b"], TIMER_DELAY_SEC=5)
+    delayed.run(START_MS - HOUR_MS + 5_000)
+    assert delayed.bodies("t") == [b"a", b"b"]
+
+
+def test_a_delivered_record_is_the_waiting_one_but_for_where_it_is(delayed: DelayedStore) -> None:
+    properties = {
+        "UNIQ_KEY": "0" * 32, "REAL_TOPIC": "t", "REAL_QID": "3", "TIMER_OUT_MS": str(START_MS), "TAGS": "x",
+    }  # fmt: skip
+    waiting = Record(
+        TIMER_TOPIC.encode(), b"body", encode_properties(properties) + b"__CRC32#\x011234567890\x02", flag=7,
+        sys_flag=0x108, born_timestamp=5, born_host=BORN_HOST, reconsume_times=3, prepared_transaction_offset=9,
+        store_host=HOST,
+    )  # fmt: skip
+    delayed.send("t", [b"first"], queue=3)
+    delayed.append([waiting])
+    delayed.run(START_MS + 1_000)
+    _, record = delayed.records("t", 3)
+    assert (record.body, record.flag, record.sys_flag, record.born_timestamp, record.born_host) == (
+        b"body", 7, 0x108, 5, BORN_HOST,
+    )  # fmt: skip
+    assert (record.reconsume_times, record.prepared_transaction_offset, record.queue_offset) == (3, 0, 1)
+    assert record.properties == encode_properties(properties)
+
+
+POISON = {
+    "no topic": {"REAL_QID": "0", "TIMER_OUT_MS": str(START_MS)},
+    "no queue": {"REAL_TOPIC": "t", "TIMER_OUT_MS": str(START_MS)},
+    "a queue that is no number": {"REAL_TOPIC": "t", "REAL_QID": "x", "TIMER_OUT_MS": str(START_MS)},
+    "a queue that is not there": {"REAL_TOPIC": "t", "REAL_QID": "4", "TIMER_OUT_MS": str(START_MS)},
+    "a topic that is not there": {"REAL_TOPIC": "gone", "REAL_QID": "0", "TIMER_OUT_MS": str(START_MS)},
+    "a topic of the broker's": {"REAL_TOPIC": TIMER_TOPIC, "REAL_QID": "0", "TIMER_OUT_MS": str(START_MS)},
+    "no time": {"REAL_TOPIC": "t", "REAL_QID": "0"},
+    "a time that is no number": {"REAL_TOPIC": "t", "REAL_QID": "0", "TIMER_OUT_MS": "soon"},
+}
+
+
+def test_what_cannot_be_delivered_is_parked_and_said_and_stalls_nobody(
+    delayed: DelayedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    delayed.send("t", [b"first"], TIMER_DELIVER_MS=START_MS + 1_000)
+    poison = [
+        Record(TIMER_TOPIC.encode(), name.encode(), encode_properties(properties), born_host=BORN_HOST, store_host=HOST)
+        for name, properties in POISON.items()
+    ]
+    delayed.append(poison)
+    delayed.send("t", [b"last"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.run(START_MS + 1_000)
+    assert delayed.bodies("t") == [b"first", b"last"]
+    assert delayed.bodies(PARKED_TOPIC) == [name.encode() for name in POISON]
+    assert delayed.delays.mover.parked == len(POISON)
+    assert "for topic 'gone', which does not exist" in caplog.text
+    assert "for queue 4 of topic t, which has 4" in caplog.text
+    assert delayed.delays.pending_of("t") == delayed.delays.timers.state.pending == 0
+
+
+def test_messages_for_a_topic_that_was_deleted_are_parked(delayed: DelayedStore) -> None:
+    delayed.send("t", [b"a", b"b"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.run()
+    delayed.store.topics.remove("t")
+    delayed.store.delete_topic("t")
+    delayed.run(START_MS + 1_000)
+    assert delayed.bodies(PARKED_TOPIC) == [b"a", b"b"]
+
+
+def fill(delayed: DelayedStore, files: int) -> None:
+    """Make so many CommitLog files full of other messages."""
+    target = len(delayed.store.commitlog.queue.files) + files
+    while len(delayed.store.commitlog.queue.files) < target:
+        delayed.send("other", [b"x" * 100_000] * 4)
+    delayed.dispatch()
+
+
+def test_retention_takes_files_whose_timed_messages_are_appended_again_and_loses_none(tmp_path: Path) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    rolled_ends: list[int] = []
+
+    def roll(end_offset: int) -> None:
+        rolled_ends.append(end_offset)
+        delayed.delays.roll_below(end_offset)
+
+    settings = RetentionSection(file_reserved_hours=1, delete_when=";".join(f"{hour:02d}" for hour in range(24)))
+    service = CleanCommitLogService(
+        delayed.store, settings, lambda *call: None, lambda name, error: None,
+        clock=lambda: delayed.store.commitlog.last_store_ms / 1000 + 2 * HOUR_SECONDS,
+        disk=lambda path: Disk(1, 1 << 40),
+    )  # fmt: skip
+    service.roll = roll
+    expected: Counter[bytes] = Counter()
+    for turn in range(4):
+        for days in (1, 20, 39):
+            bodies = [b"%d-%d-%d" % (turn, days, k) for k in range(50)]
+            expected.update(bodies)
+            delayed.send("t", bodies, queue=turn, TIMER_DELIVER_MS=START_MS + days * DAY_MS)
+        fill(delayed, 2)
+        delayed.run()
+        delayed.delays.persist()
+        while service.do_once() or delayed.step():
+            delayed.dispatch()
+            delayed.delays.persist()
+        if turn == 1:
+            delayed.restart()
+            service._store = delayed.store
+    assert rolled_ends
+    assert delayed.store.min_physical_offset >= 5 * 4 * MIB
+    assert delayed.delays.timers.state.pending == delayed.delays.pending_of("t") == sum(expected.values())
+    assert delayed.store.reads.first_offset(delayed.store.queues.by_topic[TIMER_TOPIC][0]) > 0
+    delayed.run(START_MS + 20 * DAY_MS)
+    delayed.restart()
+    delayed.run(START_MS + 40 * DAY_MS)
+    assert delayed.counted("t") == expected
+    delayed.stop()
+
+
+@pytest.mark.parametrize("damage", ["no cursor", "broken cursor", "short file", "no folder"])
+def test_an_index_that_is_lost_is_made_anew_from_the_queue(tmp_path: Path, damage: str) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"early"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.send("t", [b"just now"], TIMER_DELIVER_MS=START_MS + HOUR_MS)
+    delayed.send("t", [b"late"], TIMER_DELIVER_MS=START_MS + DAY_MS)
+    delayed.run(START_MS + 10_000)
+    delayed.send("t", [b"later"], TIMER_DELIVER_MS=START_MS + 2 * DAY_MS)
+    delayed.run(START_MS + HOUR_MS)
+    delayed.stop()
+    folder = tmp_path / "store" / "flintmq" / "timers"
+    for path in list(folder.iterdir()):
+        if damage == "no folder" or (damage == "no cursor" and path.name.startswith("cursor")):
+            path.unlink()
+        elif damage == "broken cursor" and path.name.startswith("cursor"):
+            path.write_bytes(b"{")
+        elif damage == "short file" and path.name.isdigit():
+            path.write_bytes(path.read_bytes()[:-1])
+    delayed.open()
+    delayed.run(START_MS + HOUR_MS)
+    assert delayed.delays.timers.state.pending == 2
+    delayed.run(START_MS + 3 * DAY_MS)
+    counted = delayed.counted("t")
+    assert counted.pop(b"just now") in (1, 2)  # what was delivered in the last minute may come again
+    assert counted == {b"early": 1, b"late": 1, b"later": 1}
+    delayed.stop()
+
+
+def test_a_rocketmq_is_told_on_a_clean_stop_where_to_go_on(tmp_path: Path) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"a", b"b"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.send("t", [b"c"], TIMER_DELIVER_MS=START_MS + DAY_MS)
+    delayed.send("t", [b"d"], TIMER_DELIVER_MS=START_MS + 2_000)
+    delayed.run(START_MS + 5_000)
+    delayed.stop()
+    check = tmp_path / "store" / "config" / "timercheck"
+    blob = check.read_bytes()
+    assert len(blob) == 4096
+    assert struct.unpack_from(">qqqq", blob)[2:] == (2, 2)
+    (tmp_path / "store" / "timerwheel").write_bytes(b"")
+    delayed.open()
+    delayed.run(START_MS + 2 * DAY_MS)
+    delayed.stop()
+    assert check.read_bytes() == blob
