@@ -77,13 +77,13 @@ class Checked:
 
     def __init__(self, *outcomes: Any) -> None:
         self.asked: list[StoredMessage] = []
-        self._outcomes = list(outcomes)
+        self.outcomes = list(outcomes)
         self.enough = threading.Event()
 
     def __call__(self, message: StoredMessage) -> Outcome:
         self.asked.append(message)
-        outcome = self._outcomes.pop(0) if len(self._outcomes) > 1 else self._outcomes[0]
-        if len(self._outcomes) == 1:
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if len(self.outcomes) == 1:
             self.enough.set()
         if isinstance(outcome, BaseException):
             raise outcome
@@ -240,13 +240,14 @@ class TestSync:
 
     def test_a_broker_that_comes_back_knows_the_producer_again(self, broker: BrokerFactory, topic: str) -> None:
         running = broker(settings=ASKING)
-        checked = Checked(Outcome.UNKNOWN, Outcome.COMMIT)
+        checked = Checked(Outcome.UNKNOWN)
         with flintmq.client.TransactionProducer(running.address, "g", checked) as producer:
             producer.send_half(Message(topic, b"paid"))
             gc.collect()
             while not checked.asked:
                 pass
             running.kill()
+            checked.outcomes = [Outcome.COMMIT]
             again = broker(f"--listen=127.0.0.1:{running.port}", store=running.store, settings=ASKING)
             wait_for_bodies(again, topic, [b"paid"])
             assert producer.health().registered
@@ -285,9 +286,18 @@ class TestAio:
 
     async def test_a_block_that_is_cancelled_rolls_back(self, quiet: RunningBroker, topic: str) -> None:
         async with aio.TransactionProducer(quiet.address, "g", no_check) as producer:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1), producer.transaction(Message(topic, b"paid")) as transaction:
+            begun: asyncio.Future[aio.Transaction] = asyncio.get_running_loop().create_future()
+
+            async def never_ends() -> None:
+                async with producer.transaction(Message(topic, b"paid")) as transaction:
+                    begun.set_result(transaction)
                     await asyncio.Event().wait()
+
+            task = asyncio.create_task(never_ends())
+            transaction = await begun
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
             assert transaction.outcome is Outcome.ROLLBACK
 
     async def test_many_at_once(self, quiet: RunningBroker, topic: str) -> None:
