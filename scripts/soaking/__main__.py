@@ -8,15 +8,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+from .groups import command as groups
 from .run import Failed, Plan, soak
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["groups"]:
+        return groups.main(sys.argv[2:])
     parser = argparse.ArgumentParser(
         prog="./scripts/soak",
         description="Asyncio producers and followers, each a process whose loop is blocked at random, and a broker "
         "that is stopped and killed in turn. At the end every follower must have seen every acknowledged message, "
-        "everybody must be alive, and no client's memory may have grown by more than 32 MiB. Exit 0 or 1.",
+        "everybody must be alive, and no client's memory may have grown by more than 32 MiB. Exit 0 or 1. "
+        "`./scripts/soak groups` is for consumer groups: it has a --help of its own.",
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="how long is produced (default: 600)")
     parser.add_argument("--producers", type=int, default=8)

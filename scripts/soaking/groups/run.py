@@ -1,0 +1,252 @@
+"""Starts everybody, takes members and the broker away, waits until all is handled, and judges."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from flintmq.client import Admin, FlintError
+
+from ..run import Broker, Failed, free_port
+from .actors import Producing, Slot
+from .judge import PROBLEMS_SHOWN, Verdict, check_group, check_sent
+from .ledger import Handled, Reading, Sent, parse_handled, parse_sent
+
+TOPIC = "soak-groups"
+QUEUES = 8
+ORDERLY, CONCURRENT = "orderly", "concurrent"
+DOWN_SECONDS = (0.0, 5.0)
+DRAIN_SECONDS_MAX = 120.0
+STILL_SECONDS = 5.0
+"""How long after the last message nothing more may come before it is called the end."""
+_LOOK_SECONDS = 0.1
+_SHOW_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``scripts/soak groups --help`` says. ``calm``: nothing fails and nobody is killed."""
+
+    minutes: float
+    producers: int
+    keys: int
+    rate: float
+    calm: bool
+    restart_every: float
+    change_every: float
+    failing: float
+    slow_ms: float
+    flush: str
+    seed: int
+
+
+def soak(plan: Plan, folder: Path) -> None:
+    """Raises ``Failed`` where something does not hold."""
+    Soak(plan, folder).run()
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._source = random.Random(plan.seed)
+        self._port = free_port()
+        self._broker = Broker(folder / "store", self._port, plan.flush)
+        self._down_until = 0.0
+        """When the broker comes back; 0: it is there."""
+        self._producers: list[Producing] = []
+        self._slots = self._make_slots()
+        self._counts = {"joined": 0, "left": 0, "killed": 0, "the broker killed": 0}
+
+    def _make_slots(self) -> list[Slot]:
+        """Six members to be: two in each group handle messages, one handles batches; some keep their name."""
+        return [
+            Slot(f"{group}-{number}", group, orderly=group == ORDERLY, batch=16 if number == 2 else None,
+                 keeps_name=number == 1)
+            for group in (ORDERLY, CONCURRENT)
+            for number in range(3)
+        ]  # fmt: skip
+
+    def run(self) -> None:
+        """All of it."""
+        self._broker.__enter__()
+        try:
+            with Admin(self._broker.address) as admin:
+                admin.create_topic(TOPIC, queues=QUEUES)
+            for number in range(self._plan.producers):
+                self._producers.append(
+                    Producing(
+                        f"producer-{number}", self._folder, address=self._broker.address, topic=TOPIC,
+                        keys=self._plan.keys, rate=self._plan.rate, seed=self._source.randrange(1 << 31),
+                    )
+                )  # fmt: skip
+            for slot in self._slots:
+                self._join(slot)
+            self._through_changes()
+            self._finish()
+        finally:
+            for actor in (*self._producers, *(member for slot in self._slots for member in slot.members)):
+                actor.end()
+            if not self._down_until:
+                self._broker.__exit__(None, None, None)
+
+    # ---- members and the broker come and go
+
+    def _through_changes(self) -> None:
+        began = time.monotonic()
+        ends = began + self._plan.minutes * 60
+        changes = self._moments(began, ends, self._plan.change_every)
+        outages = [] if self._plan.calm else self._moments(began, ends, self._plan.restart_every)
+        shown = began
+        while (now := time.monotonic()) < ends:
+            self._check_alive()
+            if now >= shown:
+                shown = now + _SHOW_SECONDS
+                self._show(now - began)
+            if self._down_until and now >= self._down_until:
+                self._start_broker()
+            if outages and now >= outages[0]:
+                outages.pop(0)
+                self._kill_broker(now)
+            if changes and now >= changes[0]:
+                changes.pop(0)
+                self._change(self._source.choice(self._slots))
+            time.sleep(_LOOK_SECONDS)
+        if self._down_until:
+            self._start_broker()
+
+    def _moments(self, began: float, ends: float, every: float) -> list[float]:
+        """At random, one in ``every`` seconds, but neither in the first nor in the last twentieth of the time."""
+        count = max(1, round((ends - began) / every))
+        return sorted(began + self._source.uniform(0.05, 0.95) * (ends - began) for _ in range(count))
+
+    def _change(self, slot: Slot) -> None:
+        member = slot.running
+        if member is None:
+            self._join(slot)
+        elif self._plan.calm or self._source.random() < 0.5:
+            self._counts["left"] += 1
+            member.leave()
+        else:
+            self._counts["killed"] += 1
+            member.kill()
+
+    def _join(self, slot: Slot) -> None:
+        self._counts["joined"] += 1
+        plan = self._plan
+        slot.join(
+            self._folder, address=self._broker.address, topic=TOPIC, seed=self._source.randrange(1 << 31),
+            failing=0.0 if plan.calm else plan.failing, slow_ms=plan.slow_ms, commit_interval=0.5,
+        )  # fmt: skip
+
+    def _kill_broker(self, now: float) -> None:
+        if self._down_until:
+            return
+        self._counts["the broker killed"] += 1
+        self._broker.kill()
+        self._down_until = now + self._source.uniform(*DOWN_SECONDS)
+
+    def _start_broker(self) -> None:
+        self._broker = Broker(self._folder / "store", self._port, self._plan.flush)
+        self._broker.__enter__()
+        self._down_until = 0.0
+
+    def _check_alive(self) -> None:
+        for actor in (*self._producers, *(slot.members[-1] for slot in self._slots)):
+            actor.check()
+
+    def _show(self, seconds: float) -> None:
+        running = sum(slot.running is not None for slot in self._slots)
+        print(f"{seconds:5.0f} s  {running} members; {self._changes}", flush=True)
+
+    @property
+    def _changes(self) -> str:
+        return ", ".join(f"{count} {what}" for what, count in self._counts.items())
+
+    # ---- the end
+
+    def _finish(self) -> None:
+        for producer in self._producers:
+            producer.finish()
+        sent = [parse_sent(line) for producer in self._producers for line in Reading(producer.ledger).lines()]
+        for slot in self._slots:
+            if slot.running is None:
+                self._join(slot)
+        self._drain(sent)
+        for slot in self._slots:
+            slot.members[-1].leave()
+        for slot in self._slots:
+            slot.members[-1].wait()
+        self._judge(sent)
+
+    def _drain(self, sent: list[Sent]) -> None:
+        """Wait until each group has handled every message; where it does not, the verdict says which are missing."""
+        wanted = {(one.key, one.number) for one in sent}
+        readings = {
+            group: [Reading(member.ledger) for slot in self._slots if slot.group == group for member in slot.members]
+            for group in (ORDERLY, CONCURRENT)
+        }
+        missing = {group: set(wanted) for group in readings}
+        deadline = time.monotonic() + DRAIN_SECONDS_MAX
+        while any(missing.values()) and time.monotonic() < deadline:
+            self._check_alive()
+            for group, group_readings in readings.items():
+                for reading in group_readings:
+                    lines = map(parse_handled, reading.lines())
+                    missing[group].difference_update((line.key, line.number) for line in lines if line.done)
+            time.sleep(_LOOK_SECONDS)
+        self._wait_until_still()
+
+    def _wait_until_still(self) -> None:
+        """Messages that come again may still be on their way; they are to be counted."""
+        ledgers = [member.ledger for slot in self._slots for member in slot.members]
+        deadline = time.monotonic() + DRAIN_SECONDS_MAX
+        size, since = -1, time.monotonic()
+        while time.monotonic() < min(since + STILL_SECONDS, deadline):
+            now_size = sum(ledger.stat().st_size for ledger in ledgers)
+            if now_size != size:
+                size, since = now_size, time.monotonic()
+            time.sleep(_LOOK_SECONDS)
+
+    def _judge(self, sent: list[Sent]) -> None:
+        with Admin(self._broker.address) as admin:
+            stored = sum(queue.max_offset for queue in admin.topic_stats(TOPIC))
+            problems = check_sent(sent, stored)
+            problems += [problem for group in (ORDERLY, CONCURRENT) for problem in _left_over(admin, group)]
+        counts: dict[str, int] = {}
+        for one in sent:
+            counts[one.key] = counts.get(one.key, 0) + 1
+        verdicts = {group: self._judge_group(counts, group) for group in (ORDERLY, CONCURRENT)}
+        print(f"{len(sent):,} messages acknowledged, {len(counts)} sharding keys; {self._changes}")
+        for group, verdict in verdicts.items():
+            problems += [f"group {group}: {problem}" for problem in verdict.problems]
+            at_once = f", {verdict.at_once} times two members at once with a key" if group == ORDERLY else ""
+            print(f"group {group}: every one handled, {verdict.twice:,} twice, {verdict.failed:,} failures{at_once}"
+                  if not verdict.problems else f"group {group}: {len(verdict.problems)} PROBLEMS")  # fmt: skip
+            if self._plan.calm and (verdict.twice or verdict.at_once):
+                problems.append(f"group {group}: {verdict.twice} came twice, although nothing failed")
+        if problems:
+            raise Failed("\n  ".join([f"{len(problems)} problems", *problems[:PROBLEMS_SHOWN]]))
+
+    def _judge_group(self, counts: dict[str, int], group: str) -> Verdict:
+        members: dict[str, list[Handled]] = {
+            member.name: [parse_handled(line) for line in Reading(member.ledger).lines()]
+            for slot in self._slots
+            if slot.group == group
+            for member in slot.members
+        }
+        return check_group(counts, members, orderly=group == ORDERLY)
+
+
+def _left_over(admin: Admin, group: str) -> list[str]:
+    """What a group left uncommitted although all of its members left in order."""
+    try:
+        status = admin.group(group)
+    except FlintError as error:
+        return [f"group {group} cannot be looked at: {error}"]
+    found = [f"group {group} has a member after all left: {member}" for member in status.members]
+    return found + [f"group {group} committed not all: {queue}" for queue in status.queues if queue.lag]
