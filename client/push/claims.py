@@ -135,9 +135,11 @@ class Claims:
         return sum(claim.bytes for claim in self._by_key.values())
 
     @property
-    def running(self) -> int:
-        """Works that are with a listener."""
-        return sum(claim.running for claim in self._by_key.values())
+    def handling(self) -> bool:
+        """Whether a listener has something that is waited for."""
+        return any(
+            claim.running and any(work.begun_at != inf and not work.done for work in claim.works) for claim in self
+        )
 
     def owned(self) -> list[list[str | int]]:
         """The queues that a heartbeat names: messages of them may be here."""

@@ -270,8 +270,8 @@ class Engine:
         self._after(work.claim)
 
     def _after(self, claim: Claim) -> None:
-        if self._commit_at == inf and self._options.auto_commit and claim.commit_offset > claim.committed:
-            self._commit_at = time.monotonic() + self._options.commit_seconds
+        if claim.commit_offset > claim.committed:
+            self._commit_soon()
         if self._options.orderly:
             works = self._claims.next_in_order(claim)
             if works:
@@ -378,7 +378,7 @@ class Engine:
     def _connect(self) -> None:
         now = time.monotonic()
         pause = self._backoff.seconds(now)
-        if self._leaving and self._backoff.trouble is not None:
+        if self._leaving and self._backoff.trouble is not None and not self._claims.handling:
             self._left = True  # nobody to say good-bye to: the session runs out
             return
         if pause > 0:
@@ -535,6 +535,8 @@ class Engine:
         self._epoch = self._held_epoch = answer.epoch
         self._retry_times_max = answer.retry_times_max
         self._claims.assign(answer.rows, rejoined=not epoch)
+        if not epoch and self._claims.commits():
+            self._commit_soon()  # a broker that was killed may have forgotten what it knew
         if self._leaving:
             self._claims.revoke_all()
         self.joined.set()
@@ -581,8 +583,8 @@ class Engine:
                 for message in messages:
                     message.shown_in(message.properties.get(PROPERTY_RETRY_TOPIC, claim.topic))
             self._to_begin += self._claims.arrived(claim, batch, messages)
-            if self._commit_at == inf and self._options.auto_commit and claim.commit_offset > claim.committed:
-                self._commit_at = time.monotonic() + self._options.commit_seconds
+            if claim.commit_offset > claim.committed:
+                self._commit_soon()
             return
         if claim.stopped or isinstance(error, ConnectionFailed):
             return
@@ -627,6 +629,11 @@ class Engine:
             return operation, lambda _, error: self._committed(left, topic, offsets, error)
 
         return [request(topic, offsets) for topic, offsets in commits.items()]
+
+    def _commit_soon(self) -> None:
+        """Commit when the interval is over, if that is to be done by itself."""
+        if self._commit_at == inf and self._options.auto_commit:
+            self._commit_at = time.monotonic() + self._options.commit_seconds
 
     def _committed(self, left: _Commits, topic: str, offsets: dict[int, int], error: FlintError | None) -> None:
         if error is None:
