@@ -1,0 +1,48 @@
+"""The soak of consumer groups, for a short time: ``scripts/soak groups``.
+
+``FLINTMQ_SOAK_MINUTES`` has it go on for longer, ``FLINTMQ_SEED`` repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+MINUTES = float(os.environ.get("FLINTMQ_SOAK_MINUTES", "0.1"))
+TIMEOUT_S = MINUTES * 60 + 500
+
+
+def soak(*options: str) -> str:
+    """What it says; fails where it does."""
+    seed = os.environ.get("FLINTMQ_SEED", str(random.SystemRandom().randrange(1 << 31)))
+    done = subprocess.run(
+        [sys.executable, "-m", "soaking", "groups", "--minutes", str(MINUTES), "--seed", seed, *options],
+        capture_output=True, text=True, timeout=TIMEOUT_S,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPTS), os.environ.get("PYTHONPATH", "")])},
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_what_is_acknowledged_is_handled_in_order_whoever_is_killed() -> None:
+    said = soak("--restart-every", "4", "--change-every", "0.7")
+
+    assert "group orderly: every one handled" in said
+    assert "group concurrent: every one handled" in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S + 10)
+def test_where_nothing_fails_every_message_comes_once_although_members_join_and_leave() -> None:
+    said = soak("--calm", "--change-every", "0.5")
+
+    assert "group orderly: every one handled, 0 twice" in said
+    assert "group concurrent: every one handled, 0 twice" in said
