@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
 
-from flintmq.client import Admin, Consumer, Producer, Receipt, StoredMessage, aio
+from flintmq.client import Admin, Consumer, Producer, PushConsumer, Receipt, StoredMessage, aio
 from flintmq.client.aio import driver as aio_driver
 from flintmq.client.sync import driver as sync_driver
 
@@ -29,10 +29,11 @@ class Clients:
     Producer: type[Producer]
     Consumer: type[Consumer]
     Admin: type[Admin]
+    PushConsumer: type[PushConsumer]
     driver: ModuleType
 
 
-SYNC = Clients("sync", Producer, Consumer, Admin, sync_driver)
+SYNC = Clients("sync", Producer, Consumer, Admin, PushConsumer, sync_driver)
 
 
 @contextlib.contextmanager
@@ -48,7 +49,8 @@ def aio_clients() -> Iterator[Clients]:
         return type(kind.__name__, (Facade,), {"loop": loop, "kind": kind})
 
     try:
-        yield Clients("aio", facade(aio.Producer), facade(aio.Consumer), facade(aio.Admin), aio_driver)
+        push = type("PushConsumer", (PushFacade,), {"loop": loop, "kind": aio.PushConsumer})
+        yield Clients("aio", facade(aio.Producer), facade(aio.Consumer), facade(aio.Admin), cast(Any, push), aio_driver)
     finally:
         asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result()
         left = asyncio.run_coroutine_threadsafe(_other_tasks(), loop).result()
@@ -133,6 +135,29 @@ class Facade:
             if not self.loop.is_closed():  # else the iteration was left, and ended with its client
                 self.loop.call_soon_threadsafe(pumping.cancel)
                 ended.wait()
+
+
+class PushFacade(Facade):
+    """An asyncio push consumer whose listener is a function that may block: it is called in a thread of its own."""
+
+    def __init__(self, addresses: str, group: str, topics: Any, listener: Callable[[Any], Any], **options: Any) -> None:
+        self._threads = concurrent.futures.ThreadPoolExecutor(64)
+
+        async def listen(handed: Any) -> Any:
+            return await asyncio.wrap_future(self._threads.submit(listener, handed))
+
+        super().__init__(addresses, group, topics, listen, **options)
+
+    def start(self) -> PushFacade:
+        """See ``PushConsumer.start``."""
+        self._run(self._client.start)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            super().__exit__(*raised)
+        finally:
+            self._threads.shutdown(wait=False)
 
 
 class Handed(concurrent.futures.Future[Receipt]):

@@ -214,6 +214,8 @@ class RawConnection:
     sock: socket.socket
     parser: FrameParser = field(default_factory=FrameParser)
     ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    told: list[Answer] = field(default_factory=list)
+    """What the broker sent of its own accord; its code stands in ``code``."""
 
     def send_bytes(self, blob: bytes) -> None:
         """Send bytes as they are."""
@@ -234,11 +236,24 @@ class RawConnection:
 
     def receive(self) -> Answer:
         """The next answer. Raises ``EOFError`` where the broker closed the connection instead."""
+        while (frame := self._next_frame()).kind != RESPONSE:
+            self.told.append(_answer(frame))
+        return _answer(frame)
+
+    def wait_until_told(self) -> Answer:
+        """What the broker sends next of its own accord, or did send meanwhile."""
+        if not self.told:
+            frame = self._next_frame()
+            assert frame.kind != RESPONSE
+            self.told.append(_answer(frame))
+        return self.told.pop(0)
+
+    def _next_frame(self) -> Frame:
         while (frame := self.parser.next_frame()) is None:
             if not (count := self.sock.recv_into(self.parser.writable())):
                 raise EOFError("the broker closed the connection")
             self.parser.received(count)
-        return _answer(frame)
+        return frame
 
     def receive_for(self, request_id: int) -> Answer:
         """The next answer, which must be that of ``request_id``."""
@@ -272,7 +287,6 @@ class RawConnection:
 
 
 def _answer(frame: Frame) -> Answer:
-    assert frame.kind == RESPONSE
     return Answer(frame.request_id, frame.code, frame.fields, bytes(frame.body))
 
 

@@ -53,7 +53,7 @@ class GroupCoordinator:
         self.offsets_moved = 0
         """How often a group was moved on because retention had taken what it would have read next."""
         self._settling_until = clock() + SETTLING_SECONDS
-        self._known_before = {group for group, _, _ in store.consumer_offsets.rows()}
+        self._known_before = {*store.groups.names(), *(group for group, _, _ in store.consumer_offsets.rows())}
         self._awaited: dict[str, set[str]] = {}
         """By group: topics that were not there when a member asked for them; they are read from their first message."""
         self._topics_version = -1
@@ -162,7 +162,9 @@ class GroupCoordinator:
     def _rebalance(self, group: ConsumerGroup) -> None:
         if group.members:
             group.rebalance(self.queues_of(group))
-            group.grant(self._clock() >= self._settling_until or group.name not in self._known_before)
+            # After a crash the tables may not know of groups that were there.
+            new = group.name not in self._known_before and self._store.ended_clean
+            group.grant(new or self._clock() >= self._settling_until)
             for member in group.to_tell():
                 member.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, group.epoch))
 

@@ -78,6 +78,8 @@ class MessageStore:
         self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.rewriter = RecordRewriter(self.commitlog, self.reads)
         self.expiry = Expiry(self.commitlog, self.queues, self.reads, self.consumer_offsets, self.delay_offsets)
+        self.ended_clean = True
+        """Whether whoever had the store before closed it; a new store was never open."""
         self.failed: BaseException | None = None
         self.refusal: Callable[[], ServiceNotAvailable] | None = None
         """Makes the error that whoever appends gets while the disk is too full; set by retention."""
@@ -114,7 +116,7 @@ class MessageStore:
         return report
 
     def _recover(self, progress: Progress, rebuild: bool) -> RecoveryReport:
-        clean = not (self.path / "abort").exists()
+        clean = self.ended_clean = not (self.path / "abort").exists()
         for table in (self.topics, self.consumer_offsets, self.groups, self.delay_offsets, self.state):
             table.load()
         self._checkpoint.load()

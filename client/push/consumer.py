@@ -244,8 +244,10 @@ class PushConsumer:
             try:
                 handle(work)
             except BaseException as error:
-                self._engine.die(ClientFailed(f"a listener ended its thread with {type(error).__name__}", error))
-                raise
+                self._engine.die(
+                    ClientFailed(f"a listener ended its thread with {type(error).__name__}: {error}", error)
+                )
+                return
             if work.given_up:
                 return  # another one took this worker's place
 

@@ -219,6 +219,8 @@ class Engine:
             self._claims.revoke_all()
             for claim in self._claims:
                 claim.running = 0
+                for work in claim.works:
+                    work.given_up = True
         self._waiter.wake()
 
     def join(self, timeout: float | None = None) -> None:

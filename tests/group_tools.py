@@ -1,0 +1,96 @@
+"""Listeners that can be waited for, and members of a group that speak frames."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgpack
+
+from flintmq.client import StoredMessage
+from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, HEART_BEAT, UPDATE_CONSUMER_OFFSET
+from tests.conftest import Answer, RawConnection
+
+WAIT_SECONDS = 30.0
+
+
+def until(holds: Callable[[], bool], what: str = "it") -> None:
+    """Wait until something that only polling can show holds."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"{what} did not happen within {WAIT_SECONDS:.0f} s"
+        time.sleep(0.005)
+
+
+class Seen:
+    """A listener that notes what it gets; ``then`` is called with each message, and may raise."""
+
+    def __init__(self, then: Callable[[StoredMessage], object] | None = None) -> None:
+        self.messages: list[StoredMessage] = []
+        self._then = then
+        self._changed = threading.Condition()
+
+    def __call__(self, handed: Any) -> None:
+        messages: Iterable[StoredMessage] = (handed,) if isinstance(handed, StoredMessage) else handed
+        for message in messages:
+            with self._changed:
+                self.messages.append(message)
+                self._changed.notify_all()
+            if self._then is not None:
+                self._then(message)
+
+    def wait(self, count: int) -> list[StoredMessage]:
+        """At least so many messages."""
+        with self._changed:
+            arrived = self._changed.wait_for(lambda: len(self.messages) >= count, WAIT_SECONDS)
+            assert arrived, f"{len(self.messages)} of {count} messages came"
+            return list(self.messages)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """What came, in its order."""
+        return [message.body for message in self.messages]
+
+
+class RawMember:
+    """A member that does only what it is told to."""
+
+    def __init__(self, connection: RawConnection, group: str, name: str, **fields: Any) -> None:
+        self.connection = connection
+        self.group = group
+        self.name = name
+        self.fields = fields
+        self.epoch = 0
+        self.rows: dict[tuple[str, int], tuple[int, int]] = {}
+        """By queue: next offset, and granted since."""
+
+    def beat(self, *topics: str, owned: Iterable[tuple[str, int]] | None = None, **fields: Any) -> Answer:
+        """Send a heartbeat, by default owning what it has."""
+        body = msgpack.packb([
+            [[topic, "", ""] for topic in topics],
+            [list(queue) for queue in (self.rows if owned is None else owned)],
+        ])  # fmt: skip
+        wanted = {"group": self.group, "member": self.name, "epoch": self.epoch, **self.fields, **fields}
+        answer = self.connection.call(HEART_BEAT, wanted, body)
+        if answer.code == 0:
+            self.epoch = answer.fields["epoch"]
+            self.rows = {(row[0], row[1]): (row[2], row[3]) for row in msgpack.unpackb(answer.body)}
+        return answer
+
+    @property
+    def queues(self) -> list[int]:
+        """Numbers of the queues that it may consume, the retry topic's left out."""
+        return sorted(queue for topic, queue in self.rows if not topic.startswith("%"))
+
+    def commit(self, topic: str, queue: int, offset: int, **fields: Any) -> Answer:
+        """Commit one queue."""
+        wanted = {"group": self.group, "topic": topic, "count": 1, "member": self.name, "epoch": self.epoch, **fields}
+        return self.connection.call(UPDATE_CONSUMER_OFFSET, wanted, CONSUMER_OFFSET_STRUCT.pack(queue, offset))
+
+    def pull(self, topic: str, queue: int, offset: int, **fields: Any) -> Answer:
+        """Pull as this member."""
+        return self.connection.pull(
+            topic, queue, offset, group=self.group, member=self.name, epoch=self.epoch, **fields
+        )

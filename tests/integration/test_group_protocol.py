@@ -1,0 +1,465 @@
+"""Consumer groups over the wire: who may join, who holds what, who may commit, and what an operator may do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgpack
+import pytest
+
+from flintmq.protocol import commands
+from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, PHYSICAL_OFFSET_STRUCT
+from flintmq.protocol.errors import (
+    CommitIllegal,
+    DelayIllegal,
+    EpochFenced,
+    FilterIllegal,
+    GroupNotExist,
+    GroupRunning,
+    InvalidParameter,
+    MemberNameTaken,
+    MemberUnknown,
+    MessageNotFound,
+    NoPermission,
+    OffsetOutOfRange,
+    QueueNotExist,
+    SubscriptionIllegal,
+)
+from flintmq.protocol.record import decode_record
+from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
+from tests.group_tools import RawMember
+from tests.store_tools import split_answer
+
+
+@pytest.fixture
+def group(topic: str) -> str:
+    return f"g-{topic}"
+
+
+@pytest.fixture
+def peer(shared_broker: RunningBroker, connect: ConnectionFactory) -> RawConnection:
+    return connect(shared_broker)
+
+
+@pytest.fixture
+def filled(peer: RawConnection, topic: str) -> str:
+    """A topic of 4 queues with 3 messages in each."""
+    peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": topic}).raise_for_error()
+    for queue in range(4):
+        peer.produce(topic, b"0", b"1", b"2", queue=queue).raise_for_error()
+    return topic
+
+
+Members = Any
+
+
+@pytest.fixture
+def member(shared_broker: RunningBroker, connect: ConnectionFactory, group: str) -> Members:
+    """``member(name)``: a member with a connection of its own."""
+    return lambda name, **fields: RawMember(connect(shared_broker), group, name, **fields)
+
+
+# ---- joining ----
+
+
+def test_the_first_member_gets_every_queue_from_where_it_wants_to_begin(filled: str, member: Members) -> None:
+    first = member("a", start="first")
+    first.beat(filled)
+    assert {queue: row[0] for queue, row in first.rows.items() if queue[0] == filled} == {
+        (filled, n): 0 for n in range(4)
+    }
+
+
+def test_with_last_a_group_begins_behind_what_is_there_and_stays_with_that(filled: str, member: Members) -> None:
+    first = member("a")
+    first.beat(filled)
+    assert {row[0] for row in first.rows.values()} == {3}
+    first.connection.produce(filled, b"3", queue=0)
+    first.connection.call(commands.UNREGISTER_CLIENT, {"group": first.group, "member": "a"}).raise_for_error()
+    second = member("b")
+    second.beat(filled)
+    assert second.rows[filled, 0][0] == 3, "the message that came while nobody was there is not lost"
+
+
+def test_with_time_a_group_begins_at_that_store_time(filled: str, member: Members, peer: RawConnection) -> None:
+    record = decode_record(split_answer(peer.pull(filled, 0, 1).body, 2)[0])
+    first = member("a", start="time", start_ms=record.store_timestamp)
+    first.beat(filled)
+    assert first.rows[filled, 0][0] <= 1
+    later = member("a", start="time", start_ms=record.store_timestamp + 60_000)
+    later.group += "-later"
+    later.beat(filled)
+    assert later.rows[filled, 0][0] == 3
+
+
+def test_a_topic_made_after_it_was_asked_for_is_read_from_its_first_message(
+    topic: str, member: Members, peer: RawConnection
+) -> None:
+    first = member("a")
+    first.beat(topic)
+    assert first.rows == {}
+    peer.produce(topic, b"x", queue=2).raise_for_error()
+    first.connection.wait_until_told()
+    first.beat()
+    assert {queue: row[0] for queue, row in first.rows.items()} == {(topic, n): 0 for n in range(4)}
+
+
+def test_queues_that_are_added_are_read_from_their_first_message(
+    filled: str, member: Members, peer: RawConnection
+) -> None:
+    first = member("a")
+    first.beat(filled)
+    peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": filled, "read_queues": 6, "write_queues": 6})
+    peer.produce(filled, b"x", queue=5).raise_for_error()
+    first.connection.wait_until_told()
+    first.beat()
+    assert first.rows[filled, 5][0] == 0
+    assert first.rows[filled, 0][0] == 3
+
+
+def test_two_live_members_of_one_name_are_one_too_many(filled: str, member: Members) -> None:
+    first, second = member("same"), member("same")
+    first.beat(filled)
+    refused = second.beat(filled)
+    assert refused.code == MemberNameTaken.code
+    assert "live member 'same'" in refused.fields["message"]
+    assert first.beat().code == 0
+    assert first.queues == [0, 1, 2, 3]
+
+
+def test_a_name_is_free_again_when_its_connection_is_gone_and_the_one_before_is_fenced(
+    filled: str, member: Members
+) -> None:
+    first, second = member("same"), member("same")
+    first.beat(filled)
+    first.connection.close()
+    second.beat(filled)
+    while second.epoch == 0:  # the broker may hear of the end of the connection a little later
+        second.beat(filled)
+    assert second.queues == [0, 1, 2, 3]
+    zombie = member("same")
+    zombie.epoch = first.epoch
+    fenced = zombie.beat()
+    assert fenced.code == EpochFenced.code
+    assert zombie.commit(filled, 0, 1).code == EpochFenced.code
+    assert zombie.pull(filled, 0, 3).code == EpochFenced.code
+
+
+@pytest.mark.parametrize(("fields", "code"), [
+    ({"mode": "both"}, InvalidParameter.code),
+    ({"start": "middle"}, InvalidParameter.code),
+    ({"kind": "spectator"}, InvalidParameter.code),
+    ({"session_timeout_ms": 10}, InvalidParameter.code),
+    ({"member": ""}, InvalidParameter.code),
+    ({"group": "no/slash"}, InvalidParameter.code),
+])  # fmt: skip
+def test_a_heartbeat_that_cannot_be_is_refused_and_nobody_joins(
+    filled: str, member: Members, fields: dict[str, Any], code: int
+) -> None:
+    first = member("a")
+    assert first.beat(filled, **fields).code == code
+    asked = first.connection.call(commands.GET_CONSUMER_CONNECTION_LIST, {"group": first.group})
+    assert asked.code == GroupNotExist.code
+
+
+@pytest.mark.parametrize(("subscriptions", "code"), [
+    ([["t/x", "", ""]], InvalidParameter.code),
+    ([["t", "a || ", ""]], InvalidParameter.code),
+    ([["t", "", "a >"]], FilterIllegal.code),
+    ([["t", "", ""], ["t", "a", ""]], InvalidParameter.code),
+    ([["RMQ_SYS_TRANS_HALF_TOPIC", "", ""]], NoPermission.code),
+    ([["SCHEDULE_TOPIC_XXXX", "", ""]], NoPermission.code),
+    (["t"], InvalidParameter.code),
+    ({"t": ""}, InvalidParameter.code),
+    ([[f"t{n}", "", ""] for n in range(1001)], InvalidParameter.code),
+])  # fmt: skip
+def test_a_subscription_that_cannot_be_is_refused(
+    peer: RawConnection, group: str, subscriptions: Any, code: int
+) -> None:
+    body = msgpack.packb([subscriptions, []])
+    assert peer.call(commands.HEART_BEAT, {"group": group, "member": "a"}, body).code == code
+    assert peer.call(commands.HEART_BEAT, {"group": group, "member": "a"}, b"\xc1").code == InvalidParameter.code
+
+
+def test_members_that_do_not_agree_on_what_they_want_cannot_be_in_one_group(filled: str, member: Members) -> None:
+    first, second = member("a"), member("b")
+    first.beat(filled)
+    body = msgpack.packb([[[filled, "eu", ""]], []])
+    refused = second.connection.call(commands.HEART_BEAT, {"group": second.group, "member": "b"}, body)
+    assert refused.code == SubscriptionIllegal.code
+    assert "'a'" in refused.fields["message"]
+    assert second.beat(filled, mode="broadcasting").code == SubscriptionIllegal.code
+    assert second.beat(filled).code == 0
+
+
+# ---- queues change hands ----
+
+
+def test_a_queue_is_given_up_before_the_next_member_gets_it(filled: str, member: Members) -> None:
+    first, second = member("a", start="first"), member("b", start="first")
+    first.beat(filled)
+    second.beat(filled)
+    assert second.queues == []
+    assert first.connection.wait_until_told().code == commands.NOTIFY_CONSUMER_IDS_CHANGED.code
+    had = list(first.rows)
+    first.beat(owned=had)
+    kept = first.queues
+    assert len(kept) == 2
+    given = [n for n in range(4) if n not in kept]
+    second.beat()
+    assert second.queues == [], "the first one still has messages of them"
+    assert first.commit(filled, given[0], 2).code == 0, "and may say how far it came"
+    first.beat(owned=[(filled, n) for n in kept])
+    second.connection.wait_until_told()
+    second.beat()
+    assert second.queues == given
+    assert second.rows[filled, given[0]][0] == 2
+    assert first.commit(filled, given[0], 3).code == EpochFenced.code
+    assert first.pull(filled, given[0], 0).code == EpochFenced.code
+    assert second.pull(filled, given[0], 2).code == 0
+
+
+def test_who_leaves_is_replaced_at_once(filled: str, member: Members) -> None:
+    first, second = member("a"), member("b")
+    first.beat(filled)
+    second.beat(filled)
+    left = {"group": first.group, "member": "a", "epoch": first.epoch}
+    first.connection.call(commands.UNREGISTER_CLIENT, left).raise_for_error()
+    second.connection.wait_until_told()
+    second.beat()
+    assert second.queues == [0, 1, 2, 3]
+    assert first.beat().code == MemberUnknown.code
+    assert first.connection.call(commands.UNREGISTER_CLIENT, left).code == MemberUnknown.code
+
+
+def test_a_member_that_says_nothing_is_replaced_within_its_session(filled: str, member: Members) -> None:
+    first, second = member("a", session_timeout_ms=1_000), member("b", session_timeout_ms=60_000)
+    first.beat(filled)
+    second.beat(filled)
+    second.connection.wait_until_told()
+    second.beat()
+    assert second.queues == [0, 1, 2, 3]
+    assert first.commit(filled, 0, 3).code == MemberUnknown.code
+
+
+def test_a_pull_that_waits_is_refused_when_its_queue_is_gone(filled: str, member: Members, peer: RawConnection) -> None:
+    first, second = member("a"), member("b")
+    first.beat(filled)
+    second.beat(filled)
+    first.beat()
+    given = [n for n in range(4) if n not in first.queues]
+    wanted = {"topic": filled, "queue": given[0], "offset": 3, "wait_ms": 60_000}
+    waiting = first.connection.send(
+        commands.PULL, {**wanted, "group": first.group, "member": "a", "epoch": first.epoch}
+    )
+    first.beat(owned=[(filled, n) for n in first.queues])
+    peer.produce(filled, b"new", queue=given[0]).raise_for_error()
+    assert first.connection.receive_for(waiting).code == EpochFenced.code
+
+
+def test_broadcasting_gives_every_member_every_queue_and_a_progress_of_its_own(filled: str, member: Members) -> None:
+    first, second = member("a", mode="broadcasting", start="first"), member("b", mode="broadcasting", start="first")
+    first.beat(filled)
+    second.beat(filled)
+    assert first.queues == second.queues == [0, 1, 2, 3]
+    assert first.commit(filled, 0, 2).code == 0
+    again = member("a", mode="broadcasting", start="first")
+    first.connection.call(commands.UNREGISTER_CLIENT, {"group": first.group, "member": "a"}).raise_for_error()
+    again.beat(filled)
+    assert again.rows[filled, 0][0] == 2
+    assert second.rows[filled, 0][0] == 0
+
+
+# ---- progress ----
+
+
+def test_progress_only_grows_and_never_beyond_the_log(filled: str, member: Members, peer: RawConnection) -> None:
+    first = member("a", start="first")
+    first.beat(filled)
+    assert first.commit(filled, 0, 2).code == 0
+    assert first.commit(filled, 0, 1).code == 0
+    beyond = first.commit(filled, 0, 4)
+    assert (beyond.code, beyond.fields["max_offset"]) == (CommitIllegal.code, 3)
+    assert first.commit(filled, 7, 0).code == QueueNotExist.code
+    asked = peer.call(commands.QUERY_CONSUMER_OFFSET, {"group": first.group, "topic": filled, "queue": 0})
+    assert asked.body == CONSUMER_OFFSET_STRUCT.pack(0, 2)
+
+
+def test_while_a_group_runs_nobody_else_commits_for_it(filled: str, member: Members, peer: RawConnection) -> None:
+    first = member("a", start="first")
+    first.beat(filled)
+    fields = {"group": first.group, "topic": filled, "count": 1}
+    refused = peer.call(commands.UPDATE_CONSUMER_OFFSET, fields, CONSUMER_OFFSET_STRUCT.pack(0, 3))
+    assert refused.code == GroupRunning.code
+    stranger = {**fields, "member": "b", "epoch": first.epoch}
+    refused = peer.call(commands.UPDATE_CONSUMER_OFFSET, stranger, CONSUMER_OFFSET_STRUCT.pack(0, 3))
+    assert refused.code == MemberUnknown.code
+
+
+def reset(peer: RawConnection, group: str, topic: str, **fields: Any) -> Any:
+    body = b"".join(CONSUMER_OFFSET_STRUCT.pack(*entry) for entry in fields.pop("offsets", ()))
+    count = len(body) // CONSUMER_OFFSET_STRUCT.size
+    wanted = {"group": group, "topic": topic, "count": count, **fields}
+    return peer.call(commands.INVOKE_BROKER_TO_RESET_OFFSET, wanted, body)
+
+
+def test_a_running_group_is_reset_by_force_alone_and_begins_anew(
+    filled: str, member: Members, peer: RawConnection
+) -> None:
+    first = member("a", start="first")
+    first.beat(filled)
+    first.commit(filled, 0, 3).raise_for_error()
+    refused = reset(peer, first.group, filled, to="first")
+    assert refused.code == GroupRunning.code
+    done = reset(peer, first.group, filled, to="first", queue=0, force=True)
+    assert done.body == CONSUMER_OFFSET_STRUCT.pack(0, 0)
+    assert first.commit(filled, 0, 3).code == EpochFenced.code, "what ran before the reset does not undo it"
+    first.connection.wait_until_told()
+    before = first.rows[filled, 0][1]
+    first.beat()
+    assert first.rows[filled, 0][0] == 0
+    assert first.rows[filled, 0][1] > before
+    assert first.commit(filled, 0, 1).code == 0
+
+
+def test_a_group_that_nobody_is_in_is_reset_to_whatever_the_queues_hold(filled: str, peer: RawConnection) -> None:
+    def offsets(answer: Any) -> dict[int, int]:
+        return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.raise_for_error().body))
+
+    group = f"idle-{filled}"
+    assert offsets(reset(peer, group, filled, to="last")) == dict.fromkeys(range(4), 3)
+    assert offsets(reset(peer, group, filled, to="first")) == dict.fromkeys(range(4), 0)
+    assert offsets(reset(peer, group, filled, to="time", timestamp_ms=2**50)) == dict.fromkeys(range(4), 3)
+    assert offsets(reset(peer, group, filled, to="offset", offsets=[(1, 2)])) == {1: 2}
+    assert reset(peer, group, filled, to="offset", offsets=[(1, 4)]).code == CommitIllegal.code
+    assert reset(peer, group, filled, to="offset", offsets=[(4, 0)]).code == QueueNotExist.code
+    assert reset(peer, group, filled, to="offset").code == InvalidParameter.code
+    assert reset(peer, group, filled, to="noon").code == InvalidParameter.code
+
+
+def test_a_group_is_shown_and_deleted_when_nobody_is_in_it(filled: str, member: Members, peer: RawConnection) -> None:
+    first = member("a", start="first")
+    first.beat(filled)
+    first.pull(filled, 1, 0, max_count=2).raise_for_error()
+    first.commit(filled, 1, 1).raise_for_error()
+    shown = msgpack.unpackb(peer.call(commands.GET_CONSUMER_CONNECTION_LIST, {"group": first.group}).body)
+    assert [each["member"] for each in shown["members"]] == ["a"]
+    assert [row for row in shown["queues"] if row[:2] == [filled, 1]] == [[filled, 1, "a", 1, 2, 0, 3]]
+    listed = msgpack.unpackb(peer.call(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
+    mine = next(row for row in listed if row["group"] == first.group)
+    assert (mine["state"], mine["members"], mine["topics"]) == ("stable", 1, [filled])
+    assert peer.call(commands.DELETE_SUBSCRIPTIONGROUP, {"group": first.group}).code == GroupRunning.code
+    first.connection.call(commands.UNREGISTER_CLIENT, {"group": first.group, "member": "a"}).raise_for_error()
+    peer.call(commands.DELETE_SUBSCRIPTIONGROUP, {"group": first.group}).raise_for_error()
+    assert peer.call(commands.GET_CONSUMER_CONNECTION_LIST, {"group": first.group}).code == GroupNotExist.code
+    assert peer.call(commands.DELETE_SUBSCRIPTIONGROUP, {"group": first.group}).code == GroupNotExist.code
+
+
+# ---- sending back ----
+
+
+def send_back(peer: RawConnection, group: str, *physical_offsets: int, **fields: Any) -> Any:
+    body = b"".join(map(PHYSICAL_OFFSET_STRUCT.pack, physical_offsets))
+    return peer.call(commands.CONSUMER_SEND_MSG_BACK, {"group": group, "count": len(physical_offsets), **fields}, body)
+
+
+def physical_offsets_of(peer: RawConnection, topic: str, queue: int = 0) -> list[int]:
+    answer = peer.pull(topic, queue, 0)
+    return [decode_record(blob).physical_offset for blob in split_answer(answer.body, answer.fields["count"])]
+
+
+def test_what_is_sent_back_comes_again_in_the_groups_retry_topic(filled: str, group: str, peer: RawConnection) -> None:
+    first = physical_offsets_of(peer, filled)[0]
+    done = send_back(peer, group, first, delay_level=1)
+    assert done.fields == {"retried": 1, "dead": 0}
+    answer = peer.pull(f"%RETRY%{group}", 0, 0, wait_ms=30_000)
+    (record,) = map(decode_record, split_answer(answer.body, answer.fields["count"]))
+    assert (record.body, record.reconsume_times) == (b"0", 1)
+    assert record.property_map()["RETRY_TOPIC"] == filled
+    dead = send_back(peer, group, record.physical_offset, retry_times_max=1)
+    assert dead.fields == {"retried": 0, "dead": 1}
+    answer = peer.pull(f"%DLQ%{group}")
+    (record,) = map(decode_record, split_answer(answer.body, answer.fields["count"]))
+    assert (record.body, record.reconsume_times) == (b"0", 2)
+    assert record.property_map()["RETRY_TOPIC"] == filled
+
+
+def test_what_cannot_be_sent_back_is_refused_whole(
+    filled: str, group: str, peer: RawConnection, member: Members
+) -> None:
+    first, second = physical_offsets_of(peer, filled)[:2]
+    assert send_back(peer, group, first, 2**40).code == MessageNotFound.code
+    assert send_back(peer, group, first + 1).code == MessageNotFound.code
+    assert send_back(peer, group, first, delay_level=19).code == DelayIllegal.code
+    assert send_back(peer, group, first, delay_level=-2).code == InvalidParameter.code
+    assert send_back(peer, group, first, second, count=1).code == InvalidParameter.code
+    assert send_back(peer, "no/slash", first).code == InvalidParameter.code
+    holder = member("a")
+    holder.beat(filled)
+    fenced = send_back(peer, group, first, member="a", epoch=1)
+    assert fenced.code == EpochFenced.code
+    assert send_back(peer, group, first, member="b", epoch=holder.epoch).code == MemberUnknown.code
+    answer = peer.pull(f"%RETRY%{group}", 0, 0)
+    assert answer.code != 0
+
+
+# ---- what retention took ----
+
+
+def test_a_group_that_asks_for_what_retention_took_is_moved_on_and_that_is_kept_as_an_event(
+    broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
+    running = broker(settings={"retention.file_reserved_hours": 0, "retention.check_interval_ms": 50,
+                               "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24))})  # fmt: skip
+    peer = connect(running)
+    first = RawMember(connect(running), "g", "a", start="first")
+    peer.produce("orders", bytes(400_000), queue=0).raise_for_error()
+    first.beat("orders")
+    while peer.call(commands.GET_MIN_OFFSET, {"topic": "orders", "queue": 0}).fields["offset"] == 0:
+        peer.produce("orders", bytes(400_000), queue=0).raise_for_error()
+    moved = first.pull("orders", 0, 0)
+    assert moved.code == OffsetOutOfRange.code
+    committed = peer.call(commands.QUERY_CONSUMER_OFFSET, {"group": "g", "topic": "orders", "queue": 0})
+    ((_, next_offset),) = CONSUMER_OFFSET_STRUCT.iter_unpack(committed.body)
+    assert next_offset == moved.fields["min_offset"] > 0
+    first.pull("orders", 0, 0)
+    answer = peer.pull("OFFSET_MOVED_EVENT", 0, 0, wait_ms=10_000)
+    events = [json.loads(decode_record(blob).body) for blob in split_answer(answer.body, answer.fields["count"])]
+    assert events[0] == {
+        "consumerGroup": "g",
+        "messageQueue": {"brokerName": "flintmq", "queueId": 0, "topic": "orders"},
+        "offsetNew": next_offset,
+        "offsetRequest": 0,
+    }
+    fetched = first.pull("orders", 0, next_offset)
+    assert fetched.code == 0
+
+
+# ---- a start of the broker ----
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_after_a_start_of_the_broker_members_keep_what_they_say_they_hold(
+    broker: BrokerFactory, connect: ConnectionFactory, crash: bool
+) -> None:
+    running = broker()
+    members = [RawMember(connect(running), "g", name, start="first") for name in "ab"]
+    connect(running).produce("orders", b"0", b"1", queue=3).raise_for_error()
+    for _ in range(3):
+        for each in members:
+            each.beat("orders")
+    held = [each.queues for each in members]
+    assert sorted(held[0] + held[1]) == [0, 1, 2, 3]
+    if crash:
+        running.kill()
+    else:
+        members[0].commit("orders", held[0][0], 0)
+        running.stop()
+    again = broker(store=running.store)
+    for each in reversed(members):
+        each.connection = connect(again)
+        assert each.beat("orders").code == MemberUnknown.code
+        each.epoch = 0
+        each.beat("orders").raise_for_error()
+    assert [each.queues for each in members] == held
