@@ -348,6 +348,7 @@ class EndTransactionRequest:
     commit: bool = boolean("true: commit, false: roll back")
     half_queue_offset: int = integer("of the half message, from the PRODUCE answer; -1: not known", -1, I64_MAX, -1)
     half_physical_offset: int = integer("the same; -1: not known", -1, I64_MAX, -1)
+    parked: bool = boolean("also where it was parked: commit delivers its message after all", False)
 
 
 @dataclass(slots=True)
@@ -380,7 +381,8 @@ class GetTransactionsRequest:
 @dataclass(slots=True)
 class TransactionsAnswer:
     """Body: one msgpack array of maps `{id, topic, queue, group, born_ms, stored_ms, checks, half_queue_offset,
-    half_physical_offset}`; of what was parked the offsets are those of its message in TRANS_CHECK_MAX_TIME_TOPIC."""
+    half_physical_offset, delivered}`; of what was parked the offsets are those of its message in
+    TRANS_CHECK_MAX_TIME_TOPIC, and `delivered` says whether it was committed after all."""
 
     count: int = integer("maps in the body")
     next_offset: int = integer("from_offset of the next page; -1: there is none", -1)

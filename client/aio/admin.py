@@ -100,9 +100,12 @@ class Admin(Client):
     async def end_transaction(
         self, transaction_id: str, group: str, *, commit: bool, timeout: float | None = None
     ) -> None:
-        """Commit an open transaction of a producer group, or roll it back, in place of its producer. Fine where it
-        ended so before; else raises ``TransactionEnded``, ``TransactionNotExist`` or ``TransactionGroupWrong``."""
-        await self._caller.call(end_transaction(transaction_id, group, commit=commit), self._caller.deadline(timeout))
+        """Commit an open transaction of a producer group, or roll it back, in place of its producer; a commit also
+        delivers what was parked. Fine where it ended so before; else raises ``TransactionEnded``,
+        ``TransactionNotExist`` or ``TransactionGroupWrong``."""
+        await self._caller.call(
+            end_transaction(transaction_id, group, commit=commit, parked=True), self._caller.deadline(timeout)
+        )
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """How the broker is doing: see ``protocol/README.md`` for the names."""

@@ -34,6 +34,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
     "Topics and groups": {
         "topic": Lazy("topic", "List, create, change, delete topics, and what they hold."),
         "offset": Lazy("offset", "Show, reset, export and import the offsets of groups."),
+        "tx": Lazy("tx", "List transactions that are open or parked; commit or roll back by hand."),
     },
     "Broker": {
         "status": Lazy("status", "How the broker is."),

@@ -19,7 +19,8 @@ from .times import from_millis
 class TransactionInfo:
     """A transaction that is open, or was parked. ``checks``: how often producers of ``group`` were asked; ``born_ms``:
     when its message was made, ``stored_ms``: when the half message was last written, ms since 1970 UTC;
-    ``half_queue_offset``, ``half_physical_offset``: where that lies, of a parked one where its message was put."""
+    ``half_queue_offset``, ``half_physical_offset``: where that lies, of a parked one where its message was put;
+    ``delivered``: whether a parked one was committed after all."""
 
     id: str
     topic: str
@@ -30,6 +31,7 @@ class TransactionInfo:
     checks: int
     half_queue_offset: int
     half_physical_offset: int
+    delivered: bool
 
     @property
     def born_at(self) -> datetime:
@@ -82,9 +84,16 @@ class EndTransaction(Operation[None]):
 
 
 def end_transaction(
-    transaction_id: str, group: str, *, commit: bool, half_queue_offset: int = -1, half_physical_offset: int = -1
+    transaction_id: str,
+    group: str,
+    *,
+    commit: bool,
+    half_queue_offset: int = -1,
+    half_physical_offset: int = -1,
+    parked: bool = False,
 ) -> Operation[None]:
-    """Commit a transaction, or roll it back; the offsets are compared where they are known."""
+    """Commit a transaction, or roll it back; the offsets are compared where they are known. ``parked``: also one that
+    was parked."""
     made = operation(
         commands.END_TRANSACTION,
         lambda answer: None,
@@ -93,5 +102,6 @@ def end_transaction(
         commit=commit,
         half_queue_offset=half_queue_offset,
         half_physical_offset=half_physical_offset,
+        parked=parked,
     )
     return EndTransaction(made.command, made.fields, made.decode)

@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ....protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
-from ....protocol.errors import BrokerError, BrokerFailure, MessageIllegal, QueueNotExist, TopicNotExist
+from ....protocol.errors import BrokerError, BrokerFailure, MessageIllegal
 from ....protocol.record import Record
 from ..topic_changes import TopicChanges
 from ..writer import RecordWriter
-from .records import TOPICS, committed, ended_notes, ended_offsets, parked
+from .records import TOPICS, check_destination, committed, ended_notes, ended_offsets, parked
 from .table import COMMIT, PARKED, Ended, Ending, Table
 
 log = logging.getLogger(__name__)
@@ -119,25 +119,12 @@ class EndWriter:
         if half.topic in self._topic_changes.pending:
             self._topic_changes.when_done(half.topic, lambda _: self.add(ending))
             return False
-        topic = self._store.topics.get(half.topic)
-        if topic is None:
-            ending.failed(
-                TopicNotExist(
-                    f"transaction {half.transaction_id} cannot be committed: topic {half.topic} was deleted; create it "
-                    "again and commit again, or roll back"
-                )
-            )
-        elif half.queue >= topic.queues:
-            ending.failed(
-                QueueNotExist(
-                    f"transaction {half.transaction_id} cannot be committed: topic {half.topic} has no queue "
-                    f"{half.queue} any more; give it one and commit again, or roll back",
-                    queues=topic.queues,
-                )
-            )
-        else:
-            return True
-        return False
+        try:
+            check_destination(half, self._store.topics.get(half.topic))
+        except BrokerError as error:
+            ending.failed(error)
+            return False
+        return True
 
     def _append(self, endings: list[Ending]) -> None:
         replaced, self._notes = self._notes, []

@@ -40,6 +40,15 @@ class AtStart:
     next_note_offset: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """How a transaction ended; of one that was parked, its message."""
+
+    ended: Ended
+    half: Half | None = None
+    record: Record | None = None
+
+
 class History:
     """Reads a store."""
 
@@ -82,7 +91,7 @@ class History:
             )
         return record
 
-    def past(self, transaction_id: str, group: str, physical_offset: int) -> Ended:
+    def past(self, transaction_id: str, group: str, physical_offset: int) -> Past:
         """How a transaction ended that is not open. ``physical_offset``: of its half message, -1 where it is not known.
 
         Raises ``TransactionNotExist`` where the log does not know it, ``TransactionGroupWrong`` for a stranger. Blocks.
@@ -97,12 +106,17 @@ class History:
             raise TransactionGroupWrong(
                 f"transaction {transaction_id} is of another producer group than {group}; nothing was ended"
             )
-        outcome = ROLLBACK
-        if any(map(is_committed, self._with_key(half.topic, transaction_id))):
-            outcome = COMMIT
-        elif any(self._with_key(TRANSACTION_PARKED_TOPIC, transaction_id)):
-            outcome = PARKED
-        return Ended(transaction_id, group, outcome)
+        if self.is_delivered(half):
+            return Past(Ended(transaction_id, group, COMMIT))
+        for record in self._with_key(TRANSACTION_PARKED_TOPIC, transaction_id):
+            parked = Half.of(record, TRANSACTION_PARKED_TOPIC)
+            if parked is not None:
+                return Past(Ended(transaction_id, group, PARKED), parked, record)
+        return Past(Ended(transaction_id, group, ROLLBACK))
+
+    def is_delivered(self, half: Half) -> bool:
+        """Whether the message of a transaction is in its topic. Blocks."""
+        return any(map(is_committed, self._with_key(half.topic, half.transaction_id)))
 
     def parked(self, first: int, count: int) -> tuple[list[Record], int, bool]:
         """Messages of the parked topic from queue offset ``first`` on, where to go on, and whether there are more.

@@ -19,6 +19,7 @@ from ....protocol.delivery import (
     PROPERTY_RECORD_CRC,
     TRANSACTION_PARKED_TOPIC,
 )
+from ....protocol.errors import QueueNotExist, TopicNotExist
 from ....protocol.ids import offset_id
 from ....protocol.layout import SysFlag
 from ....protocol.record import PROPERTY_TAGS, PROPERTY_UNIQ_KEY, Record, encode_properties
@@ -89,6 +90,21 @@ class Half:
             born_ms=record.born_timestamp,
             store_ms=record.store_timestamp,
             check_times=_number(properties.get(PROPERTY_CHECK_TIMES, "")) or 0,
+        )
+
+
+def check_destination(half: Half, topic: TopicConfig | None) -> None:
+    """Raise where the message has nowhere to go any more. ``topic``: the one that it was sent to, if it is there."""
+    if topic is None:
+        raise TopicNotExist(
+            f"transaction {half.transaction_id} cannot be committed: topic {half.topic} was deleted; create it again "
+            "and commit again, or roll back"
+        )
+    if half.queue >= topic.queues:
+        raise QueueNotExist(
+            f"transaction {half.transaction_id} cannot be committed: topic {half.topic} has no queue {half.queue} any "
+            "more; give it one and commit again, or roll back",
+            queues=topic.queues,
         )
 
 

@@ -9,15 +9,16 @@ from concurrent.futures import Executor
 from typing import TypeVar
 
 from ....protocol.commands import EndTransactionRequest
-from ....protocol.errors import BrokerError, BrokerFailure, MessageIllegal, SystemBusy
+from ....protocol.errors import BrokerError, BrokerFailure, FlintError, MessageIllegal, SystemBusy
 from ....protocol.record import Record
 from ...store import WouldBlock
 from ..topic_changes import TopicChanges
 from ..writer import RecordWriter
 from .end_writer import EndWriter
-from .history import AtStart, History
+from .history import AtStart, History, Past
+from .parked import ParkedMessages
 from .records import Half
-from .table import COMMIT, PARKED, ROLLBACK, Done, Ended, Ending, Open, Table
+from .table import COMMIT, PARKED, ROLLBACK, Done, Ending, Open, Table
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,6 +55,7 @@ class TransactionalMessageService:
         self._topic_changes = topic_changes
         self._readers = readers
         self._open_max = open_max
+        self._parked = ParkedMessages(writer, self.table)
         self.ends = EndWriter(writer, topic_changes, self.table, self._over, now_ms)
 
     def stop(self) -> None:
@@ -163,15 +165,33 @@ class TransactionalMessageService:
     def _end_past(self, request: EndTransactionRequest, done: Done) -> None:
         """The transaction is not open: what is remembered, or the log, says why."""
         ended = self.table.ended(request.transaction_id)
-        if ended is not None:
+        if ended is not None and not (request.parked and ended.outcome == PARKED):
             ended.check(request.group)
             self._writer.when_acknowledged(ended.end_offset, lambda error: done(error or ended.error()))
             return
 
-        def look() -> Ended:
+        def look() -> Past:
             return self.history.past(request.transaction_id, request.group, request.half_physical_offset)
 
-        self.in_reader(look, lambda ended: done(ended.error()), done)
+        def found(past: Past) -> None:
+            if past.half is None or past.record is None or not request.parked:
+                done(past.ended.error())
+            elif not request.commit:
+                done(None)  # it is not delivered, and need not be
+            else:
+                self._deliver_parked(past.half, past.record, done)
+
+        self.in_reader(look, found, done)
+
+    def _deliver_parked(self, half: Half, record: Record, done: Done) -> None:
+        ended = self.table.ended(half.transaction_id)
+        if ended is not None and ended.outcome == COMMIT:  # somebody was quicker
+            done(ended.error())
+            return
+        try:
+            self._parked.deliver(half, record, done)
+        except FlintError as error:
+            done(error if isinstance(error, BrokerError) else BrokerFailure(str(error)))
 
     def _over(self, outcome: str) -> None:
         self.ended[outcome] += 1

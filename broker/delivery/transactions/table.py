@@ -164,10 +164,14 @@ class Table:
         del self._by_id[half.transaction_id]
         del self._by_queue_offset[half.queue_offset]
         ended = Ended(half.transaction_id, half.group, outcome, end_offset)
-        self._ended[half.transaction_id] = ended
+        self.remember(ended)
+        return ended
+
+    def remember(self, ended: Ended) -> None:
+        """How a transaction ended, until many others have."""
+        self._ended[ended.transaction_id] = ended
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
-        return ended
 
     def noted(self, note_offset: int, half_queue_offset_max: int) -> None:
         """An op record lies at ``note_offset`` of its queue and speaks of half messages up to that one."""

@@ -26,8 +26,9 @@ from ...store import ProduceBatch, WouldBlock
 from .acknowledging import acknowledge
 from .context import Peer
 
-Page = tuple[list[Half], int]
-"""Half messages, and where the next page begins (-1: there is none)."""
+Row = dict[str, Any]
+Page = tuple[list[Row], int]
+"""Transactions, and where the next page begins (-1: there is none)."""
 
 
 def append_half_messages(peer: Peer, frame: Frame, request: ProduceRequest, half: HalfRequest, queue: int) -> None:
@@ -101,10 +102,9 @@ def get_transactions(peer: Peer, frame: Frame) -> None:
         return page, history.parked_count()
 
     def answer(found: tuple[Page, int]) -> None:
-        (halves, next_offset), parked = found
+        (rows, next_offset), parked = found
         if not request.parked:
-            halves, next_offset = _open_page(transactions.table, request)
-        rows = [_row(half) for half in halves]
+            rows, next_offset = _open_page(transactions.table, request)
         peer.answer(
             frame,
             TransactionsAnswer(count=len(rows), next_offset=next_offset, open=len(transactions.table), parked=parked),
@@ -115,24 +115,24 @@ def get_transactions(peer: Peer, frame: Frame) -> None:
 
 
 def _open_page(table: Table, request: GetTransactionsRequest) -> Page:
-    halves: list[Half] = []
+    rows: list[Row] = []
     for transaction in table:
         half = transaction.half
         if half.queue_offset < request.from_offset:
             continue
-        if len(halves) == request.max_count:
-            return halves, half.queue_offset
-        halves.append(half)
-    return halves, -1
+        if len(rows) == request.max_count:
+            return rows, half.queue_offset
+        rows.append(_row(half, delivered=False))
+    return rows, -1
 
 
 def _parked_page(history: History, request: GetTransactionsRequest) -> Page:
     records, next_offset, more = history.parked(request.from_offset, request.max_count)
     halves = [half for record in records if (half := Half.of(record, TRANSACTION_PARKED_TOPIC)) is not None]
-    return halves, next_offset if more else -1
+    return [_row(half, delivered=history.is_delivered(half)) for half in halves], next_offset if more else -1
 
 
-def _row(half: Half) -> dict[str, Any]:
+def _row(half: Half, *, delivered: bool) -> Row:
     return {
         "id": half.transaction_id,
         "topic": half.topic,
@@ -143,4 +143,5 @@ def _row(half: Half) -> dict[str, Any]:
         "checks": half.check_times,
         "half_queue_offset": half.queue_offset,
         "half_physical_offset": half.physical_offset,
+        "delivered": delivered,
     }

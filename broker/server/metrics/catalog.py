@@ -68,6 +68,26 @@ GROUP_LAG = Metric(
     ("group", "topic"),
 )
 
+TRANSACTIONS_OPEN = Metric("flintmq_transactions_open", "gauge", "half messages of transactions that are not ended")
+TRANSACTIONS_OPENED = Metric("flintmq_transactions_opened_total", "counter", "half messages stored")
+TRANSACTIONS_ENDED = Metric(
+    "flintmq_transactions_ended_total",
+    "counter",
+    "transactions that ended: `commit`, `rollback`, `parked`",
+    ("outcome",),
+)
+TRANSACTIONS_PARKED = Metric(
+    "flintmq_transactions_parked",
+    "gauge",
+    "messages in the topic of those that were parked, delivered after all or not",
+)
+TRANSACTION_CHECKS = Metric(
+    "flintmq_transaction_checks_total",
+    "counter",
+    "questions how a transaction ended: `asked`, or `nobody` where no producer of the group was alive",
+    ("result",),
+)
+
 BEHIND_BYTES = Metric(
     "flintmq_behind_bytes",
     "gauge",
@@ -105,6 +125,7 @@ METRICS = (
     CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, IN_FLIGHT, HELD_PULLS,
     TOPICS, QUEUES, GROUP_LAG,
     BEHIND_BYTES, BEHIND_SECONDS, SEGMENTS, STORE_BYTES, DISK_FREE, DISK_TOTAL, DISK_ROOM, DISK_RUNWAY,
+    TRANSACTIONS_OPEN, TRANSACTIONS_OPENED, TRANSACTIONS_ENDED, TRANSACTIONS_PARKED, TRANSACTION_CHECKS,
     PROCESS_CPU, PROCESS_RESIDENT, PROCESS_VIRTUAL, PROCESS_FDS, PROCESS_FDS_MAX, PROCESS_STARTED,
 )  # fmt: skip
 """In the order in which they are shown. The names ``process_…`` are those of Prometheus's own clients."""

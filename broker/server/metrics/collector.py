@@ -31,6 +31,7 @@ def metrics_text(broker: Broker) -> bytes:
     _add_waiting(out, broker)
     _add_store(out, broker)
     _add_disk(out, broker)
+    _add_transactions(out, broker)
     _add_process(out)
     return out.text()
 
@@ -111,6 +112,15 @@ def _lags(broker: Broker) -> Rows:
             if queue is not None and queue.max_offset > offset:
                 lag += queue.max_offset - offset
         yield labels(catalog.GROUP_LAG.labels, (group, topic)), lag
+
+
+def _add_transactions(out: Exposition, broker: Broker) -> None:
+    transactions, checks = broker.transactions, broker.transaction_checks
+    out.add_one(catalog.TRANSACTIONS_OPEN, len(transactions.table))
+    out.add_one(catalog.TRANSACTIONS_OPENED, transactions.opened)
+    out.add(catalog.TRANSACTIONS_ENDED, _by("outcome", transactions.ended))
+    out.add_one(catalog.TRANSACTIONS_PARKED, transactions.history.parked_count())
+    out.add(catalog.TRANSACTION_CHECKS, _by("result", {"asked": checks.asked, "nobody": checks.unasked}))
 
 
 def _add_disk(out: Exposition, broker: Broker) -> None:

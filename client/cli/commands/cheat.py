@@ -49,6 +49,10 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("keep what groups have committed", "flintmq offset export > offsets.jsonl"),
         ("and restore it", "flintmq offset import offsets.jsonl"),
     ],
+    "tx": [
+        ("what is open or was parked", "flintmq tx list"),
+        ("deliver it, nobody else can tell", "flintmq tx commit 7F00000104D2A1B2C3D4000000000001"),
+    ],
     "broker": [
         ("how it is", "flintmq status"),
         ("live", "flintmq top"),
@@ -75,7 +79,7 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
 @command("cheat")
 @click.argument("subject", metavar="[SUBJECT]", default="")
 def cheat(settings: Settings, subject: str) -> None:
-    """Show examples, all of them or those of one SUBJECT: send, read, query, topic, offset, broker, script."""
+    """Show examples, all of them or those of one SUBJECT: send, read, query, topic, offset, tx, broker, script."""
     if subject and subject not in EXAMPLES:
         known = nearest(subject, EXAMPLES) or f"; there are {', '.join(EXAMPLES)}"
         raise click.UsageError(f"there is no subject {subject!r}{known}", click.get_current_context())

@@ -1,0 +1,37 @@
+"""Delivering after all what was parked, because an operator found out how the transaction ended."""
+
+from __future__ import annotations
+
+from ....protocol.errors import BrokerError, SystemBusy
+from ....protocol.record import Record
+from ..writer import RecordWriter
+from .records import Half, check_destination, committed
+from .table import COMMIT, Done, Ended, Table
+
+RETRY_AFTER_MS = 100
+
+
+class ParkedMessages:
+    """Writes their messages to the topics that they were sent to, each at most once."""
+
+    def __init__(self, writer: RecordWriter, table: Table) -> None:
+        self._writer = writer
+        self._table = table
+        self._writing: set[str] = set()
+
+    def deliver(self, half: Half, record: Record, done: Done) -> None:
+        """Commit the parked ``record``. Raises where it has nowhere to go, or is being delivered already."""
+        transaction_id = half.transaction_id
+        if transaction_id in self._writing:
+            raise SystemBusy(f"transaction {transaction_id} is being committed", retry_after_ms=RETRY_AFTER_MS)
+        check_destination(half, self._writer.store.topics.get(half.topic))
+        end_offset = self._writer.append([committed(half, record)])
+        self._writing.add(transaction_id)
+
+        def written(error: BrokerError | None) -> None:
+            self._writing.discard(transaction_id)
+            if error is None:
+                self._table.remember(Ended(transaction_id, half.group, COMMIT, end_offset))
+            done(error)
+
+        self._writer.when_acknowledged(end_offset, written)

@@ -1,0 +1,124 @@
+"""``flintmq tx`` against a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flintmq.client import Admin, TransactionEnded
+from flintmq.client.cli.failures import EXIT_NOT_FOUND, EXIT_USAGE
+from tests.cli_tools import Cli
+from tests.conftest import Brokers, ConnectionFactory, RawConnection, RunningBroker
+from tests.integration.test_cli_admin import described
+from tests.transaction_tools import GROUP, common, end, listed, messages, send_half, wait_until
+
+
+@pytest.fixture(scope="module")
+def parking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """A broker that parks after one check, which nobody answers."""
+    settings = {
+        "transactions.timeout_ms": 400,
+        "transactions.check_interval_ms": 400,
+        "transactions.check_times_max": 1,
+    }
+    brokers = Brokers(tmp_path_factory.mktemp("parking"))
+    yield brokers.start(settings=settings)
+    brokers.stop_all()
+
+
+@pytest.fixture
+def connection(parking: RunningBroker, connect: ConnectionFactory) -> RawConnection:
+    return connect(parking)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, parking: RunningBroker) -> Iterator[Cli]:
+    with Cli(tmp_path, parking.address) as cli:
+        yield cli
+
+
+_numbers = iter(range(1, 1_000_000))
+
+
+def parked_one(connection: RawConnection, topic: str) -> str:
+    """The id of a transaction that was parked."""
+    half = send_half(connection, topic, b"paid", next(_numbers))
+    wait_until(lambda: half.transaction_id in [row["id"] for row in listed(connection, parked=True)], connection)
+    return half.transaction_id
+
+
+class TestList:
+    def test_open_ones_come_first(self, cli: Cli, connection: RawConnection, topic: str) -> None:
+        parked = parked_one(connection, topic)
+        half = send_half(connection, topic, b"paid", next(_numbers))
+        rows = [row for row in cli.run("tx", "list", "-o", "json").rows if row["topic"] == topic]
+        assert set(rows[0]) == described("tx list")
+        assert [(row["id"], row["state"], row["group"]) for row in rows] == [
+            (half.transaction_id, "open", GROUP),
+            (parked, "parked", GROUP),
+        ]
+        assert rows[1]["checks"] == 1
+        assert 0 <= rows[1]["age_seconds"] < 600
+        only = cli.run("tx", "list", "--parked", "-o", "json").rows
+        assert half.transaction_id not in [row["id"] for row in only]
+        assert len(cli.run("tx", "list", "-n", "1", "-o", "plain").lines) == 1
+        end(connection, half, commit=False).raise_for_error()
+
+    def test_a_group_without_any_is_said(self, cli: Cli, connection: RawConnection) -> None:
+        done = cli.run("tx", "list", "--group", "nobody", "-o", "table")
+        assert (done.code, done.out) == (0, "no transaction of producer group nobody is open or parked\n")
+
+
+class TestEnds:
+    def test_open_ones_are_committed_or_rolled_back(self, cli: Cli, connection: RawConnection, topic: str) -> None:
+        answer = connection.produce(
+            topic, b"one", b"two", common=common(), unique_prefix="AB" * 10, unique_first=next(_numbers) << 20
+        ).raise_for_error()
+        assert answer.code == 0
+        ids = [row["id"] for row in cli.run("tx", "list", "-o", "json").rows if row["topic"] == topic]
+        assert cli.run("tx", "commit", ids[0]).err == "committed 1 transaction\n"
+        assert cli.run("tx", "rollback", ids[1]).err == "rolled back 1 transaction\n"
+        assert [message.body for message in messages(connection, topic)] == [b"one"]
+
+    def test_what_was_parked_is_delivered_after_all_and_once(
+        self, cli: Cli, connection: RawConnection, topic: str
+    ) -> None:
+        parked = parked_one(connection, topic)
+        assert messages(connection, topic) == []
+        assert cli.run("tx", "commit", parked).code == 0
+        assert cli.run("tx", "commit", parked).code == 0
+        assert [message.body for message in messages(connection, topic)] == [b"paid"]
+        (row,) = [row for row in cli.run("tx", "list", "-o", "json").rows if row["id"] == parked]
+        assert row["state"] == "delivered"
+        assert end(connection, parked).fields["outcome"] == "commit"
+
+    def test_a_parked_one_is_not_ended_by_accident(self, cli: Cli, connection: RawConnection, topic: str) -> None:
+        parked = parked_one(connection, topic)
+        with pytest.raises(TransactionEnded) as raised:
+            end(connection, parked).raise_for_error()
+        assert raised.value.details["outcome"] == "parked"
+        assert cli.run("tx", "rollback", parked).code == 0
+        assert messages(connection, topic) == []
+
+    def test_one_whose_topic_went_says_so(
+        self, cli: Cli, connection: RawConnection, parking: RunningBroker, topic: str
+    ) -> None:
+        parked = parked_one(connection, topic)
+        with Admin(parking.address) as admin:
+            admin.delete_topic(topic)
+        done = cli.run("tx", "commit", parked)
+        assert done.code == EXIT_NOT_FOUND
+        assert "TOPIC_NOT_EXIST" in done.err
+
+    def test_an_id_that_is_not_there_ends_none(self, cli: Cli, connection: RawConnection, topic: str) -> None:
+        half = send_half(connection, topic, b"paid", next(_numbers))
+        done = cli.run("tx", "commit", half.transaction_id, "nobodys")
+        assert done.code == EXIT_NOT_FOUND
+        assert done.err == "no transaction nobodys is open or parked; nothing was committed\n"
+        assert messages(connection, topic) == []
+        end(connection, half, commit=False)
+
+    def test_an_id_is_needed(self, cli: Cli) -> None:
+        assert cli.run("tx", "commit").code == EXIT_USAGE
