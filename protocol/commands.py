@@ -317,9 +317,10 @@ class GroupsAnswer:
 
 @dataclass(slots=True)
 class GroupMembersAnswer:
-    """Body: one msgpack map `{group, mode, epoch, members, queues}`: `members` an array of maps `{member,
-    client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`, `queues` one of `[topic, queue,
-    member, committed, pulled, min_offset, max_offset]`."""
+    """Body: one msgpack map `{group, mode, state, epoch, members, queues, delayed}`: `members` an array of maps
+    `{member, client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`, `queues` one of `[topic,
+    queue, member, committed, pulled, min_offset, max_offset]`, `delayed` how many messages wait to come to
+    `%RETRY%group`."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
 
@@ -463,6 +464,12 @@ RUNTIME_INFO: dict[str, str] = {
     "write_refusal": "why no messages are taken at the moment; empty: they are",
     "metrics_address": "HOST:PORT of the metrics over HTTP; empty: they are off",
     "topics": "how many there are, the broker's own included",
+    "groups": "consumer groups that have live members",
+    "group_members": "their members",
+    "group_rebalances": "how often the queues of a group were shared out in another way, since the start",
+    "retried_messages": "messages that groups sent back since the start, to be tried again",
+    "dead_messages": "those that became dead letters",
+    "offsets_moved": "how often a group was moved on because retention had taken what it would have read next",
     "connections": "how many are open",
     "connections_accepted": "since the start",
     "connections_refused": "since the start, for a limit of connections",

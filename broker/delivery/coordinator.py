@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 from ...protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, HeartBeatRequest, IdsChangedRequest
-from ...protocol.delivery import RETRY_TOPIC_PREFIX, retry_topic
+from ...protocol.delivery import RETRY_TOPIC_PREFIX, dead_letter_topic, retry_topic
 from ...protocol.errors import GroupRunning, NoPermission
 from ...protocol.fields import I64_MAX
 from ..store import MessageStore
@@ -25,6 +25,8 @@ those who say that they still hold them: others may not have come back yet."""
 LOST_SECONDS = 3.0
 """A member whose connection went is given at most this long to come back."""
 HEARTBEATS_A_SESSION = 3
+MEMBER_SEPARATOR = "|"
+"""Between a broadcasting group and its member, in the name under which the member's progress is kept."""
 INTERVAL_MS_MAX = 3_000
 
 
@@ -49,7 +51,9 @@ class GroupCoordinator:
         self._call_later = call_later
         self.groups: dict[str, ConsumerGroup] = {}
         self.pulled: dict[tuple[str, str, int], int] = {}
-        """By group, topic and queue: behind the last message that was given out."""
+        """By group, topic and queue: behind the last message that a member was given; of clustering groups alone."""
+        self.rebalances = 0
+        """How often the queues of a group were meant for its members in another way than before."""
         self.offsets_moved = 0
         """How often a group was moved on because retention had taken what it would have read next."""
         self._settling_until = clock() + SETTLING_SECONDS
@@ -161,7 +165,7 @@ class GroupCoordinator:
 
     def _rebalance(self, group: ConsumerGroup) -> None:
         if group.members:
-            group.rebalance(self.queues_of(group))
+            self.rebalances += group.rebalance(self.queues_of(group))
             # After a crash the tables may not know of groups that were there.
             new = group.name not in self._known_before and self._store.ended_clean
             group.grant(new or self._clock() >= self._settling_until)
@@ -187,12 +191,44 @@ class GroupCoordinator:
         if self.groups:
             self._sweep_soon()
 
+    # ---- which groups there are
+
+    def names(self, committed: Iterable[tuple[str, str, object]]) -> set[str]:
+        """Their names; ``committed``: all rows of the table of offsets. Any thread."""
+        found = {*self._store.groups.names(), *list(self.groups)}
+        for name, topic, _ in committed:
+            group = self._owner(name)
+            if topic != dead_letter_topic(group):
+                found.add(group)
+        return found
+
+    def known(self) -> dict[str, set[str]]:
+        """By group, every one that was ever there and was not deleted: the topics of which it has committed something
+        or that its members want. How far its dead letters are dealt with makes no group."""
+        found: dict[str, set[str]] = {name: set() for name in self._store.groups.names()}
+        for name, topic, _ in self._store.consumer_offsets.rows():
+            group = self._owner(name)
+            if topic != dead_letter_topic(group):
+                found.setdefault(group, set()).add(topic)
+        for name, running in list(self.groups.items()):
+            found.setdefault(name, set()).update(running.topics())
+        return found
+
+    def _owner(self, progress_name: str) -> str:
+        """The group whose progress is kept under this name: of a broadcasting one also ``group|member``."""
+        at = -1 if self._store.groups.has(progress_name) else progress_name.find(MEMBER_SEPARATOR)
+        while at >= 0:
+            if self._store.groups.has(progress_name[:at]):
+                return progress_name[:at]
+            at = progress_name.find(MEMBER_SEPARATOR, at + 1)
+        return progress_name
+
     # ---- progress
 
     def progress_name(self, group_name: str, member: str) -> str:
         """Under which name offsets are kept: the group's; of each member where every one gets all messages."""
         group = self.groups.get(group_name)
-        return group_name if group is None or group.clustering else f"{group_name}|{member}"
+        return group_name if group is None or group.clustering else f"{group_name}{MEMBER_SEPARATOR}{member}"
 
     def begins_at_first(self, group: str, topic: str) -> bool:
         """Whether a queue of which the group has committed nothing is read from its first message, whatever the group
@@ -207,10 +243,16 @@ class GroupCoordinator:
         """Raise unless the member holds the queue in that epoch."""
         self._group(group_name).check_holder(member, epoch, topic, queue_id)
 
-    def check_idle(self, group_name: str, what: str) -> None:
-        """Raise ``GroupRunning`` where the group has live members that share its progress."""
+    def note_pulled(self, group_name: str, topic: str, queue_id: int, next_offset: int) -> None:
+        """The member that holds a queue was given what lies in front of ``next_offset``."""
         group = self.groups.get(group_name)
-        if group is not None and group.clustering and group.members:
+        if group is not None and group.clustering:
+            self.pulled[group_name, topic, queue_id] = next_offset
+
+    def check_idle(self, group_name: str, what: str, topic: str = "") -> None:
+        """Raise ``GroupRunning`` where the group has live members that share its progress; ``topic``: in this one."""
+        group = self.groups.get(group_name)
+        if group is not None and group.clustering and group.members and (not topic or topic in group.topics()):
             names = ", ".join(sorted(group.members)[:5])
             raise GroupRunning(
                 f"group {group_name} has {len(group.members)} live members ({names}): {what}",
@@ -229,7 +271,10 @@ class GroupCoordinator:
             self._rebalance(group)
 
     def forget(self, group_name: str) -> None:
-        """A group is deleted."""
+        """A group is deleted. How far its dead letters are dealt with stays, as they do."""
+        own = dead_letter_topic(group_name)
+        for name in {name for name, _, _ in self._store.consumer_offsets.rows() if self._owner(name) == group_name}:
+            self._store.consumer_offsets.forget(name, keep_topic=own)
         self._store.groups.remove(group_name)
         for key in [key for key in self.pulled if key[0] == group_name]:
             del self.pulled[key]

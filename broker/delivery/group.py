@@ -21,6 +21,8 @@ from .remote import Remote
 
 CLUSTERING = "clustering"
 BROADCASTING = "broadcasting"
+EMPTY, REBALANCING, STABLE = "empty", "rebalancing", "stable"
+STATES = (EMPTY, REBALANCING, STABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,13 @@ class ConsumerGroup:
     def settled(self) -> bool:
         """Whether every queue is with the member that it is meant for."""
         return self.meant == self.held
+
+    @property
+    def state(self) -> str:
+        """One of ``STATES``: nobody is in it, queues have still to pass to another member, or neither."""
+        if not self.members:
+            return EMPTY
+        return STABLE if self.settled or not self.clustering else REBALANCING
 
     def topics(self) -> set[str]:
         """All topics that a member wants."""
@@ -162,16 +171,19 @@ class ConsumerGroup:
         if self.held.get(queue) == member.name:
             del self.held[queue]
 
-    def rebalance(self, queues: Collection[Queue]) -> None:
-        """Say anew who is to hold which of ``queues``, all that the members want, where something changed."""
+    def rebalance(self, queues: Collection[Queue]) -> bool:
+        """Say anew who is to hold which of ``queues``, all that the members want; whether something changed."""
         self._queues = frozenset(queues)
-        if self.clustering:
-            wanted = {member.name: member.subscriptions.keys() for member in self.members.values()}
-            # Who holds a queue keeps it if that is fair: what is only meant for somebody moves without a cost.
-            meant = assign(self._queues, wanted, {**self.meant, **self.held})
-            if meant != self.meant:
-                self.meant = meant
-                self.epoch += 1
+        if not self.clustering:
+            return False
+        wanted = {member.name: member.subscriptions.keys() for member in self.members.values()}
+        # Who holds a queue keeps it if that is fair: what is only meant for somebody moves without a cost.
+        meant = assign(self._queues, wanted, {**self.meant, **self.held})
+        if meant == self.meant:
+            return False
+        self.meant = meant
+        self.epoch += 1
+        return True
 
     def grant(self, may_grant: bool = True) -> None:
         """Give every queue that nobody holds to the member that it is meant for."""

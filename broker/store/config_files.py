@@ -257,9 +257,10 @@ class ConsumerOffsetTable:
         self._offsets.setdefault(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {})[queue] = next_offset
         self.dirty = True
 
-    def forget(self, group: str) -> bool:
-        """Drop all that a group has committed, in memory; whether there was anything."""
-        keys = [key for key in self._offsets if key.partition(TOPIC_GROUP_SEPARATOR)[2] == group]
+    def forget(self, group: str, keep_topic: str = "") -> bool:
+        """Drop all that a group has committed, in memory, but for one topic; whether there was anything."""
+        own = [(key, *key.partition(TOPIC_GROUP_SEPARATOR)[::2]) for key in self._offsets]
+        keys = [key for key, topic, name in own if name == group and topic != keep_topic]
         for key in keys:
             del self._offsets[key]
         self.dirty = self.dirty or bool(keys)

@@ -49,6 +49,10 @@ class SubscriptionGroupTable:
             int(row.get("retryMaxTimes", RETRY_TIMES_MAX))
         return {name: dict(row) for name, row in rows.items()}, table
 
+    def has(self, group: str) -> bool:
+        """Whether the group is in the table."""
+        return group in self._groups
+
     def ensure(self, group: str) -> None:
         """Enter a group that is not there."""
         if group not in self._groups:

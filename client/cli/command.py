@@ -8,9 +8,9 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from ...protocol.errors import FlintError, TopicNotExist
+from ...protocol.errors import FlintError, GroupNotExist, TopicNotExist
 from .escaping import escape
-from .failures import EXIT_USAGE, nearest
+from .failures import EXIT_ERROR, EXIT_USAGE, nearest
 from .output import MODES
 from .settings import TIMEOUT_SECONDS, Settings
 
@@ -52,7 +52,10 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except TopicNotExist as error:
-            _suggest_topic(settings, ctx, error)
+            _suggest(error, ctx.params.get("topic") or ctx.params.get("name"), lambda: _topics(settings))
+            raise
+        except GroupNotExist as error:
+            _suggest(error, ctx.params.get("group"), lambda: _groups(settings))
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -99,14 +102,22 @@ def refuse_command(ctx: click.Context, name: str, known: list[str], also: str = 
     raise click.UsageError(f"there is no command {escape(place)}{also}{suggestion}", ctx)
 
 
-def _suggest_topic(settings: Settings, ctx: click.Context, error: TopicNotExist) -> None:
-    """Add to an error the topics that are there and resemble the one that was asked for."""
-    asked = ctx.params.get("topic") or ctx.params.get("name")
+def _topics(settings: Settings) -> list[str]:
+    with settings.admin() as admin:
+        return list(admin.topics())
+
+
+def _groups(settings: Settings) -> list[str]:
+    with settings.admin() as admin:
+        return [info.group for info in admin.groups()]
+
+
+def _suggest(error: FlintError, asked: Any, known: Callable[[], list[str]]) -> None:
+    """Add to an error the names that are there and resemble the one that was asked for."""
     if not isinstance(asked, str):
         return
     try:
-        with settings.admin() as admin:
-            suggestion = nearest(asked, admin.topics())
+        suggestion = nearest(asked, known())
     except FlintError:
         return  # the first error is the one to show
     if suggestion:
@@ -149,3 +160,12 @@ def note(settings: Settings, text: str) -> None:
 def is_interactive() -> bool:
     """Whether there is somebody to ask."""
     return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirm(question: str, does: str = "deletes", done: str = "deleted") -> None:
+    """Ask; the command ends where the answer is not yes. ``does``, ``done``: what ``--yes`` does, and what was not."""
+    if not is_interactive():
+        raise click.UsageError(f"nobody can be asked here; --yes {does} without asking", click.get_current_context())
+    if not click.confirm(question, err=True):
+        click.echo(f"nothing was {done}", err=True)
+        raise click.exceptions.Exit(EXIT_ERROR)

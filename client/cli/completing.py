@@ -5,6 +5,7 @@ from __future__ import annotations
 from click import Context
 from click.shell_completion import CompletionItem
 
+from ...protocol.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ...protocol.errors import FlintError
 from .settings import Settings
 
@@ -40,10 +41,25 @@ def complete_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
     """The consumer groups that begin with ``incomplete``."""
     try:
         with _settings(ctx).admin() as admin:
-            rows = admin.consume_stats()
+            groups = admin.groups()
     except (FlintError, OSError):
         return []
-    return [CompletionItem(name) for name in sorted({row.group for row in rows}) if name.startswith(incomplete)]
+    return [CompletionItem(info.group, help=info.state) for info in groups if info.group.startswith(incomplete)]
+
+
+def complete_dead_letter_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
+    """The groups that have or had dead letters and begin with ``incomplete``."""
+    try:
+        with _settings(ctx).admin() as admin:
+            topics = admin.topics()
+    except (FlintError, OSError):
+        return []
+    wanted = DEAD_LETTER_TOPIC_PREFIX + incomplete
+    return [
+        CompletionItem(topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX))
+        for topic in sorted(topics)
+        if topic.startswith(wanted)
+    ]
 
 
 def complete_contexts(incomplete: str) -> list[CompletionItem]:

@@ -20,7 +20,7 @@ EXIT_USAGE = 2
 EXIT_UNREACHED = 3
 """No broker was reached, or it did not answer in time."""
 EXIT_NOT_FOUND = 4
-"""The topic, the queue or the message is not there."""
+"""The topic, the queue, the group or the message is not there."""
 EXIT_INTERRUPTED = 130
 """Ctrl-C, as 128 + SIGINT."""
 EXIT_CLOSED_PIPE = 141
@@ -29,6 +29,8 @@ EXIT_CLOSED_PIPE = 141
 NEXT_STEPS = {
     "TOPIC_NOT_EXIST": "flintmq topic list shows those there are; flintmq topic create makes one",
     "QUEUE_NOT_EXIST": "flintmq topic status TOPIC shows its queues; flintmq topic update TOPIC --queues N adds some",
+    "SUBSCRIPTION_GROUP_NOT_EXIST": "flintmq group list shows those there are",
+    "GROUP_RUNNING": "flintmq group status GROUP shows its members",
     "NO_PERMISSION": "flintmq topic list shows what each topic allows; flintmq topic update TOPIC --perm rw changes it",
     "PULL_OFFSET_MOVED": "--from earliest reads from the first message that is there",
     "SUBSCRIPTION_PARSE_FAILED": "protocol/README.md#filters has all that a filter can say",
@@ -68,6 +70,7 @@ def exit_code(error: FlintError) -> int:
     from ...protocol.errors import (
         ConfigurationError,
         ConnectionFailed,
+        GroupNotExist,
         MessageNotFound,
         QueueNotExist,
         RequestTimeout,
@@ -79,7 +82,7 @@ def exit_code(error: FlintError) -> int:
         return max(map(exit_code, error.errors.values()), default=EXIT_ERROR)
     if isinstance(error, ConnectionFailed | RequestTimeout):
         return EXIT_UNREACHED
-    if isinstance(error, TopicNotExist | QueueNotExist | MessageNotFound):
+    if isinstance(error, TopicNotExist | QueueNotExist | GroupNotExist | MessageNotFound):
         return EXIT_NOT_FOUND
     if isinstance(error, ConfigurationError | InvalidArgument | InvalidMessage):
         return EXIT_USAGE

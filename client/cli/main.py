@@ -33,6 +33,8 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
     },
     "Topics and groups": {
         "topic": Lazy("topic", "List, create, change, delete topics, and what they hold."),
+        "group": Lazy("group", "List, look into, reset, delete consumer groups."),
+        "dlq": Lazy("dlq", "Dead letters: list, show, send again, purge."),
         "offset": Lazy("offset", "Show, reset, export and import the offsets of groups."),
         "tx": Lazy("tx", "List transactions that are open or parked; commit or roll back by hand."),
     },

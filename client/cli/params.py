@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGT]?i?)[bB]?")
+_OFFSETS = re.compile(r"([0-9]{1,18})?(:)?([0-9]{1,18})?")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(us|µs|ms|s|min|m|h|d)?")
 _SIZE_UNITS = {
     "": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12,
@@ -136,7 +137,7 @@ class TopicType(click.ParamType):  # type: ignore[type-arg] # generic since clic
 
 
 class GroupType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """A consumer group's name; completed with those that have committed something."""
+    """A consumer group's name; completed with those of the broker."""
 
     name = "group"
 
@@ -145,6 +146,30 @@ class GroupType(click.ParamType):  # type: ignore[type-arg] # generic since clic
         from .completing import complete_groups
 
         return complete_groups(ctx, incomplete)
+
+
+class DeadLetterGroupType(GroupType):
+    """A group whose dead letters are meant; completed with those that have some."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The groups that begin so."""
+        from .completing import complete_dead_letter_groups
+
+        return complete_dead_letter_groups(ctx, incomplete)
+
+
+class OffsetsType(_Checked):
+    """A range of queue offsets: ``17``, ``17:20`` (without 20), ``17:``, ``:20``."""
+
+    name = "offsets"
+
+    def parse(self, text: str) -> tuple[int, int | None]:
+        """The first, and the first behind the last; None: to the end."""
+        found = _OFFSETS.fullmatch(text.strip())
+        first, last = (int(found[1] or 0), int(found[3]) if found[3] else None) if found else (0, -1)
+        if found is None or (not found[2] and not found[1]) or (last is not None and last <= first):
+            raise ValueError(f"{text!r} is no range of offsets; write 17, 17:20 (17 to 19), 17: or :20")
+        return first, last if found[2] else first + 1
 
 
 class ContextType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
@@ -166,5 +191,6 @@ def show_permission(perm: int) -> str:
 
 POSITION, TIME, FORMAT, SIZE, SPAN = PositionType(), TimeType(), FormatType(), SizeType(), SpanType()
 PROPERTY, PERMISSION, TOPIC, GROUP, CONTEXT = PropertyType(), PermissionType(), TopicType(), GroupType(), ContextType()
+DEAD_LETTER_GROUP, OFFSETS = DeadLetterGroupType(), OffsetsType()
 QUEUE = click.IntRange(0, 65_535)
 COUNT = click.IntRange(1)

@@ -11,6 +11,7 @@ from typing import Any
 from ...protocol.errors import TopicNotExist, UnknownCommand
 from ..sync.admin import Admin
 from .condition import Condition
+from .lags import read_rows
 
 TOPICS_ASKED_MAX = 1000
 """Of more topics than this only the first are looked at: each is a request."""
@@ -52,7 +53,7 @@ def _groups(admin: Admin) -> dict[tuple[str, str], tuple[int, int]]:
         rows = admin.consume_stats()
     except UnknownCommand:  # an older broker
         return groups
-    for row in rows:
+    for row in read_rows(rows):
         committed, lag = groups.get((row.group, row.topic), (0, 0))
         groups[row.group, row.topic] = (committed + row.committed, lag + row.lag)
     return groups

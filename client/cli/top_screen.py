@@ -95,7 +95,8 @@ def _figures(rates: Rates) -> list[Figure]:
         ("memory", show_bytes(condition.memory_bytes), ""),
         (
             "clients",
-            f"{show_count(condition.number('connections'))}  {show_count(condition.number('held_pulls'))} wait",
+            f"{show_count(condition.number('connections'))}  {show_count(condition.number('held_pulls'))} wait"
+            + _members(condition.number("group_members")),
             "",
         ),
         (
@@ -104,6 +105,10 @@ def _figures(rates: Rates) -> list[Figure]:
             "bold red" if per_second["errors"] else "",
         ),
     ]
+
+
+def _members(count: float | None) -> str:
+    return f"  {show_count(count)} in groups" if count else ""
 
 
 def _grid(figures: Sequence[Figure], columns: int, width: int) -> Table:

@@ -75,13 +75,16 @@ class GroupQueue:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """One group in full."""
+    """One group in full. ``queues``: of a broadcasting group once for each member; ``delayed``: messages that wait to
+    be tried again, in no queue of the group yet."""
 
     group: str
     mode: str
+    state: str
     epoch: int
     members: Sequence[GroupMember] = field(default_factory=tuple)
     queues: Sequence[GroupQueue] = field(default_factory=tuple)
+    delayed: int = 0
 
 
 def groups() -> Operation[list[GroupInfo]]:
@@ -102,7 +105,9 @@ def group_status(group: str) -> Operation[GroupStatus]:
             raise RemoteProtocolError(f"a group as {type(content).__name__}")
         members = [_of(GroupMember, row) for row in _rows(content.get("members"))]
         queues = [GroupQueue(*row[:7]) for row in _rows(content.get("queues"))]
-        return GroupStatus(content["group"], content["mode"], content["epoch"], members, queues)
+        delayed = int(content.get("delayed", 0))
+        name, mode, state, epoch = (content[name] for name in ("group", "mode", "state", "epoch"))
+        return GroupStatus(name, mode, state, epoch, members, queues, delayed)
 
     return operation(commands.GET_CONSUMER_CONNECTION_LIST, decode, group=group)
 

@@ -62,7 +62,7 @@ class Counters:
 
     __slots__ = (
         "connections_accepted", "connections_refused", "dead_messages", "duplicates", "errors", "latencies",
-        "one_way_errors", "produce_latencies", "produced", "pulled", "retried_messages",
+        "one_way_errors", "produce_latencies", "produced", "pulled", "retried_messages", "sent_back",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -77,10 +77,23 @@ class Counters:
         """Messages that consumers sent back, to be tried again."""
         self.dead_messages = 0
         """Those that became dead letters."""
+        self.sent_back: dict[str, tuple[int, int]] = {}
+        """Both by group; of groups that were deleted there is no row."""
         self.errors: dict[int, int] = {}
         self.latencies = {code: Latencies() for code in COMMANDS}
         self.produce_latencies = self.latencies[PRODUCE.code]
         """The same as the one in ``latencies``."""
+
+    def count_sent_back(self, group: str, retried: int, dead: int) -> None:
+        """A group sent messages back: some are tried again, some are dead. The group exists: it has a retry topic."""
+        self.retried_messages += retried
+        self.dead_messages += dead
+        before = self.sent_back.get(group, (0, 0))
+        self.sent_back[group] = before[0] + retried, before[1] + dead
+
+    def forget_group(self, group: str) -> None:
+        """A group is deleted."""
+        self.sent_back.pop(group, None)
 
     def forget_topic(self, topic: str) -> None:
         """A topic is deleted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -22,23 +23,15 @@ from ....protocol.errors import CommitIllegal, GroupNotExist, InvalidParameter, 
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name
-from ...delivery.group import CLUSTERING, Member
-from ...store import MessageStore
+from ...delivery.assignment import Queue
+from ...delivery.group import CLUSTERING, EMPTY, ConsumerGroup, Member
+from ...store import MessageStore, WouldBlock
 from .context import Broker, Peer
+from .offsets import HOT_STATS_ROWS_MAX
 from .pull import check_readable
 
 RESETS = ("first", "last", "time", "offset")
-
-
-def _known_groups(broker: Broker) -> dict[str, set[str]]:
-    """By group: the topics of which it has committed something or which its members want."""
-    store = broker.store
-    found: dict[str, set[str]] = {name: set() for name in store.groups.names()}
-    for group, topic, _ in store.consumer_offsets.rows():
-        found.setdefault(group, set()).add(topic)
-    for name, running in broker.groups.groups.items():
-        found.setdefault(name, set()).update(running.topics())
-    return found
+NOTHING_COMMITTED = -1
 
 
 def get_all_groups(peer: Peer, frame: Frame) -> None:
@@ -46,12 +39,12 @@ def get_all_groups(peer: Peer, frame: Frame) -> None:
     decode_fields(EmptyRequest, frame.fields)
     broker = peer.broker
     rows = []
-    for name, topics in sorted(_known_groups(broker).items()):
+    for name, topics in sorted(broker.groups.known().items()):
         group = broker.groups.groups.get(name)
         rows.append({
             "group": name,
             "mode": group.mode if group is not None else CLUSTERING,
-            "state": "empty" if group is None else "stable" if group.settled or not group.clustering else "rebalancing",
+            "state": EMPTY if group is None else group.state,
             "members": len(group.members) if group is not None else 0,
             "epoch": group.epoch if group is not None else 0,
             "topics": sorted(topics - {retry_topic(name)}),
@@ -68,53 +61,66 @@ def get_group_members(peer: Peer, frame: Frame) -> None:
     group = broker.groups.groups.get(name)
     queues = _queues(broker, name)
 
-    def done(ends: dict[tuple[str, int], tuple[int, int]]) -> None:
-        table = broker.store.consumer_offsets
-        held = group.held if group is not None and group.clustering else {}
-        rows = [
-            [
-                topic, queue_id, held.get((topic, queue_id), ""), _or(table.committed_of(name, topic, queue_id), -1),
-                broker.groups.pulled.get((name, topic, queue_id), -1), *ends[topic, queue_id],
-            ]
-            for topic, queue_id in queues
-            if (topic, queue_id) in ends
-        ]  # fmt: skip
+    def done(ends: dict[Queue, tuple[int, int]]) -> None:
         content = {
             "group": name,
             "mode": group.mode if group is not None else CLUSTERING,
+            "state": EMPTY if group is None else group.state,
             "epoch": group.epoch if group is not None else 0,
             "members": [_member(broker, member) for _, member in sorted(group.members.items())] if group else [],
-            "queues": rows,
+            "queues": [
+                [*queue, member, committed, broker.groups.pulled.get((name, *queue), -1), *ends[queue]]
+                for queue, member, committed in _progress(broker, name, group, queues)
+                if queue in ends
+            ],
+            "delayed": broker.delays.pending_of(retry_topic(name)),
         }
         peer.answer(frame, GroupMembersAnswer(group=name), msgpack.packb(content))
 
     peer.after_dispatch(frame, lambda: peer.read(frame, lambda hot: _queue_ends(broker.store, queues, hot), done))
 
 
-def _or(value: int | None, other: int) -> int:
-    return other if value is None else value
+def _progress(
+    broker: Broker, name: str, group: ConsumerGroup | None, queues: list[Queue]
+) -> Iterator[tuple[Queue, str, int]]:
+    """(queue, member, what is committed): once for each queue, or where every member gets all, for each member."""
+    committed_of = broker.store.consumer_offsets.committed_of
+    if group is None or group.clustering:
+        held = group.held if group is not None else {}
+        for queue in queues:
+            yield queue, held.get(queue, ""), _or_none(committed_of(name, *queue))
+        return
+    for member in sorted(group.members):
+        own = broker.groups.progress_name(name, member)
+        for queue in queues:
+            if queue in group.members[member].granted:
+                yield queue, member, _or_none(committed_of(own, *queue))
+
+
+def _or_none(committed: int | None) -> int:
+    return NOTHING_COMMITTED if committed is None else committed
 
 
 def _existing(broker: Broker, name: str) -> str:
     check_name("group", name)
-    if name not in _known_groups(broker):
+    if name not in broker.groups.known():
         raise GroupNotExist(f"there is no group {name}: nobody has consumed or committed under that name")
     return name
 
 
-def _queues(broker: Broker, name: str) -> list[tuple[str, int]]:
+def _queues(broker: Broker, name: str) -> list[Queue]:
     """The queues of all topics of the group that are there."""
     queues = []
-    for topic in sorted(_known_groups(broker)[name]):
+    for topic in sorted(broker.groups.known()[name] | {retry_topic(name)}):
         config = broker.store.topics.get(topic)
         if config is not None:
             queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
     return queues
 
 
-def _queue_ends(
-    store: MessageStore, queues: list[tuple[str, int]], hot: bool
-) -> dict[tuple[str, int], tuple[int, int]]:
+def _queue_ends(store: MessageStore, queues: list[Queue], hot: bool) -> dict[Queue, tuple[int, int]]:
+    if hot and len(queues) > HOT_STATS_ROWS_MAX:
+        raise WouldBlock
     ends = {}
     for topic, queue_id in queues:
         try:
@@ -148,8 +154,8 @@ def delete_group(peer: Peer, frame: Frame) -> None:
     broker.groups.check_idle(name, "stop them, then delete it")
     if group is not None:  # broadcasting: each member keeps its own progress, but is in the group all the same
         raise InvalidParameter(f"group {name} has {len(group.members)} live members; stop them, then delete it")
-    broker.store.consumer_offsets.forget(name)
     broker.groups.forget(name)
+    broker.counters.forget_group(name)
     own = retry_topic(name)
     if broker.store.topics.get(own) is None or own in broker.topic_changes.pending:
         peer.answer(frame, EmptyAnswer())
@@ -170,7 +176,9 @@ def reset_offset(peer: Peer, frame: Frame) -> None:
     if request.queue >= queues:
         raise QueueNotExist(f"topic {request.topic} has no queue {request.queue}; it has {queues}", queues=queues)
     if not request.force:
-        broker.groups.check_idle(request.group, "stop them first, or reset with force: they go on from the new offsets")
+        broker.groups.check_idle(
+            request.group, "stop them first, or reset with force: they go on from the new offsets", request.topic
+        )
     given = _given_offsets(frame, request)
     wanted = list(given) if request.to == "offset" else [request.queue] if request.queue >= 0 else list(range(queues))
     if not set(wanted) <= set(range(queues)):

@@ -129,7 +129,9 @@ def _who_commits(broker: Broker, request: UpdateConsumerOffsetRequest, entries: 
     is no member would move a running group."""
     if not request.member:
         broker.groups.check_idle(
-            request.group, "only they commit its progress; consume as a member, or stop them and use reset"
+            request.group,
+            "only they commit its progress; consume as a member, or stop them and use reset",
+            request.topic,
         )
         return request.group
     for queue, _ in entries:

@@ -126,8 +126,8 @@ def send_pulled(peer: Peer, frame: Frame, request: PullRequest, pulled: Pulled) 
             f"the record is too large for an answer: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
             f"which is {peer.broker.limits.frame_bytes_max}"
         )
-    if request.group:
-        peer.broker.groups.pulled[request.group, request.topic, request.queue] = pulled.next_offset
+    if request.member:
+        peer.broker.groups.note_pulled(request.group, request.topic, request.queue, pulled.next_offset)
     traffic = peer.broker.counters.pulled.of(request.topic)
     traffic.frames += 1
     traffic.messages += pulled.count

@@ -68,7 +68,6 @@ def _append(peer: Peer, frame: Frame, request: SendMessageBackRequest, records: 
     sent_back = [send_back(record, request.group, request.delay_level, times_max) for record in records]
     end_offset = broker.writer.append([each.record for each in sent_back])
     dead = sum(each.dead for each in sent_back)
-    broker.counters.retried_messages += len(sent_back) - dead
-    broker.counters.dead_messages += dead
+    broker.counters.count_sent_back(request.group, len(sent_back) - dead, dead)
     answer = SendMessageBackAnswer(retried=len(sent_back) - dead, dead=dead)
     broker.writer.when_acknowledged(end_offset, peer.later(frame, lambda: peer.answer(frame, answer)))

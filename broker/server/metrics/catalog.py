@@ -67,6 +67,36 @@ GROUP_LAG = Metric(
     "messages behind what the group has committed, over the queues of which it has committed anything",
     ("group", "topic"),
 )
+GROUP_IN_FLIGHT = Metric(
+    "flintmq_group_in_flight_messages", "gauge", "of them, those that are with a member", ("group", "topic")
+)
+GROUP_DELAYED = Metric(
+    "flintmq_group_delayed_messages", "gauge", "messages that wait to be tried again; not in the lag", ("group",)
+)
+DEAD_LETTERS = Metric(
+    "flintmq_dead_letters", "gauge", "dead letters of the group that were neither sent again nor purged", ("group",)
+)
+GROUPS = Metric(
+    "flintmq_groups",
+    "gauge",
+    "consumer groups; `empty`: no members, `rebalancing`: queues still move",
+    ("state",),
+)
+GROUP_MEMBERS = Metric("flintmq_group_members", "gauge", "live members, of groups that have any", ("group",))
+REBALANCES = Metric(
+    "flintmq_group_rebalances_total", "counter", "how often the queues of a group were shared out in another way"
+)
+RETRIED_MESSAGES = Metric(
+    "flintmq_retried_messages_total", "counter", "messages that the group sent back, to be tried again", ("group",)
+)
+DEAD_MESSAGES = Metric(
+    "flintmq_dead_messages_total", "counter", "messages of the group that became dead letters", ("group",)
+)
+OFFSETS_MOVED = Metric(
+    "flintmq_offsets_moved_total",
+    "counter",
+    "how often a group was moved on because retention had taken what it would have read next",
+)
 
 TRANSACTIONS_OPEN = Metric("flintmq_transactions_open", "gauge", "half messages of transactions that are not ended")
 TRANSACTIONS_OPENED = Metric("flintmq_transactions_opened_total", "counter", "half messages stored")
@@ -123,7 +153,9 @@ METRICS = (
     PRODUCED_MESSAGES, PRODUCED_BYTES, PULLED_MESSAGES, PULLED_BYTES,
     REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, ERRORS, ONE_WAY_ERRORS, DUPLICATE_FRAMES, PRODUCER_RUNS,
     CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, IN_FLIGHT, HELD_PULLS,
-    TOPICS, QUEUES, GROUP_LAG,
+    TOPICS, QUEUES,
+    GROUPS, GROUP_MEMBERS, GROUP_LAG, GROUP_IN_FLIGHT, GROUP_DELAYED, DEAD_LETTERS,
+    REBALANCES, RETRIED_MESSAGES, DEAD_MESSAGES, OFFSETS_MOVED,
     BEHIND_BYTES, BEHIND_SECONDS, SEGMENTS, STORE_BYTES, DISK_FREE, DISK_TOTAL, DISK_ROOM, DISK_RUNWAY,
     TRANSACTIONS_OPEN, TRANSACTIONS_OPENED, TRANSACTIONS_ENDED, TRANSACTIONS_PARKED, TRANSACTION_CHECKS,
     PROCESS_CPU, PROCESS_RESIDENT, PROCESS_VIRTUAL, PROCESS_FDS, PROCESS_FDS_MAX, PROCESS_STARTED,

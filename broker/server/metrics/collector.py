@@ -15,6 +15,7 @@ from ..handlers.context import Broker
 from ..handlers.hello import VERSION
 from . import catalog
 from .exposition import Exposition, Rows, labels
+from .group_figures import add_groups
 from .pace import giving_way
 from .process import process_figures
 
@@ -90,28 +91,13 @@ def _add_store(out: Exposition, broker: Broker) -> None:
     store = broker.store
     out.add_one(catalog.TOPICS, len(store.topics))
     out.add_one(catalog.QUEUES, len(store.queues.rows))
-    out.add(catalog.GROUP_LAG, _lags(broker))
+    add_groups(out, broker)
     behind = broker.stats.lags()
     out.add(catalog.BEHIND_BYTES, _by("stage", {stage: count for stage, (count, _) in behind.items()}))
     out.add(catalog.BEHIND_SECONDS, _by("stage", {stage: seconds for stage, (_, seconds) in behind.items()}))
     sizes = store_sizes(store, giving_way(store.queues))
     out.add(catalog.SEGMENTS, _by("kind", {kind: size.files for kind, size in sizes.items()}))
     out.add(catalog.STORE_BYTES, _by("kind", {kind: size.bytes for kind, size in sizes.items()}))
-
-
-def _lags(broker: Broker) -> Rows:
-    """Of topics that exist; a queue without messages, or set back by a deletion, is not behind."""
-    store = broker.store
-    for group, topic, committed in store.consumer_offsets.rows():
-        if store.topics.get(topic) is None:
-            continue
-        queues = store.queues.by_topic.get(topic, {})
-        lag = 0
-        for queue_id, offset in committed.items():
-            queue = queues.get(queue_id)
-            if queue is not None and queue.max_offset > offset:
-                lag += queue.max_offset - offset
-        yield labels(catalog.GROUP_LAG.labels, (group, topic)), lag
 
 
 def _add_transactions(out: Exposition, broker: Broker) -> None:

@@ -42,6 +42,23 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("what its queues hold", "flintmq topic status orders"),
         ("delete without being asked", "flintmq topic delete orders --yes"),
     ],
+    "group": [
+        ("all, with their lag", "flintmq group list"),
+        ("members, queues, what is ready, in flight, delayed", "flintmq group status billing"),
+        ("stopped: read everything again", "flintmq group reset billing orders --to earliest"),
+        ("running: go back two hours", "flintmq group reset billing orders --to @-2h --force"),
+        ("what retention took before it was read", "flintmq group moved billing --since -7d"),
+        ("forget a group", "flintmq group delete billing --yes"),
+    ],
+    "dlq": [
+        ("which groups have dead letters", "flintmq dlq list"),
+        ("the first ten", "flintmq dlq show billing"),
+        ("what would be sent again", "flintmq dlq resend billing --dry-run"),
+        ("send them again to their topics", "flintmq dlq resend billing"),
+        ("to this group alone", "flintmq dlq resend billing --to-group"),
+        ("the first hundred", "flintmq dlq resend billing --queue-offset :100"),
+        ("drop the rest", "flintmq dlq purge billing --yes"),
+    ],
     "offset": [
         ("how far all groups are", "flintmq offset show"),
         ("read everything again", "flintmq offset reset billing orders --to earliest"),
@@ -79,7 +96,7 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
 @command("cheat")
 @click.argument("subject", metavar="[SUBJECT]", default="")
 def cheat(settings: Settings, subject: str) -> None:
-    """Show examples, all of them or those of one SUBJECT: send, read, query, topic, offset, tx, broker, script."""
+    """Show examples, all of them or those of one SUBJECT: send, read, query, topic, group, dlq, offset, broker, …"""
     if subject and subject not in EXAMPLES:
         known = nearest(subject, EXAMPLES) or f"; there are {', '.join(EXAMPLES)}"
         raise click.UsageError(f"there is no subject {subject!r}{known}", click.get_current_context())

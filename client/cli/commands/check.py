@@ -13,6 +13,7 @@ from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ..command import Command, pass_settings
 from ..condition import Condition
 from ..failures import describe
+from ..lags import lag_by_group
 from ..output import JSON, to_json
 from ..params import GROUP, SIZE, SPAN, TOPIC
 from ..settings import Settings
@@ -139,10 +140,7 @@ def _limit_was_given(name: str) -> bool:
 
 def _worst_lag(admin: Admin, group: str, topic: str) -> int | None:
     """The lag of the group that is furthest behind; None where no group has committed anything."""
-    lags: dict[str, int] = {}
-    for row in admin.consume_stats(group or None, topic or None):
-        lags[row.group] = lags.get(row.group, 0) + row.lag
-    return max(lags.values(), default=None)
+    return max(lag_by_group(admin.consume_stats(group or None, topic or None)).values(), default=None)
 
 
 def _say(settings: Settings, state: int, reason: str, findings: list[Finding]) -> int:

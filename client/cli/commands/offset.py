@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from ....protocol.errors import ConfigurationError
-from ...core.positions import EARLIEST
 from ..command import Group, note, pass_settings
 from ..escaping import escape
 from ..output import Column, number, to_json
-from ..params import GROUP, POSITION, QUEUE, TOPIC
-from ..positions import EveryQueue, Typed, check_committable, check_held, check_queues, check_reached
+from ..params import GROUP, TOPIC
+from ..positions import check_committable, check_queues
+from ..resetting import reset_group, reset_options
 from ..settings import Settings
 from ..units import plural
 
 if TYPE_CHECKING:
-    from ...core.topics import ConsumeStats, QueueStats
-    from ...sync.consumer import Consumer
+    from ...core.topics import ConsumeStats
 
-RESET_FORMS = "earliest, latest, an offset, 0:17,1:5 (queue:offset), or @TIME"
 STDIN = "<stdin>"
 STATS_COLUMNS = (
     Column("group", "GROUP"),
@@ -32,13 +30,6 @@ STATS_COLUMNS = (
     number("min_offset", "FIRST OFFSET"),
     number("max_offset", "NEXT OFFSET"),
     number("lag", "LAG"),
-)
-RESET_COLUMNS = (
-    Column("group", "GROUP"),
-    Column("topic", "TOPIC"),
-    number("queue", "QUEUE"),
-    number("before", "BEFORE"),
-    number("after", "AFTER"),
 )
 
 
@@ -68,56 +59,13 @@ def _row(stats: ConsumeStats) -> dict[str, Any]:
 
 @offset.command("reset")
 @pass_settings
-@click.argument("group", type=GROUP)
-@click.argument("topic", type=TOPIC)
-@click.option("--to", type=POSITION, required=True, metavar="POSITION", help=f"{RESET_FORMS}.")
-@click.option("--queue", "queues", type=QUEUE, multiple=True, help="Only this queue; may be given again.")
-@click.option("--force", is_flag=True, help="Also while the group has members: they begin anew from there.")
-@click.option("-n", "--dry-run", is_flag=True, help="Show what would be committed; commit nothing.")
-def reset(
-    settings: Settings, group: str, topic: str, to: Typed, queues: tuple[int, ...], force: bool, dry_run: bool
-) -> None:
+@reset_options
+def reset(settings: Settings, **options: Any) -> None:
     """Commit a position for a group, so that it reads on from there.
 
-    Refused while the group has members, unless --force is given.
+    Refused while members of the group consume the topic, unless --force is given.
     """
-    with settings.consumer() as consumer:
-        stats = consumer.topic_stats(topic)
-        check_queues(dict.fromkeys(queues, 0), topic, stats)
-        after = _offsets(consumer, topic, to, stats)
-        after = {queue: at for queue, at in after.items() if queue in (queues or after)}
-        before = consumer.committed(group, topic)
-    if not dry_run:
-        with settings.admin() as admin:
-            admin.reset_offsets(group, topic, after, force=force)
-    settings.output.rows(
-        RESET_COLUMNS,
-        [
-            {"group": group, "topic": topic, "queue": queue, "before": before.get(queue), "after": at}
-            for queue, at in sorted(after.items())
-        ],
-    )
-    if dry_run:
-        note(settings, "nothing was committed (--dry-run)")
-
-
-def _offsets(consumer: Consumer, topic: str, to: Typed, stats: list[QueueStats]) -> dict[int, int]:
-    """The offsets by queue that ``to`` stands for; where it names queues, those alone."""
-    if isinstance(to, int):
-        raise click.BadParameter(
-            f"{to} counts messages of the topic, not of a queue; {RESET_FORMS}", param_hint="'--to'"
-        )
-    if isinstance(to, EveryQueue):
-        check_reached(to.offset, topic, stats)
-        return {queue.queue: min(max(to.offset, queue.min_offset), queue.max_offset) for queue in stats}
-    if isinstance(to, dict):
-        check_queues(to, topic, stats)
-        for queue in stats:
-            check_held(to.get(queue.queue, queue.max_offset), topic, queue)
-        return to
-    if isinstance(to, str):
-        return {queue.queue: queue.min_offset if to == EARLIEST else queue.max_offset for queue in stats}
-    return {queue.queue: consumer.offset_at(topic, queue.queue, to) for queue in stats}
+    reset_group(settings, **options)
 
 
 # ---- export and import

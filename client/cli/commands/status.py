@@ -23,6 +23,7 @@ COLUMNS = (
     Column("refusal", "refuses", style="bold red"),
     Column("memory", "memory"),
     Column("topics", "topics"),
+    Column("groups", "groups"),
     Column("connections", "connections"),
     Column("in_flight", "in flight"),
     Column("produced", "produced"),
@@ -62,6 +63,7 @@ def shown(condition: Condition, address: str) -> dict[str, Any]:
         "memory": f"{show_bytes(condition.memory_bytes)}, and {show_bytes(condition.number('mapped_bytes'))} "
         "of mapped files",
         "topics": show_count(condition.number("topics")),
+        "groups": _groups(condition),
         "connections": f"{_count(condition, 'connections')} open, {_count(condition, 'connections_accepted')} "
         f"accepted, {_count(condition, 'connections_refused')} refused",
         "in_flight": f"{show_bytes(condition.number('in_flight_bytes'))}, "
@@ -74,6 +76,15 @@ def shown(condition: Condition, address: str) -> dict[str, Any]:
         "metrics": f"http://{info['metrics_address']}/metrics" if info.get("metrics_address") else None,
     }
     return {name: value for name, value in rows.items() if value is not None}
+
+
+def _groups(condition: Condition) -> str | None:
+    if condition.number("groups") is None:  # an older broker
+        return None
+    return (
+        f"{_count(condition, 'groups')} with {_count(condition, 'group_members')} members, "
+        f"{_count(condition, 'retried_messages')} messages tried again, {_count(condition, 'dead_messages')} dead"
+    )
 
 
 def _count(condition: Condition, name: str) -> str:

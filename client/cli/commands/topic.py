@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
-from ..command import Group, is_interactive, note, pass_settings
+from ..command import Group, confirm, note, pass_settings
 from ..escaping import escape
-from ..failures import EXIT_ERROR
 from ..output import TABLE, Column, number
 from ..params import PERMISSION, TOPIC, show_permission
 from ..settings import Settings
@@ -190,15 +189,6 @@ def delete(settings: Settings, names: tuple[str, ...], yes: bool) -> None:
         for name in names:
             held = _held(admin.topic_stats(name))["messages"]
             if not yes:
-                _confirm(f"delete topic {escape(name)} with {plural(held, 'message')}?")
+                confirm(f"delete topic {escape(name)} with {plural(held, 'message')}?")
             admin.delete_topic(name)
             note(settings, f"deleted topic {escape(name)}, {plural(held, 'message')}")
-
-
-def _confirm(question: str) -> None:
-    """Ask; the command ends where the answer is not yes."""
-    if not is_interactive():
-        raise click.UsageError("nobody can be asked here; --yes deletes without asking", click.get_current_context())
-    if not click.confirm(question, err=True):
-        click.echo("nothing was deleted", err=True)
-        raise click.exceptions.Exit(EXIT_ERROR)

@@ -1,0 +1,95 @@
+"""What the metrics say of consumer groups. As the collector, it reads beside the event loop and changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from ....protocol.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, dead_letter_topic
+from ...delivery.group import EMPTY, STATES
+from ...store.consume_queue import ConsumeQueue
+from ..handlers.context import Broker
+from . import catalog
+from .catalog import Metric
+from .exposition import Exposition, Rows, labels
+from .pace import giving_way
+
+GroupOffsets: TypeAlias = tuple[str, str, dict[int, int]]
+"""(group, topic, next offset by queue)."""
+
+
+def add_groups(out: Exposition, broker: Broker) -> None:
+    """Every metric of groups. What is counted for each is bounded by the groups that exist."""
+    committed = broker.store.consumer_offsets.rows()
+    running = list(broker.groups.groups.values())
+    states = Counter(dict.fromkeys(STATES, 0))
+    states.update(group.state for group in giving_way(running))
+    states[EMPTY] = len(broker.groups.names(giving_way(committed))) - (len(running) - states[EMPTY])
+    out.add(catalog.GROUPS, _by("state", states.items()))
+    out.add(catalog.GROUP_MEMBERS, _by("group", ((group.name, len(group.members)) for group in running)))
+    lags = dict(_lags(broker, giving_way(committed)))
+    out.add(catalog.GROUP_LAG, _by_topic(catalog.GROUP_LAG, lags))
+    out.add(catalog.GROUP_IN_FLIGHT, _by_topic(catalog.GROUP_IN_FLIGHT, _in_flight(broker, lags)))
+    out.add(catalog.GROUP_DELAYED, _by("group", _delayed(broker).items()))
+    out.add(catalog.DEAD_LETTERS, _by("group", _dead_letters(broker)))
+    out.add_one(catalog.REBALANCES, broker.groups.rebalances)
+    sent_back = broker.counters.sent_back.copy()
+    out.add(catalog.RETRIED_MESSAGES, _by("group", ((group, retried) for group, (retried, _) in sent_back.items())))
+    out.add(catalog.DEAD_MESSAGES, _by("group", ((group, dead) for group, (_, dead) in sent_back.items())))
+    out.add_one(catalog.OFFSETS_MOVED, broker.groups.offsets_moved)
+
+
+def _by(name: str, figures: Iterable[tuple[str, float]]) -> Rows:
+    return ((labels((name,), (value,)), figure) for value, figure in figures)
+
+
+def _by_topic(metric: Metric, figures: dict[tuple[str, str], int]) -> Rows:
+    return ((labels(metric.labels, names), figure) for names, figure in figures.items())
+
+
+def _lags(broker: Broker, committed: Iterable[GroupOffsets]) -> Iterator[tuple[tuple[str, str], int]]:
+    """Of topics that exist; a queue without messages, or set back by a deletion, is not behind. A group's dead letters
+    are no lag: it does not read them."""
+    store = broker.store
+    for group, topic, offsets in committed:
+        if store.topics.get(topic) is None or topic == dead_letter_topic(group):
+            continue
+        queues = store.queues.by_topic.get(topic, {})
+        yield (group, topic), sum(_behind(queues.get(queue_id), offset) for queue_id, offset in offsets.items())
+
+
+def _behind(queue: ConsumeQueue | None, next_offset: int) -> int:
+    return 0 if queue is None else max(queue.max_offset - next_offset, 0)
+
+
+def _in_flight(broker: Broker, lags: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    """Of groups that have members, no more than their lag."""
+    found = dict.fromkeys((key for key in lags if key[0] in broker.groups.groups), 0)
+    committed_of = broker.store.consumer_offsets.committed_of
+    for (name, topic, queue_id), pulled in giving_way(broker.groups.pulled.copy().items()):
+        group = broker.groups.groups.get(name)
+        committed = committed_of(name, topic, queue_id)
+        if group is None or committed is None or (topic, queue_id) not in group.held or (name, topic) not in found:
+            continue
+        found[name, topic] += max(pulled - committed, 0)
+    return {key: min(count, lags[key]) for key, count in found.items()}
+
+
+def _delayed(broker: Broker) -> dict[str, int]:
+    found = dict.fromkeys(list(broker.groups.groups), 0)
+    for topic, count in broker.delays.pending.copy().items():
+        if topic.startswith(RETRY_TOPIC_PREFIX):
+            found[topic.removeprefix(RETRY_TOPIC_PREFIX)] = count
+    return found
+
+
+def _dead_letters(broker: Broker) -> Iterator[tuple[str, int]]:
+    store = broker.store
+    for config in giving_way(store.topics):
+        if config.name.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            group = config.name.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
+            done = store.consumer_offsets.committed(group, config.name)
+            queues = list(store.queues.by_topic.get(config.name, {}).items())
+            waiting = sum(_behind(queue, max(done.get(queue_id, 0), queue.min_hint)) for queue_id, queue in queues)
+            yield group, waiting

@@ -1,0 +1,278 @@
+"""``flintmq dlq``."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ....protocol.delivery import PROPERTY_ORIGIN_MESSAGE_ID, dead_letter_topic
+from ....protocol.errors import FlintError
+from ...errors import CorruptMessage
+from ..command import Group, confirm, note, pass_settings
+from ..dead_letters import (
+    BATCH_COUNT,
+    DeadQueue,
+    Resending,
+    Target,
+    check_group,
+    dead_queues,
+    groups_with_dead_letters,
+    original_topic,
+    own_properties,
+)
+from ..escaping import escape, escape_bytes
+from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
+from ..messages import message_row
+from ..output import JSON, Column, number, to_json
+from ..params import COUNT, DEAD_LETTER_GROUP, OFFSETS, TOPIC
+from ..settings import Settings
+from ..units import plural, show_moment
+
+if TYPE_CHECKING:
+    from ...core.stored import StoredMessage
+    from ...sync.admin import Admin
+    from ...sync.consumer import Consumer
+
+PREVIEW_CHARS = 40
+LIST_COLUMNS = (
+    Column("group", "GROUP"),
+    number("waiting", "WAITING"),
+    number("messages", "KEPT"),
+    Column("oldest_at", "OLDEST", show_moment),
+    Column("newest_at", "NEWEST", show_moment),
+)
+SHOW_COLUMNS = (
+    Column("stored_at", "TIME", show_moment),
+    number("queue_offset", "OFFSET"),
+    Column("message_id", "MESSAGE ID"),
+    Column("original_topic", "TOPIC"),
+    Column("keys", "KEYS", " ".join),
+    number("reconsume_times", "TRIES"),
+    Column("body", "BODY", lambda body: body if len(body) <= PREVIEW_CHARS else f"{body[:PREVIEW_CHARS]}…"),
+)
+RESEND_COLUMNS = (Column("group", "GROUP"), Column("topic", "TOPIC"), number("messages", "MESSAGES"))
+
+
+@click.group(cls=Group)
+def dlq() -> None:
+    """Dead letters: messages that a group could not handle however often it tried."""
+
+
+@dlq.command("list")
+@pass_settings
+def list_groups(settings: Settings) -> None:
+    """List the groups that have dead letters: how many wait to be dealt with, and how many are kept in all."""
+    with settings.admin() as admin, settings.consumer() as consumer:
+        rows = [_list_row(consumer, group) for group in groups_with_dead_letters(admin)]
+    rows = [row for row in rows if row["messages"]]
+    settings.output.rows(LIST_COLUMNS, rows, empty="there are no dead letters")
+
+
+def _list_row(consumer: Consumer, group: str) -> dict[str, Any]:
+    oldest: list[StoredMessage] = []
+    newest: list[StoredMessage] = []
+    queues = dead_queues(consumer, group)
+    for queue in queues:
+        if queue.waiting:
+            oldest += next(queue.read(consumer, queue.next_offset, queue.next_offset + 1), [])
+            newest += next(queue.read(consumer, queue.end - 1, queue.end), [])
+    return {
+        "group": group,
+        "waiting": sum(queue.waiting for queue in queues),
+        "messages": sum(queue.end - queue.min_offset for queue in queues),
+        "oldest_at": min((message.stored_at for message in oldest), default=None),
+        "newest_at": max((message.stored_at for message in newest), default=None),
+    }
+
+
+# ---- one group's
+
+
+def _queues(settings: Settings, admin: Admin, consumer: Consumer, group: str) -> list[DeadQueue]:
+    """Where the group's dead letters lie; says where it has none. Raises ``GroupNotExist``."""
+    check_group(admin, group)
+    found = dead_queues(consumer, group)
+    if not sum(each.end - each.min_offset for each in found):
+        note(settings, f"group {escape(group)} has no dead letters")
+    return found
+
+
+def _ranges(queues: list[DeadQueue], offsets: tuple[int, int | None] | None) -> Iterator[tuple[DeadQueue, int, int]]:
+    """(queue, first, end) of what is meant: the offsets that were given, else all that waits."""
+    for queue in queues:
+        if offsets is None:
+            yield queue, queue.next_offset, queue.end
+        elif queue.end > queue.min_offset:
+            first, end = offsets[0], queue.end if offsets[1] is None else offsets[1]
+            queue.check_has(first, max(end, first + 1))
+            yield queue, first, end
+
+
+@dlq.command("show")
+@pass_settings
+@click.argument("group", type=DEAD_LETTER_GROUP)
+@click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="At most so many.")
+@click.option("--all", "everything", is_flag=True, help="Those that are dealt with and still kept, too.")
+@click.option("--queue-offset", "offsets", type=OFFSETS, metavar="RANGE", help="Only these: 17, 17:20 (17 to 19), 17:.")
+def show(settings: Settings, group: str, count: int, everything: bool, offsets: tuple[int, int | None] | None) -> int:
+    """Show the dead letters of a group that are not dealt with, oldest first."""
+    if everything and offsets is None:
+        offsets = (0, None)
+    damaged: list[CorruptMessage] = []
+    with settings.admin() as admin, settings.consumer() as consumer:
+        queues = _queues(settings, admin, consumer, group)
+        rows = _rows(consumer, group, queues, offsets, count, damaged)
+        if settings.output.mode == JSON:
+            for row in rows:
+                settings.output.write(to_json(row) + "\n")
+        else:
+            settings.output.rows(SHOW_COLUMNS, map(_with_text, rows), empty="nothing waits" if queues else "")
+    for error in damaged:
+        click.echo(f"flintmq: {describe(error)[0]}", err=True)
+    return EXIT_ERROR if damaged else EXIT_OK
+
+
+def _with_text(row: dict[str, Any]) -> dict[str, Any]:
+    return row if "body" in row else row | {"body": escape_bytes(b64decode(row["body_base64"]))}
+
+
+def _rows(
+    consumer: Consumer,
+    group: str,
+    queues: list[DeadQueue],
+    offsets: tuple[int, int | None] | None,
+    count: int,
+    damaged: list[CorruptMessage],
+) -> Iterator[dict[str, Any]]:
+    for queue, first, end in _ranges(queues, offsets):
+        for batch in queue.read(consumer, first, end):
+            for message in batch:
+                if not count:
+                    return
+                count -= 1
+                try:
+                    yield _row(group, message)
+                except CorruptMessage as error:
+                    damaged.append(error)
+
+
+def _row(group: str, message: StoredMessage) -> dict[str, Any]:
+    return message_row(message) | {
+        "group": group,
+        "original_topic": original_topic(message),
+        "origin_message_id": message.properties.get(PROPERTY_ORIGIN_MESSAGE_ID),
+        "reconsume_times": message.reconsume_times,
+        "properties": own_properties(message),
+    }
+
+
+# ---- sending again, purging
+
+
+@dlq.command("resend")
+@pass_settings
+@click.argument("group", type=DEAD_LETTER_GROUP)
+@click.option("--id", "ids", metavar="ID", multiple=True, help="Only the message with this id; may be given again.")
+@click.option("--queue-offset", "offsets", type=OFFSETS, metavar="RANGE", help="Only these: 17, 17:20 (17 to 19), 17:.")
+@click.option("--to-topic", type=TOPIC, default="", help="To this topic.  [default: the one each was sent to at first]")
+@click.option("--to-group", is_flag=True, help="To this group alone: no other group gets them again.")
+@click.option("-n", "--dry-run", is_flag=True, help="Show what would be sent; send nothing.")
+def resend(
+    settings: Settings,
+    group: str,
+    ids: tuple[str, ...],
+    offsets: tuple[int, int | None] | None,
+    to_topic: str,
+    to_group: bool,
+    dry_run: bool,
+) -> int:
+    """Send the dead letters of a group again, each to the topic that it was first sent to.
+
+    Body, keys, tag, sharding key and properties are as they were; the id is new, the old one is the property
+    DLQ_ORIGIN_MESSAGE_ID. Every group that reads the topic gets the message, unless --to-group is given.
+
+    What was sent is noted, so that the next resend goes on behind it: after every 500 messages, once they are
+    acknowledged. Interrupted between the two, or where the broker is killed within seconds, those are sent again by
+    the next resend: at least once. Of --id and --queue-offset only that is noted which has nothing waiting in front.
+    """
+    if bool(ids) + (offsets is not None) > 1 or (to_topic and to_group):
+        raise click.UsageError(
+            "--id and --queue-offset exclude each other, and so do --to-topic and --to-group",
+            click.get_current_context(),
+        )
+    target = Target(to_topic, group if to_group else "")
+    code, trouble = EXIT_OK, None
+    with settings.admin() as admin, settings.consumer() as consumer, settings.producer() as producer:
+        queues = _queues(settings, admin, consumer, group)
+        resending = Resending(consumer, producer, admin.topics(), target, dry_run=dry_run)
+        try:
+            for queue, batch in _batches(consumer, group, queues, ids, offsets):
+                resending.send(queue, batch)
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
+        except FlintError as error:
+            trouble = error
+    _tell(settings, group, resending, queues, dry_run, interrupted=code == EXIT_INTERRUPTED)
+    if trouble is not None:
+        raise trouble
+    return code
+
+
+def _batches(
+    consumer: Consumer,
+    group: str,
+    queues: list[DeadQueue],
+    ids: tuple[str, ...],
+    offsets: tuple[int, int | None] | None,
+) -> Iterator[tuple[DeadQueue, list[StoredMessage]]]:
+    """The dead letters that are meant, in neighbouring ones."""
+    found = [consumer.message(message_id, dead_letter_topic(group)) for message_id in ids]
+    for message in sorted(found, key=lambda message: (message.queue, message.queue_offset)):
+        yield next(queue for queue in queues if queue.queue == message.queue), [message]
+    if ids:
+        return
+    for queue, first, end in list(_ranges(queues, offsets)):
+        for batch in queue.read(consumer, first, end):
+            yield queue, batch
+
+
+def _tell(
+    settings: Settings, group: str, resending: Resending, queues: list[DeadQueue], dry_run: bool, *, interrupted: bool
+) -> None:
+    rows = [{"group": group, "topic": topic, "messages": count} for topic, count in sorted(resending.sent.items())]
+    settings.output.rows(RESEND_COLUMNS, rows)
+    settings.output.flush()
+    if dry_run:
+        note(settings, "nothing was sent (--dry-run)")
+        return
+    if interrupted:
+        note(settings, f"interrupted; up to {BATCH_COUNT} more may have been sent, and would be sent again")
+    if queues:
+        sent, left = sum(resending.sent.values()), sum(queue.waiting for queue in queues)
+        note(settings, f"sent {plural(sent, 'message')} again; {left:,} wait")
+
+
+@dlq.command("purge")
+@pass_settings
+@click.argument("group", type=DEAD_LETTER_GROUP)
+@click.option("--before", type=click.IntRange(0), metavar="OFFSET", help="Only those in front of this queue offset.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def purge(settings: Settings, group: str, before: int | None, yes: bool) -> None:
+    """Note that the dead letters of a group, as they are now, are dealt with: none is sent again.
+
+    flintmq dlq show GROUP --all shows them until retention takes them.
+    """
+    with settings.admin() as admin, settings.consumer() as consumer:
+        queues = _queues(settings, admin, consumer, group)
+        for queue in queues:
+            queue.end = queue.end if before is None else max(min(before, queue.end), queue.next_offset)
+        waiting = plural(sum(queue.waiting for queue in queues), "dead letter")
+        if not yes and any(queue.waiting for queue in queues):
+            confirm(f"purge {waiting} of group {escape(group)}?", "purges", "purged")
+        for queue in queues:
+            if queue.waiting:
+                consumer.commit(group, dead_letter_topic(group), {queue.queue: queue.end})
+        note(settings, f"purged {waiting} of group {escape(group)}")

@@ -1,0 +1,292 @@
+"""``flintmq group``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ....protocol.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
+from ....protocol.errors import TopicNotExist
+from ..command import Group, confirm, note, pass_settings
+from ..escaping import escape
+from ..failures import EXIT_ERROR, EXIT_OK
+from ..lags import lag_by_group, lag_of
+from ..output import JSON, PLAIN, Column, number, to_json
+from ..params import GROUP, TIME
+from ..positions import TIME_FORMS
+from ..resetting import reset_group, reset_options
+from ..settings import Settings
+from ..units import plural, show_moment, show_seconds
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ...core.groups import GroupMember, GroupQueue, GroupStatus
+    from ...core.stored import StoredMessage
+
+TOPICS_SHOWN = 3
+WIDE = 100
+"""A narrower terminal is shown neither where queues begin nor the lag, which is what is ready and in flight."""
+
+
+def _some(names: list[str]) -> str:
+    """The first names, and how many there are beside them."""
+    more = len(names) - TOPICS_SHOWN
+    return ", ".join(names[:TOPICS_SHOWN]) + (f" +{more}" if more > 0 else "")
+
+
+LIST_COLUMNS = (
+    Column("group", "GROUP"),
+    Column("mode", "MODE"),
+    Column("state", "STATE"),
+    number("members", "MEMBERS"),
+    number("lag", "LAG"),
+    Column("topics", "TOPICS", _some),
+)
+GROUP_COLUMNS = (
+    Column("group", "group", style="bold"),
+    Column("mode", "mode"),
+    Column("state", "state"),
+    Column("epoch", "epoch"),
+    Column("lag", "lag"),
+)
+MEMBER_COLUMNS = (
+    number("number", "#"),
+    Column("member", "MEMBER"),
+    Column("address", "ADDRESS"),
+    Column("since_seconds", "SINCE", show_seconds),
+    Column("heartbeat_seconds", "HEARD", lambda seconds: f"{show_seconds(seconds)} ago"),
+    number("queues", "QUEUES"),
+    Column("shown_subscriptions", "SUBSCRIPTIONS"),
+)
+QUEUE_COLUMNS = (
+    Column("topic", "TOPIC"),
+    number("queue", "QUEUE", str),
+    Column("number", "MEMBER"),
+    number("committed", "COMMITTED"),
+    number("min_offset", "FIRST"),
+    number("max_offset", "NEXT"),
+    number("ready", "READY"),
+    number("in_flight", "IN FLIGHT"),
+    number("delayed", "DELAYED"),
+    number("lag", "LAG"),
+)
+PLAIN_COLUMNS = tuple(
+    Column(name, name)
+    for name in (
+        "group", "topic", "queue", "member", "committed", "min_offset", "max_offset", "ready", "in_flight", "delayed",
+        "lag",
+    )
+)  # fmt: skip
+MOVED_COLUMNS = (
+    Column("time", "TIME", show_moment),
+    Column("group", "GROUP"),
+    Column("topic", "TOPIC"),
+    number("queue", "QUEUE"),
+    number("asked", "ASKED FOR"),
+    number("moved_to", "MOVED TO"),
+    number("missed", "MISSED"),
+)
+
+
+@click.group(cls=Group)
+def group() -> None:
+    """List, look into, reset, delete consumer groups."""
+
+
+@group.command("list")
+@pass_settings
+@click.argument("pattern", type=GROUP, default="*")
+def list_groups(settings: Settings, pattern: str) -> None:
+    """List the consumer groups, or those that PATTERN matches: 'billing*'."""
+    with settings.admin() as admin:
+        lags = lag_by_group(admin.consume_stats())
+        rows = [
+            {
+                "group": info.group,
+                "mode": info.mode,
+                "state": info.state,
+                "members": info.members,
+                "lag": lag_of(info, lags),
+                "topics": list(info.topics),
+            }
+            for info in admin.groups()
+            if fnmatchcase(info.group, pattern)
+        ]
+    what = f"no group matches {pattern}" if pattern != "*" else "there are no groups; one is made by its first member"
+    settings.output.rows(LIST_COLUMNS, rows, empty=what)
+
+
+# ---- one group
+
+
+@group.command("status")
+@pass_settings
+@click.argument("group", type=GROUP)
+def status(settings: Settings, group: str) -> None:
+    """Show who is in a group, who has which queue, and how far each queue is.
+
+    What a queue holds and the group has not done is READY (nobody has it) or IN FLIGHT (it is with the member); what
+    failed and waits to be tried again is DELAYED. With -o json one object, with -o plain a line for each queue.
+    """
+    with settings.admin() as admin:
+        found = admin.group(group)
+    numbers = {member.member: place for place, member in enumerate(found.members, 1)}
+    members = [_member_row(member, numbers) for member in found.members]
+    queues = [_queue_row(found, queue, numbers) for queue in found.queues]
+    output = settings.output
+    if output.mode == JSON:
+        output.write(to_json(_whole(found, members, queues)) + "\n")
+    elif output.mode == PLAIN:
+        output.rows(PLAIN_COLUMNS, queues)
+    else:
+        whole = _whole(found, members, queues)
+        lag = f"{whole['ready']:,} ready, {whole['in_flight']:,} in flight, {found.delayed:,} delayed"
+        output.record(GROUP_COLUMNS, whole | {"lag": lag})
+        output.write("\n")
+        output.rows(MEMBER_COLUMNS, members, empty="nobody is in it")
+        output.write("\n")
+        wide = output.width >= WIDE
+        columns = [column for column in QUEUE_COLUMNS if wide or column.name not in ("min_offset", "lag")]
+        output.rows(columns, queues, empty="none of its topics is there")
+
+
+def _member_row(member: GroupMember, numbers: dict[str, int]) -> dict[str, Any]:
+    subscriptions = [
+        {"topic": topic, "tags": tags, "filter": condition} for topic, tags, condition in member.subscriptions
+    ]
+    wanted = [row for row in subscriptions if not row["topic"].startswith(RETRY_TOPIC_PREFIX)]
+    return {
+        "number": numbers[member.member],
+        "member": member.member,
+        "client": member.client,
+        "address": member.address,
+        "epoch": member.epoch,
+        "since_seconds": member.since_ms / 1000,
+        "heartbeat_seconds": member.heartbeat_ms / 1000,
+        "orderly": member.orderly,
+        "queues": member.queues,
+        "subscriptions": subscriptions,
+        "shown_subscriptions": ", ".join(" ".join(filter(None, row.values())) for row in wanted)
+        + (" (orderly)" if member.orderly else ""),
+    }
+
+
+def _queue_row(found: GroupStatus, queue: GroupQueue, numbers: dict[str, int]) -> dict[str, Any]:
+    """A row; where nothing is committed, nobody knows what the group has still to read."""
+    begun = queue.committed >= 0
+    return {
+        "group": found.group,
+        "topic": queue.topic,
+        "queue": queue.queue,
+        "member": queue.member or None,
+        "number": f"#{numbers[queue.member]}" if queue.member in numbers else None,
+        "committed": queue.committed if begun else None,
+        "min_offset": queue.min_offset,
+        "max_offset": queue.max_offset,
+        "ready": queue.ready if begun else None,
+        "in_flight": queue.in_flight if begun else None,
+        "delayed": found.delayed if queue.topic.startswith(RETRY_TOPIC_PREFIX) else None,
+        "lag": queue.lag if begun else None,
+    }
+
+
+def _whole(found: GroupStatus, members: list[dict[str, Any]], queues: list[dict[str, Any]]) -> dict[str, Any]:
+    def total(name: str) -> int:
+        return sum(row[name] or 0 for row in queues)
+
+    return {
+        "group": found.group,
+        "mode": found.mode,
+        "state": found.state,
+        "epoch": found.epoch,
+        "lag": total("lag"),
+        "ready": total("ready"),
+        "in_flight": total("in_flight"),
+        "delayed": found.delayed,
+        "members": [_without(row, "number", "shown_subscriptions") for row in members],
+        "queues": [_without(row, "number", "group") for row in queues],
+    }
+
+
+def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in names}
+
+
+# ---- changing
+
+
+@group.command("reset")
+@pass_settings
+@reset_options
+def reset(settings: Settings, **options: Any) -> None:
+    """Commit a position for a group, so that it reads on from there; as flintmq offset reset.
+
+    Refused while members of the group consume the topic, unless --force is given.
+    """
+    reset_group(settings, **options)
+
+
+@group.command("delete")
+@pass_settings
+@click.argument("names", metavar="GROUP...", type=GROUP, nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def delete(settings: Settings, names: tuple[str, ...], yes: bool) -> None:
+    """Forget groups: how far each is, and what it has still to try again. Its dead letters stay.
+
+    Refused while a group has members.
+    """
+    with settings.admin() as admin:
+        for name in names:
+            found = admin.group(name)
+            tries = found.delayed + sum(
+                queue.lag for queue in found.queues if queue.topic.startswith(RETRY_TOPIC_PREFIX)
+            )
+            lost = f", which has {plural(tries, 'message')} still to try again" if tries else ""
+            if not yes and not found.members:  # else it is refused anyway
+                confirm(f"delete group {escape(name)}{lost}?")
+            admin.delete_group(name)
+            note(settings, f"deleted group {escape(name)}{lost}")
+
+
+# ---- what was missed
+
+
+@group.command("moved")
+@pass_settings
+@click.argument("group", type=GROUP, default="")
+@click.option("--since", type=TIME, metavar="TIME", help=f"Only what happened then or later: {TIME_FORMS}.")
+def moved(settings: Settings, group: str, since: datetime | None) -> int:
+    """Show where groups were moved on because retention had taken what they had not read, oldest first.
+
+    The events lie in the topic OFFSET_MOVED_EVENT, as long as retention keeps them.
+    """
+    unreadable: list[int] = []
+    with settings.consumer() as consumer:
+        try:
+            events = consumer.iter(OFFSET_MOVED_TOPIC, from_=since or "earliest", until="latest", tags=group or None)
+            rows = list(_events(events, unreadable))
+        except TopicNotExist:  # made by the first event
+            rows = []
+    nothing = f"group {group} was never moved on" if group else "no group was ever moved on"
+    settings.output.rows(MOVED_COLUMNS, rows, empty=f"{nothing}{' since then' if since else ''}")
+    if unreadable:
+        note(settings, f"{plural(len(unreadable), 'message')} of {OFFSET_MOVED_TOPIC} cannot be read as an event")
+    return EXIT_ERROR if unreadable else EXIT_OK
+
+
+def _events(messages: Iterator[StoredMessage], unreadable: list[int]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        try:
+            event = json.loads(message.body)
+            place = event["messageQueue"]
+            asked, moved_to = int(event["offsetRequest"]), int(event["offsetNew"])
+            row = {"group": event["consumerGroup"], "topic": place["topic"], "queue": int(place["queueId"])}
+        except (ValueError, TypeError, KeyError):
+            unreadable.append(message.queue_offset)
+            continue
+        yield {"time": message.stored_at, **row, "asked": asked, "moved_to": moved_to, "missed": moved_to - asked}

@@ -1,0 +1,85 @@
+"""Moving a group's progress: what ``offset reset`` and ``group reset`` share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..core.positions import EARLIEST
+from .command import note
+from .output import Column, number
+from .params import GROUP, POSITION, QUEUE, TOPIC
+from .positions import EveryQueue, Typed, check_held, check_queues, check_reached
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from ..core.topics import QueueStats
+    from ..sync.consumer import Consumer
+
+RESET_FORMS = "earliest, latest, an offset, 0:17,1:5 (queue:offset), or @TIME"
+RESET_COLUMNS = (
+    Column("group", "GROUP"),
+    Column("topic", "TOPIC"),
+    number("queue", "QUEUE"),
+    number("before", "BEFORE"),
+    number("after", "AFTER"),
+)
+
+
+def reset_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments of ``reset_group``, as they are typed."""
+    for decorate in (
+        click.option("-n", "--dry-run", is_flag=True, help="Show what would be committed; commit nothing."),
+        click.option("--force", is_flag=True, help="Also while the group has members: they begin anew from there."),
+        click.option("--queue", "queues", type=QUEUE, multiple=True, help="Only this queue; may be given again."),
+        click.option("--to", type=POSITION, required=True, metavar="POSITION", help=f"{RESET_FORMS}."),
+        click.argument("topic", type=TOPIC),
+        click.argument("group", type=GROUP),
+    ):
+        function = decorate(function)
+    return function
+
+
+def reset_group(
+    settings: Settings, group: str, topic: str, to: Typed, queues: tuple[int, ...], force: bool, dry_run: bool
+) -> None:
+    """Move the group's progress in the topic to ``to``, and show what was committed before and is now."""
+    with settings.consumer() as consumer:
+        stats = consumer.topic_stats(topic)
+        check_queues(dict.fromkeys(queues, 0), topic, stats)
+        after = _offsets(consumer, topic, to, stats)
+        after = {queue: at for queue, at in after.items() if queue in (queues or after)}
+        before = consumer.committed(group, topic)
+    if not dry_run:
+        with settings.admin() as admin:
+            admin.reset_offsets(group, topic, after, force=force)
+    settings.output.rows(
+        RESET_COLUMNS,
+        [
+            {"group": group, "topic": topic, "queue": queue, "before": before.get(queue), "after": at}
+            for queue, at in sorted(after.items())
+        ],
+    )
+    if dry_run:
+        note(settings, "nothing was committed (--dry-run)")
+
+
+def _offsets(consumer: Consumer, topic: str, to: Typed, stats: list[QueueStats]) -> dict[int, int]:
+    """The offsets by queue that ``to`` stands for; where it names queues, those alone."""
+    if isinstance(to, int):
+        raise click.BadParameter(
+            f"{to} counts messages of the topic, not of a queue; {RESET_FORMS}", param_hint="'--to'"
+        )
+    if isinstance(to, EveryQueue):
+        check_reached(to.offset, topic, stats)
+        return {queue.queue: min(max(to.offset, queue.min_offset), queue.max_offset) for queue in stats}
+    if isinstance(to, dict):
+        check_queues(to, topic, stats)
+        for queue in stats:
+            check_held(to.get(queue.queue, queue.max_offset), topic, queue)
+        return to
+    if isinstance(to, str):
+        return {queue.queue: queue.min_offset if to == EARLIEST else queue.max_offset for queue in stats}
+    return {queue.queue: consumer.offset_at(topic, queue.queue, to) for queue in stats}
