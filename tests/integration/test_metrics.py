@@ -21,8 +21,11 @@ from flintmq.broker.server.metrics.http import CONNECTIONS_MAX, HEAD_BYTES_MAX
 from flintmq.protocol import commands
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, GET_BROKER_RUNTIME_INFO, PRODUCE, PULL
 from flintmq.protocol.errors import SUCCESS
+from flintmq.protocol.record import decode_record
 from tests.conftest import RawConnection, RunningBroker
+from tests.dead_letter_tools import Member, send_back
 from tests.integration.test_daemon import assert_refused, serve
+from tests.store_tools import split_answer
 
 Factory: TypeAlias = Callable[..., RunningBroker]
 Connect: TypeAlias = Callable[..., RawConnection]
@@ -81,7 +84,10 @@ def test_the_families_are_those_of_the_catalog(shared_broker: RunningBroker, con
     connection.produce(topic, b"x", queue=0).raise_for_error()
     fields = {"group": topic, "topic": topic, "count": 1}
     connection.call(commands.UPDATE_CONSUMER_OFFSET, fields, CONSUMER_OFFSET_STRUCT.pack(0, 0)).raise_for_error()
+    member = Member(connect(shared_broker), topic, "m-1").beat(topic)
+    send_back(connection, topic, [store_offset(connection, topic)])
     scrape = Scrape(shared_broker)
+    member.leave()
     shown = {family.name: family for family in scrape.families.values()}
     assert list(shown) == [metric.name.removesuffix("_total") for metric in METRICS]
     for metric in METRICS:
@@ -89,6 +95,12 @@ def test_the_families_are_those_of_the_catalog(shared_broker: RunningBroker, con
         assert (family.type, family.documentation) == (metric.kind, metric.meaning)
         assert family.samples, metric.name
         assert all(labels_of(sample.labels, metric) for sample in family.samples)
+
+
+def store_offset(connection: RawConnection, topic: str) -> int:
+    """Where the first message of a topic's queue 0 lies."""
+    (blob,) = split_answer(connection.pull(topic, 0, 0, max_count=1).body, 1)
+    return decode_record(blob).physical_offset
 
 
 def labels_of(labels: dict[str, str], metric: Metric) -> bool:
@@ -200,6 +212,69 @@ def test_the_lag_of_a_group_is_the_sum_over_its_queues(
     fields = {"group": "billing", "topic": topic, "count": 2}
     connection.call(commands.UPDATE_CONSUMER_OFFSET, fields, body).raise_for_error()
     assert Scrape(shared_broker)("flintmq_group_lag_messages", group="billing", topic=topic) == 7
+
+
+def test_a_group_shows_its_members_what_is_with_them_and_what_failed(
+    shared_broker: RunningBroker, connect: Connect, topic: str
+) -> None:
+    connection, group = connect(shared_broker), f"{topic}-g"
+    connection.produce(topic, *[b"x"] * 10, queue=0).raise_for_error()
+    before = Scrape(shared_broker)
+    members = [Member(connect(shared_broker), group, name) for name in ("m-1", "m-2")]
+    for member in members:
+        member.beat(topic)
+    (holder,) = [member for member in members if (topic, 0) in {row[:2] for row in member.beat(topic).rows}]
+    holder.pull(topic, 0, 0, max_count=4)
+    send_back(connection, group, [store_offset(connection, topic)] * 3)
+    send_back(connection, group, [store_offset(connection, topic)] * 2, level=18)
+    scrape = Scrape(shared_broker)
+    assert scrape("flintmq_group_members", group=group) == 2
+    assert scrape("flintmq_group_lag_messages", group=group, topic=topic) == 10
+    assert scrape("flintmq_group_in_flight_messages", group=group, topic=topic) == 4
+    assert scrape("flintmq_dead_messages_total", group=group) == scrape("flintmq_dead_letters", group=group) == 3
+    assert scrape("flintmq_retried_messages_total", group=group) == 2
+    assert scrape("flintmq_group_rebalances_total") > before("flintmq_group_rebalances_total")
+    running = sum(scrape("flintmq_groups", state=state) for state in ("stable", "rebalancing"))
+    assert running == 1 + sum(before("flintmq_groups", state=state) for state in ("stable", "rebalancing"))
+    info = msgpack.unpackb(connection.call(GET_BROKER_RUNTIME_INFO).body)
+    assert (info["groups"], info["group_members"]) == (running, 2 + members_of(before))
+    fields = {"group": group, "topic": f"%DLQ%{group}", "count": 1}
+    connection.call(commands.UPDATE_CONSUMER_OFFSET, fields, CONSUMER_OFFSET_STRUCT.pack(0, 2)).raise_for_error()
+    wait_for(lambda: Scrape(shared_broker)("flintmq_group_delayed_messages", group=group) == 2)
+    for member in members:
+        member.leave()
+    after = Scrape(shared_broker)
+    assert after("flintmq_dead_letters", group=group) == 1
+    assert ("flintmq_group_members", frozenset({("group", group)})) not in after.samples
+    dead = frozenset({("group", group), ("topic", f"%DLQ%{group}")})
+    assert ("flintmq_group_lag_messages", dead) not in after.samples, "dead letters are no lag"
+    assert after("flintmq_groups", state="empty") == before("flintmq_groups", state="empty") + 1
+
+
+def members_of(scrape: Scrape) -> float:
+    """The members of all groups."""
+    return sum(value for (name, _), value in scrape.samples.items() if name == "flintmq_group_members")
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Ask until it holds."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline
+
+
+def test_a_thousand_groups_are_shown(broker: Factory, connect: Connect) -> None:
+    connection = connect(running := broker())
+    connection.produce("orders", *[b"x"] * 10, queue=0).raise_for_error()
+    connection.pull("orders", 0, 9, wait_ms=5000).raise_for_error()
+    for number in range(1000):
+        fields = {"group": f"group-{number}", "topic": "orders", "count": 1}
+        connection.send(commands.UPDATE_CONSUMER_OFFSET, fields, CONSUMER_OFFSET_STRUCT.pack(0, number % 11))
+    assert {connection.receive().code for _ in range(1000)} == {SUCCESS}
+    scrape = Scrape(running)
+    assert scrape("flintmq_groups", state="empty") == 1000
+    lags = [scrape("flintmq_group_lag_messages", group=f"group-{n}", topic="orders") for n in range(1000)]
+    assert lags == [10 - n % 11 for n in range(1000)]
 
 
 def test_a_topic_that_is_deleted_leaves_the_metrics_and_stays_in_the_totals(broker: Factory, connect: Connect) -> None:

@@ -78,7 +78,7 @@ def _in_flight(broker: Broker, lags: dict[tuple[str, str], int]) -> dict[tuple[s
 
 def _delayed(broker: Broker) -> dict[str, int]:
     found = dict.fromkeys(list(broker.groups.groups), 0)
-    for topic, count in broker.delays.pending.copy().items():
+    for topic, count in broker.delays.levels.topics.copy().items():
         if topic.startswith(RETRY_TOPIC_PREFIX):
             found[topic.removeprefix(RETRY_TOPIC_PREFIX)] = count
     return found

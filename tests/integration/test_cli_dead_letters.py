@@ -1,0 +1,293 @@
+"""``flintmq dlq`` against a real broker: dead letters are shown, sent again, and none is lost on the way."""
+
+from __future__ import annotations
+
+import base64
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flintmq.client import Admin, Consumer, Message, Producer, StoredMessage
+from flintmq.client.cli.dead_letters import BATCH_COUNT, PROPERTY_DLQ_ORIGIN_MESSAGE_ID
+from flintmq.client.cli.failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
+from flintmq.client.cli.units import iso
+from tests.cli_tools import Cli, Terminal
+from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
+from tests.dead_letter_tools import Member, bury, send_back
+from tests.integration.test_cli_admin import described
+
+
+@pytest.fixture
+def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
+    """The command line, with the shared broker."""
+    with Cli(tmp_path, shared_broker.address) as cli:
+        yield cli
+
+
+@pytest.fixture
+def connection(shared_broker: RunningBroker, connect: ConnectionFactory) -> RawConnection:
+    """A connection to the shared broker."""
+    return connect(shared_broker)
+
+
+@pytest.fixture
+def group(shared_broker: RunningBroker, connection: RawConnection, topic: str) -> str:
+    """A group with four dead letters of one topic, bodies 0 to 3."""
+    group = f"{topic}-g"
+    bury(shared_broker, connection, group, [Message(topic, b"%d" % n, keys=[f"k-{n}"]) for n in range(4)])
+    return group
+
+
+def stored(running: RunningBroker, topic: str) -> list[StoredMessage]:
+    """All messages of a topic, in the order in which they were stored."""
+    with Consumer(running.address) as consumer:
+        found = list(consumer.iter(topic, until="latest"))
+    return sorted(found, key=lambda message: message.physical_offset)
+
+
+def bodies(running: RunningBroker, topic: str) -> list[bytes]:
+    return [message.body for message in stored(running, topic)]
+
+
+def waiting(cli: Cli, group: str) -> tuple[int, int]:
+    """How many wait, and how many are kept."""
+    (row,) = [row for row in cli.run("dlq", "list", "-o", "json").rows if row["group"] == group]
+    return row["waiting"], row["messages"]
+
+
+class TestShow:
+    def test_groups_are_listed_with_the_times_of_what_waits(
+        self, cli: Cli, group: str, shared_broker: RunningBroker
+    ) -> None:
+        (row,) = [row for row in cli.run("dlq", "list", "-o", "json").rows if row["group"] == group]
+        assert set(row) == described("dlq list")
+        times = [iso(message.stored_at) for message in stored(shared_broker, f"%DLQ%{group}")]
+        assert [row["oldest_at"], row["newest_at"]] == [times[0], times[-1]]
+        cli.run("dlq", "purge", group, "--yes")
+        (row,) = [row for row in cli.run("dlq", "list", "-o", "json").rows if row["group"] == group]
+        assert (row["waiting"], row["messages"], row["oldest_at"], row["newest_at"]) == (0, 4, None, None)
+
+    def test_a_dead_letter_is_shown_as_it_was_sent(
+        self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
+    ) -> None:
+        group = f"{topic}-g"
+        sent = Message(
+            topic, b"\xff\x1b[31m", keys=["a", "b"], tags="t", properties={"colour": "red"}, sharding_key="s"
+        )
+        (receipt,) = bury(shared_broker, connection, group, [sent])
+        (row,) = cli.run("dlq", "show", group, "-o", "json").rows
+        assert set(row) - {"body_base64"} == (described("pull") | described("dlq show")) - {
+            "body",
+            "body_base64",
+            "pull",
+        }
+        assert base64.b64decode(row["body_base64"]) == sent.body
+        assert (row["keys"], row["tag"], row["sharding_key"], row["properties"]) == (
+            ["a", "b"], "t", "s", {"colour": "red"},
+        )  # fmt: skip
+        assert (row["original_topic"], row["topic"], row["message_id"]) == (topic, f"%DLQ%{group}", receipt.message_id)
+        assert (row["reconsume_times"], row["queue_offset"]) == (1, 0)
+        shown = cli.run("dlq", "show", group, "-o", "plain").out
+        assert shown.endswith(f"\t0\t{receipt.message_id}\t{topic}\ta b\t1\t\\xff\\x1b[31m\n")
+
+    def test_what_is_dealt_with_is_shown_on_request(self, cli: Cli, group: str) -> None:
+        cli.run("dlq", "purge", group, "--yes", "--before", "3")
+
+        def offsets(*options: str) -> list[int]:
+            return [row["queue_offset"] for row in cli.run("dlq", "show", group, "-o", "json", *options).rows]
+
+        assert offsets() == [3]
+        assert offsets("--all") == [0, 1, 2, 3]
+        assert offsets("--all", "-n", "2") == [0, 1]
+        assert offsets("--queue-offset", "1:3") == [1, 2]
+        assert offsets("--queue-offset", "2") == [2]
+
+    @pytest.mark.parametrize("columns", [80, 200])
+    def test_the_screen_fits_its_terminal(self, cli: Cli, group: str, columns: int) -> None:
+        terminal = Terminal(cli, ["dlq", "show", group], columns)
+        assert terminal.finish() == EXIT_OK
+        assert terminal.text.count("MESSAGE ID") == (4 if columns == 80 else 1), "row by row, or as a table"
+
+
+class TestResend:
+    def test_each_goes_to_its_topic_as_it_was_and_only_once(
+        self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
+    ) -> None:
+        group, other = f"{topic}-g", f"{topic}-other"
+        sent = [
+            Message(topic, b"first", keys=["a", "b"], tags="t", properties={"colour": "red"}, sharding_key="s"),
+            Message(other, b"second"),
+        ]
+        receipts = bury(shared_broker, connection, group, sent)
+        dry = cli.run("dlq", "resend", group, "--dry-run", "-o", "json")
+        assert dry.rows == [{"group": group, "topic": name, "messages": 1} for name in sorted([topic, other])]
+        assert set(dry.rows[0]) == described("dlq resend")
+        assert bodies(shared_broker, topic) == [b"first"]
+        done = cli.run("dlq", "resend", group, "-o", "json")
+        assert (done.rows, done.err) == (dry.rows, "sent 2 messages again; 0 wait\n")
+        first, again = stored(shared_broker, topic)
+        assert (again.body, again.keys, again.tags, again.sharding_key, again.queue) == (
+            b"first", ("a", "b"), "t", "s", first.queue,
+        )  # fmt: skip
+        assert again.user_properties == {"colour": "red", PROPERTY_DLQ_ORIGIN_MESSAGE_ID: receipts[0].message_id}
+        assert again.message_id != first.message_id
+        assert again.reconsume_times == 0
+        assert bodies(shared_broker, other) == [b"second"] * 2
+        assert cli.run("dlq", "resend", group).err == "sent 0 messages again; 0 wait\n"
+        assert len(stored(shared_broker, topic)) == 2
+
+    def test_what_died_twice_keeps_its_first_id(
+        self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connection: RawConnection
+    ) -> None:
+        ids = [message.message_id for message in stored(shared_broker, topic)]
+        cli.run("dlq", "resend", group)
+        again = stored(shared_broker, topic)[4:]
+        send_back(connection, group, [message.physical_offset for message in again])
+        cli.run("dlq", "resend", group)
+        third = stored(shared_broker, topic)[8:]
+        assert [message.properties[PROPERTY_DLQ_ORIGIN_MESSAGE_ID] for message in third] == ids
+
+    def test_to_the_group_alone_they_come_through_its_retry_topic(
+        self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker
+    ) -> None:
+        assert cli.run("dlq", "resend", group, "--to-group").code == EXIT_OK
+        assert len(stored(shared_broker, topic)) == 4, "nobody else gets them"
+        retried = stored(shared_broker, f"%RETRY%{group}")
+        assert [message.properties["RETRY_TOPIC"] for message in retried] == [topic] * 4
+        assert waiting(cli, group) == (0, 4)
+
+    def test_a_running_group_gets_its_dead_letters_again(
+        self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connect: ConnectionFactory
+    ) -> None:
+        member = Member(connect(shared_broker), group, "m-1").beat(topic)
+        assert cli.run("dlq", "resend", group).err == "sent 4 messages again; 0 wait\n"
+        member.leave()
+
+    def test_a_group_that_consumes_its_dead_letters_itself_keeps_its_progress(
+        self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connect: ConnectionFactory
+    ) -> None:
+        member = Member(connect(shared_broker), group, "m-1").beat(f"%DLQ%{group}")
+        done = cli.run("dlq", "resend", group)
+        assert done.code == EXIT_ERROR
+        assert "GROUP_RUNNING (1413)" in done.err
+        assert len(stored(shared_broker, topic)) == 4, "nothing was sent"
+        member.leave()
+
+    def test_a_choice_is_noted_only_where_nothing_waits_in_front_of_it(
+        self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker
+    ) -> None:
+        cli.run("dlq", "resend", group, "--queue-offset", "2:")
+        assert waiting(cli, group) == (4, 4)
+        cli.run("dlq", "resend", group, "--queue-offset", ":2")
+        assert waiting(cli, group) == (2, 4)
+        rows = cli.run("dlq", "show", group, "-o", "json").rows
+        cli.run("dlq", "resend", group, "--id", rows[1]["message_id"])
+        assert waiting(cli, group) == (2, 4)
+        cli.run("dlq", "resend", group, "--id", rows[1]["message_id"], "--id", rows[0]["message_id"])
+        assert waiting(cli, group) == (0, 4)
+        assert bodies(shared_broker, topic)[4:] == [b"2", b"3", b"0", b"1", b"3", b"2", b"3"]
+
+    def test_it_stops_in_front_of_what_cannot_be_sent_and_says_how_to_go_on(
+        self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
+    ) -> None:
+        group, gone = f"{topic}-g", f"{topic}-gone"
+        bury(
+            shared_broker, connection, group, [Message(name, b"%d" % n) for n, name in enumerate([topic, gone, topic])]
+        )
+        with Admin(shared_broker.address) as admin:
+            admin.delete_topic(gone)
+        before = len(stored(shared_broker, topic))
+        for count in (1, 0):
+            stopped = cli.run("dlq", "resend", group)
+            assert stopped.code == EXIT_ERROR
+            assert f"sent {count} message" in stopped.err
+            assert f"offset 1 of %DLQ%{group} cannot be sent again: its topic {gone} does not exist" in stopped.err
+            assert f"flintmq dlq purge {group} --before 2 passes over it" in stopped.err
+        assert len(stored(shared_broker, topic)) == before + 1
+        with Admin(shared_broker.address) as admin:
+            assert gone not in admin.topics(), "nothing was made anew"
+        cli.run("dlq", "purge", group, "--before", "2", "--yes")
+        assert cli.run("dlq", "resend", group).code == EXIT_OK
+        assert len(stored(shared_broker, topic)) == before + 2
+
+    def test_one_that_nobody_sent_back_needs_a_topic(self, cli: Cli, topic: str, shared_broker: RunningBroker) -> None:
+        group = f"{topic}-g"
+        with Producer(shared_broker.address) as producer, Admin(shared_broker.address) as admin:
+            admin.create_topic(topic)
+            admin.create_topic(f"%DLQ%{group}", queues=1)
+            producer.send(Message(f"%DLQ%{group}", b"x"))
+        refused = cli.run("dlq", "resend", group)
+        assert refused.code == EXIT_ERROR
+        assert "it does not say which topic it was sent to" in refused.err
+        assert cli.run("dlq", "resend", group, "--to-topic", topic).code == EXIT_OK
+        assert bodies(shared_broker, topic) == [b"x"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "said"),
+        [
+            (["--queue-offset", "4:"], EXIT_NOT_FOUND, "kept are those from 0 to 3"),
+            (["--queue-offset", "3:3"], EXIT_USAGE, "'3:3' is no range of offsets"),
+            (["--id", "7F0000010F8C2DCA0A6B92885F0000AA"], EXIT_NOT_FOUND, "QUERY_NOT_FOUND"),
+            (["--id", "x", "--queue-offset", "1"], EXIT_USAGE, "--id and --queue-offset exclude each other"),
+            (["--to-topic", "a", "--to-group"], EXIT_USAGE, "--to-topic and --to-group"),
+            (["--to-topic", "no-such-topic"], EXIT_ERROR, "its topic no-such-topic does not exist"),
+        ],
+    )
+    def test_what_cannot_be_done_is_explained(
+        self, cli: Cli, group: str, arguments: list[str], code: int, said: str
+    ) -> None:
+        done = cli.run("dlq", "resend", group, *arguments)
+        assert done.code == code
+        assert said in done.err
+        assert waiting(cli, group) == (4, 4)
+
+
+def test_a_group_without_dead_letters_is_told_from_one_that_is_not_there(
+    cli: Cli, topic: str, shared_broker: RunningBroker, connect: ConnectionFactory
+) -> None:
+    member = Member(connect(shared_broker), f"{topic}-g", "m-1").beat(topic)
+    for command in (["show"], ["resend"], ["purge", "--yes"]):
+        done = cli.run("dlq", command[0], member.group, *command[1:])
+        assert (done.code, done.out) == (EXIT_OK, "")
+        assert f"group {member.group} has no dead letters" in done.err
+        missing = cli.run("dlq", command[0], f"{member.group}x", *command[1:])
+        assert missing.code == EXIT_NOT_FOUND
+        assert f"did you mean '{member.group}'" in missing.err
+    member.leave()
+
+
+def test_purging_asks_first(cli: Cli, group: str) -> None:
+    refused = cli.run("dlq", "purge", group)
+    assert refused.code == EXIT_USAGE
+    assert "--yes purges without asking" in refused.err
+    terminal = Terminal(cli, ["dlq", "purge", group], 80)
+    terminal.read_until("purge 4 dead letters of group")
+    terminal.type("n\n")
+    assert terminal.finish() == EXIT_ERROR
+    assert "nothing was purged" in terminal.text
+    assert waiting(cli, group) == (4, 4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_interrupted_it_sends_at_most_one_batch_twice_and_loses_none(
+    broker: BrokerFactory, connect: ConnectionFactory, tmp_path: Path, number: signal.Signals
+) -> None:
+    running, count = broker(), 12 * BATCH_COUNT
+    keys = [f"k-{n}" for n in range(count)]
+    bury(running, connect(running), "billing", [Message("orders", b"x", keys=[key]) for key in keys])
+    with Cli(tmp_path, running.address) as cli, Consumer(running.address) as consumer:
+        process = cli.start("dlq", "resend", "billing")
+        while not consumer.committed("billing", "%DLQ%billing").get(0) and process.poll() is None:
+            pass
+        process.send_signal(number)
+        process.communicate()
+        rest = cli.run("dlq", "resend", "billing")
+        assert rest.code == EXIT_OK
+        assert waiting(cli, "billing") == (0, count)
+    times = Counter(message.keys[0] for message in stored(running, "orders"))
+    assert times.keys() == set(keys)
+    assert min(times.values()) == 2, "once as it was sent at first, once again"
+    assert sum(times.values()) <= 2 * count + BATCH_COUNT
