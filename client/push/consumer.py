@@ -243,7 +243,7 @@ class PushConsumer:
             work.begun_at = time.monotonic()
             try:
                 handle(work)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it must not stay in this thread
                 self._engine.die(
                     ClientFailed(f"a listener ended its thread with {type(error).__name__}: {error}", error)
                 )

@@ -120,6 +120,7 @@ class Engine:
 
     def start(self) -> None:
         """Start the thread; it joins the group."""
+        self._waiter.open()
         self._thread.start()
 
     @property

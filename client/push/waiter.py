@@ -10,17 +10,21 @@ from ..sync.connection import Connection
 
 
 class Waiter:
-    """One thread waits; any other may ``wake`` it. A wake before the wait counts."""
+    """One thread waits, once it is open; any other may ``wake`` it. A wake before the wait counts."""
 
     def __init__(self) -> None:
+        self._woken = True
+        self._watched: int | None = None
+
+    def open(self) -> None:
+        """Make what it takes to be woken."""
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
-        self._woken = False
         self._poll = select.poll() if hasattr(select, "poll") else None
-        self._watched: int | None = None
         if self._poll is not None:
             self._poll.register(self._reader, select.POLLIN)
+        self._woken = False
 
     def watch(self, descriptor: int | None) -> None:
         """From now on wait for this socket too; None: for none."""

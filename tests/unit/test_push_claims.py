@@ -1,0 +1,171 @@
+"""What a member knows of its queues: bounds, the offset that may be committed, and queues that change hands."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flintmq.client.core.batch import Batch
+from flintmq.client.push.claims import Claim, Claims, Work
+from flintmq.protocol.record import Record
+
+
+def batch(first: int, count: int, next_offset: int | None = None) -> Batch:
+    blobs = [Record(topic=b"t", body=b"%d" % n, queue_offset=n).encode() for n in range(first, first + count)]
+    body = b"".join(len(blob).to_bytes(4, "big") for blob in blobs) + b"".join(blobs)
+    end = first + count if next_offset is None else next_offset
+    return Batch("t", 0, body, count, next_offset=end, min_offset=0, max_offset=1 << 40)
+
+
+def make(orderly: bool = False, messages_max: int = 100, chunk_max: int | None = 32, batch_max: int = 1000) -> Claims:
+    return Claims(
+        messages_max=messages_max, bytes_max=1 << 20, batch_max=batch_max, orderly=orderly, chunk_max=chunk_max,
+        workers=2,
+    )  # fmt: skip
+
+
+def only(claims: Claims) -> Claim:
+    (claim,) = claims
+    return claim
+
+
+def arrive(claims: Claims, claim: Claim, first: int, count: int, next_offset: int | None = None) -> list[Work]:
+    pulled = batch(first, count, next_offset)
+    return claims.arrived(claim, pulled, pulled.messages)
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 60))
+def test_the_offset_to_commit_is_behind_the_longest_row_of_messages_that_are_done(
+    chooser: random.Random, count: int
+) -> None:
+    claims = make()
+    claims.assign([("t", 0, 5, 1)], rejoined=False)
+    claim = only(claims)
+    works = arrive(claims, claim, 5, count, 5 + count + 3)
+    pending = {work.messages[0].queue_offset: work for work in works}
+    while pending:
+        first = chooser.choice(list(pending))
+        claim.complete(pending.pop(first))
+        expected = min(pending) if pending else 5 + count + 3
+        assert claim.commit_offset == expected
+    assert (claim.messages, claim.bytes) == (0, 0)
+
+
+def test_what_a_filter_passed_over_is_done_too() -> None:
+    claims = make()
+    claims.assign([("t", 0, 0, 1)], rejoined=False)
+    claim = only(claims)
+    assert arrive(claims, claim, 0, 0, 40) == []
+    assert claims.commits() == {"t": {0: 40}}
+    (work,) = arrive(claims, claim, 40, 1, 41)
+    arrive(claims, claim, 41, 0, 90)
+    assert claim.commit_offset == 40
+    claim.complete(work)
+    assert claim.commit_offset == 90
+
+
+def test_few_messages_are_spread_over_workers_and_many_go_in_chunks() -> None:
+    claims = make()
+    claims.assign([("t", 0, 0, 1)], rejoined=False)
+    assert [len(work.messages) for work in arrive(claims, only(claims), 0, 5)] == [1] * 5
+    assert {len(work.messages) for work in arrive(claims, only(claims), 5, 640)} == {32}
+    whole = make(chunk_max=None)
+    whole.assign([("t", 0, 0, 1)], rejoined=False)
+    assert [len(work.messages) for work in arrive(whole, only(whole), 0, 640)] == [640]
+
+
+@given(st.integers(1, 40), st.integers(1, 5000), st.integers(1, 2000))
+def test_all_queues_together_stay_within_the_bounds(queues: int, messages_max: int, batch_max: int) -> None:
+    claims = make(messages_max=messages_max, batch_max=batch_max)
+    claims.assign([("t", number, 0, 1) for number in range(queues)], rejoined=False)
+    for _ in range(4):
+        for claim in claims.to_pull(0.0, frozenset()):
+            claim.asked = True
+            count = claims.pull_count
+            claim.asked = False
+            claim.messages += count  # nothing is handled
+    assert claims.messages <= max(messages_max, queues), "one message of each queue there always is room for"
+
+
+def test_a_paused_or_refused_queue_is_not_pulled() -> None:
+    claims = make()
+    claims.assign([("t", 0, 0, 1), ("u", 0, 0, 1)], rejoined=False)
+    first, second = claims
+    assert claims.to_pull(0.0, frozenset({"t"})) == [second]
+    second.retry_at = 5.0
+    assert claims.to_pull(4.0, frozenset()) == [first]
+    assert claims.to_pull(5.0, frozenset()) == [first, second]
+
+
+def test_in_orderly_mode_one_work_of_a_queue_runs_at_a_time() -> None:
+    claims = make(orderly=True, chunk_max=10)
+    claims.assign([("t", 0, 0, 1)], rejoined=False)
+    claim = only(claims)
+    (work,) = arrive(claims, claim, 0, 25)
+    assert claims.next_in_order(claim) == []
+    assert arrive(claims, claim, 25, 5) == []
+    order = []
+    while work is not None:
+        order += [message.queue_offset for message in work.messages]
+        claim.running -= 1
+        claim.complete(work)
+        work = next(iter(claims.next_in_order(claim)), None)  # type: ignore[assignment]
+    assert order == list(range(30))
+    assert claim.commit_offset == 30
+
+
+class TestAssignment:
+    def test_a_queue_that_is_not_in_it_is_given_up_when_nothing_of_it_runs(self) -> None:
+        claims = make()
+        claims.assign([("t", 0, 0, 1), ("t", 1, 0, 1)], rejoined=False)
+        claim = next(iter(claims))
+        (work,) = arrive(claims, claim, 0, 1)
+        claims.assign([("t", 1, 0, 1)], rejoined=False)
+        assert claim.revoked
+        assert not claims.release(commit_first=True)
+        assert claims.owned() == [["t", 0], ["t", 1]]
+        claim.running -= 1
+        claim.complete(work)
+        assert not claims.release(commit_first=True), "the broker has to know first how far it came"
+        claims.committed("t", {0: 1})
+        assert claims.release(commit_first=True)
+        assert claims.owned() == [["t", 1]]
+
+    def test_a_queue_that_was_reset_begins_anew_and_what_ran_of_it_does_not_count(self) -> None:
+        claims = make()
+        claims.assign([("t", 0, 10, 1)], rejoined=False)
+        before = only(claims)
+        (work,) = arrive(claims, before, 10, 1)
+        claims.assign([("t", 0, 3, 2)], rejoined=False)
+        after = only(claims)
+        assert (before.lost, after.position, after.granted) == (True, 3, 2)
+        before.complete(work)
+        assert claims.commits() == {}
+
+    @pytest.mark.parametrize(("next_offset", "kept"), [(10, True), (8, True), (12, False)])
+    def test_who_joins_anew_goes_on_with_what_nobody_else_went_on_with(self, next_offset: int, kept: bool) -> None:
+        claims = make()
+        claims.assign([("t", 0, 10, 1)], rejoined=False)
+        before = only(claims)
+        arrive(claims, before, 10, 5)
+        claims.assign([("t", 0, next_offset, 7)], rejoined=True)
+        assert (only(claims) is before) == kept
+        assert only(claims).granted == 7
+
+    def test_a_queue_that_comes_back_before_it_was_let_go_of_begins_where_it_was_done(self) -> None:
+        claims = make()
+        claims.assign([("t", 0, 0, 1)], rejoined=False)
+        before = only(claims)
+        works = arrive(claims, before, 0, 2)
+        claims.assign([], rejoined=False)
+        claims.assign([("t", 0, 0, 1)], rejoined=False)
+        assert only(claims) is before, "something of it still runs"
+        for work in works:
+            before.running -= 1
+            before.complete(work)
+        claims.assign([("t", 0, 0, 1)], rejoined=False)
+        assert only(claims) is not before
+        assert only(claims).position == 2

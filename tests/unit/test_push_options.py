@@ -1,0 +1,71 @@
+"""What a push consumer is told, and what it says to what cannot be."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from flintmq.client import GiveUp, InvalidArgument, PushConsumer, Subscription, TryLater, aio
+from flintmq.protocol.delivery import DEAD_LETTER_LEVEL
+
+FINE: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}
+
+
+@pytest.mark.parametrize("kind", [PushConsumer, aio.PushConsumer])
+@pytest.mark.parametrize(("options", "said"), [
+    ({"listener": None}, "listener is missing"),
+    ({"listener": 5}, "listener must be callable"),
+    ({"group": ""}, "the group name is empty"),
+    ({"group": "a/b"}, "characters that are not allowed"),
+    ({"group": 7}, "group must be a str"),
+    ({"topics": ()}, "topics names no topic"),
+    ({"topics": {}}, "topics names no topic"),
+    ({"topics": 5}, "topics must be a topic"),
+    ({"topics": ["a/b"]}, "characters that are not allowed"),
+    ({"topics": {"t": 5}}, "tags|int"),
+    ({"topics": {"t": Subscription(filter=5)}}, "filter must be a str"),  # type: ignore[arg-type]
+    ({"mode": "both"}, "'clustering' or 'broadcasting'"),
+    ({"start": "middle"}, "'first', 'last' or an aware datetime"),
+    ({"start": datetime(2026, 1, 1)}, "aware|timezone"),  # noqa: DTZ001
+    ({"member": ""}, "printable characters"),
+    ({"member": "x" * 200}, "1 to 128"),
+    ({"batch": 0}, "batch is 0"),
+    ({"workers": 0}, "workers is 0"),
+    ({"workers": 1.5}, "workers must be an int"),
+    ({"prefetch_messages": 0}, "prefetch_messages is 0"),
+    ({"prefetch_bytes": -1}, "prefetch_bytes is -1"),
+    ({"commit_interval": 0}, "commit_interval is 0"),
+    ({"session_timeout": 0.5}, "1 to 300 seconds"),
+    ({"session_timeout": 301}, "1 to 300 seconds"),
+    ({"listener_timeout": "no"}, "listener_timeout must be a number"),
+    ({"retry_times_max": -1}, "retry_times_max is -1"),
+    ({"delay_level": 19}, "delay_level is 19"),
+    ({"suspend": 0}, "suspend is 0"),
+    ({"addresses": "host:port"}, "host:port"),
+])  # fmt: skip
+def test_what_cannot_be_used_is_named(kind: type[Any], options: dict[str, Any], said: str) -> None:
+    with pytest.raises((InvalidArgument, TypeError), match=said):
+        kind(**{**FINE, **options})
+
+
+def test_what_can_be_used_is_taken() -> None:
+    consumer = PushConsumer(**{**FINE, "topics": {"t": "a || b", "u": None, "v": Subscription(filter="a > 5")},
+                               "start": datetime(2026, 1, 1, tzinfo=UTC), "member": "me"})  # fmt: skip
+    assert (consumer.group, consumer.member) == ("g", "me")
+    assert not consumer.health().alive
+    consumer.close()
+
+
+def test_every_member_without_a_name_gets_one_of_its_own() -> None:
+    assert PushConsumer(**FINE).member != PushConsumer(**FINE).member
+
+
+def test_what_a_listener_can_raise() -> None:
+    assert TryLater().delay_level == 0
+    assert TryLater(18).delay_level == 18
+    assert GiveUp().delay_level == DEAD_LETTER_LEVEL
+    for level in (-1, 19, "1"):
+        with pytest.raises(InvalidArgument):
+            TryLater(level)  # type: ignore[arg-type]

@@ -1,0 +1,65 @@
+"""What becomes of a message that is sent back: RocketMQ's rules for its topic, level, count and properties."""
+
+from __future__ import annotations
+
+import pytest
+
+from flintmq.broker.delivery.retry import send_back
+from flintmq.protocol.delivery import dead_letter_topic
+from flintmq.protocol.ids import offset_id
+from flintmq.protocol.layout import SysFlag
+from flintmq.protocol.record import Record, encode_properties
+from tests.store_tools import BORN_HOST, HOST
+
+
+def stored(reconsume_times: int = 0, **properties: str) -> Record:
+    return Record(
+        topic=b"orders", body=b"x", properties=encode_properties({"KEYS": "k", **properties}), queue_id=3,
+        queue_offset=7, physical_offset=4711, flag=5, sys_flag=SysFlag.COMPRESSED | SysFlag.TRANSACTION_COMMIT,
+        born_timestamp=1, born_host=BORN_HOST, store_host=HOST, reconsume_times=reconsume_times,
+        prepared_transaction_offset=9,
+    )  # fmt: skip
+
+
+def test_the_first_time_it_waits_at_level_3_and_remembers_where_it_came_from() -> None:
+    back = send_back(stored(), "g", 0, 16)
+    record, properties = back.record, back.record.property_map()
+    assert not back.dead
+    assert (record.topic, record.queue_id, record.reconsume_times) == (b"SCHEDULE_TOPIC_XXXX", 2, 1)
+    assert properties == {
+        "KEYS": "k", "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": offset_id(HOST, 4711), "DELAY": "3",
+        "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0",
+    }  # fmt: skip
+    assert (record.body, record.flag, record.sys_flag, record.born_timestamp) == (b"x", 5, SysFlag.COMPRESSED, 1)
+    assert record.prepared_transaction_offset == 0
+
+
+@pytest.mark.parametrize(("tried", "asked", "level"), [(1, 0, 4), (14, 0, 17), (15, 0, 18), (40, 0, 18), (5, 2, 2)])
+def test_each_time_it_waits_longer_unless_a_level_is_asked_for(tried: int, asked: int, level: int) -> None:
+    back = send_back(stored(tried), "g", asked, 100)
+    assert back.record.property_map()["DELAY"] == str(level)
+    assert back.record.queue_id == level - 1
+
+
+def test_the_first_topic_and_id_stay_however_often_it_comes_back() -> None:
+    again = send_back(stored(4, RETRY_TOPIC="payments", ORIGIN_MESSAGE_ID="FIRST", DELAY="6"), "g", 0, 16)
+    properties = again.record.property_map()
+    assert (properties["RETRY_TOPIC"], properties["ORIGIN_MESSAGE_ID"]) == ("payments", "FIRST")
+
+
+@pytest.mark.parametrize(("tried", "level", "most", "dead"), [
+    (15, 0, 16, False), (16, 0, 16, True), (0, -1, 16, True), (0, 0, 0, True), (0, 5, 1, False),
+])  # fmt: skip
+def test_after_the_last_try_or_when_told_so_it_is_a_dead_letter(tried: int, level: int, most: int, dead: bool) -> None:
+    back = send_back(stored(tried), "g", level, most)
+    assert back.dead == dead
+    if dead:
+        assert (back.record.topic.decode(), back.record.queue_id) == (dead_letter_topic("g"), 0)
+        assert back.record.property_map()["DELAY"] == "0"
+        assert back.record.reconsume_times == tried + 1
+
+
+def test_a_checksum_of_the_record_before_is_dropped() -> None:
+    record = stored()
+    record.properties += b"__CRC32#\x010123456789\x02"
+    assert "__CRC32#" not in send_back(record, "g", 0, 16).record.property_map()
