@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
     from ..protocol.record import CorruptRecord
     from .core.batch import Batch, Found
+    from .core.delays import DelayedMessages, DelayStats
     from .core.groups import GroupInfo, GroupStatus
     from .core.receipts import Receipt
     from .core.stored import StoredMessage
@@ -104,6 +105,8 @@ __all__ = [
     "CorruptMessage",
     "CorruptRecord",
     "DelayIllegal",
+    "DelayStats",
+    "DelayedMessages",
     "DeliveryFailed",
     "EpochFenced",
     "FilterIllegal",
@@ -202,6 +205,8 @@ _HOMES = {
     "TransactionHealth": ".transactions.health",
     "TransactionInfo": ".core.transactions",
     "TransactionProducer": ".transactions.producer",
+    "DelayStats": ".core.delays",
+    "DelayedMessages": ".core.delays",
     "Transactions": ".core.transactions",
     "TryLater": ".push.outcome",
     "WrongLoop": ".errors",

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from ..protocol.delivery import (
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SECONDS,
+    PROPERTY_TIMER_DELIVER_MS,
+)
 from ..protocol.errors import InvalidParameter
 from ..protocol.names import check_name
 from ..protocol.record import (
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,
     KEY_SEPARATOR,
+    PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
     split_keys,
 )
+from .delay import delay_of, delay_properties
 from .errors import InvalidMessage, InvalidMessageType
 
 Body: TypeAlias = bytes | bytearray | memoryview
@@ -30,6 +38,10 @@ _OWN_PROPERTIES = {
     PROPERTY_TAGS: "give the tag with tags=…",
     PROPERTY_SHARDING_KEY: "give it with sharding_key=…",
     PROPERTY_UNIQ_KEY: "the producer makes it",
+    PROPERTY_DELAY: "give delay_level=…",
+    PROPERTY_TIMER_DELIVER_MS: "give deliver_at=…",
+    PROPERTY_TIMER_DELAY_MS: "give delay=…",
+    PROPERTY_TIMER_DELAY_SECONDS: "give delay=…",
 }
 _FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
 _TAG_OR = "||"
@@ -47,18 +59,25 @@ class Message:
     ``properties``: names and values, all ``str`` and none empty; RocketMQ's own names are refused. ``sharding_key``:
     messages with the same one go to the same queue, in order.
 
+    At most one of ``delay_level`` (1 to 18: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h),
+    ``deliver_at`` (an aware datetime) and ``delay`` (a timedelta) says that consumers are to get it later. The last two
+    are to the second: never early.
+
     Raises ``InvalidMessage`` (a ``ValueError``), or ``InvalidMessageType`` (a ``TypeError`` too) where a type is wrong.
     """
 
     # _keys is the KEYS property; _wire all properties as PRODUCE takes them, or None where KEYS is the only one: a
     # message that costs one object less costs the garbage collector less, and there are millions of them.
-    __slots__ = ("_body", "_keys", "_sharding_key", "_tags", "_topic", "_wire")
+    __slots__ = ("_body", "_delay", "_keys", "_sharding_key", "_tags", "_topic", "_wire")
 
     topic: str = property(attrgetter("_topic"), doc="The topic it goes to.")  # type: ignore[assignment]
     body: bytes = property(attrgetter("_body"), doc="The body.")  # type: ignore[assignment]
     tags: str | None = property(attrgetter("_tags"), doc="The tag, or None.")  # type: ignore[assignment]
     sharding_key: str | None = property(  # type: ignore[assignment]
         attrgetter("_sharding_key"), doc="What decides its queue, or None."
+    )
+    common: str = property(  # type: ignore[assignment]
+        attrgetter("_delay"), doc="Its delay, as PRODUCE takes it: messages of one frame have the same."
     )
 
     def __init__(
@@ -70,6 +89,9 @@ class Message:
         tags: str | None = None,
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
+        delay_level: int | None = None,
+        deliver_at: datetime | None = None,
+        delay: timedelta | None = None,
     ) -> None:
         if topic not in _known_topics:
             check_topic(topic)
@@ -86,6 +108,9 @@ class Message:
         self._wire: dict[str, str] | None = None
         if tags is not None or properties or sharding_key is not None or not joined:
             self._wire = _wire_properties(joined, tags, properties, sharding_key)
+        self._delay = ""
+        if delay_level is not None or deliver_at is not None or delay is not None:
+            self._delay = delay_properties(delay_level, deliver_at, delay)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -98,6 +123,21 @@ class Message:
         wire = self._wire or {}
         return MappingProxyType({name: value for name, value in wire.items() if name not in _OWN_PROPERTIES})
 
+    @property
+    def delay_level(self) -> int | None:
+        """The delay level, or None."""
+        return delay_of(self._delay)[0]
+
+    @property
+    def deliver_at(self) -> datetime | None:
+        """When consumers get it at the earliest, at a whole second, or None."""
+        return delay_of(self._delay)[1]
+
+    @property
+    def delay(self) -> timedelta | None:
+        """How long after it was stored consumers get it at the earliest, or None."""
+        return delay_of(self._delay)[2]
+
     def row(self) -> Row:
         """The message as PRODUCE takes it among rows."""
         wire = self._wire
@@ -106,7 +146,7 @@ class Message:
     def __eq__(self, other: object) -> bool:
         if type(other) is not Message:
             return NotImplemented
-        return self._topic == other._topic and self.row() == other.row()
+        return self._topic == other._topic and self._delay == other._delay and self.row() == other.row()
 
     def __hash__(self) -> int:
         return hash((self._topic, self._body, self._keys))
@@ -122,10 +162,14 @@ class Message:
             parts.append(f"properties={dict(self.properties)!r}")
         if self._sharding_key is not None:
             parts.append(f"sharding_key={self._sharding_key!r}")
+        for name in ("delay_level", "deliver_at", "delay") if self._delay else ():
+            if (value := getattr(self, name)) is not None:
+                parts.append(f"{name}={value!r}")
         return f"Message({', '.join(parts)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._topic, self._body, self.keys, self._tags, dict(self.properties), self._sharding_key)
+        parts = (self._topic, self._body, self.keys, self._tags, dict(self.properties), self._sharding_key)
+        return _rebuild, (*parts, *delay_of(self._delay))
 
 
 def bodies_of(messages: Sequence[Message]) -> list[bytes]:
@@ -159,8 +203,14 @@ def _rebuild(
     tags: str | None,
     properties: dict[str, str],
     sharding_key: str | None,
+    delay_level: int | None = None,
+    deliver_at: datetime | None = None,
+    delay: timedelta | None = None,
 ) -> Message:
-    return Message(topic, body, keys=keys, tags=tags, properties=properties, sharding_key=sharding_key)
+    return Message(
+        topic, body, keys=keys, tags=tags, properties=properties, sharding_key=sharding_key, delay_level=delay_level,
+        deliver_at=deliver_at, delay=delay,
+    )  # fmt: skip
 
 
 def check_topic(topic: Any) -> None:

@@ -380,6 +380,25 @@ class GetTransactionsRequest:
 
 
 @dataclass(slots=True)
+class GetDelayStatsRequest:
+    """What waits to be delivered later."""
+
+    max_hours: int = integer("most hours of timed messages in the answer; the rest is summed up", 1, 10_000, 24)
+
+
+@dataclass(slots=True)
+class DelayStatsAnswer:
+    """Body: one msgpack map `{levels, hours}`: `levels` an array of `[level, messages, next_due_ms]`, of those levels
+    that have had a message; `hours` one of `[begins_ms, messages, next_due_ms]`, of timed messages, by the hour that
+    they are due in, the last one for all that follow. A time of 0: nothing is due."""
+
+    levels: int = integer("messages that wait in delay levels")
+    timed: int = integer("messages that wait for their time")
+    parked: int = integer("messages in rmq_sys_flintmq_parked: what could not be delivered")
+    behind: int = integer("timed messages that are not counted yet: they came just now, or before a start", default=0)
+
+
+@dataclass(slots=True)
 class TransactionsAnswer:
     """Body: one msgpack array of maps `{id, topic, queue, group, born_ms, stored_ms, checks, half_queue_offset,
     half_physical_offset, delivered}`; of what was parked the offsets are those of its message in
@@ -513,6 +532,7 @@ CHECK_TRANSACTION_STATE = Command(
     "CHECK_TRANSACTION_STATE", 39, CheckTransactionStateRequest, CheckTransactionStateAnswer, from_broker=True
 )
 GET_TRANSACTIONS = Command("GET_TRANSACTIONS", 1010, GetTransactionsRequest, TransactionsAnswer)
+GET_DELAY_STATS = Command("GET_DELAY_STATS", 1011, GetDelayStatsRequest, DelayStatsAnswer)
 CONSUMER_SEND_MSG_BACK = Command("CONSUMER_SEND_MSG_BACK", 36, SendMessageBackRequest, SendMessageBackAnswer)
 NOTIFY_CONSUMER_IDS_CHANGED = Command(
     "NOTIFY_CONSUMER_IDS_CHANGED", 40, IdsChangedRequest, EmptyAnswer, one_way=True, from_broker=True
@@ -564,5 +584,6 @@ COMMANDS: dict[int, Command] = {
         DELETE_TOPIC_IN_BROKER,
         INVOKE_BROKER_TO_RESET_OFFSET,
         GET_TRANSACTIONS,
+        GET_DELAY_STATS,
     )
 }

@@ -39,7 +39,7 @@ class Timers:
         self.files = files
         self._mover = mover
         self._store = mover.store
-        self._opened = False
+        self.opened = False
         self._loaded_hour = -1
         self._seconds: dict[int, bytearray] = {}
         """The hour's messages that are not delivered, and those of the present second, by second."""
@@ -48,7 +48,7 @@ class Timers:
     async def step(self, now_ms: int) -> bool:
         """Do a millisecond's work; whether there was any."""
         now = now_ms // SECOND_MS
-        if not self._opened:
+        if not self.opened:
             await self._open(now)
         return await self._deliver(now, now_ms) or await self._index() or await self._roll()
 
@@ -68,7 +68,7 @@ class Timers:
         first = await self._mover.first_offset(queue) if queue is not None else 0
         end = queue.max_offset if queue is not None else 0
         self.state = await self._mover.aside(lambda: self.files.open(first, end, now))
-        self._opened = True
+        self.opened = True
 
     def _happened(self, end_offset: int, event: Event) -> None:
         event.apply(self.state)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ...protocol import commands
 from ...protocol.frames import Frame
 from .handlers import (
+    delays,
     group_admin,
     groups,
     hello,
@@ -45,6 +46,7 @@ _ROWS: tuple[tuple[commands.Command, Handler], ...] = (
     (commands.GET_EARLIEST_MSG_STORETIME, offsets.get_earliest_msg_storetime),
     (commands.END_TRANSACTION, transactions.end_transaction),
     (commands.GET_TRANSACTIONS, transactions.get_transactions),
+    (commands.GET_DELAY_STATS, delays.get_delay_stats),
     (commands.UPDATE_AND_CREATE_TOPIC, topics.update_and_create_topic),
     (commands.DELETE_TOPIC_IN_BROKER, topics.delete_topic_in_broker),
     (commands.GET_ALL_TOPIC_CONFIG, topics.get_all_topic_config),

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..core import groups as group_operations
 from ..core import operations
+from ..core.delays import DelayStats, delay_stats
 from ..core.groups import GroupInfo, GroupStatus
 from ..core.topics import ConsumeStats, QueueStats, TopicInfo
 from ..core.transactions import Transactions, end_transaction, transactions
@@ -88,6 +89,10 @@ class Admin(Client):
         if offsets:
             operation = group_operations.reset_offsets(group, topic, offsets, force)
             await self._caller.call(operation, self._caller.deadline(timeout))
+
+    async def delays(self, *, max_hours: int = 24, timeout: float | None = None) -> DelayStats:
+        """What waits to be delivered later, by delay level and by hour. ``max_hours``: most rows of hours."""
+        return await self._caller.call(delay_stats(max_hours), self._caller.deadline(timeout))
 
     async def transactions(
         self, *, parked: bool = False, from_offset: int = 0, max_count: int = 100, timeout: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from math import inf
 from types import TracebackType
 from typing import Any
@@ -14,9 +15,11 @@ from ..core.compression import COMPRESS_OVER_BYTES
 from ..core.delivery import IN_FLIGHT_BYTES_MAX
 from ..core.lanes import Bulk, Single
 from ..core.operations import Plan
+from ..core.outgoing import common_properties
 from ..core.receipts import Receipt
 from ..core.sending import ASK, Groups, Prepared, Sending, raise_unseen
 from ..core.timeouts import DELIVERY_SECONDS, check_timeout
+from ..delay import delay_properties
 from ..endpoint import client_name
 from ..message import Body, Message
 from .admission import Admission, Held
@@ -158,7 +161,7 @@ class Producer(Base):
 
     def _add(self, message: Message, prepared: Prepared, future: asyncio.Future[Any]) -> Single:
         to, row, mode, deadline = prepared
-        single = self._delivery.add_single(message.topic, to, row, mode, deadline, future)
+        single = self._delivery.add_single(message.topic, to, row, mode, deadline, future, message.common)
         self._driver.added()
         return single
 
@@ -224,13 +227,18 @@ class Producer(Base):
         properties: Mapping[str, str] | None = None,
         queue: int | None = None,
         sharding_key: str | None = None,
+        delay_level: int | None = None,
+        deliver_at: datetime | None = None,
+        delay: timedelta | None = None,
         flush: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
         """Send many bodies to one topic, the fastest way. ``keys``: one entry for each body (a key, several, or None);
-        ``tags``, ``properties`` and ``sharding_key`` are the same for all. Otherwise as ``send_many``."""
+        ``tags``, ``properties``, ``sharding_key`` and the delay are the same for all, and as of ``Message``. Otherwise
+        as ``send_many``."""
         now = self._watch.now()
-        plan = self._sending.columns(topic, bodies, keys, tags, properties, queue, sharding_key, flush, timeout, now)
+        common = common_properties(tags, properties, sharding_key) + delay_properties(delay_level, deliver_at, delay)
+        plan = self._sending.columns(topic, bodies, keys, common, queue, sharding_key, flush, timeout, now)
         return await self._deliver(plan, timeout)
 
     async def _deliver(self, plan: Plan[tuple[Bulk, Groups]], timeout: float | None) -> Sequence[Receipt]:

@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "dlq": Lazy("dlq", "Dead letters: list, show, send again, purge."),
         "offset": Lazy("offset", "Show, reset, export and import the offsets of groups."),
         "tx": Lazy("tx", "List transactions that are open or parked; commit or roll back by hand."),
+        "delay": Lazy("delay", "What waits to be delivered later."),
     },
     "Broker": {
         "status": Lazy("status", "How the broker is."),

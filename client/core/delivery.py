@@ -31,6 +31,7 @@ from ..message import Row
 from .heads import ProduceHead
 from .lanes import (
     BULK_WINDOW,
+    HEADS_KEPT,
     NEVER,
     PINNED_WINDOW,
     SINGLES_WINDOW,
@@ -85,10 +86,11 @@ class Delivery:
     # ---- what callers add
 
     def add_single(
-        self, topic: str, queue: int, row: Row, flush: str, deadline: float, future: object = None
+        self, topic: str, queue: int, row: Row, flush: str, deadline: float, future: object = None, common: str = ""
     ) -> Single:
-        """Accept one message for a queue of a topic, or any (-1). ``row``: see ``Rows``; ``flush``: see PRODUCE."""
-        single = Single(row, len(row[0]) + ROW_OVERHEAD_BYTES, flush, deadline, future)
+        """Accept one message for a queue of a topic, or any (-1). ``row``: see ``Rows``; ``flush``, ``common``: see
+        PRODUCE."""
+        single = Single(row, len(row[0]) + ROW_OVERHEAD_BYTES, flush, deadline, future, common)
         self.pending_bytes += single.size
         lane = self._lanes.get((topic, queue, False)) or self._lane(topic, queue, bulk=False)
         lane.waiting.append(single)
@@ -299,9 +301,12 @@ class Delivery:
             deadline = min([single.deadline for single in singles])
         else:
             singles, content, deadline = (first,), Rows((first.row,)), first.deadline
-        head = lane.heads.get(first.flush)
+        head = lane.heads.get((first.flush, first.common))
         if head is None:
-            head = lane.heads[first.flush] = self._head(lane, LAYOUT_ROWS, first.flush, self.common)
+            if len(lane.heads) >= HEADS_KEPT:
+                lane.heads.clear()
+            head = self._head(lane, LAYOUT_ROWS, first.flush, self.common + first.common)
+            lane.heads[first.flush, first.common] = head
         return ProduceFrame(lane, head, content, len(singles), self._take_counters(len(singles)), deadline, singles)
 
     def _frame_of_group(self, lane: Lane, group: Group, now: float) -> ProduceFrame:

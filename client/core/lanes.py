@@ -21,6 +21,8 @@ PINNED_WINDOW = 1
 """Frames in flight to a pinned queue: with one, a retry cannot reorder."""
 SINGLES_WINDOW = 1
 """Frames of single messages in flight: what is sent meanwhile gathers and goes as one frame."""
+HEADS_KEPT = 64
+"""Heads that a lane keeps: times of delivery, which are part of them, are many."""
 BULK_WINDOW = 16
 """Frames of bulks in flight: keeps the broker busy while the next ones are packed."""
 
@@ -28,13 +30,14 @@ BULK_WINDOW = 16
 class Single:
     """One message of a ``send`` or ``send_async``. ``deadline``: monotonic seconds.
 
-    Once ``done``, either ``error`` is set or ``receipt()`` can be called. ``future`` is the driver's own: where it is
-    set, the driver is told when the message is settled.
+    ``flush`` and ``common`` are those of its frame. Once ``done``, either ``error`` is set or ``receipt()`` can be
+    called. ``future`` is the driver's own: where it is set, the driver is told when the message is settled.
     """
 
-    __slots__ = ("_acknowledged", "_position", "deadline", "done", "error", "flush", "future", "row", "size")
+    __slots__ = ("_acknowledged", "_position", "common", "deadline", "done", "error", "flush", "future", "row", "size")
 
-    def __init__(self, row: Row, size: int, flush: str, deadline: float, future: Any = None) -> None:
+    def __init__(self, row: Row, size: int, flush: str, deadline: float, future: Any = None, common: str = "") -> None:
+        self.common = common
         self.row = row
         self.size = size
         self.flush = flush
@@ -200,8 +203,8 @@ class Lane:
         self.topic = topic
         self.queue = queue
         self.window = window
-        self.heads: dict[str, ProduceHead] = {}
-        """Of frames of single messages, by flush mode."""
+        self.heads: dict[tuple[str, str], ProduceHead] = {}
+        """Of frames of single messages, by flush mode and common properties."""
         self.in_flight = 0
         self.offered = False
         self.waiting: deque[Source] = deque()
@@ -219,7 +222,9 @@ class Lane:
         size = first.size
         while waiting and len(singles) < count_max:
             following = waiting[0]
-            if type(following) is not Single or following.flush != first.flush or size + following.size > bytes_target:
+            if type(following) is not Single or following.flush != first.flush or following.common != first.common:
+                break
+            if size + following.size > bytes_target:
                 break
             waiting.popleft()
             if not following.done:

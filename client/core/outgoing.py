@@ -17,15 +17,18 @@ FLUSH_MODES = ("", "sync", "async")
 
 _topic_of = attrgetter("_topic")
 _sharding_key_of = attrgetter("_sharding_key")
+_common_of = attrgetter("_delay")
 
 
 class Way(NamedTuple):
-    """Messages of one call that go to the same queue of the same topic; ``indexes``: their places in the call."""
+    """Messages of one call that go to the same queue of the same topic, with the same delay (``common``); ``indexes``:
+    their places in the call."""
 
     topic: str
     queue: int
     messages: list[Message]
     indexes: Sequence[int]
+    common: str = ""
 
 
 def check_queue(queue: Any) -> int:
@@ -70,18 +73,20 @@ def group_messages(messages: list[Message], queue: int, write_queues: Mapping[st
     """The ways that the messages go. ``queue``: where all of them go, or -1; ``write_queues``: how many queues the
     ``sharded_topics`` have."""
     topics = set(map(_topic_of, messages))
-    if len(topics) == 1 and (queue != ANY_QUEUE or not any(map(_sharding_key_of, messages))):
-        return [Way(topics.pop(), queue, messages, range(len(messages)))]
-    ways: dict[tuple[str, int], tuple[list[Message], list[int]]] = {}
+    delays = set(map(_common_of, messages))
+    if len(topics) == len(delays) == 1 and (queue != ANY_QUEUE or not any(map(_sharding_key_of, messages))):
+        return [Way(topics.pop(), queue, messages, range(len(messages)), delays.pop())]
+    ways: dict[tuple[str, int, str], tuple[list[Message], list[int]]] = {}
     for index, message in enumerate(messages):
         sharding_key = message.sharding_key
         to = queue_of(sharding_key, write_queues[message.topic]) if sharding_key and queue == ANY_QUEUE else queue
-        way = ways.get((message.topic, to))
+        key = (message.topic, to, message.common)
+        way = ways.get(key)
         if way is None:
-            way = ways[message.topic, to] = ([], [])
+            way = ways[key] = ([], [])
         way[0].append(message)
         way[1].append(index)
-    return [Way(topic, to, mine, indexes) for (topic, to), (mine, indexes) in ways.items()]
+    return [Way(topic, to, mine, indexes, common) for (topic, to, common), (mine, indexes) in ways.items()]
 
 
 def check_bodies(bodies: Iterable[Any]) -> list[bytes]:

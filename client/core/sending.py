@@ -25,7 +25,6 @@ from .outgoing import (
     check_flush,
     check_messages,
     check_queue,
-    common_properties,
     group_messages,
     sharded_topics,
 )
@@ -127,7 +126,11 @@ class Sending:
             counts = yield from self._write_queues(sharded_topics(several), now)
         ways = group_messages(several, to, counts)
         return bulk, [
-            (way.topic, way.queue, Group(bulk, RowSource(way.messages, self._compressor), way.indexes, "", mode))
+            (
+                way.topic,
+                way.queue,
+                Group(bulk, RowSource(way.messages, self._compressor), way.indexes, way.common, mode),
+            )
             for way in ways
         ]
 
@@ -136,19 +139,17 @@ class Sending:
         topic: str,
         bodies: Iterable[Body],
         keys: Iterable[str | Sequence[str] | None] | None,
-        tags: str | None,
-        properties: Mapping[str, str] | None,
+        common: str,
         queue: int | None,
         sharding_key: str | None,
         flush: str | None,
         timeout: float | None,
         now: float,
     ) -> Plan[tuple[Bulk, Groups]]:
-        """Check the arguments of a ``send_bulk``."""
+        """Check the arguments of a ``send_bulk``. ``common``: what all of its messages have, as PRODUCE takes it."""
         check_topic(topic)
         several = check_bodies(bodies)
         entries = check_bulk_keys(keys, len(several))
-        common = common_properties(tags, properties, sharding_key)
         to = check_queue(queue)
         mode = self._flush if flush is None else check_flush(flush)
         bulk = self._new_bulk(len(several), timeout, now)

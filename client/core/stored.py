@@ -9,10 +9,19 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from ...protocol.delivery import PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC, TRANSACTION_PROPERTIES
+from ...protocol.delivery import (
+    PROPERTY_REAL_QUEUE,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SECONDS,
+    PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TIMER_OUT_MS,
+    TRANSACTION_PROPERTIES,
+)
 from ...protocol.ids import offset_id
 from ...protocol.layout import MAGIC_V1, RECORD, RECORD_HEAD_BYTES, SysFlag
 from ...protocol.record import (
+    PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
@@ -30,6 +39,8 @@ from .times import from_millis
 
 _OWN_PROPERTIES = frozenset({
     PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE,
+    PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS,
+    PROPERTY_TIMER_OUT_MS,
 }) | TRANSACTION_PROPERTIES  # fmt: skip
 
 # What most messages are asked for, in one step: body_crc, sys_flag, body_length. Only where both hosts are IPv4;

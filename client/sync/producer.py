@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
@@ -17,9 +18,11 @@ from ..core.delivery import IN_FLIGHT_BYTES_MAX
 from ..core.guard import Guard
 from ..core.lanes import NEVER, Bulk, Single
 from ..core.operations import Plan
+from ..core.outgoing import common_properties
 from ..core.receipts import Receipt
 from ..core.sending import ASK, Groups, Sending, raise_unseen
 from ..core.timeouts import DELIVERY_SECONDS, check_timeout
+from ..delay import delay_properties
 from ..endpoint import client_name
 from ..message import Body, Message
 from .connection import Connection
@@ -152,7 +155,7 @@ class Producer:
                 if self._guard.closed:
                     self._guard.check()
                 if self._delivery.has_room(len(row[0])):
-                    single = self._delivery.add_single(message.topic, to, row, mode, deadline, future)
+                    single = self._delivery.add_single(message.topic, to, row, mode, deadline, future, message.common)
                     if future is None:
                         return single, self._driver.enter(single)
                     self._unsettled[single] = None
@@ -204,13 +207,18 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         queue: int | None = None,
         sharding_key: str | None = None,
+        delay_level: int | None = None,
+        deliver_at: datetime | None = None,
+        delay: timedelta | None = None,
         flush: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
         """Send many bodies to one topic, the fastest way. ``keys``: one entry for each body (a key, several, or None);
-        ``tags``, ``properties`` and ``sharding_key`` are the same for all. Otherwise as ``send_many``."""
+        ``tags``, ``properties``, ``sharding_key`` and the delay are the same for all, and as of ``Message``. Otherwise
+        as ``send_many``."""
         now = time.monotonic()
-        plan = self._sending.columns(topic, bodies, keys, tags, properties, queue, sharding_key, flush, timeout, now)
+        common = common_properties(tags, properties, sharding_key) + delay_properties(delay_level, deliver_at, delay)
+        plan = self._sending.columns(topic, bodies, keys, common, queue, sharding_key, flush, timeout, now)
         return self._deliver(plan, timeout)
 
     def _deliver(self, plan: Plan[tuple[Bulk, Groups]], timeout: float | None) -> Sequence[Receipt]:

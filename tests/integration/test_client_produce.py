@@ -208,7 +208,7 @@ class TestMany:
     ) -> None:
         messages = [Message(topic, b"%d" % number) for number in range(500)]
         messages[123] = Message(topic, os.urandom(530_000))
-        messages[400] = Message(topic, b"", properties={"DELAY": "soon"})
+        messages[400] = Message(topic, b"", properties={"TRAN_MSG": "true"})
         with pytest.raises(DeliveryFailed) as raised:
             producer.send_many(messages)
         error = raised.value

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -16,7 +17,7 @@ from ...errors import DeliveryFailed
 from ..command import command, is_interactive, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
 from ..messages import RECEIPT_COLUMNS, receipt_row
-from ..params import PROPERTY, QUEUE, TOPIC
+from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC
 from ..settings import Settings
 from ..units import plural, show_bytes, show_rate, show_seconds
 
@@ -40,6 +41,7 @@ class Sending:
     sharding_key: str | None
     queue: int | None
     key_separator: bytes | None
+    delay: dict[str, Any]
     messages: int = 0
     body_bytes: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -54,7 +56,7 @@ class Sending:
         try:
             receipts = producer.send_bulk(
                 self.topic, bodies, keys=keys, tags=self.tag, properties=self.properties, queue=self.queue,
-                sharding_key=self.sharding_key,
+                sharding_key=self.sharding_key, **self.delay,
             )  # fmt: skip
         except DeliveryFailed as error:
             sent = [body for body, receipt in zip(bodies, error.receipts, strict=True) if receipt is not None]
@@ -92,6 +94,9 @@ class Sending:
 @click.option("-p", "--property", "properties", type=PROPERTY, metavar="NAME=VALUE", multiple=True, help="A property.")
 @click.option("--sharding-key", metavar="KEY", help="Messages with the same one go to the same queue, in order.")
 @click.option("--queue", type=QUEUE, help="The queue to send to.  [default: by turns]")
+@click.option("--delay", type=SPAN, metavar="SPAN", help="Deliver so long after it was stored: 30s, 2h, 3d.")
+@click.option("--deliver-at", type=TIME, metavar="TIME", help="Deliver at that time: 18:00, 2026-12-24T08:00, +90m.")
+@click.option("--delay-level", type=click.IntRange(1, 18), help="Deliver after RocketMQ's delay of that level.")
 @click.option(
     "--flush", type=click.Choice(["sync", "async"]), help="Acknowledged when on disk, or by the broker's rule."
 )
@@ -107,6 +112,9 @@ def send(
     properties: tuple[tuple[str, str], ...],
     sharding_key: str | None,
     queue: int | None,
+    delay: float | None,
+    deliver_at: datetime | None,
+    delay_level: int | None,
     flush: str | None,
     receipts: bool | None,
 ) -> int:
@@ -116,7 +124,12 @@ def send(
     empty message. Lines are sent as they come, as many at a time as are there.
     """
     separator = key_separator.encode() if key_separator else None
-    sending = Sending(topic, keys, tag, dict(properties), sharding_key, queue, separator)
+    delays = {
+        "delay": None if delay is None else timedelta(seconds=delay),
+        "deliver_at": deliver_at,
+        "delay_level": delay_level,
+    }
+    sending = Sending(topic, keys, tag, dict(properties), sharding_key, queue, separator, delays)
     with settings.producer(flush) as producer:
         if bodies or files:
             blobs = [body.encode("utf-8", "surrogateescape") for body in bodies] + [file.read() for file in files]

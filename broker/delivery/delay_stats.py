@@ -1,0 +1,72 @@
+"""What waits to be delivered later, for whoever looks at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...protocol.delivery import DELAY_LEVEL_MAX, PARKED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from ..store import MessageStore
+from ..store.timer_state import HOUR_SECONDS
+from .delays import Delays
+from .timers import SECOND_MS
+
+Row = tuple[int, int, int]
+"""A level or the beginning of an hour (ms), the messages that wait, and when the next is due (ms; 0: none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayStats:
+    """``levels``: a row of each level that has had a message; ``by_hour``: of each hour that timed messages wait for;
+    ``timed``: those messages; ``behind``: timed messages that are not indexed yet; ``parked``: messages in the parked
+    topic."""
+
+    levels: list[Row]
+    by_hour: list[Row]
+    timed: int
+    behind: int
+    parked: int
+
+    def hours(self, max_rows: int) -> list[Row]:
+        """``by_hour`` in at most so many rows, the last of which may stand for several hours."""
+        if len(self.by_hour) <= max_rows:
+            return self.by_hour
+        rest = self.by_hour[max_rows - 1 :]
+        return [*self.by_hour[: max_rows - 1], (rest[0][0], sum(row[1] for row in rest), rest[0][2])]
+
+
+def delay_stats(delays: Delays, *, hot: bool) -> DelayStats:
+    """Look at what waits. Any thread; with ``hot`` raises ``WouldBlock`` where the disk is needed."""
+    store, timers = delays.mover.store, delays.timers
+    by_hour = [
+        (number * HOUR_SECONDS * SECOND_MS, hour.count, hour.first_due_second * SECOND_MS)
+        for number, hour in sorted(timers.state.hours.copy().items())
+        if hour.count > 0
+    ]
+    if by_hour and by_hour[0][0] == timers.state.hour * HOUR_SECONDS * SECOND_MS:
+        due_ms = timers.next_due_ms()
+        by_hour[0] = (by_hour[0][0], by_hour[0][1], due_ms if due_ms is not None else by_hour[0][2])
+    queue = store.queues.get(TIMER_TOPIC, 0)
+    behind = max(queue.max_offset - timers.state.indexed, 0) if queue is not None and delays.timers.opened else 0
+    timed = sum(row[1] for row in by_hour)
+    return DelayStats(list(_levels(delays, store, hot=hot)), by_hour, timed, behind, _parked(store, hot=hot))
+
+
+def _levels(delays: Delays, store: MessageStore, *, hot: bool) -> list[Row]:
+    rows = []
+    for number in range(1, DELAY_LEVEL_MAX + 1):
+        queue = store.queues.get(SCHEDULE_TOPIC, number - 1)
+        if queue is None or queue.max_offset == queue.start_offset:
+            continue
+        level = delays.levels.levels.get(number)
+        next_offset = level.next_offset if level is not None else store.delay_offsets.delivered(number)
+        messages = max(queue.max_offset - next_offset, 0)
+        due_ms = queue.unit(next_offset, hot=hot)[2] if messages else 0
+        rows.append((number, messages, due_ms))
+    return rows
+
+
+def _parked(store: MessageStore, *, hot: bool) -> int:
+    queue = store.queues.get(PARKED_TOPIC, 0)
+    if queue is None:
+        return 0
+    return max(queue.max_offset - store.reads.first_offset(queue, hot=hot), 0)

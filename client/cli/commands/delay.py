@@ -1,0 +1,63 @@
+"""``flintmq delay``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import click
+
+from ..command import Group, note, pass_settings
+from ..output import TABLE, Column, number
+from ..settings import Settings
+from ..units import plural, show_moment
+
+COLUMNS = (
+    Column("waits", "WAITS"),
+    number("messages", "MESSAGES"),
+    Column("next_due_at", "NEXT DUE", show_moment),
+)
+DATA_COLUMNS = (Column("kind", ""), Column("level", ""), Column("begins_at", ""), *COLUMNS[1:])
+"""In JSON and plain: ``kind`` is level, hour or parked."""
+LEVELS = (
+    "1 s", "5 s", "10 s", "30 s", "1 min", "2 min", "3 min", "4 min", "5 min", "6 min", "7 min", "8 min", "9 min",
+    "10 min", "20 min", "30 min", "1 h", "2 h",
+)  # fmt: skip
+
+
+@click.group(cls=Group)
+def delay() -> None:
+    """What waits to be delivered later."""
+
+
+@delay.command("list")
+@pass_settings
+@click.option("--hours", type=click.IntRange(1, 10_000), default=24, show_default=True, help="Most rows of hours.")
+def list_delays(settings: Settings, hours: int) -> None:
+    """List what waits: by delay level, and by the hour that timed messages are due in.
+
+    The last row of hours stands for all that follow.
+    """
+    with settings.admin() as admin:
+        stats = admin.delays(max_hours=hours)
+
+    def row(kind: str, waits: str, messages: int, next_due_at: datetime | None, **which: Any) -> dict[str, Any]:
+        return {"kind": kind, "waits": waits, "messages": messages, "next_due_at": next_due_at, **which}
+
+    rows = [
+        row("level", f"level {level} ({LEVELS[level - 1]})", waiting.messages, waiting.next_due_at, level=level)
+        for level, waiting in stats.levels.items()
+        if waiting.messages
+    ]
+    rows += [
+        row("hour", f"from {show_moment(begins_at)[:16]}", waiting.messages, waiting.next_due_at, begins_at=begins_at)
+        for begins_at, waiting in stats.hours
+    ]
+    if stats.parked:
+        rows.append(row("parked", "parked", stats.parked, None))
+    columns = COLUMNS if settings.output.mode == TABLE else DATA_COLUMNS
+    settings.output.rows(columns, rows, empty="nothing waits to be delivered later")
+    if stats.behind:
+        note(settings, f"{plural(stats.behind, 'timed message')} are not counted yet")
+    if stats.parked:
+        note(settings, "what is parked could not be delivered: flintmq pull rmq_sys_flintmq_parked shows it")

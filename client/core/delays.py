@@ -1,0 +1,59 @@
+"""What waits at the broker to be delivered later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from ...protocol import commands
+from ...protocol.errors import RemoteProtocolError
+from ...protocol.fields import decode_fields
+from .operations import Operation, operation, unpack_body
+from .session import Answer
+from .times import from_millis
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedMessages:
+    """Messages that wait: how many, and when the next of them is due, ms since 1970 UTC (0: none waits)."""
+
+    messages: int
+    next_due_ms: int
+
+    @property
+    def next_due_at(self) -> datetime | None:
+        """When the next is due."""
+        return from_millis(self.next_due_ms) if self.messages else None
+
+
+@dataclass(frozen=True, slots=True)
+class DelayStats:
+    """``levels``: what waits in each delay level that has had a message, by level; ``hours``: what waits for its time,
+    by the hour that it is due in, the last one for all that follow; ``timed``: how much that is in all; ``behind``:
+    timed messages that are not counted yet; ``parked``: messages that could not be delivered."""
+
+    levels: dict[int, DelayedMessages]
+    hours: Sequence[tuple[datetime, DelayedMessages]]
+    timed: int
+    behind: int
+    parked: int
+
+
+def delay_stats(max_hours: int) -> Operation[DelayStats]:
+    """What waits, with so many rows of hours at most."""
+
+    def decode(answer: Answer) -> DelayStats:
+        head = decode_fields(commands.DelayStatsAnswer, answer.fields)
+        tables = unpack_body(answer)
+        if not isinstance(tables, dict):
+            raise RemoteProtocolError(f"delay stats as {type(tables).__name__}")
+        return DelayStats(
+            {level: DelayedMessages(messages, due_ms) for level, messages, due_ms in tables["levels"]},
+            [(from_millis(begins), DelayedMessages(messages, due_ms)) for begins, messages, due_ms in tables["hours"]],
+            head.timed,
+            head.behind,
+            head.parked,
+        )
+
+    return operation(commands.GET_DELAY_STATS, decode, max_hours=max_hours)
