@@ -27,6 +27,7 @@ from rich.table import Table
 from flintmq.client import Admin, Consumer, FlintError, Message, Producer, StoredMessage
 from flintmq.client.pipeline.flights import packaged_csv, read_rows
 from lib.environment import EXIT_NO_ROOM  # scripts/lib: a script's folder is on its path
+from lib.flights_group import GroupFailed, consume_as_group
 from lib.flights_pipeline import run_pipeline
 from lib.local_broker import BrokerFailed, LocalBroker
 from lib.reporting import console, rate_of, report, show_failure
@@ -190,6 +191,15 @@ def find_aircraft(consumer: Consumer, expected: Tally) -> None:
     show(flights[:5])
 
 
+def share(address: str, expected: Expected) -> None:
+    """A consumer group handles every flight; those of one aircraft fail the first time and come again."""
+    tally = Tally()
+    tried_again = consume_as_group(address, TOPIC, AIRCRAFT, expected.all.count, tally.add)
+    check("handled by the group", tally, expected.all)
+    if tried_again != expected.of_aircraft.count:
+        raise QuickstartFailed(f"{tried_again} flights were tried again, not {expected.of_aircraft.count}")
+
+
 def show(flights: Sequence[dict[str, str]]) -> None:
     table = Table("newest first", "flight", "from", "to", "delay, min", box=None, header_style="dim")
     for flight in flights:
@@ -237,6 +247,7 @@ def run(store: Path) -> None:
             pull_all(consumer, ends, expected.all)
             pull_tag(consumer, ends, expected.of_tag)
             find_aircraft(consumer, expected.of_aircraft)
+        share(broker.address, expected)
     report("stopped", "the broker, in order")
     report("verified", "every count and every body against the CSV: no difference")
 
@@ -284,7 +295,7 @@ def main() -> int:
             store = folder / "store" if chosen is None else chosen.absolute()
             run(store)
             run_with_spark(store, folder)
-    except (QuickstartFailed, BrokerFailed, FlintError) as failure:
+    except (QuickstartFailed, BrokerFailed, GroupFailed, FlintError) as failure:
         show_failure("quickstart", failure)
         return 1
     except KeyboardInterrupt:
