@@ -10,11 +10,12 @@ its counters are above all that came before, costs one look into a dict.
 
 from __future__ import annotations
 
+import struct
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
-from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from ...protocol.errors import PartlyStored
 from ..store import StoredRun
@@ -26,102 +27,128 @@ _FORGOTTEN_SHARE = 8
 _ORDER_S = 1.0
 """The sequences' order by activity is right to this."""
 
-Run: TypeAlias = tuple[int, int, str, int, int]
-"""(counter of the first message, behind that of the last, topic, queue, queue offset of the first); topic and queue are
-those that the messages are stored in."""
+# Columns of a run.
+_FIRST = 0
+"""Counter of its first message."""
+_END = 1
+"""Behind the counter of its last message."""
+_PLACE = 2
+"""The topic and queue that it is stored in: see ``ProducerSequences``."""
+_OFFSET = 3
+"""Queue offset of its first message."""
+_COLUMNS = 4
+_pack = struct.Struct(f"={_COLUMNS}q").pack
 
-_first_of = itemgetter(0)
+_QUEUE_BITS = 16
 
 
 class StoredBefore(NamedTuple):
     """Where the messages of a duplicate lie: topic and queue that they are stored in, queue offset of the first.
 
-    The log holds them below ``end_offset``; it may not be on disk so far.
+    They may not be on disk, nor known to the queue, yet.
     """
 
     topic: str
     queue: int
     queue_offset: int
-    end_offset: int
 
 
 class Sequence:
-    """What is stored of one producer's messages to one topic: runs, by counter, none of which overlap."""
+    """What is stored of one producer's messages to one topic: runs, by counter, none of which overlap.
 
-    __slots__ = ("active_at", "end_offset", "next", "runs")
+    A row of an array each: as objects they would be out of the processor's caches when their turn comes, and cost more
+    than all the rest.
+    """
+
+    __slots__ = ("active_at", "last_place", "next", "next_offset", "rows")
 
     def __init__(self, now: float) -> None:
-        self.runs: list[Run] = []
+        self.rows = array("q")
         self.next = 0
-        """Above every counter that was stored."""
-        self.end_offset = 0
-        """Where the last of its records ends that was stored since the start."""
+        """Above every counter that was stored. The last run ends here."""
+        self.last_place = -1
+        self.next_offset = -1
+        """The queue offset with which the last run would go on."""
         self.active_at = now
 
-    def find(self, first: int, count: int) -> StoredBefore | None:
-        """Where the messages are, None where none of them is. Raises ``PartlyStored`` where they are not all of one
-        kind, or not in one run."""
-        runs = self.runs
-        following = bisect_right(runs, first, key=_first_of)
+    def __len__(self) -> int:
+        return len(self.rows) // _COLUMNS
+
+    def find(self, first: int, count: int) -> tuple[int, int] | None:
+        """Place and queue offset of the first message; None where none of them is stored.
+
+        Raises ``PartlyStored`` where they are not all of one kind, or not in one run.
+        """
+        runs = self.rows
+        following = self._behind(first)
         if following:
-            begin, end, topic, queue, queue_offset = runs[following - 1]
+            begin, end, place, queue_offset = runs[following - _COLUMNS : following]
             if first + count <= end:
-                return StoredBefore(topic, queue, queue_offset + first - begin, self.end_offset)
+                return place, queue_offset + first - begin
             if first < end:
                 raise _partly_stored(first, count, end - first, end - first)
-        if following < len(runs) and runs[following][0] < first + count:
-            raise _partly_stored(first, count, 0, runs[following][0] - first)
+        if following < len(runs) and runs[following] < first + count:
+            raise _partly_stored(first, count, 0, runs[following] - first)
         return None
 
-    def add(self, run: Run) -> int:
+    def _behind(self, counter: int) -> int:
+        """Where the row of the first run begins that lies behind the counter."""
+        runs = self.rows
+        return _COLUMNS * bisect_right(range(0, len(runs), _COLUMNS), counter, key=runs.__getitem__)
+
+    def add(self, first: int, count: int, place: int, queue_offset: int) -> int:
         """Messages were stored; returns how many runs there are more. What is there already stays as it is: the first
         occurrence counts."""
-        runs = self.runs
-        if run[0] < self.next:
-            before = len(runs)
-            self._add_between(run)
-            return len(runs) - before
-        self.next = run[1]
-        if runs:
-            last = runs[-1]
-            if last[1] == run[0] and last[3] == run[3] and _is_one(last, run):
-                runs[-1] = (last[0], run[1], last[2], last[3], last[4])
-                return 0
-        runs.append(run)
-        return 1
+        end = first + count
+        if first < self.next:
+            before = len(self)
+            self._add_between(first, end, place, queue_offset)
+            return len(self) - before
+        grown = 1
+        if first == self.next and place == self.last_place and queue_offset == self.next_offset:
+            self.rows[_END - _COLUMNS] = end
+            grown = 0
+        else:
+            self.rows.frombytes(_pack(first, end, place, queue_offset))
+            self.last_place = place
+        self.next = end
+        self.next_offset = queue_offset + count
+        return grown
 
-    def _add_between(self, run: Run) -> None:
-        runs = self.runs
-        first, end, topic, queue, queue_offset = run
-        self.next = max(self.next, end)
+    def _add_between(self, first: int, end: int, place: int, queue_offset: int) -> None:
+        runs = self.rows
         at = first
         while at < end:
-            following = bisect_right(runs, at, key=_first_of)
-            if following and at < runs[following - 1][1]:
-                at = runs[following - 1][1]
+            following = self._behind(at)
+            if following and at < runs[following - _COLUMNS + _END]:
+                at = runs[following - _COLUMNS + _END]
                 continue
-            stop = min(end, runs[following][0]) if following < len(runs) else end
-            runs.insert(following, (at, stop, topic, queue, queue_offset + at - first))
+            stop = min(end, runs[following]) if following < len(runs) else end
+            runs[following:following] = array("q", (at, stop, place, queue_offset + at - first))
             self._join(following)
-            self._join(following - 1)
+            self._join(following - _COLUMNS)
             at = stop
+        self.next = runs[_END - _COLUMNS]
+        self.last_place = runs[_PLACE - _COLUMNS]
+        self.next_offset = runs[_OFFSET - _COLUMNS] + self.next - runs[_FIRST - _COLUMNS]
 
-    def _join(self, number: int) -> None:
-        """Make a run and the one behind it one, where they are."""
-        if 0 <= number < len(self.runs) - 1:
-            run, following = self.runs[number : number + 2]
-            if run[1] == following[0] and run[3] == following[3] and _is_one(run, following):
-                self.runs[number : number + 2] = [(run[0], following[1], run[2], run[3], run[4])]
+    def _join(self, at: int) -> None:
+        """Make the run at ``at`` and the one behind it one, where they are."""
+        runs = self.rows
+        behind = at + _COLUMNS
+        if (
+            0 <= at < behind < len(runs)
+            and runs[at + _END] == runs[behind]
+            and runs[at + _PLACE] == runs[behind + _PLACE]
+            and runs[at + _OFFSET] + runs[at + _END] - runs[at] == runs[behind + _OFFSET]
+        ):
+            runs[at + _END] = runs[behind + _END]
+            del runs[behind : behind + _COLUMNS]
 
     def forget_oldest(self, count: int) -> int:
-        """Forget the runs with the lowest counters; returns how many."""
-        del self.runs[:count]
+        """Forget the runs with the lowest counters, but never all; returns how many."""
+        del self.rows[: count * _COLUMNS]
         return count
-
-
-def _is_one(run: Run, following: Run) -> bool:
-    """Whether two runs in the same queue, of which one ends with the counter that the other begins with, are one."""
-    return run[4] + run[1] - run[0] == following[4] and run[2] == following[2]
 
 
 class ProducerSequences:
@@ -134,14 +161,22 @@ class ProducerSequences:
 
     def __init__(self, *, runs_max: int, producer_runs_max: int, expiry_s: float) -> None:
         self._runs_max = runs_max
-        self._producer_runs_max = producer_runs_max
+        self._producer_rows_max = producer_runs_max * _COLUMNS
         self._expiry_s = expiry_s
         self._sequences: OrderedDict[tuple[str, str], Sequence] = OrderedDict()
-        self.runs = 0
-        """How many runs are kept."""
+        self._other_topics: dict[str, int] = {}
+        """Numbers, from 1, of topics in which messages are stored that were sent to another. A *place* is such a
+        number, or 0 for the topic that was asked for, and behind it, in 16 bits, the queue."""
+        self._room = runs_max
+        """How many runs more may be kept."""
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    @property
+    def runs(self) -> int:
+        """How many runs are kept."""
+        return self._runs_max - self._room - SEQUENCE_WEIGHT * len(self._sequences)
 
     def find(self, prefix: str, topic: str, first: int, count: int) -> StoredBefore | None:
         """Where a frame's messages are stored; None where none of them is known to be.
@@ -152,35 +187,46 @@ class ProducerSequences:
         sequence = self._sequences.get((prefix, topic))
         if sequence is None or first >= sequence.next:
             return None
-        return sequence.find(first, count)
+        found = sequence.find(first, count)
+        if found is None:
+            return None
+        place, queue_offset = found
+        number, queue = divmod(place, 1 << _QUEUE_BITS)
+        stored_in = list(self._other_topics)[number - 1] if number else topic
+        return StoredBefore(stored_in, queue, queue_offset)
 
     def stored(
-        self, prefix: str, asked_topic: str, first: int, count: int, topic: str, queue: int, queue_offset: int,
-        end_offset: int, now: float,
-    ) -> None:  # fmt: skip
-        """Messages that were sent to ``asked_topic`` were stored in ``queue`` of ``topic``, from ``queue_offset`` on.
+        self, prefix: str, asked: str, first: int, count: int, topic: str, queue: int, queue_offset: int, now: float
+    ) -> None:
+        """Messages that were sent to the topic ``asked`` were stored in ``queue`` of ``topic``, from ``queue_offset``
+        on."""
+        sequence = self._sequences.get((prefix, asked))
+        if sequence is None or now > sequence.active_at + _ORDER_S:
+            sequence = self._awaken((prefix, asked), sequence, now)
+        if topic != asked:
+            queue |= self._other_topics.setdefault(topic, len(self._other_topics) + 1) << _QUEUE_BITS
+        grown = sequence.add(first, count, queue, queue_offset)
+        if grown:
+            self._room -= grown
+            if self._room < 0 or len(sequence.rows) > self._producer_rows_max:
+                self._bound((prefix, asked), sequence)
 
-        ``end_offset``: where the log ends behind them.
-        """
-        key = (prefix, asked_topic)
-        sequence = self._sequences.get(key)
+    def _awaken(self, key: tuple[str, str], sequence: Sequence | None, now: float) -> Sequence:
+        """Put a sequence, made where there is none, behind all others."""
         if sequence is None:
             self.expire(now)
+            self._room -= SEQUENCE_WEIGHT
             sequence = self._sequences[key] = Sequence(now)
-        elif now > sequence.active_at + _ORDER_S:
+        else:
             sequence.active_at = now
             self._sequences.move_to_end(key)
-        sequence.end_offset = end_offset
-        more = sequence.add((first, first + count, topic, queue, queue_offset))
-        if more:
-            self._bound(key, sequence, more)
+        return sequence
 
-    def _bound(self, key: tuple[str, str], sequence: Sequence, more: int) -> None:
-        """A sequence has so many runs more: forget others where there are too many."""
-        self.runs += more
-        if len(sequence.runs) > self._producer_runs_max:
-            self.runs -= sequence.forget_oldest(max(self._producer_runs_max // _FORGOTTEN_SHARE, 1))
-        while self.runs + SEQUENCE_WEIGHT * len(self._sequences) > self._runs_max and len(self._sequences) > 1:
+    def _bound(self, key: tuple[str, str], sequence: Sequence) -> None:
+        """A sequence has more runs, and there are too many now: forget others."""
+        if len(sequence.rows) > self._producer_rows_max:
+            self._room += sequence.forget_oldest(max(len(sequence) // _FORGOTTEN_SHARE, 1))
+        while self._room < 0 and len(self._sequences) > 1:
             self._sequences.move_to_end(key)  # the order is a rough one: it may stand in front
             self._forget_first()
 
@@ -188,7 +234,7 @@ class ProducerSequences:
         """Take what the log's tail holds, the oldest first. A start counts as a sign of life of every producer: it may
         have waited for it."""
         for run in runs:
-            self.stored(*run, end_offset=0, now=now)
+            self.stored(*run, now=now)
             self._sequences.move_to_end(run[:2])
 
     def expire(self, now: float) -> None:
@@ -200,10 +246,10 @@ class ProducerSequences:
     def forget_topic(self, topic: str) -> None:
         """A topic is deleted, and its messages with it."""
         for key in [key for key in self._sequences if key[1] == topic]:
-            self.runs -= len(self._sequences.pop(key).runs)
+            self._room += len(self._sequences.pop(key)) + SEQUENCE_WEIGHT
 
     def _forget_first(self) -> None:
-        self.runs -= len(self._sequences.popitem(last=False)[1].runs)
+        self._room += len(self._sequences.popitem(last=False)[1]) + SEQUENCE_WEIGHT
 
 
 def _partly_stored(first: int, count: int, stored: int, cut_at: int) -> PartlyStored:

@@ -49,11 +49,13 @@ class StoredRun(NamedTuple):
 
 @dataclass(slots=True)
 class Places:
-    """Of messages that lie behind each other in a queue: count × i64 physical offsets, the first's store time, and the
-    queue that its producer was told: the one that it is delivered to, where it waits for that."""
+    """Of messages that lie behind each other in a queue: count × i64 physical offsets, the first's store time, where
+    the last record ends, and the queue that the producer was told: the one that they are delivered to, where they wait
+    for that."""
 
     physical_offsets: bytes
     store_ms: int
+    end_offset: int
     queue: int
 
 
@@ -99,7 +101,8 @@ class ProducerRuns:
         self._commitlog.queue.read(int(offsets[0]), memoryview(blob), hot=hot)
         if waits:
             queue_id = int(decode_record(blob).property_map()[PROPERTY_REAL_QUEUE])
-        return Places(offsets.tobytes(), _store_ms(blob), queue_id)
+        end_offset = int(offsets[-1] + units["size"][-1])
+        return Places(offsets.tobytes(), _store_ms(blob), end_offset, queue_id)
 
     def tail(self, tail_bytes: int, runs_max: int) -> list[StoredRun]:
         """The runs in the last ``tail_bytes`` of the log, the oldest first; no more than the newest ``runs_max``.

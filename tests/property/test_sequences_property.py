@@ -69,7 +69,7 @@ class SequencesMachine(RuleBasedStateMachine):
     def store(self, prefix: str, asked: str, first: int, count: int, topic: str, queue: int, gap: int) -> None:
         offset = self.ends.get((topic, queue), 0) + gap
         self.ends[topic, queue] = offset + count
-        self.sequences.stored(prefix, asked, first, count, topic, queue, offset, offset, 0.0)
+        self.sequences.stored(prefix, asked, first, count, topic, queue, offset, 0.0)
         model = self.model.setdefault((prefix, asked), {})
         for k in range(count):
             model.setdefault(first + k, (topic, queue, offset + k))
@@ -126,7 +126,7 @@ class BoundedMachine(RuleBasedStateMachine):
             assert all(before.queue_offset + k in self.places[name, first + k] for k in range(count))
             return
         self.offset += 1000
-        self.sequences.stored(name, "orders", first, count, "orders", 0, self.offset, 0, self.now)
+        self.sequences.stored(name, "orders", first, count, "orders", 0, self.offset, self.now)
         for k in range(count):
             self.places.setdefault((name, first + k), set()).add(self.offset + k)
 
@@ -138,8 +138,8 @@ class BoundedMachine(RuleBasedStateMachine):
     def it_keeps_its_bounds(self) -> None:
         assert self.sequences.runs >= len(self.sequences)
         assert self.sequences.runs + SEQUENCE_WEIGHT * len(self.sequences) <= self.RUNS_MAX
-        assert self.sequences.runs == sum(len(one.runs) for one in self.sequences._sequences.values())
-        assert all(len(one.runs) <= self.PRODUCER_RUNS_MAX for one in self.sequences._sequences.values())
+        assert self.sequences.runs == sum(len(one) for one in self.sequences._sequences.values())
+        assert all(len(one) <= self.PRODUCER_RUNS_MAX for one in self.sequences._sequences.values())
 
 
 TestSequences = SequencesMachine.TestCase

@@ -19,11 +19,11 @@ def sequences() -> ProducerSequences:
 
 def store(
     sequences: ProducerSequences, first: int, count: int, queue_offset: int | None = None, *, prefix: str = PREFIX,
-    asked: str = "orders", topic: str = "orders", queue: int = 0, end_offset: int = 0, now: float = 0.0,
+    asked: str = "orders", topic: str = "orders", queue: int = 0, now: float = 0.0,
 ) -> None:  # fmt: skip
     """A frame is stored; unless told otherwise at the queue offset that its counter says."""
     offset = first if queue_offset is None else queue_offset
-    sequences.stored(prefix, asked, first, count, topic, queue, offset, end_offset, now)
+    sequences.stored(prefix, asked, first, count, topic, queue, offset, now)
 
 
 def find(sequences: ProducerSequences, first: int, count: int, prefix: str = PREFIX) -> StoredBefore | None:
@@ -44,10 +44,10 @@ class TestFind:
         assert find(sequences, 0, 5) is None
 
     def test_a_duplicate_is_where_the_first_was_stored(self, sequences: ProducerSequences) -> None:
-        store(sequences, 100, 5, 70, queue=3, end_offset=4096)
-        assert find(sequences, 100, 5) == StoredBefore("orders", 3, 70, 4096)
-        assert find(sequences, 102, 2) == StoredBefore("orders", 3, 72, 4096)
-        assert find(sequences, 104, 1) == StoredBefore("orders", 3, 74, 4096)
+        store(sequences, 100, 5, 70, queue=3)
+        assert find(sequences, 100, 5) == StoredBefore("orders", 3, 70)
+        assert find(sequences, 102, 2) == StoredBefore("orders", 3, 72)
+        assert find(sequences, 104, 1) == StoredBefore("orders", 3, 74)
 
     def test_what_lies_beside_is_new(self, sequences: ProducerSequences) -> None:
         store(sequences, 100, 5)
@@ -64,7 +64,7 @@ class TestFind:
         self, sequences: ProducerSequences
     ) -> None:
         store(sequences, 5, 1, 9, topic="SCHEDULE_TOPIC_XXXX", queue=2)
-        assert find(sequences, 5, 1) == StoredBefore("SCHEDULE_TOPIC_XXXX", 2, 9, 0)
+        assert find(sequences, 5, 1) == StoredBefore("SCHEDULE_TOPIC_XXXX", 2, 9)
         assert sequences.find(PREFIX, "SCHEDULE_TOPIC_XXXX", 5, 1) is None
 
 
@@ -83,7 +83,7 @@ class TestPartlyStored:
         store(sequences, 100, 3, 7, queue=0)
         store(sequences, 103, 3, 7, queue=1)
         assert cut(sequences, 100, 6) == (3, 3)
-        assert find(sequences, 103, 3) == StoredBefore("orders", 1, 7, 0)
+        assert find(sequences, 103, 3) == StoredBefore("orders", 1, 7)
 
     def test_messages_in_two_topics_are_not_in_one_piece(self, sequences: ProducerSequences) -> None:
         store(sequences, 100, 3, 7, topic="SCHEDULE_TOPIC_XXXX")
@@ -116,28 +116,21 @@ class TestRuns:
         for first in range(0, 1000, 10):
             store(sequences, first, 10)
         assert sequences.runs == 1
-        assert find(sequences, 0, 1000) == StoredBefore("orders", 0, 0, 0)
+        assert find(sequences, 0, 1000) == StoredBefore("orders", 0, 0)
 
     def test_out_of_order_they_are_one_run_as_well(self, sequences: ProducerSequences) -> None:
         for first in (30, 10, 0, 20, 40):
             store(sequences, first, 10)
         assert sequences.runs == 1
-        assert find(sequences, 5, 44) == StoredBefore("orders", 0, 5, 0)
+        assert find(sequences, 5, 44) == StoredBefore("orders", 0, 5)
 
     def test_the_first_occurrence_counts(self, sequences: ProducerSequences) -> None:
         store(sequences, 10, 10, 100, queue=0)
         store(sequences, 0, 30, 500, queue=1)
-        assert find(sequences, 10, 10) == StoredBefore("orders", 0, 100, 0)
-        assert find(sequences, 0, 10) == StoredBefore("orders", 1, 500, 0)
-        assert find(sequences, 20, 10) == StoredBefore("orders", 1, 520, 0)
+        assert find(sequences, 10, 10) == StoredBefore("orders", 0, 100)
+        assert find(sequences, 0, 10) == StoredBefore("orders", 1, 500)
+        assert find(sequences, 20, 10) == StoredBefore("orders", 1, 520)
         assert sequences.runs == 3
-
-    def test_where_the_log_ends_is_that_of_the_last_that_was_stored(self, sequences: ProducerSequences) -> None:
-        store(sequences, 0, 1, queue=0, end_offset=1000)
-        store(sequences, 1, 1, queue=1, end_offset=2000)
-        found = find(sequences, 0, 1)
-        assert found is not None
-        assert found.end_offset == 2000
 
 
 class TestBounds:
@@ -197,8 +190,8 @@ class TestRestore:
             ],
             now=5000.0,
         )
-        assert find(sequences, 100, 10) == StoredBefore("orders", 1, 7, 0)
-        assert find(sequences, 200, 1) == StoredBefore("RMQ_SYS_TRANS_HALF_TOPIC", 0, 8, 0)
+        assert find(sequences, 100, 10) == StoredBefore("orders", 1, 7)
+        assert find(sequences, 200, 1) == StoredBefore("RMQ_SYS_TRANS_HALF_TOPIC", 0, 8)
         assert sequences.runs == 2
         sequences.expire(5000.0 + EXPIRY_S - 1)
         assert len(sequences) == 1

@@ -21,8 +21,7 @@ def acknowledge(
     broker.appended()
     if prefix:
         broker.sequences.stored(
-            prefix, name, request.unique_first, request.count, into, into_queue, appended.queue_offset,
-            appended.end_offset, frame.began,
+            prefix, name, request.unique_first, request.count, into, into_queue, appended.queue_offset, frame.began
         )  # fmt: skip
     produced = broker.counters.produced
     traffic = produced.by_topic.get(name) or produced.of(name)

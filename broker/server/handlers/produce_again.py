@@ -48,13 +48,19 @@ class _Duplicate:
         self._frame = frame
         self._request = request
         self._before = before
+        self._written = peer.broker.store.write_offset
+        """The messages lie below this."""
 
     def is_dispatched(self) -> bool:
         """Whether the queues know the messages."""
-        store, end_offset = self._broker.store, self._before.end_offset
-        if store.reput_offset < end_offset:
+        if not self._has_units():
             self._broker.is_dispatched()  # after dispatching what is due
-        return store.reput_offset >= end_offset
+        return self._has_units()
+
+    def _has_units(self) -> bool:
+        before = self._before
+        queue = self._broker.store.queues.get(before.topic, before.queue)
+        return queue is not None and queue.max_offset >= before.queue_offset + self._request.count
 
     def places(self, *, hot: bool) -> Places:
         """Where the messages lie. Any thread."""
@@ -65,14 +71,14 @@ class _Duplicate:
 
     def go_on(self) -> None:
         """The next step: wait for the flush, for the dispatch, or for the disk."""
-        broker, end_offset = self._broker, self._before.end_offset
-        if broker.store.dispatchable_offset < end_offset:
-            broker.flush.wait_for(end_offset, self._flushed)
-        elif not self.is_dispatched():
-            broker.when_dispatched(self._dispatched)
-        else:
+        broker = self._broker
+        if self.is_dispatched():
             reading = broker.loop.run_in_executor(broker.readers, partial(self.places, hot=False))
             reading.add_done_callback(self._read)
+        elif broker.store.dispatchable_offset < self._written:
+            broker.flush.wait_for(self._written, self._flushed)
+        else:
+            broker.when_dispatched(self._dispatched)
 
     def _flushed(self, error: BrokerError | None) -> None:
         if error is not None:
@@ -82,7 +88,7 @@ class _Duplicate:
             self.go_on()
 
     def _dispatched(self) -> None:
-        if self._broker.store.reput_offset >= self._before.end_offset:
+        if self._has_units():
             self.go_on()
             return
         busy = SystemBusy(
@@ -101,9 +107,8 @@ class _Duplicate:
         offsets = places.physical_offsets
         fields = {"queue": places.queue, "queue_offset": before.queue_offset, "store_ms": places.store_ms}
         answer = encode_head(RESPONSE, SUCCESS, self._frame.request_id, fields, len(offsets)) + offsets
-        end_offset = before.end_offset
-        if self._request.flush == "sync" and self._broker.store.flushed_offset < end_offset:
-            peer.send_when_flushed(self._frame, answer, end_offset)
+        if self._request.flush == "sync" and self._broker.store.flushed_offset < places.end_offset:
+            peer.send_when_flushed(self._frame, answer, places.end_offset)
             self._broker.appended()  # to wake the flush, which may have slept since
             return
         peer.written += 1
