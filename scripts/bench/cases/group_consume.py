@@ -10,7 +10,9 @@ from flintmq.client import Admin, Batch, PushConsumer, StoredMessage
 
 from ..bench import Bench
 from ..broker import Broker
-from ..load import BODY_BYTES, TOPIC, fill
+from ..kafka.aio import KAFKA, AioKafka, aiokafka
+from ..kafka.server import Kafka
+from ..load import BODY_BYTES, QUEUES, TOPIC, blocks, fill
 from ..machine import Stopwatch
 from ..measure import BenchFailed, Case, Measure, Sample, Samples
 
@@ -22,9 +24,11 @@ TIMEOUT_SECONDS = 120.0
 def samples(bench: Bench) -> Samples:
     """One a run, each listener in a group of its own."""
     count = bench.count(MESSAGES)
-    with bench.broker() as broker:
+    with aiokafka(bench) as peer, bench.broker() as broker, peer.broker(QUEUES) as kafka:
         fill(broker.address, count)
         broker.wait_until_caught_up()
+        if kafka is not None:
+            kafka.fill((b"".join(block.bodies) for block in blocks(count)), count, BODY_BYTES)
         for number in range(bench.runs):
             sample: Sample = {}
             for name, batch in (("batch", BATCH), ("message", None)):
@@ -34,7 +38,10 @@ def samples(bench: Bench) -> Samples:
                 sample[name] = count / watch.seconds()
                 sample[f"{name}_cpu"] = watch.broker_cpu_seconds() * 1e6 / count
                 check_committed(broker, group, count)
+                if kafka is not None:
+                    sample[name + KAFKA] = consume_from_kafka(peer, kafka, group, count, batch)
             yield sample
+        peer.end()
 
 
 class Counted:
@@ -75,6 +82,14 @@ def consume(broker: Broker, group: str, count: int, batch: int | None) -> None:
         raise BenchFailed(f"{seen.messages:,} messages of {seen.body_bytes:,} bytes came; stored: {count:,}")
 
 
+def consume_from_kafka(peer: AioKafka, kafka: Kafka, group: str, count: int, batch: int | None) -> float:
+    """The same with a group consumer of aiokafka; messages a second."""
+    done = peer.run(kafka, "consume", group, count, batch is not None)
+    if (done["messages"], done["bytes"]) != (count, count * BODY_BYTES):
+        raise BenchFailed(f"aiokafka got {done}; stored: {count:,} messages")
+    return count / float(done["seconds"])
+
+
 def check_committed(broker: Broker, group: str, count: int) -> None:
     """Raise unless the broker knows that the group is done with everything."""
     with Admin(broker.address) as admin:
@@ -92,6 +107,8 @@ CASE = Case(
         Measure("batch_cpu", "listener of batches: broker CPU per million", "s"),
         Measure("message", "listener of messages: `body` of each", "msg/s"),
         Measure("message_cpu", "listener of messages: broker CPU per million", "s"),
+        Measure(f"batch{KAFKA}", "aiokafka: `getmany`", "msg/s"),
+        Measure(f"message{KAFKA}", "aiokafka: `getone`", "msg/s"),
     ),
     samples,
 )

@@ -8,7 +8,9 @@ from flintmq.client import PushConsumer, StoredMessage
 
 from ..bench import Bench
 from ..broker import Broker
-from ..load import TOPIC
+from ..kafka.aio import KAFKA, AioKafka, aiokafka, finish
+from ..kafka.server import Kafka
+from ..load import QUEUES, TOPIC
 from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
 from ..pacing import MESSAGES_A_SECOND, now, sender, sent_at
 
@@ -20,13 +22,18 @@ LATE_SECONDS_MAX = 60.0
 
 def samples(bench: Bench) -> Samples:
     """One a run."""
-    for _ in range(bench.runs):
-        sample: Sample = {}
-        for flush in ("async", "sync"):
-            with bench.broker(flush) as broker:
-                taken = send_and_listen(broker, bench.count(MESSAGES))
-            sample |= figures(taken, f"{flush}_")
-        yield sample
+    count = bench.count(MESSAGES)
+    with aiokafka(bench) as peer:
+        for _ in range(bench.runs):
+            sample: Sample = {}
+            for flush in ("async", "sync"):
+                with bench.broker(flush) as broker:
+                    sample |= figures(send_and_listen(broker, count), f"{flush}_")
+            with peer.broker(QUEUES) as kafka:
+                if kafka is not None:
+                    sample |= figures(through_kafka(peer, kafka, count), "", KAFKA)
+            yield sample
+        peer.end()
 
 
 def figures(taken: list[float], prefix: str, suffix: str = "") -> Sample:
@@ -36,6 +43,21 @@ def figures(taken: list[float], prefix: str, suffix: str = "") -> Sample:
         f"{prefix}p99{suffix}": percentile(taken, 0.99) * 1e3,
         f"{prefix}max{suffix}": max(taken) * 1e3,
     }
+
+
+def through_kafka(peer: AioKafka, kafka: Kafka, count: int) -> list[float]:
+    """The same with a producer and a group consumer of aiokafka, in a process each."""
+    expected = WARM_UP_MESSAGES + count
+    listening = peer.start(kafka, "listen", expected)
+    try:
+        assert listening.stdout is not None
+        listening.stdout.readline()  # it has joined
+        peer.run(kafka, "send", expected, MESSAGES_A_SECOND)
+    except BaseException:
+        listening.kill()
+        raise
+    taken: list[float] = finish(listening)[WARM_UP_MESSAGES:]
+    return taken
 
 
 def send_and_listen(broker: Broker, count: int) -> list[float]:
@@ -65,6 +87,9 @@ CASE = Case(
         Measure("sync_p50", "sync flush: p50", "ms"),
         Measure("sync_p99", "sync flush: p99", "ms"),
         Measure("sync_max", "sync flush: max", "ms"),
+        Measure(f"p50{KAFKA}", "aiokafka, no flush: p50", "ms"),
+        Measure(f"p99{KAFKA}", "aiokafka, no flush: p99", "ms"),
+        Measure(f"max{KAFKA}", "aiokafka, no flush: max", "ms"),
     ),
     samples,
 )

@@ -12,6 +12,7 @@ from flintmq.client import PushConsumer
 from ..bench import Bench
 from ..broker import Broker
 from ..group_member import make_member, member_process
+from ..kafka.aio import KAFKA, aiokafka
 from ..load import TOPIC
 from ..measure import BenchFailed, Case, Measure, Sample, Samples
 from ..pacing import MESSAGES_A_SECOND, sender
@@ -27,12 +28,19 @@ _ELSEWHERE = "a member in another process"
 
 def samples(bench: Bench) -> Samples:
     """One a run, each on a broker of its own."""
-    for _ in range(bench.runs):
-        with bench.broker() as broker:
-            with RawClient(broker.address) as client:
-                client.create_topic(TOPIC, QUEUES)
-            with sender(broker.address):
-                yield rebalances(broker)
+    with aiokafka(bench) as peer:
+        for _ in range(bench.runs):
+            with bench.broker() as broker:
+                with RawClient(broker.address) as client:
+                    client.create_topic(TOPIC, QUEUES)
+                with sender(broker.address):
+                    sample = rebalances(broker)
+            with peer.broker(QUEUES) as kafka:
+                if kafka is not None:
+                    of_kafka = peer.run(kafka, "rebalance", MEMBERS)
+                    sample |= {f"{name}{KAFKA}": value for name, value in of_kafka.items()}
+            yield sample
+        peer.end()
 
 
 def rebalances(broker: Broker) -> Sample:
@@ -115,6 +123,10 @@ CASE = Case(
         Measure("leave_moves", "a member leaves: queues that moved", "queues", LEAST_MOVES),
         Measure("kill", "a member is killed (−9)", "s"),
         Measure("kill_moves", "a member is killed: queues that moved", "queues", LEAST_MOVES),
+        Measure(f"join{KAFKA}", "aiokafka, no messages: a member joins", "s"),
+        Measure(f"join_moves{KAFKA}", "aiokafka: a member joins: partitions that moved", "queues"),
+        Measure(f"leave{KAFKA}", "aiokafka, no messages: a member leaves", "s"),
+        Measure(f"leave_moves{KAFKA}", "aiokafka: a member leaves: partitions that moved", "queues"),
     ),
     samples,
 )

@@ -30,7 +30,8 @@ _BROKER, _CONNECTOR = "broker.class-path", "connector.class-path"
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """``broker``: class path of Kafka and of the programs here; ``connector``: what Spark's class path needs more."""
+    """``broker``: class path of Kafka and of the programs here; ``connector``: what Spark's class path needs more,
+    empty where no Spark was asked for."""
 
     broker: str
     connector: str
@@ -46,25 +47,30 @@ class Jars:
         return _version(self.connector, "spark-sql-kafka-0-10_2.13")
 
 
-def get_jars(spark_version: str) -> Jars:
-    """The jars for Spark ``spark_version``; fetched and compiled once. Raises ``Skipped`` where they cannot be had."""
+def get_jars(spark_version: str | None) -> Jars:
+    """The jars for Spark ``spark_version`` (None: of Kafka alone); fetched and compiled once.
+
+    Raises ``Skipped`` where they cannot be had.
+    """
     _check_programs()
     sources = [FOLDER / "pom.xml", *sorted(FOLDER.glob("*.java"))]
-    content = b"\0".join([spark_version.encode(), *(source.read_bytes() for source in sources)])
+    content = b"\0".join([(spark_version or "").encode(), *(source.read_bytes() for source in sources)])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flintmq"
     made = cache / f"kafka-{hashlib.sha256(content).hexdigest()[:16]}"
-    if not _complete(made):
+    wanted = [_BROKER] if spark_version is None else [_BROKER, _CONNECTOR]
+    if not _complete(made, wanted):
         shutil.rmtree(made, ignore_errors=True)
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             folder = Path(scratch) / "made"
             folder.mkdir()
             _fetch_broker(folder)
-            _fetch_connector(folder, spark_version)
+            if spark_version is not None:
+                _fetch_connector(folder, spark_version)
             _compile(folder, sources[1:])
             folder.rename(made)
-    broker, connector = ((made / name).read_text() for name in (_BROKER, _CONNECTOR))
-    return Jars(os.pathsep.join([str(made), broker]), connector)
+    broker, *connector = ((made / name).read_text() for name in wanted)
+    return Jars(os.pathsep.join([str(made), broker]), "".join(connector))
 
 
 def _check_programs() -> None:
@@ -77,8 +83,8 @@ def _check_programs() -> None:
         raise Skipped(f"the JDK on PATH is older than {JDK_MIN} ({said.strip()}); install a newer one for Kafka")
 
 
-def _complete(made: Path) -> bool:
-    paths = [made / _BROKER, made / _CONNECTOR]
+def _complete(made: Path, wanted: list[str]) -> bool:
+    paths = [made / name for name in wanted]
     return all(path.exists() and all(map(os.path.exists, path.read_text().split(os.pathsep))) for path in paths)
 
 
