@@ -44,6 +44,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="few messages: shows that all works; the figures mean nothing"
     )
+    parser.add_argument("--alone", action="store_true", help="do not measure Kafka beside it")
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="where temporary stores go (default: the temporary folder)"
     )
@@ -94,7 +95,7 @@ def main() -> int:
     touched_gib = options.touch_gib if options.touch_gib is not None else 0.0 if options.quick else TOUCHED_GIB
     known = facts(options, folder, touched_gib)
     say(f"{known['machine']}; {known['way']}")
-    bench = Bench(options.runs, folder, options.quick, touched_gib)
+    bench = Bench(options.runs, folder, quick=options.quick, alone=options.alone, touched_gib=touched_gib)
     try:
         results = run_cases(cases, bench, options.seconds_max)
     except KeyboardInterrupt:

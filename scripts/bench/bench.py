@@ -18,7 +18,8 @@ _QUICK_COUNT_MIN = 200
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``runs`` of each case, stores under ``folder``; ``quick``: only see that everything works.
+    """``runs`` of each case, stores under ``folder``; ``quick``: only see that everything works; ``alone``: without
+    Kafka beside it.
 
     ``touched_gib``: memory that is touched before each run; see ``touch_memory``. ``notes``: what a reader of the table
     has to know of what was run, such as versions.
@@ -27,6 +28,7 @@ class Bench:
     runs: int
     folder: Path
     quick: bool = False
+    alone: bool = False
     touched_gib: float = 0.0
     notes: list[str] = field(default_factory=list)
 

@@ -57,10 +57,9 @@ def test_every_case_that_is_asked_for_gives_its_figures_and_leaves_nothing_behin
     stores = tmp_path / "stores"
     json_file, table_file = tmp_path / "figures.json", tmp_path / "table.md"
     names = [argument for name in CASES for argument in ("--case", name)]
+    files = ["--dir", str(stores), "--json", str(json_file), "--markdown", str(table_file)]
 
-    done = run_bench(
-        "--quick", "--runs", "1", *names, "--dir", str(stores), "--json", str(json_file), "--markdown", str(table_file)
-    )
+    done = run_bench("--quick", "--alone", "--runs", "1", *names, *files)
 
     assert done.returncode == 0, done.stdout + done.stderr
     figures: dict[str, Any] = json.loads(json_file.read_text())

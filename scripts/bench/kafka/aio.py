@@ -14,7 +14,7 @@ from typing import Any
 from ..bench import Bench
 from ..load import TOPIC
 from ..measure import BenchFailed, Skipped
-from .jars import Jars, get_jars
+from .jars import ALONE, Jars, get_jars
 from .server import Kafka
 
 REQUIREMENT = "aiokafka==0.14.0"
@@ -81,6 +81,8 @@ def aiokafka(bench: Bench) -> Iterator[AioKafka]:
     """Kafka's side. Where its jars or aiokafka cannot be had, it has no brokers, and says why in the end."""
     with ExitStack() as stack:
         try:
+            if bench.alone:
+                raise Skipped(ALONE)
             jars = get_jars(None)
             python = _install(stack.enter_context(bench.store()))
         except Skipped as reason:

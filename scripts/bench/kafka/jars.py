@@ -20,6 +20,8 @@ FOLDER = Path(__file__).parent
 JDK_MIN = 17
 FETCH_SECONDS_MAX = 300.0
 COMPILE_SECONDS_MAX = 120.0
+ALONE = "not asked for (--alone)"
+"""Why there are none."""
 
 _SOON_DONE = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """Options of a Java process that lives for seconds."""

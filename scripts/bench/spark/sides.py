@@ -10,7 +10,7 @@ from typing import Any
 
 from ..bench import Bench
 from ..broker import Broker
-from ..kafka.jars import Jars, get_jars
+from ..kafka.jars import ALONE, Jars, get_jars
 from ..kafka.server import Kafka
 from ..load import BODY_BYTES, QUEUES, TOPIC, blocks, fill
 from ..machine import cpu_seconds, touch_memory
@@ -97,7 +97,7 @@ def side_by_side(bench: Bench, count: int) -> Iterator[SideBySide]:
     Raises ``Skipped`` where Spark is not installed.
     """
     version = spark_version()
-    jars, without_kafka = _jars(version)
+    jars, without_kafka = (None, ALONE) if bench.alone else _jars(version)
     compared_with = "no Kafka" if jars is None else f"Kafka {jars.kafka_version}, connector {jars.connector_version}"
     bench.note(f"Spark {version}, {MASTER}, {compared_with}, both with their defaults")
     with ExitStack() as stack:
