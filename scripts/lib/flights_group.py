@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from flintmq.client import PushConsumer, TryLater
-
 from lib.reporting import rate_of, report
 
 GROUP = "quickstart"
