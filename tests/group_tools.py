@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from flintmq.client import StoredMessage
-from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, HEART_BEAT, UPDATE_CONSUMER_OFFSET
+from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, HEART_BEAT, UNREGISTER_CLIENT, UPDATE_CONSUMER_OFFSET
 from tests.conftest import Answer, RawConnection
 
 WAIT_SECONDS = 30.0
@@ -94,3 +94,14 @@ class RawMember:
         return self.connection.pull(
             topic, queue, offset, group=self.group, member=self.name, epoch=self.epoch, **fields
         )
+
+    def leave(self) -> None:
+        """Leave the group."""
+        self.connection.call(UNREGISTER_CLIENT, {"group": self.group, "member": self.name}).raise_for_error()
+
+
+def joined(connection: RawConnection, group: str, name: str, *topics: str, **fields: Any) -> RawMember:
+    """A member that reads from the beginning, and that stays although it says nothing."""
+    member = RawMember(connection, group, name, start="first", session_timeout_ms=300_000, **fields)
+    member.beat(*topics).raise_for_error()
+    return member

@@ -244,13 +244,11 @@ class ConsumerOffsetTable:
             for queue, next_offset in row.items()
         )
 
-    def rows(self) -> list[tuple[str, str, dict[int, int]]]:
+    def rows(self) -> Iterator[tuple[str, str, dict[int, int]]]:
         """``(group, topic, next offset by queue)``, in no order. Any thread."""
-        rows = []
         for key, row in list(self._offsets.items()):
             topic, _, group = key.partition(TOPIC_GROUP_SEPARATOR)
-            rows.append((group, topic, row.copy()))
-        return rows
+            yield group, topic, row.copy()
 
     def commit(self, group: str, topic: str, queue: int, next_offset: int) -> None:
         """Note a group's progress, in memory; ``persist`` makes it durable."""

@@ -16,7 +16,8 @@ from flintmq.client.cli.failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, EXI
 from flintmq.client.cli.units import iso
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
-from tests.dead_letter_tools import Member, bury, send_back
+from tests.dead_letter_tools import bury, send_back
+from tests.group_tools import joined
 from tests.integration.test_cli_admin import described
 
 
@@ -162,14 +163,14 @@ class TestResend:
     def test_a_running_group_gets_its_dead_letters_again(
         self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connect: ConnectionFactory
     ) -> None:
-        member = Member(connect(shared_broker), group, "m-1").beat(topic)
+        member = joined(connect(shared_broker), group, "m-1", topic)
         assert cli.run("dlq", "resend", group).err == "sent 4 messages again; 0 wait\n"
         member.leave()
 
     def test_a_group_that_consumes_its_dead_letters_itself_keeps_its_progress(
         self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connect: ConnectionFactory
     ) -> None:
-        member = Member(connect(shared_broker), group, "m-1").beat(f"%DLQ%{group}")
+        member = joined(connect(shared_broker), group, "m-1", f"%DLQ%{group}")
         done = cli.run("dlq", "resend", group)
         assert done.code == EXIT_ERROR
         assert "GROUP_RUNNING (1413)" in done.err
@@ -248,7 +249,7 @@ class TestResend:
 def test_a_group_without_dead_letters_is_told_from_one_that_is_not_there(
     cli: Cli, topic: str, shared_broker: RunningBroker, connect: ConnectionFactory
 ) -> None:
-    member = Member(connect(shared_broker), f"{topic}-g", "m-1").beat(topic)
+    member = joined(connect(shared_broker), f"{topic}-g", "m-1", topic)
     for command in (["show"], ["resend"], ["purge", "--yes"]):
         done = cli.run("dlq", command[0], member.group, *command[1:])
         assert (done.code, done.out) == (EXIT_OK, "")

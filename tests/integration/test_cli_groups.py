@@ -16,7 +16,8 @@ from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, INVOKE_BROKER_TO_R
 from flintmq.protocol.errors import CommitIllegal
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
-from tests.dead_letter_tools import Member, bury, send_back
+from tests.dead_letter_tools import bury, send_back
+from tests.group_tools import RawMember, joined
 from tests.integration.test_cli_admin import described
 from tests.integration.test_retention import SOON, fill, wait_for_min_offset
 
@@ -39,16 +40,16 @@ def filled(shared_broker: RunningBroker, topic: str) -> str:
 
 
 @pytest.fixture
-def member(shared_broker: RunningBroker, connect: ConnectionFactory, filled: str) -> Iterator[Member]:
+def member(shared_broker: RunningBroker, connect: ConnectionFactory, filled: str) -> Iterator[RawMember]:
     """A member of a group of its own that holds both queues."""
-    member = Member(connect(shared_broker), f"{filled}-g", "m-1").beat(filled)
+    member = joined(connect(shared_broker), f"{filled}-g", "m-1", filled)
     yield member
     member.leave()
 
 
 class TestStatus:
-    def test_what_a_queue_holds_is_ready_or_with_its_member(self, cli: Cli, member: Member, filled: str) -> None:
-        member.pull(filled, 0, 0, max_count=2)
+    def test_what_a_queue_holds_is_ready_or_with_its_member(self, cli: Cli, member: RawMember, filled: str) -> None:
+        member.pull(filled, 0, 0, max_count=2).raise_for_error()
         (status,) = cli.run("group", "status", member.group, "-o", "json").rows
         names = described("group status")
         assert {*status, *status["members"][0], *status["queues"][0]} == names
@@ -65,7 +66,7 @@ class TestStatus:
         assert queues == {(0, "m-1", 0, 1, 2, 3), (1, "m-1", 0, 3, 0, 3)}
 
     def test_what_waits_to_be_tried_again_is_delayed(
-        self, cli: Cli, member: Member, filled: str, shared_broker: RunningBroker, connect: ConnectionFactory
+        self, cli: Cli, member: RawMember, filled: str, shared_broker: RunningBroker, connect: ConnectionFactory
     ) -> None:
         with Consumer(shared_broker.address) as consumer:
             offsets = [message.physical_offset for message in consumer.iter(filled, until="latest")]
@@ -90,22 +91,21 @@ class TestStatus:
         self, cli: Cli, filled: str, shared_broker: RunningBroker, connect: ConnectionFactory
     ) -> None:
         group = f"{filled}-b"
-        members = [
-            Member(connect(shared_broker), group, name).beat(filled, mode="broadcasting") for name in ("m-1", "m-2")
-        ]
-        fields = {"group": group, "topic": filled, "count": 1, "member": "m-2", "epoch": members[1].epoch}
-        members[1].connection.call(UPDATE_CONSUMER_OFFSET, fields, CONSUMER_OFFSET_STRUCT.pack(0, 3)).raise_for_error()
+        members = [joined(connect(shared_broker), group, name, filled, mode="broadcasting") for name in ("m-1", "m-2")]
+        members[1].commit(filled, 0, 3).raise_for_error()
         (status,) = cli.run("group", "status", group, "-o", "json").rows
         assert {(row["member"], row["queue"], row["committed"]) for row in status["queues"]} == {
             ("m-1", 0, None), ("m-1", 1, None), ("m-2", 0, 3), ("m-2", 1, None),
         }  # fmt: skip
+        refused = cli.run("group", "reset", group, filled, "--to", "earliest", "--force")
+        assert "each of its members keeps its own progress" in refused.err
         for member in members:
             member.leave()
         names = [row["group"] for row in cli.run("group", "list", f"{group}*", "-o", "json").rows]
         assert names == [group], "a member's progress is no group"
 
     @pytest.mark.parametrize("columns", [80, 200])
-    def test_the_screen_fits_its_terminal(self, cli: Cli, member: Member, filled: str, columns: int) -> None:
+    def test_the_screen_fits_its_terminal(self, cli: Cli, member: RawMember, filled: str, columns: int) -> None:
         terminal = Terminal(cli, ["group", "status", member.group], columns)
         assert terminal.finish() == EXIT_OK
         text = re.sub(r"\x1b\[[0-9;]*m", "", terminal.text)
@@ -113,7 +113,7 @@ class TestStatus:
         assert re.search(r"^TOPIC .* READY ", text, re.MULTILINE), "the queues are a table"
         assert ("FIRST" in terminal.text) == (columns == 200)
 
-    def test_an_unknown_group_is_said_with_the_nearest(self, cli: Cli, member: Member) -> None:
+    def test_an_unknown_group_is_said_with_the_nearest(self, cli: Cli, member: RawMember) -> None:
         done = cli.run("group", "status", member.group + "x")
         assert done.code == EXIT_NOT_FOUND
         assert "SUBSCRIPTION_GROUP_NOT_EXIST (26)" in done.err
@@ -122,7 +122,7 @@ class TestStatus:
 
 
 class TestList:
-    def test_groups_are_listed_with_their_lag(self, cli: Cli, member: Member, filled: str) -> None:
+    def test_groups_are_listed_with_their_lag(self, cli: Cli, member: RawMember, filled: str) -> None:
         rows = cli.run("group", "list", member.group, "-o", "json").rows
         assert rows == [
             {"group": member.group, "mode": "clustering", "state": "stable", "members": 1, "lag": 6, "topics": [filled]}
@@ -142,7 +142,7 @@ class TestList:
 
 
 class TestReset:
-    def test_a_running_group_is_reset_with_force_alone(self, cli: Cli, member: Member, filled: str) -> None:
+    def test_a_running_group_is_reset_with_force_alone(self, cli: Cli, member: RawMember, filled: str) -> None:
         refused = cli.run("group", "reset", member.group, filled, "--to", "latest")
         assert refused.code == EXIT_ERROR
         assert "GROUP_RUNNING (1413)" in refused.err
@@ -152,13 +152,11 @@ class TestReset:
         assert reset.rows == [{"group": member.group, "topic": filled, "queue": 0, "before": 0, "after": 3}]
         assert set(reset.rows[0]) == described("group reset")
         member.beat(filled)
-        begins = {
-            (queue, next_offset): since > granted for topic, queue, next_offset, since in member.rows if topic == filled
-        }
-        assert begins == {(0, 3): True, (1, 0): False}
+        anew = {(row[0], queue): row[1] > granted for (name, queue), row in member.rows.items() if name == filled}
+        assert anew == {(3, 0): True, (0, 1): False}
 
     def test_a_topic_that_no_member_consumes_is_reset_without_force(
-        self, cli: Cli, member: Member, filled: str, shared_broker: RunningBroker
+        self, cli: Cli, member: RawMember, filled: str, shared_broker: RunningBroker
     ) -> None:
         other = f"{filled}-other"
         with Admin(shared_broker.address) as admin:
@@ -196,7 +194,7 @@ class TestReset:
 
 
 class TestDelete:
-    def test_a_running_group_stays(self, cli: Cli, member: Member) -> None:
+    def test_a_running_group_stays(self, cli: Cli, member: RawMember) -> None:
         done = cli.run("group", "delete", member.group, "--yes")
         assert done.code == EXIT_ERROR
         assert "GROUP_RUNNING (1413)" in done.err
@@ -222,7 +220,7 @@ class TestDelete:
 
 
 def test_an_outsider_commits_only_where_no_member_consumes(
-    shared_broker: RunningBroker, member: Member, filled: str
+    shared_broker: RunningBroker, member: RawMember, filled: str
 ) -> None:
     with Consumer(shared_broker.address) as consumer, Admin(shared_broker.address) as admin:
         with pytest.raises(GroupRunning):
@@ -240,11 +238,11 @@ def test_what_retention_took_is_shown_with_how_much_was_missed(
     with Cli(tmp_path, running.address) as cli:
         assert cli.run("group", "moved", "-o", "table").out == "no group was ever moved on\n"
         fill(running, 2)
-        member = Member(connect(running), "billing", "m-1").beat("orders")
+        member = joined(connect(running), "billing", "m-1", "orders")
         count = 20 + fill(running, 24)
         first = wait_for_min_offset(running, count - 41)
         with pytest.raises(OffsetOutOfRange):
-            member.pull("orders", 0, 0)
+            member.pull("orders", 0, 0).raise_for_error()
         deadline = time.monotonic() + 60
         while not (moved := cli.run("group", "moved", "billing", "-o", "json")).rows:
             assert time.monotonic() < deadline

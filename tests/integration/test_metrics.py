@@ -23,7 +23,8 @@ from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, GET_BROKER_RUNTIME
 from flintmq.protocol.errors import SUCCESS
 from flintmq.protocol.record import decode_record
 from tests.conftest import RawConnection, RunningBroker
-from tests.dead_letter_tools import Member, send_back
+from tests.dead_letter_tools import send_back
+from tests.group_tools import joined
 from tests.integration.test_daemon import assert_refused, serve
 from tests.store_tools import split_answer
 
@@ -84,7 +85,7 @@ def test_the_families_are_those_of_the_catalog(shared_broker: RunningBroker, con
     connection.produce(topic, b"x", queue=0).raise_for_error()
     fields = {"group": topic, "topic": topic, "count": 1}
     connection.call(commands.UPDATE_CONSUMER_OFFSET, fields, CONSUMER_OFFSET_STRUCT.pack(0, 0)).raise_for_error()
-    member = Member(connect(shared_broker), topic, "m-1").beat(topic)
+    member = joined(connect(shared_broker), topic, "m-1", topic)
     send_back(connection, topic, [store_offset(connection, topic)])
     scrape = Scrape(shared_broker)
     member.leave()
@@ -220,11 +221,11 @@ def test_a_group_shows_its_members_what_is_with_them_and_what_failed(
     connection, group = connect(shared_broker), f"{topic}-g"
     connection.produce(topic, *[b"x"] * 10, queue=0).raise_for_error()
     before = Scrape(shared_broker)
-    members = [Member(connect(shared_broker), group, name) for name in ("m-1", "m-2")]
-    for member in members:
-        member.beat(topic)
-    (holder,) = [member for member in members if (topic, 0) in {row[:2] for row in member.beat(topic).rows}]
-    holder.pull(topic, 0, 0, max_count=4)
+    members = [joined(connect(shared_broker), group, name, topic) for name in ("m-1", "m-2")]
+    for member in members * 2:  # the first gives up what the second is to have
+        member.beat(topic, owned=()).raise_for_error()
+    (holder,) = [member for member in members if (topic, 0) in member.rows]
+    holder.pull(topic, 0, 0, max_count=4).raise_for_error()
     send_back(connection, group, [store_offset(connection, topic)] * 3)
     send_back(connection, group, [store_offset(connection, topic)] * 2, level=18)
     scrape = Scrape(shared_broker)

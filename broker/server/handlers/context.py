@@ -168,9 +168,10 @@ class Broker:
         if self._undispatched:
             self.dispatched()
 
-    def offset_moved(self, group: str, topic: str, queue_id: int, asked: int, moved_to: int) -> None:
+    def offset_moved(self, group: str, member: str, topic: str, queue_id: int, asked: int, moved_to: int) -> None:
         """A group asked for what retention took: move it to what there is, and keep that as an event."""
-        committed = self.store.consumer_offsets.committed_of(group, topic, queue_id)
+        name = self.groups.progress_name(group, member)
+        committed = self.store.consumer_offsets.committed_of(name, topic, queue_id)
         if committed is not None and committed >= moved_to:
             return  # its members ask again with what they have; once is enough
         log.warning(
@@ -178,7 +179,8 @@ class Broker:
             group, asked, moved_to - 1, topic, queue_id,
         )  # fmt: skip
         self.groups.offsets_moved += 1
-        self.store.consumer_offsets.commit(group, topic, queue_id, moved_to)
+        if name == group or committed is not None:  # of most broadcasting members no progress is kept
+            self.store.consumer_offsets.commit(name, topic, queue_id, moved_to)
         record = offset_moved_record(
             self.settings.server.name, group, topic, queue_id, asked, moved_to, self.store.store_host
         )

@@ -175,6 +175,12 @@ def reset_offset(peer: Peer, frame: Frame) -> None:
     queues = config.queues if config is not None else 0
     if request.queue >= queues:
         raise QueueNotExist(f"topic {request.topic} has no queue {request.queue}; it has {queues}", queues=queues)
+    running = broker.groups.groups.get(request.group)
+    if running is not None and not running.clustering:
+        raise InvalidParameter(
+            f"group {request.group} is broadcasting: each of its members keeps its own progress; there is none of the "
+            "group to reset"
+        )
     if not request.force:
         broker.groups.check_idle(
             request.group, "stop them first, or reset with force: they go on from the new offsets", request.topic

@@ -81,8 +81,9 @@ def _read(
     except OffsetOutOfRange as error:
         if request.group and offset < error.min_offset:
             broker.loop.call_soon_threadsafe(
-                broker.offset_moved, request.group, request.topic, request.queue, offset, error.min_offset
-            )
+                broker.offset_moved,
+                request.group, request.member, request.topic, request.queue, offset, error.min_offset,
+            )  # fmt: skip
         raise
 
 

@@ -21,7 +21,7 @@ GroupOffsets: TypeAlias = tuple[str, str, dict[int, int]]
 
 def add_groups(out: Exposition, broker: Broker) -> None:
     """Every metric of groups. What is counted for each is bounded by the groups that exist."""
-    committed = broker.store.consumer_offsets.rows()
+    committed = list(giving_way(broker.store.consumer_offsets.rows()))
     running = list(broker.groups.groups.values())
     states = Counter(dict.fromkeys(STATES, 0))
     states.update(group.state for group in giving_way(running))
