@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ..protocol.record import CorruptRecord
     from .core.batch import Batch, Found
     from .core.delays import DelayedMessages, DelayStats
-    from .core.groups import GroupInfo, GroupStatus
+    from .core.groups import GroupInfo, GroupMember, GroupQueue, GroupStatus
     from .core.receipts import Receipt
     from .core.stored import StoredMessage
     from .core.topics import ConsumeStats, QueueStats, TopicInfo
@@ -117,7 +117,9 @@ __all__ = [
     "FrameIllegal",
     "GiveUp",
     "GroupInfo",
+    "GroupMember",
     "GroupNotExist",
+    "GroupQueue",
     "GroupRunning",
     "GroupStatus",
     "Health",
@@ -184,6 +186,8 @@ _HOMES = {
     "Found": ".core.batch",
     "GiveUp": ".push.outcome",
     "GroupInfo": ".core.groups",
+    "GroupMember": ".core.groups",
+    "GroupQueue": ".core.groups",
     "GroupStatus": ".core.groups",
     "Health": ".push.health",
     "InvalidArgument": ".errors",

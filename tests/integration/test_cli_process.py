@@ -263,6 +263,11 @@ class TestCompletion:
         assert self._completed(cli, filled) == [filled], "a topic alone"
         assert self._completed(cli, "tail", filled, "--fr") == ["--from"]
         assert self._completed(cli, "offset", "reset", filled) == [f"{filled}-group"]
+        assert self._completed(cli, "group", "status", filled) == [f"{filled}-group"]
+        assert self._completed(cli, "dlq", "show", filled) == [], "it has no dead letters"
+        with Admin(shared_broker.address) as admin:
+            admin.create_topic(f"%DLQ%{filled}-group", queues=1)
+        assert self._completed(cli, "dlq", "show", filled) == [f"{filled}-group"]
         assert self._completed(cli, "-o", "js") == ["json"]
 
     def test_without_a_broker_nothing_is_completed_and_nothing_is_said(self, cli: Cli) -> None:

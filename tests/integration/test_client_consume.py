@@ -20,6 +20,8 @@ from flintmq.client import (
     Consumer,
     CorruptMessage,
     FlintError,
+    GroupNotExist,
+    GroupRunning,
     InvalidArgument,
     Message,
     MessageNotFound,
@@ -29,10 +31,11 @@ from flintmq.client import (
     TopicInfo,
     TopicNotExist,
 )
+from tests.group_tools import joined
 
 if TYPE_CHECKING:
     from tests.client_drivers import Clients
-    from tests.conftest import BrokerFactory, RunningBroker
+    from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 
 
 @pytest.fixture
@@ -387,6 +390,31 @@ class TestAdmin:
             admin.create_topic("a b")
         with pytest.raises(FlintError):
             admin.create_topic("SCHEDULE_TOPIC_XXXX")
+
+    def test_a_group_is_shown_reset_and_deleted(
+        self, admin: Admin, producer: Producer, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
+    ) -> None:
+        fill(producer, topic, 40)
+        with pytest.raises(GroupNotExist):
+            admin.group(topic)
+        member = joined(connect(shared_broker), topic, "m-1", topic)
+        (info,) = [info for info in admin.groups() if info.group == topic]
+        assert (info.state, info.members, list(info.topics)) == ("stable", 1, [topic])
+        with pytest.raises(GroupRunning):
+            admin.reset_offsets(topic, topic, {0: 4})
+        with pytest.raises(GroupRunning):
+            admin.delete_group(topic)
+        admin.reset_offsets(topic, topic, {0: 4}, force=True)
+        status = admin.group(topic)
+        assert (status.state, status.delayed, [each.member for each in status.members]) == ("stable", 0, ["m-1"])
+        assert [(queue.committed, queue.lag, queue.in_flight) for queue in status.queues] == [(4, 6, 0)] + [
+            (0, 10, 0)
+        ] * 3
+        member.leave()
+        assert admin.group(topic).state == "empty"
+        admin.delete_group(topic)
+        with pytest.raises(GroupNotExist):
+            admin.delete_group(topic)
 
     def test_status_says_how_the_broker_is(self, admin: Admin) -> None:
         status = admin.status()

@@ -11,7 +11,7 @@ import pytest
 
 from flintmq.client import ConfigurationError, InvalidArgument, OffsetOutOfRange, QueueStats
 from flintmq.client.cli.contexts import Contexts, contexts_path
-from flintmq.client.cli.params import PERMISSION, PROPERTY, SIZE, SPAN, show_permission
+from flintmq.client.cli.params import OFFSETS, PERMISSION, PROPERTY, SIZE, SPAN, show_permission
 from flintmq.client.cli.positions import EveryQueue, end_of, parse_position, parse_time, start_of
 from flintmq.client.cli.settings import DEFAULT_BROKER, Settings
 
@@ -49,6 +49,20 @@ class TestTimes:
     def test_what_is_no_time_is_refused_with_the_forms(self, text: str) -> None:
         with pytest.raises(ValueError, match="is no time; write 2026-11-21T10:00"):
             parse_time(text, NOW)
+
+
+class TestOffsets:
+    @pytest.mark.parametrize(
+        ("text", "offsets"),
+        [("17", (17, 18)), ("17:20", (17, 20)), ("17:", (17, None)), (":20", (0, 20)), (":", (0, None)), ("0", (0, 1))],
+    )
+    def test_a_range_is_without_its_end(self, text: str, offsets: tuple[int, int | None]) -> None:
+        assert OFFSETS.parse(text) == offsets
+
+    @pytest.mark.parametrize("text", ["", "x", "-1", "3:3", "4:3", "1:2:3", "1,2", "1 :2", "9" * 19, "١"])
+    def test_what_is_no_range_is_refused(self, text: str) -> None:
+        with pytest.raises(ValueError, match="is no range of offsets"):
+            OFFSETS.parse(text)
 
 
 class TestPositions:

@@ -100,6 +100,10 @@ def test_help_and_completion_of_commands_import_neither_rich_nor_a_client() -> N
         ("stauts", "there is no command stauts; did you mean 'status'?"),
         ("topic lst", "there is no command topic lst; did you mean 'list'?"),
         ("topic zzz", "there is no command topic zzz; there are create, delete, list, status, update"),
+        ("group stat", "there is no command group stat; did you mean 'status'?"),
+        ("group reset billing orders --to x", "'x' is no position; write earliest"),
+        ("dlq show billing --queue-offset 9:3", "'9:3' is no range of offsets; write 17, 17:20 (17 to 19), 17: or :20"),
+        ("dlq resend billing --to-group --to-topic a", "--to-topic and --to-group"),
         ("send orders --kye a", "--key"),
         ("tail orders --form earliest", "--from"),
         ("cheat sned", "there is no subject 'sned'; did you mean 'send'?"),
@@ -136,7 +140,17 @@ def test_a_word_is_a_mistyped_command_only_where_it_is_nearly_one(word: str, mis
 
 
 def test_a_broker_that_is_not_there_is_said_in_one_line(cli: Cli) -> None:
-    for typed in ("status", "send orders x", "tail orders", "orders", "top", "bench produce", "offset show"):
+    for typed in (
+        "status",
+        "send orders x",
+        "tail orders",
+        "orders",
+        "top",
+        "bench produce",
+        "offset show",
+        "group list",
+        "dlq list",
+    ):
         done = cli.run(*typed.split())
         assert done.code == failures.EXIT_UNREACHED
         assert done.err.count("\n") == 1
