@@ -32,7 +32,7 @@ T = TypeVar("T")
 RECORDS_A_STEP = 1024
 BYTES_A_STEP = 512 * 1024
 """A step ends before this, but for one large message: it takes the event loop about a millisecond."""
-UNFLUSHED_BYTES_MAX = 16 * 1024 * 1024
+UNFLUSHED_BYTES_MAX = 8 * 1024 * 1024
 """Nothing is delivered while more of the log waits for the disk: producers' acknowledgements wait behind it."""
 SAID_EVERY_S = 60.0
 """What is parked for the same reason is logged at most this often."""

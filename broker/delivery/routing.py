@@ -63,7 +63,7 @@ def delay_of(common: str) -> Delay | None:
     for pair in common.split("\x02"):
         name, _, value = pair.partition("\x01")
         if name in _TIMES or (name == PROPERTY_DELAY and _is_level(value)):
-            asked[name] = value
+            asked[name] = value.removeprefix("+") if name == PROPERTY_DELAY else value
         elif pair:
             others.append(pair + "\x02")
     if not asked:

@@ -78,3 +78,4 @@ class RecordWriter:
     def when_on_disk(self, end_offset: int, done: Done) -> None:
         """Call ``done`` when the log is on disk below ``end_offset``, whatever the flush policy."""
         self._flush.wait_for(end_offset, done)
+        self._flush.wake()  # with async flush nobody else does

@@ -21,6 +21,7 @@ CASES = {
     "pull": {"body", "bodies", "raw", "iter"},
     "push-latency": {"async_p50", "async_p99", "async_max", "sync_p50", "sync_p99", "sync_max"},
     "group-consume": {"batch", "message"},
+    "delayed": {"async", "sync", "async_beside", "sync_beside"},
     "rebalance": {"join", "join_moves", "leave", "leave_moves", "kill", "kill_moves"},
 }
 SPARK_CASES = {

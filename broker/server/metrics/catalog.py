@@ -118,6 +118,25 @@ TRANSACTION_CHECKS = Metric(
     ("result",),
 )
 
+DELAYED_MESSAGES = Metric(
+    "flintmq_delayed_messages", "gauge", "messages that wait to be delivered later, by `level` and by `time`", ("kind",)
+)
+DELAYED_DELIVERED = Metric(
+    "flintmq_delayed_delivered_total", "counter", "delayed messages that were delivered, or parked", ("kind",)
+)
+DELAY_LATENESS = Metric(
+    "flintmq_delay_lateness_seconds", "histogram", "from when a message was due until it was stored for consumers",
+    ("kind",),
+)  # fmt: skip
+DELAYED_PARKED = Metric(
+    "flintmq_delayed_parked_total",
+    "counter",
+    "delayed messages that could not be delivered and lie in `rmq_sys_flintmq_parked`",
+)
+DELAYED_UNREADABLE = Metric(
+    "flintmq_delayed_unreadable_total", "counter", "delayed messages that the log does not hold whole any more"
+)
+
 BEHIND_BYTES = Metric(
     "flintmq_behind_bytes",
     "gauge",
@@ -156,6 +175,7 @@ METRICS = (
     TOPICS, QUEUES,
     GROUPS, GROUP_MEMBERS, GROUP_LAG, GROUP_IN_FLIGHT, GROUP_DELAYED, DEAD_LETTERS,
     REBALANCES, RETRIED_MESSAGES, DEAD_MESSAGES, OFFSETS_MOVED,
+    DELAYED_MESSAGES, DELAYED_DELIVERED, DELAY_LATENESS, DELAYED_PARKED, DELAYED_UNREADABLE,
     BEHIND_BYTES, BEHIND_SECONDS, SEGMENTS, STORE_BYTES, DISK_FREE, DISK_TOTAL, DISK_ROOM, DISK_RUNWAY,
     TRANSACTIONS_OPEN, TRANSACTIONS_OPENED, TRANSACTIONS_ENDED, TRANSACTIONS_PARKED, TRANSACTION_CHECKS,
     PROCESS_CPU, PROCESS_RESIDENT, PROCESS_VIRTUAL, PROCESS_FDS, PROCESS_FDS_MAX, PROCESS_STARTED,

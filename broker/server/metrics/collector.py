@@ -30,6 +30,7 @@ def metrics_text(broker: Broker) -> bytes:
     _add_traffic(out, broker)
     _add_requests(out, broker)
     _add_waiting(out, broker)
+    _add_delays(out, broker)
     _add_store(out, broker)
     _add_disk(out, broker)
     _add_transactions(out, broker)
@@ -85,6 +86,23 @@ def _add_waiting(out: Exposition, broker: Broker) -> None:
     out.add_one(catalog.CONNECTIONS_REFUSED, broker.counters.connections_refused)
     out.add_one(catalog.IN_FLIGHT, broker.in_flight_bytes)
     out.add_one(catalog.HELD_PULLS, len(broker.holds))
+
+
+def _add_delays(out: Exposition, broker: Broker) -> None:
+    delays = broker.delays
+    waiting = {
+        "level": sum(level.pending for level in list(delays.levels.levels.values())),
+        "time": delays.timers.state.pending,
+    }
+    figures = {"level": delays.levels.figures, "time": delays.timers.figures}
+    out.add(catalog.DELAYED_MESSAGES, _by("kind", waiting))
+    out.add(catalog.DELAYED_DELIVERED, _by("kind", {kind: each.delivered for kind, each in figures.items()}))
+    out.add_latencies(
+        catalog.DELAY_LATENESS,
+        (((kind,), list(each.lateness.counts), each.lateness.seconds) for kind, each in figures.items()),
+    )
+    out.add_one(catalog.DELAYED_PARKED, delays.mover.parked)
+    out.add_one(catalog.DELAYED_UNREADABLE, delays.mover.unreadable)
 
 
 def _add_store(out: Exposition, broker: Broker) -> None:

@@ -17,6 +17,8 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("the key in front of each line", "cat pairs.txt | flintmq send orders -K ="),
         ("whole files", "flintmq send images -f a.png -f b.png"),
         ("in order, by customer", "flintmq send orders --sharding-key c-7 'first' 'second'"),
+        ("to be delivered in two hours", "flintmq send orders hello --delay 2h"),
+        ("what waits to be delivered later", "flintmq delay list"),
     ],
     "read": [
         ("follow, beginning with the last ten", "flintmq orders"),

@@ -1,0 +1,152 @@
+"""The 18 levels: each after its delay, through restarts, from RocketMQ's stores; and what retention keeps for them."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.store import StoreSettings
+from flintmq.protocol.delivery import SCHEDULE_TOPIC
+from flintmq.protocol.record import Record
+from tests.delay_tools import DelayedStore
+from tests.store_tools import HOST, find, kill
+
+LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
+
+
+@pytest.fixture
+def delayed(tmp_path: Path) -> Iterator[DelayedStore]:
+    store = DelayedStore(tmp_path / "store")
+    yield store
+    store.stop()
+
+
+def store_ms_of(delayed: DelayedStore) -> int:
+    """The store time of what was appended last: by it messages are due."""
+    return delayed.store.commitlog.last_store_ms
+
+
+def test_each_level_is_delivered_after_its_delay_and_not_before(delayed: DelayedStore) -> None:
+    due: dict[int, int] = {}
+    for level in range(1, 19):
+        delayed.send("t", [b"%d" % level], DELAY=level)
+        due[level] = store_ms_of(delayed) + 1000 * LEVELS_S[level - 1]
+    delayed.run(store_ms_of(delayed))
+    assert delayed.delays.levels.next_due_ms() == due[1]
+    assert delayed.delays.pending_of("t") == 18
+    for level in range(1, 19):
+        delayed.run(due[level] - 1)
+        assert delayed.bodies("t") == [b"%d" % each for each in range(1, level)]
+        delayed.run(due[level])
+        assert delayed.bodies("t") == [b"%d" % each for each in range(1, level + 1)]
+    assert delayed.delays.levels.next_due_ms() is None
+    assert delayed.delays.pending_of("t") == 0
+
+
+def test_messages_of_many_topics_and_queues_come_in_their_order_and_are_found_there(delayed: DelayedStore) -> None:
+    for number in range(300):
+        delayed.send(f"t{number % 7}", [b"%04d" % number], queue=number % 3, DELAY=1)
+    delayed.run(store_ms_of(delayed) + 1000)
+    for topic in range(7):
+        for queue in range(3):
+            expected = [b"%04d" % number for number in range(300) if (number % 7, number % 3) == (topic, queue)]
+            assert delayed.bodies(f"t{topic}", queue) == expected
+    record = find(delayed.store, "t3", "0003")[0]
+    assert (record.topic, record.queue_id, record.body) == (b"t3", 0, b"0003")
+
+
+def test_a_clean_restart_repeats_nothing_and_the_file_is_rocketmqs(delayed: DelayedStore) -> None:
+    delayed.send("t", [b"a", b"b"], DELAY=1)
+    delayed.send("t", [b"c"], DELAY=2)
+    now_ms = store_ms_of(delayed)
+    delayed.run(now_ms + 1000)
+    delayed.restart()
+    table = json.loads((delayed.path / "config" / "delayOffset.json").read_text())
+    assert table["offsetTable"] == {"1": 2}
+    delayed.run(now_ms + 2000)
+    assert delayed.delays.pending_of("t") == 1  # counted again at the start
+    delayed.run(now_ms + 5000)
+    assert delayed.bodies("t") == [b"a", b"b", b"c"]
+
+
+def test_a_kill_leaves_nothing_out(delayed: DelayedStore) -> None:
+    delayed.send("t", [b"a", b"b"], DELAY=1)
+    now_ms = store_ms_of(delayed)
+    delayed.run(now_ms + 1000)
+    kill(delayed.store)
+    delayed.loop.close()
+    delayed.open()
+    delayed.send("t", [b"c"], DELAY=1)
+    delayed.run(now_ms + 60_000)
+    assert delayed.bodies("t") == [b"a", b"b", b"a", b"b", b"c"]
+
+
+def test_a_message_that_is_larger_than_a_step_is_delivered_alone(delayed: DelayedStore) -> None:
+    bodies = [b"x" * size for size in (10, 500_000, 10, 500_000, 10)]
+    delayed.send("t", bodies, DELAY=1)
+    delayed.run(store_ms_of(delayed) + 1000)
+    assert delayed.bodies("t") == bodies
+
+
+def test_copies_go_on_in_the_next_file(delayed: DelayedStore) -> None:
+    bodies = [b"%06d" % number + b"x" * 3000 for number in range(900)]
+    for at in range(0, 900, 300):
+        delayed.send("t", bodies[at : at + 300], DELAY=1)
+    delayed.run(store_ms_of(delayed) + 1000)
+    assert len(delayed.store.commitlog.queue.files) > 1
+    assert delayed.bodies("t") == bodies
+    delayed.restart()
+    assert delayed.bodies("t") == bodies
+
+
+def test_retention_keeps_a_file_whose_delayed_message_waits(delayed: DelayedStore) -> None:
+    delayed.send("t", [b"a"], DELAY=18)
+    now_ms = store_ms_of(delayed)
+    while len(delayed.store.commitlog.queue.files) < 3:
+        delayed.send("other", [b"x" * 100_000] * 4)
+    delayed.run(now_ms)
+    assert [file.kept_for for file in delayed.store.expiry.old_files()] == ["a message that is delayed (level 18)"] * 2
+    delayed.run(now_ms + 7_200_000)
+    delayed.dispatch()
+    delayed.delays.persist()
+    assert next(file.kept_for for file in delayed.store.expiry.old_files()) == ""
+
+
+def test_what_a_rocketmq_left_undelivered_is_delivered_as_it_would_have(tmp_path: Path) -> None:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = tmp_path / "store-pristine"
+    (path / "config" / "delayOffset.json").write_text('{"dataVersion":{"counter":0},"offsetTable":{1:10}}')
+    (path / "config" / "delayOffset.json.bak").unlink()
+    delayed = DelayedStore(path, settings=StoreSettings())
+    before = {queue: delayed.records("CompatTopic", queue) for queue in range(4)}
+    delayed.run()
+    waiting = delayed.store.queues.by_topic[SCHEDULE_TOPIC][0]
+    pulled = [delayed.store.reads.record_at(*waiting.unit(offset, hot=False)[:2]) for offset in range(10, 17)]
+    again = [record for queue in range(4) for record in delayed.records("CompatTopic", queue)[len(before[queue]) :]]
+    originals = {
+        record.property_map()["UNIQ_KEY"]: record
+        for queue in range(4)
+        for record in before[queue]
+        if "REAL_TOPIC" in record.property_map()
+    }
+    assert len(again) == len(pulled) == 7
+    for record in again:
+        original = originals[record.property_map()["UNIQ_KEY"]]
+        assert what_stays(record) == what_stays(original)
+        assert record.store_host == HOST
+    delayed.stop()
+
+
+def what_stays(record: Record) -> tuple[object, ...]:
+    """What of a record has nothing to do with where and when it is stored."""
+    return (
+        record.topic, record.queue_id, record.body, record.properties, record.flag, record.sys_flag,
+        record.born_timestamp, record.born_host, record.reconsume_times,
+        record.prepared_transaction_offset, record.body_crc,
+    )  # fmt: skip
