@@ -1,0 +1,224 @@
+"""The broker's transactions over a real store, without sockets: the clock is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from flintmq.broker.delivery.producer_groups import ProducerGroups
+from flintmq.broker.delivery.remote import Answered
+from flintmq.broker.delivery.topic_changes import TopicChanges
+from flintmq.broker.delivery.transactions.checks import TransactionalMessageCheckService
+from flintmq.broker.delivery.transactions.frames import half_frame, half_request
+from flintmq.broker.delivery.transactions.records import TOPICS, Half
+from flintmq.broker.delivery.transactions.service import TransactionalMessageService
+from flintmq.broker.delivery.writer import RecordWriter
+from flintmq.broker.services.flush import flush_service
+from flintmq.broker.store import MessageStore, ProduceBatch
+from flintmq.protocol.commands import (
+    PHYSICAL_OFFSET_STRUCT,
+    CheckTransactionStateAnswer,
+    Command,
+    EndTransactionRequest,
+    ProduceRequest,
+)
+from flintmq.protocol.delivery import HALF_TOPIC
+from flintmq.protocol.errors import SUCCESS, BrokerError
+from flintmq.protocol.fields import encode_fields
+from flintmq.protocol.frames import RESPONSE, Frame
+from flintmq.protocol.record import Record, decode_record
+from tests.store_tools import BORN_HOST, dispatch, kill, make_topic, open_store, pull_all
+from tests.transaction_tools import GROUP, PREFIX, common
+
+TIMEOUT_MS, INTERVAL_MS, TIMES_MAX = 6_000, 30_000, 15
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self._timers: list[ClockTimer] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def call_at(self, at: float, call: Callable[[], None]) -> ClockTimer:
+        """As of a loop."""
+        timer = ClockTimer(self._timers, at, call)
+        self._timers.append(timer)
+        return timer
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass; what is due is called at its time, and the loop goes round after each."""
+        until = self.now + seconds
+        while due := min((timer for timer in self._timers if timer.at <= until), key=lambda t: t.at, default=None):
+            self.now = max(self.now, due.at)
+            due.cancel()
+            due.call()
+            await settled()
+        self.now = until
+
+
+class ClockTimer:
+    """What ``Clock.call_at`` returns."""
+
+    def __init__(self, timers: list[ClockTimer], at: float, call: Callable[[], None]) -> None:
+        self._timers = timers
+        self.at = at
+        self.call = call
+
+    def cancel(self) -> None:
+        """Take the call back."""
+        if self in self._timers:
+            self._timers.remove(self)
+
+
+class Producer:
+    """A live producer, as the broker sees it: notes what it is asked."""
+
+    client = "test"
+    address = ("127.0.0.1", 1)
+
+    def __init__(self) -> None:
+        self.lost = False
+        self.asked: list[tuple[Any, Record, Answered]] = []
+        self._when_lost: list[Callable[[], None]] = []
+
+    def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
+        """Nothing is told to producers."""
+        raise AssertionError(command.name)
+
+    def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
+        """A question."""
+        self.asked.append((request, decode_record(body), answered))
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """See ``Remote``."""
+        self._when_lost.append(call)
+
+    def answer(self, outcome: str, code: int = SUCCESS) -> None:
+        """Answer the oldest question."""
+        fields = encode_fields(CheckTransactionStateAnswer(outcome)) if code == SUCCESS else {"message": outcome}
+        self.asked.pop(0)[2](Frame(RESPONSE, code, 1, fields, bytearray(), 0, 0))
+
+    def go(self) -> None:
+        """The connection goes; open questions are told first, as a connection does."""
+        self.lost = True
+        asked, self.asked = self.asked, []
+        for _, _, answered in asked:
+            answered(None)
+        for call in self._when_lost:
+            call()
+
+
+async def settled() -> None:
+    """All that the loop has to do is done, and what was appended is on disk."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Parts:
+    """One broker's transactions. ``store`` may be looked at; nobody else may write to it."""
+
+    def __init__(self, store: MessageStore, **limits: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.store = store
+        self.clock = Clock()
+        self.readers = ThreadPoolExecutor(1)
+        self._fatal: list[BaseException] = []
+        self.flush = flush_service(store, loop.call_soon_threadsafe, lambda what, error: self._fatal.append(error))
+        self.flush.start()
+        self._topic_changes = TopicChanges(store, loop, lambda topic: None)
+        self.writer = RecordWriter(store, self.flush, self._topic_changes, loop, self.flush.wake, sync=True)
+        self.producers = ProducerGroups(self.clock)
+        self.service = TransactionalMessageService(
+            self.writer, self._topic_changes, self.readers, open_max=limits.pop("open_max", 1000)
+        )
+        self.checks = TransactionalMessageCheckService(
+            self.service, self.producers, self.writer, timeout_ms=TIMEOUT_MS, check_interval_ms=INTERVAL_MS,
+            check_times_max=TIMES_MAX, clock=self.clock, call_at=self.clock.call_at,
+        )  # fmt: skip
+        self.service.on_open = self.checks.opened
+        for config in (*TOPICS,):
+            make_topic(store, config.name, config.write_queues)
+        self.service.start(self.service.history.at_start())
+
+    def produce(self, topic: str, queue: int, *bodies: bytes, first: int, group: str = GROUP) -> list[Half]:
+        """Half messages of one frame with counters from ``first`` on."""
+        make_topic(self.store, topic)
+        rows = bytearray(b"".join(msgpack.packb([body, {"TAGS": "paid"}]) for body in bodies))
+        request = ProduceRequest(topic, len(bodies), common=common(group), unique_prefix=PREFIX, unique_first=first)
+        half = half_request(request.common)
+        assert half is not None
+        made = half_frame(request, half, queue, memoryview(rows))
+        config = self.store.topics.get(HALF_TOPIC)
+        assert config is not None
+        batch = ProduceBatch(
+            made.body, 0, len(made.body), len(bodies), 0, made.common, 0, PREFIX.encode(), first, 0, BORN_HOST
+        )
+        appended = self.store.append(config, 0, batch)
+        halves = [
+            Half(
+                transaction_id, group, topic, queue, queue_offset=appended.queue_offset + index,
+                physical_offset=physical_offset, born_ms=appended.store_ms, store_ms=appended.store_ms,
+            )
+            for index, (transaction_id, (physical_offset,)) in enumerate(
+                zip(
+                    made.transaction_ids,
+                    PHYSICAL_OFFSET_STRUCT.iter_unpack(appended.physical_offsets),
+                    strict=True,
+                )
+            )
+        ]  # fmt: skip
+        self.service.add(halves)
+        return halves
+
+    async def end(self, half: Half, *, commit: bool, group: str = GROUP) -> BrokerError | None:
+        """End a transaction by its id; the error it is answered with."""
+        done: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
+        request = EndTransactionRequest(group=group, transaction_id=half.transaction_id, commit=commit)
+        self.service.end(request, done.set_result)
+        return await done
+
+    def alive(self, group: str = GROUP, member: str = "p", seconds: float = 1e9) -> Producer:
+        """A producer that stays alive."""
+        producer = Producer()
+        self.producers.heart_beat(group, member, producer, seconds)
+        return producer
+
+    def records(self, topic: str, queue: int = 0) -> list[Record]:
+        """What lies in a queue."""
+        dispatch(self.store)
+        return list(pull_all(self.store, topic, queue))
+
+    def stop(self) -> None:
+        """Nothing is written any more, and all is on disk."""
+        self.checks.stop()
+        self.service.stop()
+        self._topic_changes.close()
+        self.readers.shutdown()
+        self.flush.stop()
+        self.service.close()
+        assert not self._fatal
+
+
+@asynccontextmanager
+async def parts(path: Path, *, killed: bool = False, **limits: int) -> AsyncIterator[Parts]:
+    """A broker's transactions over the store at ``path``; closed in the end, or ``killed``."""
+    made = Parts(open_store(path), **limits)
+    try:
+        yield made
+        await settled()
+    finally:
+        made.stop()
+        if killed:
+            kill(made.store)
+        else:
+            made.store.close()

@@ -1,0 +1,281 @@
+"""Transactions over a real store: what is written when, who is asked, and what a start finds."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from flintmq.protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
+from flintmq.protocol.errors import TransactionEnded, TransactionGroupWrong, TransactionNotExist
+from flintmq.protocol.layout import SysFlag
+from tests.store_tools import find
+from tests.transaction_parts import INTERVAL_MS, TIMEOUT_MS, TIMES_MAX, Parts, parts, settled
+from tests.transaction_tools import transaction_id
+
+TIMEOUT_S, INTERVAL_S = TIMEOUT_MS / 1000, INTERVAL_MS / 1000
+
+
+def progress(made: Parts) -> tuple[int, int]:
+    """How far both topics are done, as consumerOffset.json has it."""
+    committed = made.store.consumer_offsets.committed
+    return committed(TRANSACTION_GROUP, HALF_TOPIC).get(0, 0), committed(TRANSACTION_GROUP, OP_HALF_TOPIC).get(0, 0)
+
+
+class TestEnds:
+    async def test_a_commit_is_a_new_record_and_a_note(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            (half,) = made.produce("orders", 2, b"paid", first=7)
+            assert await made.end(half, commit=True) is None
+            (message,), (stored,), (note,) = (
+                made.records("orders", 2),
+                made.records(HALF_TOPIC),
+                made.records(OP_HALF_TOPIC),
+            )
+            assert message.sys_flag == stored.sys_flag | SysFlag.TRANSACTION_COMMIT
+            assert message.prepared_transaction_offset == stored.physical_offset == half.physical_offset
+            assert (message.body, message.properties) == (stored.body, stored.properties)
+            assert (message.born_timestamp, message.born_host) == (stored.born_timestamp, stored.born_host)
+            assert stored.sys_flag == stored.prepared_transaction_offset == 0
+            assert stored.property_map() == {
+                "TRAN_MSG": "true",
+                "PGROUP": "payers",
+                "REAL_TOPIC": "orders",
+                "REAL_QID": "2",
+                "TAGS": "paid",
+                "UNIQ_KEY": transaction_id(7),
+                "__transactionId__": transaction_id(7),
+            }
+            assert (note.body, note.property_map()) == (b"0,", {"TAGS": "d"})
+
+    async def test_what_ends_in_one_turn_shares_a_note(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            halves = made.produce("orders", 0, *(b"%d" % n for n in range(20)), first=1)
+            ends = [made.end(half, commit=bool(n % 2)) for n, half in enumerate(halves)]
+            assert await asyncio.gather(*ends) == [None] * 20
+            (note,) = made.records(OP_HALF_TOPIC)
+            assert note.body == b"".join(b"%d," % n for n in range(20))
+            assert [message.body for message in made.records("orders")] == [b"%d" % n for n in range(1, 20, 2)]
+
+    async def test_nothing_is_found_under_the_real_topic_before_the_commit(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            (half,) = made.produce("orders", 0, b"paid", first=1)
+            assert made.records("orders") == []
+            assert find(made.store, "orders", half.transaction_id) == []
+            await made.end(half, commit=True)
+            assert made.records("orders") == find(made.store, "orders", half.transaction_id)
+
+    async def test_progress_follows_the_oldest_that_is_open(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            halves = made.produce("orders", 0, *[b"x"] * 4, first=1)
+            for half in (halves[2], halves[1]):
+                await made.end(half, commit=False)
+            made.service.close()
+            assert progress(made) == (0, 0)
+            await made.end(halves[0], commit=True)
+            made.service.close()
+            assert progress(made) == (3, 3)
+            await made.end(halves[3], commit=True)
+            made.service.close()
+            assert progress(made) == (4, 4)
+
+    async def test_more_than_are_remembered_are_told_from_the_log(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("flintmq.broker.delivery.transactions.table.ENDED_MAX", 2)
+        async with parts(tmp_path) as made:
+            halves = made.produce("orders", 0, *[b"x"] * 6, first=1)
+            for place, half in enumerate(halves):
+                assert await made.end(half, commit=place % 2 == 0) is None
+            made.records("orders")  # dispatched
+            for place, half in enumerate(halves):
+                error = await made.end(half, commit=True)
+                assert isinstance(error, TransactionEnded)
+                assert error.details["outcome"] == ("rollback" if place % 2 else "commit")
+                assert isinstance(await made.end(half, commit=True, group="thieves"), TransactionGroupWrong)
+            assert len(made.records("orders")) == 3
+
+
+class TestChecks:
+    async def test_the_first_comes_after_the_timeout_and_the_next_after_the_interval(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            producer = made.alive()
+            (half,) = made.produce("orders", 3, b"paid", first=1)
+            await made.clock.advance(TIMEOUT_S - 0.001)
+            assert producer.asked == []
+            await made.clock.advance(0.001)
+            ((request, message, _),) = producer.asked
+            assert (request.group, request.transaction_id, request.topic, request.check_times) == (
+                "payers", half.transaction_id, "orders", 1,
+            )  # fmt: skip
+            assert (message.topic, message.queue_id, message.body) == (b"orders", 3, b"paid")
+            producer.answer("unknown")
+            await made.clock.advance(INTERVAL_S - 0.001)
+            assert producer.asked == []
+            await made.clock.advance(0.001)
+            assert producer.asked[0][0].check_times == 2
+            producer.answer("commit")
+            await settled()
+            assert [each.body for each in made.records("orders", 3)] == [b"paid"]
+            await made.clock.advance(10 * INTERVAL_S)
+            assert producer.asked == []
+
+    async def test_each_writes_the_half_message_again(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            made.produce("orders", 0, b"paid", first=1)
+            await made.clock.advance(TIMEOUT_S + 2 * INTERVAL_S)
+            halves = made.records(HALF_TOPIC)
+            times = [half.property_map().get("TRANSACTION_CHECK_TIMES") for half in halves]
+            assert times == [None, "1", "2", "3"]
+            assert {half.properties.partition(b"TRANSACTION")[0] for half in halves} == {halves[0].properties}
+            assert [note.body for note in made.records(OP_HALF_TOPIC)] == [b"0,", b"1,", b"2,"]
+            made.service.close()
+            assert progress(made)[0] == 3
+
+    async def test_after_the_last_it_is_parked(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            producer = made.alive()
+            (half,) = made.produce("orders", 0, b"paid", first=1)
+            await made.clock.advance(TIMEOUT_S + (TIMES_MAX - 1) * INTERVAL_S)
+            assert len(producer.asked) == made.checks.asked == TIMES_MAX
+            assert made.records(TRANSACTION_PARKED_TOPIC) == []
+            await made.clock.advance(INTERVAL_S)
+            await settled()
+            (parked,) = made.records(TRANSACTION_PARKED_TOPIC)
+            assert (parked.body, parked.sys_flag, parked.queue_id) == (b"paid", 0, 0)
+            assert parked.property_map()["TRANSACTION_CHECK_TIMES"] == str(TIMES_MAX)
+            assert made.records("orders") == []
+            producer.answer("commit")  # too late
+            await settled()
+            assert made.records("orders") == []
+            error = await made.end(half, commit=True)
+            assert isinstance(error, TransactionEnded)
+            assert error.details["outcome"] == "parked"
+            assert made.service.ended == {"commit": 0, "rollback": 0, "parked": 1}
+            assert len(made.service.table) == 0
+
+    async def test_nobody_alive_counts_too(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            made.produce("orders", 0, b"paid", first=1)
+            made.alive(seconds=TIMEOUT_S / 2)  # its session runs out
+            made.alive(group="others")
+            await made.clock.advance(TIMEOUT_S + TIMES_MAX * INTERVAL_S)
+            await settled()
+            assert (made.checks.asked, made.checks.unasked) == (0, TIMES_MAX)
+            assert len(made.records(TRANSACTION_PARKED_TOPIC)) == 1
+
+    async def test_a_question_goes_to_another_when_its_producer_goes(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            producers = [made.alive(member=f"p{n}") for n in range(3)]
+            made.produce("orders", 0, b"paid", first=1)
+            await made.clock.advance(TIMEOUT_S)
+            for left in (2, 1):
+                (asked,) = [producer for producer in producers if producer.asked]
+                producers.remove(asked)
+                asked.go()
+                assert len(producers) == left
+            (last,) = producers
+            last.answer("commit")
+            await settled()
+            assert len(made.records("orders")) == 1
+            assert len(made.records(HALF_TOPIC)) == 2  # one check, however many were asked
+
+    async def test_all_gone_waits_for_the_next_time(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            first = made.alive()
+            made.produce("orders", 0, b"paid", first=1)
+            await made.clock.advance(TIMEOUT_S)
+            first.go()
+            second = made.alive(member="q")
+            assert second.asked == []
+            await made.clock.advance(INTERVAL_S)
+            second.answer("rollback")
+            await settled()
+            assert made.service.ended["rollback"] == 1
+
+    async def test_producers_take_turns(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            producers = [made.alive(member=f"p{n}") for n in range(4)]
+            made.produce("orders", 0, *[b"x"] * 40, first=1)
+            await made.clock.advance(TIMEOUT_S)
+            assert [len(producer.asked) for producer in producers] == [10] * 4
+
+    async def test_an_error_or_nonsense_is_no_end(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            producer = made.alive()
+            made.produce("orders", 0, b"paid", first=1)
+            for code, outcome in ((1, "no database"), (0, "perhaps"), (0, "parked")):
+                await made.clock.advance(INTERVAL_S)
+                producer.answer(outcome, code)
+            await settled()
+            assert len(made.service.table) == 1
+
+    async def test_an_answer_that_comes_late_counts(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            producer = made.alive()
+            made.produce("orders", 0, b"paid", first=1)
+            await made.clock.advance(TIMEOUT_S + 2 * INTERVAL_S)
+            producer.answer("commit")  # to the first question
+            await settled()
+            assert len(made.records("orders")) == 1
+
+    async def test_many_are_checked_in_steps_and_none_is_left_out(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            producer = made.alive()
+            halves = made.produce("orders", 0, *[b"x"] * 300, first=1)
+            await made.clock.advance(TIMEOUT_S)
+            assert sorted(request.transaction_id for request, _, _ in producer.asked) == [
+                half.transaction_id for half in halves
+            ]
+
+
+class TestStart:
+    @pytest.mark.parametrize("killed", [False, True])
+    async def test_what_was_open_is_open_and_asked_about(self, tmp_path: Path, killed: bool) -> None:
+        async with parts(tmp_path, killed=killed) as made:
+            halves = made.produce("orders", 1, b"a", b"b", b"c", first=1)
+            await made.end(halves[1], commit=True)
+        async with parts(tmp_path) as made:
+            assert [each.half.transaction_id for each in made.service.table] == [
+                halves[0].transaction_id,
+                halves[2].transaction_id,
+            ]
+            producer = made.alive()
+            await made.clock.advance(TIMEOUT_S - 0.001)
+            assert producer.asked == []  # its producers have as long to come back
+            await made.clock.advance(0.001)
+            assert [message.body for _, message, _ in producer.asked] == [b"a", b"c"]
+            assert isinstance(await made.end(halves[1], commit=False), TransactionEnded)
+            assert await made.end(halves[0], commit=True) is None
+            assert [each.body for each in made.records("orders", 1)] == [b"b", b"a"]
+
+    async def test_checks_go_on_from_where_they_were(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            made.produce("orders", 0, b"paid", first=1)
+            await made.clock.advance(TIMEOUT_S + 4 * INTERVAL_S)
+        async with parts(tmp_path) as made:
+            (transaction,) = made.service.table
+            assert transaction.half.check_times == 5
+            await made.clock.advance(TIMEOUT_S + (TIMES_MAX - 5) * INTERVAL_S)
+            await settled()
+            assert len(made.records(TRANSACTION_PARKED_TOPIC)) == 1
+
+    async def test_a_start_reads_only_what_is_not_done(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        async with parts(tmp_path) as made:
+            for half in made.produce("orders", 0, *[b"x"] * 50, first=1):
+                await made.end(half, commit=True)
+            made.produce("orders", 0, b"open", first=1000)
+        async with parts(tmp_path) as made:
+            found = made.service.history.at_start()
+            assert (len(found.halves), len(found.notes)) == (1, 0)
+            assert (found.next_half_offset, found.next_note_offset) == (51, 50)
+
+    async def test_an_end_may_name_only_what_the_log_has(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            (half,) = made.produce("orders", 0, b"paid", first=1)
+            unknown = type(half)(
+                transaction_id(99), half.group, "orders", 0, queue_offset=0, physical_offset=half.physical_offset,
+                born_ms=0, store_ms=0,
+            )  # fmt: skip
+            assert isinstance(await made.end(unknown, commit=True), TransactionNotExist)
