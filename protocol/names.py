@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .errors import InvalidParameter
+from .errors import InvalidParameter, NoPermission
 from .layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
@@ -36,6 +36,10 @@ PRODUCE_FORBIDDEN_TOPICS = frozenset({
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 
 
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+"""Groups under which a broker keeps its own progress."""
+
+
 def check_name(kind: str, name: str) -> str:
     """``name`` if it is a valid topic's (``kind="topic"``) or group's name; else ``InvalidParameter``, saying why."""
     longest = TOPIC_BYTES_MAX if kind == "topic" else GROUP_BYTES_MAX
@@ -46,6 +50,13 @@ def check_name(kind: str, name: str) -> str:
     if not _NAME.match(name):
         raise InvalidParameter(f"{kind} {name!r} has characters that are not allowed; use % | a-z A-Z 0-9 _ -")
     return name
+
+
+def check_client_group(name: str) -> str:
+    """``name`` if it may be that of a group of clients; ``NoPermission`` where the broker keeps its own progress so."""
+    if name.startswith(SYSTEM_GROUP_PREFIX):
+        raise NoPermission(f"group {name[:GROUP_BYTES_MAX]} is the broker's own; use another")
+    return check_name("group", name)
 
 
 def is_system_topic(topic: str) -> bool:

@@ -124,6 +124,12 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
+async def until(holds: Callable[[], object]) -> None:
+    """Let the loop go round until something holds that another thread brings about."""
+    while not holds():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
 class Parts:
     """One broker's transactions. ``store`` may be looked at; nobody else may write to it."""
 

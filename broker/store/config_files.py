@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...protocol.names import SYSTEM_GROUP_PREFIX
 from .errors import CorruptFile
 from .files import Files, make_durable_folder, replace_file
 
@@ -236,19 +237,21 @@ class ConsumerOffsetTable:
         row = self._offsets.get(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}")
         return row.get(queue) if row is not None else None
 
-    def all_committed(self) -> list[tuple[str, str, int, int]]:
-        """``(group, topic, queue, next offset)`` of everything that is committed, sorted. Any thread."""
+    def all_committed(self, *, own: bool = False) -> list[tuple[str, str, int, int]]:
+        """``(group, topic, queue, next offset)`` of everything that is committed, sorted; ``own``: with the broker's
+        own. Any thread."""
         return sorted(
             (group, topic, queue, next_offset)
-            for group, topic, row in self.rows()
+            for group, topic, row in self.rows(own=own)
             for queue, next_offset in row.items()
         )
 
-    def rows(self) -> Iterator[tuple[str, str, dict[int, int]]]:
-        """``(group, topic, next offset by queue)``, in no order. Any thread."""
+    def rows(self, *, own: bool = False) -> Iterator[tuple[str, str, dict[int, int]]]:
+        """``(group, topic, next offset by queue)``, in no order; ``own``: with the broker's own. Any thread."""
         for key, row in list(self._offsets.items()):
             topic, _, group = key.partition(TOPIC_GROUP_SEPARATOR)
-            yield group, topic, row.copy()
+            if own or not group.startswith(SYSTEM_GROUP_PREFIX):
+                yield group, topic, row.copy()
 
     def commit(self, group: str, topic: str, queue: int, next_offset: int) -> None:
         """Note a group's progress, in memory; ``persist`` makes it durable."""

@@ -158,7 +158,7 @@ def check_offsets(store: OfflineStore, ends: dict[tuple[str, int], int], end: Lo
 
 def _check_consumer_offsets(store: OfflineStore, ends: dict[tuple[str, int], int]) -> None:
     path = store.path / "config" / "consumerOffset.json"
-    for group, topic, queue_id, offset in store.consumer_offsets.all_committed():
+    for group, topic, queue_id, offset in store.consumer_offsets.all_committed(own=True):
         if store.topics.get(topic) is None:
             continue
         held = max(ends.get((topic, queue_id), 0), store.state.next_offset(topic, queue_id))

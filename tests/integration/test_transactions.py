@@ -10,8 +10,20 @@ from typing import Any
 import msgpack
 import pytest
 
-from flintmq.protocol.commands import END_TRANSACTION, PRODUCE, QUERY_BY_KEY, UNREGISTER_CLIENT, VIEW_MESSAGE_BY_ID
-from flintmq.protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_PARKED_TOPIC
+from flintmq.protocol.commands import (
+    CONSUMER_OFFSET_STRUCT,
+    DELETE_SUBSCRIPTIONGROUP,
+    END_TRANSACTION,
+    GET_CONSUME_STATS,
+    HEART_BEAT,
+    INVOKE_BROKER_TO_RESET_OFFSET,
+    PRODUCE,
+    QUERY_BY_KEY,
+    UNREGISTER_CLIENT,
+    UPDATE_CONSUMER_OFFSET,
+    VIEW_MESSAGE_BY_ID,
+)
+from flintmq.protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
 from flintmq.protocol.errors import (
     InvalidParameter,
     MessageIllegal,
@@ -278,6 +290,22 @@ class TestBadInput:
         with pytest.raises(MessageIllegal, match=match):
             connection.call(PRODUCE, fields, rows).raise_for_error()
         assert transaction_id(number) not in [row["id"] for row in listed(connection)]
+
+    def test_nobody_moves_the_brokers_own_progress(self, connection: RawConnection, topic: str, number: int) -> None:
+        half = send_half(connection, topic, b"pay", number)
+        group = {"group": TRANSACTION_GROUP, "topic": HALF_TOPIC}
+        for command, fields, body in (
+            (UPDATE_CONSUMER_OFFSET, {**group, "count": 1}, CONSUMER_OFFSET_STRUCT.pack(0, half.queue_offset + 1)),
+            (INVOKE_BROKER_TO_RESET_OFFSET, {**group, "to": "last"}, b""),
+            (DELETE_SUBSCRIPTIONGROUP, {"group": TRANSACTION_GROUP}, b""),
+            (HEART_BEAT, {"group": TRANSACTION_GROUP, "member": "m", "kind": "producer"}, b""),
+        ):
+            answer = connection.call(command, fields, body)
+            with pytest.raises(NoPermission, match="the broker's own"):
+                answer.raise_for_error()
+        end(connection, half).raise_for_error()
+        stats = msgpack.unpackb(connection.call(GET_CONSUME_STATS, {}).raise_for_error().body)
+        assert TRANSACTION_GROUP not in [row[0] for row in stats]
 
     def test_columns_are_refused(self, connection: RawConnection, topic: str, number: int) -> None:
         body = msgpack.packb([b"pay"]) + msgpack.packb([None])

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.broker.delivery.transactions.history import History
+from flintmq.broker.delivery.transactions.records import Half
+from flintmq.broker.store import WouldBlock
 from flintmq.protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
-from flintmq.protocol.errors import TransactionEnded, TransactionGroupWrong, TransactionNotExist
+from flintmq.protocol.errors import BrokerFailure, TransactionEnded, TransactionGroupWrong, TransactionNotExist
 from flintmq.protocol.layout import SysFlag
+from flintmq.protocol.record import Record
 from tests.store_tools import find
-from tests.transaction_parts import INTERVAL_MS, TIMEOUT_MS, TIMES_MAX, Parts, parts, settled
+from tests.transaction_parts import INTERVAL_MS, TIMEOUT_MS, TIMES_MAX, Parts, parts, settled, until
 from tests.transaction_tools import transaction_id
 
 TIMEOUT_S, INTERVAL_S = TIMEOUT_MS / 1000, INTERVAL_MS / 1000
@@ -228,6 +232,60 @@ class TestChecks:
             assert sorted(request.transaction_id for request, _, _ in producer.asked) == [
                 half.transaction_id for half in halves
             ]
+
+
+class TestColdReads:
+    """What is not in the page cache is read by another thread."""
+
+    @pytest.fixture(autouse=True)
+    def nothing_is_at_hand(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        read = History.record
+
+        def record(self: History, half: Half, *, hot: bool) -> Record:
+            if hot:
+                raise WouldBlock
+            return read(self, half, hot=hot)
+
+        monkeypatch.setattr(History, "record", record)
+
+    async def test_a_commit_waits_and_who_comes_meanwhile_waits_too(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            (half,) = made.produce("orders", 0, b"paid", first=1)
+            first, second = await asyncio.gather(made.end(half, commit=True), made.end(half, commit=False))
+            assert first is None
+            assert isinstance(second, TransactionEnded)
+            assert second.details["outcome"] == "commit"
+            assert len(made.records("orders")) == 1
+
+    async def test_a_check_waits(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            producer = made.alive()
+            made.produce("orders", 0, b"paid", first=1)
+            await made.clock.advance(TIMEOUT_S)
+            await until(lambda: producer.asked)
+            producer.answer("commit")
+            await until(lambda: made.service.ended["commit"])
+
+    async def test_one_that_ends_while_it_is_read_for_a_check_is_left_alone(self, tmp_path: Path) -> None:
+        async with parts(tmp_path) as made:
+            producer = made.alive()
+            (half,) = made.produce("orders", 0, b"paid", first=1)
+            await made.clock.advance(TIMEOUT_S)
+            assert await made.end(half, commit=False) is None
+            await settled()
+            assert (producer.asked, len(made.records(HALF_TOPIC))) in (([], 1), ([], 2))
+            assert len(made.service.table) == 0
+
+    async def test_a_half_message_that_is_damaged_is_said(self, tmp_path: Path) -> None:
+        async with parts(tmp_path, killed=True) as made:
+            (half,) = made.produce("orders", 0, b"paid", first=1)
+            assert len(made.records(HALF_TOPIC)) == 1
+            with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+                file.seek(half.physical_offset + 60)
+                file.write(b"\xff" * 40)
+            error = await made.end(half, commit=True)
+            assert isinstance(error, BrokerFailure)
+            assert "is damaged" in error.message
 
 
 class TestStart:

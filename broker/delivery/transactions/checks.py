@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 CHECKED_A_STEP_MAX = 32
 """As many are written again before others get their turn."""
+BODIES_A_STEP_MAX = 1024 * 1024
 
 Due = tuple[float, Open]
 
@@ -100,15 +101,20 @@ class TransactionalMessageCheckService:
         if self._stopped:
             return
         now = self._clock()
-        due: list[Open] = []
+        hot: list[tuple[Open, Record]] = []
+        size = 0
         for queue in (self._first, self._again):
-            while queue and len(due) < CHECKED_A_STEP_MAX and (queue[0][0] <= now or self._is_over(queue[0][1])):
+            while queue and (queue[0][0] <= now or self._is_over(queue[0][1])):
+                if len(hot) == CHECKED_A_STEP_MAX or size > BODIES_A_STEP_MAX:
+                    break
                 transaction = queue.popleft()[1]
-                if not self._is_over(transaction):
-                    due.append(transaction)
-        if due:
-            self._again.extend((now + self._interval_s, transaction) for transaction in due)
-            self._check([transaction for transaction in due if transaction.ending is None])
+                if self._is_over(transaction):
+                    continue
+                self._again.append((now + self._interval_s, transaction))
+                if transaction.ending is None and (record := self._check(transaction)) is not None:
+                    hot.append((transaction, record))
+                    size += len(record.body)
+        self._write_again(hot)
         self._arm()
 
     def _is_over(self, transaction: Open) -> bool:
@@ -116,24 +122,19 @@ class TransactionalMessageCheckService:
 
     # ---- one round
 
-    def _check(self, due: list[Open]) -> None:
-        """Write again what is asked about, or park what was asked about often enough."""
-        hot: list[tuple[Open, Record]] = []
-        cold: list[tuple[Open, Half]] = []
-        for transaction in due:
-            half = transaction.half
-            if half.check_times >= self._times_max:
-                self._park(transaction)
-                continue
-            try:
-                hot.append((transaction, self._transactions.history.record(half, hot=True)))
-            except WouldBlock:
-                cold.append((transaction, half))
-            except BrokerError as error:
-                log.error("%s", error.message)
-        self._write_again(hot)
-        for transaction, half in cold:
+    def _check(self, transaction: Open) -> Record | None:
+        """Park what was asked about often enough; else the half message, to be written again, where it is at hand."""
+        half = transaction.half
+        if half.check_times >= self._times_max:
+            self._park(transaction)
+            return None
+        try:
+            return self._transactions.history.record(half, hot=True)
+        except WouldBlock:
             self._read_cold(transaction, half)
+        except BrokerError as error:
+            log.error("%s", error.message)
+        return None
 
     def _read_cold(self, transaction: Open, half: Half) -> None:
         def was_read(record: Record) -> None:

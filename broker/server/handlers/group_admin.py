@@ -22,7 +22,7 @@ from ....protocol.delivery import retry_topic
 from ....protocol.errors import CommitIllegal, GroupNotExist, InvalidParameter, QueueNotExist, TopicNotExist
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
-from ....protocol.names import check_name
+from ....protocol.names import check_client_group
 from ...delivery.assignment import Queue
 from ...delivery.group import CLUSTERING, EMPTY, ConsumerGroup, Member
 from ...store import MessageStore, WouldBlock
@@ -102,7 +102,7 @@ def _or_none(committed: int | None) -> int:
 
 
 def _existing(broker: Broker, name: str) -> str:
-    check_name("group", name)
+    check_client_group(name)
     if name not in broker.groups.known():
         raise GroupNotExist(f"there is no group {name}: nobody has consumed or committed under that name")
     return name
@@ -166,7 +166,7 @@ def delete_group(peer: Peer, frame: Frame) -> None:
 def reset_offset(peer: Peer, frame: Frame) -> None:
     """Move a group's progress to the beginning, the end, a time or an offset."""
     request = decode_fields(ResetOffsetRequest, frame.fields)
-    check_name("group", request.group)
+    check_client_group(request.group)
     if request.to not in RESETS:
         raise InvalidParameter(f"to must be first, last, time or offset, not {request.to!r}")
     broker = peer.broker

@@ -9,7 +9,7 @@ from ....protocol.delivery import UNREADABLE_TOPICS
 from ....protocol.errors import InvalidParameter, NoPermission, QueueNotExist, TopicNotExist
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
-from ....protocol.names import check_name
+from ....protocol.names import check_client_group, check_name
 from ...delivery.assignment import Queue
 from ...delivery.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
 from ...delivery.group import BROADCASTING, CLUSTERING, ConsumerGroup, Member, Subscription
@@ -27,7 +27,7 @@ STARTS = ("first", "last", "time")
 def heart_beat(peer: Peer, frame: Frame) -> None:
     """A member joins its group or stays in it; the answer is what it may consume."""
     request = decode_fields(HeartBeatRequest, frame.fields)
-    check_name("group", request.group)
+    check_client_group(request.group)
     if request.kind not in KINDS:
         raise InvalidParameter(f"kind must be consumer or producer, not {request.kind!r}")
     interval_ms = min(request.session_timeout_ms // HEARTBEATS_A_SESSION, INTERVAL_MS_MAX)

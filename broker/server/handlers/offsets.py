@@ -20,7 +20,7 @@ from ....protocol.commands import (
 from ....protocol.errors import CommitIllegal, InvalidParameter, QueueNotExist, TopicNotExist
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
-from ....protocol.names import check_name
+from ....protocol.names import check_client_group, check_name
 from ...store import MessageStore, WouldBlock
 from .context import Broker, Peer
 from .pull import check_readable
@@ -99,7 +99,7 @@ def query_consumer_offset(peer: Peer, frame: Frame) -> None:
 def update_consumer_offset(peer: Peer, frame: Frame) -> None:
     """Commit a group's progress, of all queues named or of none; written to disk with the next checkpoint."""
     request = decode_fields(UpdateConsumerOffsetRequest, frame.fields)
-    check_name("group", request.group)
+    check_client_group(request.group)
     check_readable(peer.broker, request.topic)
     body_bytes = frame.body_end - frame.body_at
     if body_bytes != request.count * CONSUMER_OFFSET_STRUCT.size:
