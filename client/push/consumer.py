@@ -17,7 +17,7 @@ from ..core.stored import StoredMessage
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..errors import ClientFailed, InvalidArgument, InvalidArgumentType, ListenerTimeout
 from ..sync.pool import Dialer
-from .claims import Work, claims_for
+from .claims import Work
 from .engine import Engine
 from .health import Health
 from .options import CLUSTERING, LAST, Subscriptions, check_options
@@ -94,7 +94,7 @@ class PushConsumer:
         self._ended = threading.Event()
         self._started = False
         dialer = Dialer(parse_addresses(addresses))
-        self._engine = Engine(options, claims_for(options), dialer, self._begin, self._replace, self._engine_ended)
+        self._engine = Engine(options, dialer, self._begin, self._replace, self._engine_ended)
 
     @property
     def group(self) -> str:
@@ -140,8 +140,9 @@ class PushConsumer:
     def close(self, timeout: float = 30.0) -> None:
         """Begin nothing more, let the listeners finish what they have, commit, and leave the group. Idempotent.
 
-        Raises ``ListenerTimeout`` where a listener does not come back within ``timeout`` seconds; then it has left all
-        the same, and what was not done is tried again elsewhere. Raises ``ClientFailed`` where it had failed before.
+        Called by a listener it returns at once, and the consumer ends when all of them have come back. Raises
+        ``ListenerTimeout`` where a listener does not come back within ``timeout`` seconds; then the consumer has left
+        all the same, and what was not done is tried again elsewhere. Raises ``ClientFailed`` where it had failed before.
         """
         if self._guard.closed or not self._started:
             self._guard.closed = True
@@ -150,6 +151,8 @@ class PushConsumer:
         self._guard.closed = True
         deadline = time.monotonic() + check_timeout("timeout", timeout)
         self._engine.leave()
+        if threading.current_thread() in self._workers:
+            return
         ended = self._ended.wait(max(0.0, deadline - time.monotonic()))
         late: ListenerTimeout | None = None
         if not ended:
@@ -225,6 +228,7 @@ class PushConsumer:
         self._add_worker(len(self._workers))
 
     def _engine_ended(self, error: FlintError | None) -> None:
+        self._stop_workers()
         self._ended.set()
 
     # ---- workers

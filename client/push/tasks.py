@@ -17,7 +17,7 @@ from ..core.stored import StoredMessage
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..errors import ClientFailed, InvalidArgument, InvalidArgumentType, ListenerTimeout
 from ..sync.pool import Dialer
-from .claims import Work, claims_for
+from .claims import Work
 from .engine import Engine
 from .health import Health
 from .options import CLUSTERING, LAST, Subscriptions, check_options
@@ -76,9 +76,7 @@ class PushConsumer:
         self._tasks: dict[asyncio.Task[None], Work] = {}
         self._end: asyncio.Future[None] | None = None
         dialer = Dialer(parse_addresses(addresses))
-        self._engine = Engine(
-            self._options, claims_for(self._options), dialer, self._post_works, self._post_stuck, self._post_end
-        )
+        self._engine = Engine(self._options, dialer, self._post_works, self._post_stuck, self._post_end)
 
     @property
     def group(self) -> str:

@@ -1,0 +1,263 @@
+"""What becomes of works: done, tried again in their place, sent back to the broker, or given up. Without sockets; the
+engine's lock is held."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any
+
+from ...protocol.delivery import DEAD_LETTER_LEVEL
+from ...protocol.errors import ConnectionFailed, EpochFenced, FlintError, MemberUnknown
+from ..core.retry import backoff_seconds, is_retriable
+from ..core.stored import StoredMessage
+from . import requests
+from .claims import Claim, Claims, Work
+from .health import Counts
+from .membership import Membership, Request
+from .options import Options
+from .outcome import Failed
+from .progress import Progress
+
+log = logging.getLogger(__name__)
+
+SEND_BACK_MAX = 256
+"""Messages that are sent back in one request."""
+
+
+class Handling:
+    """One member's. ``to_begin``: works that a listener is to get now. ``stuck``: called with one that it does not come
+    back from."""
+
+    def __init__(
+        self,
+        options: Options,
+        claims: Claims,
+        membership: Membership,
+        progress: Progress,
+        clock: Callable[[], float],
+        stuck: Callable[[Work], None],
+    ) -> None:
+        self.counts = Counts()
+        self.to_begin: list[Work] = []
+        self._options = options
+        self._claims = claims
+        self._membership = membership
+        self._progress = progress
+        self._clock = clock
+        self._stuck = stuck
+        self._later: list[tuple[float, Work]] = []
+        """Works that begin at a time."""
+        self._back: deque[tuple[_Left, list[StoredMessage], int]] = deque()
+        """Messages to be sent back, of which work, and with what delay level."""
+        self._back_at = 0.0
+        self._sending_back = False
+
+    # ---- what a listener made of a work
+
+    def finished(self, work: Work, failed: Failed, handled: int) -> None:
+        """All messages were handled but ``failed``, which are to be sent back."""
+        if work.given_up:
+            return
+        self.counts.consumed += handled
+        if failed and not work.claim.lost:
+            self._send_back(work, failed)
+        else:
+            self._complete(work)
+
+    def keep_back(self, work: Work, handled: int) -> None:
+        """In orderly mode: the message behind the first ``handled`` failed, and is tried again in its place."""
+        if work.given_up:
+            return
+        self.counts.consumed += handled
+        self.counts.failed += 1
+        rest = work.messages[handled:]
+        if work.claim.stopped:
+            self._drop(work)
+            return
+        tries = 1 if handled else work.tries + 1
+        if tries > self._retry_times_max():
+            self._send_back(work, [(rest[0], DEAD_LETTER_LEVEL)], tuple(rest[1:]))
+        else:
+            self._keep(work, rest, tries)
+            self._begin_later(work)
+
+    def give_back(self, work: Work) -> None:
+        """It was not begun, because its queue is to be given up."""
+        if not work.given_up:
+            self._drop(work)
+
+    def _retry_times_max(self) -> int:
+        asked = self._options.retry_times_max
+        return self._membership.retry_times_max if asked < 0 else asked
+
+    def _complete(self, work: Work) -> None:
+        if not work.given_up:  # else it does not count as running any more
+            work.claim.running -= 1
+        work.claim.complete(work)
+        self._after(work.claim)
+
+    def _drop(self, work: Work) -> None:
+        """What is left of a work will be somebody else's."""
+        work.claim.running -= 1
+        self._after(work.claim)
+
+    def _after(self, claim: Claim) -> None:
+        self._progress.moved(claim)
+        if self._options.orderly:
+            self.to_begin += self._claims.next_in_order(claim)
+
+    def _keep(self, work: Work, rest: Sequence[StoredMessage], tries: int) -> None:
+        """Of a work only ``rest`` is left to be handled."""
+        claim = work.claim
+        work.tries = tries
+        work.begun_at = inf
+        claim.messages -= len(work.messages) - len(rest)
+        work.messages = rest
+        if claim.works and claim.works[0] is work:
+            claim.commit_offset = max(claim.commit_offset, rest[0].queue_offset)
+
+    def _begin_later(self, work: Work) -> None:
+        self._later.append((self._clock() + self._options.suspend_seconds, work))
+
+    # ---- time
+
+    def due_at(self) -> float:
+        """When a work is to begin, or messages are to be sent back."""
+        at = min((at for at, _ in self._later), default=inf)
+        return min(at, self._back_at) if self._back and not self._sending_back else at
+
+    def look_after(self, now: float) -> None:
+        """Works whose time has come, and listeners that do not come back."""
+        due = [work for at, work in self._later if at <= now or work.claim.stopped]
+        if due:
+            self._later = [(at, work) for at, work in self._later if work not in due]
+        for work in due:
+            if work.claim.stopped:
+                self._drop(work)
+            else:
+                self.to_begin.append(work)
+        for claim in self._claims:
+            for work in list(claim.works):
+                if not work.done and now - work.begun_at >= self._options.listener_seconds:
+                    self._give_up(work, now)
+
+    def _give_up(self, work: Work, now: float) -> None:
+        claim = work.claim
+        log.error(
+            "group %s: the listener has not come back from %d messages of topic %s, queue %d, offset %d on for %.0f s "
+            "(listener_timeout): they are tried again later, here or elsewhere",
+            self._options.group, len(work.messages), claim.topic, claim.queue, work.messages[0].queue_offset,
+            now - work.begun_at,
+        )  # fmt: skip
+        self.counts.stuck += 1
+        work.given_up = True
+        claim.running -= 1
+        self._send_back(work, [(message, 0) for message in work.messages])
+        self._stuck(work)
+
+    def abandon(self) -> None:
+        """Nothing that runs is waited for."""
+        for claim in self._claims:
+            claim.running = 0
+            for work in claim.works:
+                work.given_up = True
+        self._later.clear()
+        self._back.clear()
+
+    # ---- sending back
+
+    @property
+    def sending_back(self) -> bool:
+        """Whether messages are still to be sent back."""
+        return bool(self._back)
+
+    def _send_back(self, work: Work, failed: Failed, rest: Sequence[StoredMessage] = ()) -> None:
+        """Have messages sent back. The work is done when the broker has them, unless there is a ``rest`` of it."""
+        self.counts.failed += len(failed)
+        work.begun_at = inf
+        if self._options.broadcasting:  # each member gets its own copy: nobody else could try again
+            self.counts.skipped += len(failed)
+            self._sent_back(_Left(1, work, rest))
+            return
+        by_level: dict[int, list[StoredMessage]] = {}
+        for message, level in failed:
+            by_level.setdefault(level or self._options.delay_level, []).append(message)
+        parts = [
+            (messages[start : start + SEND_BACK_MAX], level)
+            for level, messages in by_level.items()
+            for start in range(0, len(messages), SEND_BACK_MAX)
+        ]
+        left = _Left(len(parts), work, rest)
+        self._back.extend((left, part, level) for part, level in parts)
+
+    def _sent_back(self, left: _Left) -> None:
+        left.parts -= 1
+        if left.parts:
+            return
+        work = left.work
+        if not left.rest or work.claim.lost:
+            self._complete(work)
+            return
+        if work.given_up:  # it was counted out; what is left of it is counted in again
+            work.given_up = False
+            work.claim.running += 1
+        self._keep(work, sorted(left.rest, key=lambda message: message.queue_offset), 0)
+        self._begin_later(work)
+
+    def due(self, now: float) -> list[Request]:
+        """The next messages to be sent back."""
+        while self._back and self._back[0][0].work.claim.lost and not self._sending_back:
+            self._sent_back(self._back.popleft()[0])  # who has the queue now gets them, as all that is not committed
+        if not self._back or self._sending_back or now < self._back_at:
+            return []
+        left, messages, level = self._back[0]
+        self._sending_back = True
+        operation = requests.send_back(
+            self._options, self._membership.epoch, [message.physical_offset for message in messages], level,
+            self._options.retry_times_max,
+        )  # fmt: skip
+        return [(operation, lambda answer, error: self._answered(left, messages, answer, error))]
+
+    def _answered(self, left: _Left, messages: list[StoredMessage], answer: Any, error: FlintError | None) -> None:
+        self._sending_back = False
+        if not self._back or self._back[0][1] is not messages:
+            return  # abandoned meanwhile
+        if error is not None and not self._not_sent_back(left, messages, error):
+            return
+        if error is None:
+            self.counts.retried += answer.retried
+            self.counts.dead += answer.dead
+        self._back.popleft()
+        self._sent_back(left)
+
+    def _not_sent_back(self, left: _Left, messages: list[StoredMessage], error: FlintError) -> bool:
+        """Messages could not be sent back. Whether that is settled all the same, and need not be tried again."""
+        if isinstance(error, ConnectionFailed):
+            return False  # sent again on the next connection
+        if isinstance(error, EpochFenced | MemberUnknown):
+            self._membership.beat_soon()
+            self._back_at = self._clock() + backoff_seconds(3)
+            return False
+        if is_retriable(error):
+            self._back_at = self._clock() + backoff_seconds(6, error)
+            return False
+        log.error(
+            "group %s: %d messages that failed could not be stored again, so they are tried again here: %s",
+            self._options.group, len(messages), error,
+        )  # fmt: skip
+        left.rest = [*messages, *left.rest]
+        return True
+
+
+class _Left:
+    """How many requests a work waits for until its failed messages are sent back, and what is left of it then."""
+
+    __slots__ = ("parts", "rest", "work")
+
+    def __init__(self, parts: int, work: Work, rest: Sequence[StoredMessage]) -> None:
+        self.parts = parts
+        self.work = work
+        self.rest = rest

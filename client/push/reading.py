@@ -1,0 +1,94 @@
+"""Pulling the queues that a member holds. Without sockets; the engine's lock is held."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ...protocol.delivery import PROPERTY_RETRY_TOPIC, RETRY_TOPIC_PREFIX
+from ...protocol.errors import ConnectionFailed, EpochFenced, FlintError, MemberUnknown, OffsetOutOfRange
+from ..core.batch import Batch
+from . import requests
+from .claims import Claim, Claims
+from .handling import Handling
+from .membership import Membership, Request
+from .options import Options
+from .progress import Progress
+
+log = logging.getLogger(__name__)
+
+REFUSED_PAUSE_SECONDS = 1.0
+"""How long a queue is left alone that the broker refused to read."""
+
+
+class Reading:
+    """One member's. ``paused``: topics of which nothing is pulled."""
+
+    def __init__(
+        self,
+        options: Options,
+        claims: Claims,
+        membership: Membership,
+        progress: Progress,
+        handling: Handling,
+        clock: Callable[[], float],
+    ) -> None:
+        self.paused: frozenset[str] = frozenset()
+        self._options = options
+        self._claims = claims
+        self._membership = membership
+        self._progress = progress
+        self._handling = handling
+        self._clock = clock
+
+    def due(self, now: float) -> list[Request]:
+        """The pulls that should be under way and are not."""
+        if not self._membership.epoch or self._membership.leaving:
+            return []
+        return [self._request(claim) for claim in self._claims.to_pull(now, self.paused)]
+
+    def due_at(self, now: float) -> float:
+        """When a queue that was refused is pulled again."""
+        return min((c.retry_at for c in self._claims if c.retry_at > now), default=float("inf"))
+
+    def _request(self, claim: Claim) -> Request:
+        claim.asked = True
+        operation = requests.pull(
+            self._options, self._membership.epoch, claim, self._claims.pull_count, self._claims.pull_bytes
+        )
+        return operation, lambda batch, error: self._answered(claim, batch, error)
+
+    def _answered(self, claim: Claim, batch: Batch | None, error: FlintError | None) -> None:
+        claim.asked = False
+        if batch is not None:
+            if claim.topic in self.paused:
+                return  # pulled again, from the same place, when it is resumed
+            messages = batch.messages
+            if claim.topic.startswith(RETRY_TOPIC_PREFIX):
+                for message in messages:
+                    message.shown_in(message.properties.get(PROPERTY_RETRY_TOPIC, claim.topic))
+            self._handling.to_begin += self._claims.arrived(claim, batch, messages)
+            self._progress.moved(claim)
+        elif isinstance(error, OffsetOutOfRange) and not claim.stopped:
+            self._moved(claim, error)
+        elif not claim.stopped and not isinstance(error, ConnectionFailed):
+            claim.retry_at = self._clock() + REFUSED_PAUSE_SECONDS
+            if isinstance(error, EpochFenced | MemberUnknown):
+                self._membership.beat_soon()
+            else:
+                log.warning(
+                    "group %s: topic %s, queue %d cannot be read: %s",
+                    self._options.group, claim.topic, claim.queue, error,
+                )  # fmt: skip
+
+    def _moved(self, claim: Claim, error: OffsetOutOfRange) -> None:
+        """Retention took what would come next (or, after a crash, the log's end is gone): go on with what there is."""
+        before = claim.position
+        claim.position = min(max(before, error.min_offset), error.max_offset)
+        log.warning(
+            "group %s: topic %s, queue %d holds %d to %d, not %d: going on from %d",
+            self._options.group, claim.topic, claim.queue, error.min_offset, error.max_offset, before, claim.position,
+        )  # fmt: skip
+        self._handling.counts.skipped += max(claim.position - before, 0)
+        if not claim.works:
+            claim.commit_offset = claim.position
