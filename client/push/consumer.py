@@ -142,7 +142,7 @@ class PushConsumer:
 
         Called by a listener it returns at once, and the consumer ends when all of them have come back. Raises
         ``ListenerTimeout`` where a listener does not come back within ``timeout`` seconds; then the consumer has left
-        all the same, and what was not done is tried again elsewhere. Raises ``ClientFailed`` where it had failed before.
+        all the same, and what was not done is tried again elsewhere. Raises ``ClientFailed`` where it failed before.
         """
         if self._guard.closed or not self._started:
             self._guard.closed = True
