@@ -83,6 +83,7 @@ class Registration:
         """Start the thread where it does not run."""
         with self._lock:
             if self._thread is None:
+                self._waiter.open()
                 name = f"flintmq-producer-group-{self.group}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
@@ -127,7 +128,6 @@ class Registration:
             thread = self._thread
             self._leave_by = min(self._leave_by, time.monotonic() + LEAVE_SECONDS_MAX)
         if thread is None:
-            self._waiter.close()
             return
         self._waiter.wake()
         if thread is not threading.current_thread():
