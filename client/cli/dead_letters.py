@@ -16,6 +16,9 @@ from ...protocol.delivery import (
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SECONDS,
+    PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRANSACTION_ID,
     dead_letter_topic,
     retry_topic,
@@ -24,7 +27,6 @@ from ...protocol.errors import FlintError, GroupNotExist, MessageNotFound, Topic
 from ...protocol.record import (
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,
-    NOT_SUPPORTED_PROPERTIES,
     PROPERTY_DELAY,
 )
 from ..errors import CorruptMessage, DeliveryFailed, InvalidMessage
@@ -41,9 +43,12 @@ BATCH_COUNT = 500
 PROPERTY_DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 """On a message that was sent again: the id that it had before, the same each time."""
 _BOOKKEEPING = frozenset({
-    PROPERTY_DELAY, PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID, PROPERTY_HALF, PROPERTY_PRODUCER_GROUP,
-    PROPERTY_TRANSACTION_ID, *FORBIDDEN_PROPERTIES, *NOT_SUPPORTED_PROPERTIES,
+    PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS,
+    PROPERTY_HALF, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION_ID,
+    PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID, "RECONSUME_TIME", "MAX_RECONSUME_TIMES",
+    *FORBIDDEN_PROPERTIES,
 })  # fmt: skip
+"""What says how a message was to be delivered, and what happened to it on its way: it is sent again as a plain one."""
 
 
 @dataclass(slots=True)

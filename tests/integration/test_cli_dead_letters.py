@@ -232,15 +232,17 @@ class TestResend:
             (["--queue-offset", "4:"], EXIT_NOT_FOUND, "kept are those from 0 to 3"),
             (["--queue-offset", "3:3"], EXIT_USAGE, "'3:3' is no range of offsets"),
             (["--id", "7F0000010F8C2DCA0A6B92885F0000AA"], EXIT_NOT_FOUND, "QUERY_NOT_FOUND"),
+            (["--id", "{elsewhere}"], EXIT_NOT_FOUND, "was found in topic '%DLQ%"),
             (["--id", "x", "--queue-offset", "1"], EXIT_USAGE, "--id and --queue-offset exclude each other"),
             (["--to-topic", "a", "--to-group"], EXIT_USAGE, "--to-topic and --to-group"),
             (["--to-topic", "no-such-topic"], EXIT_ERROR, "its topic no-such-topic does not exist"),
         ],
     )
     def test_what_cannot_be_done_is_explained(
-        self, cli: Cli, group: str, arguments: list[str], code: int, said: str
+        self, cli: Cli, shared_broker: RunningBroker, topic: str, group: str, arguments: list[str], code: int, said: str
     ) -> None:
-        done = cli.run("dlq", "resend", group, *arguments)
+        elsewhere = stored(shared_broker, topic)[0].offset_id
+        done = cli.run("dlq", "resend", group, *(word.replace("{elsewhere}", elsewhere) for word in arguments))
         assert done.code == code
         assert said in done.err
         assert waiting(cli, group) == (4, 4)

@@ -174,3 +174,51 @@ def test_groups_and_what_is_set_for_them_survive_in_rocketmqs_file(tmp_path: Pat
     assert again.groups.retry_times_max("unknown") == 16
     assert '"subscriptionGroupTable"' in (tmp_path / "config" / "subscriptionGroup.json").read_text()
     again.close()
+
+
+def test_a_member_that_keeps_its_own_progress_makes_no_group_and_goes_with_its_group(
+    groups: GroupCoordinator, store: MessageStore
+) -> None:
+    offsets = store.consumer_offsets
+    for group in ("g", "a|b"):
+        store.groups.ensure(group)
+    for name in ("g", "g|m-1", "g|m|2", "a|b", "plain|one"):
+        offsets.commit(name, "t", 0, 1)
+    known = {"g": {"t"}, "a|b": {"t"}, "plain|one": {"t"}}
+    assert groups.known() == known
+    assert groups.names(offsets.rows()) == known.keys()
+    groups.forget("g")
+    assert {name for name, _, _ in offsets.rows()} == {"a|b", "plain|one"}
+    groups.forget("a|b")
+    assert groups.known() == {"plain|one": {"t"}}
+
+
+def test_how_far_its_dead_letters_are_dealt_with_outlives_a_group(
+    groups: GroupCoordinator, store: MessageStore
+) -> None:
+    offsets = store.consumer_offsets
+    offsets.commit("g", "t", 0, 1)
+    offsets.commit("g", "%DLQ%g", 0, 5)
+    offsets.commit("other", "%DLQ%g", 0, 2)
+    groups.forget("g")
+    assert offsets.committed("g", "%DLQ%g") == {0: 5}
+    assert groups.known() == {"other": {"%DLQ%g"}}
+    assert groups.names(offsets.rows()) == {"other"}
+
+
+def test_only_the_topics_that_members_consume_are_theirs_alone_to_commit(groups: GroupCoordinator) -> None:
+    beat(groups, "a", FakeRemote())
+    for topic in ("", "t", "%RETRY%g"):
+        with pytest.raises(GroupRunning):
+            groups.check_idle("g", "stop them", topic)
+    groups.check_idle("g", "stop them", "%DLQ%g")
+
+
+def test_a_rebalance_is_counted_where_queues_move(groups: GroupCoordinator) -> None:
+    first, _ = beat(groups, "a", FakeRemote())
+    assert groups.rebalances == 1
+    beat(groups, "a", FakeRemote(), epoch=first.epoch)
+    assert groups.rebalances == 1
+    group, _ = beat(groups, "b", FakeRemote())
+    assert groups.rebalances == 2
+    assert group.state == "rebalancing", "until the first one has given up what the second is to have"

@@ -229,7 +229,7 @@ def _batches(
     offsets: tuple[int, int | None] | None,
 ) -> Iterator[tuple[DeadQueue, list[StoredMessage]]]:
     """The dead letters that are meant, in neighbouring ones."""
-    found = [consumer.message(message_id, dead_letter_topic(group)) for message_id in ids]
+    found = [consumer.message(message_id, dead_letter_topic(group)) for message_id in ids if queues]
     for message in sorted(found, key=lambda message: (message.queue, message.queue_offset)):
         yield next(queue for queue in queues if queue.queue == message.queue), [message]
     if ids:

@@ -1,0 +1,58 @@
+"""What is sent again of a dead letter, and what of it was only noted on its way."""
+
+from __future__ import annotations
+
+import pytest
+
+from flintmq.client import InvalidMessage, StoredMessage
+from flintmq.client.cli.dead_letters import DeadQueue, Target, own_properties
+from flintmq.protocol.errors import MessageNotFound
+from flintmq.protocol.record import Record, encode_properties
+
+SENT = {"colour": "red", "WAIT": "true"}
+NOTED = {
+    "DELAY": "0", "TIMER_DELIVER_MS": "1", "TIMER_DELAY_SEC": "1", "TIMER_DELAY_MS": "1", "TIMER_OUT_MS": "1",
+    "REAL_TOPIC": "%RETRY%g", "REAL_QID": "0", "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "00" * 16,
+    "TRAN_MSG": "true", "PGROUP": "p", "__transactionId__": "x", "TRANSACTION_CHECK_TIMES": "2", "__CRC32#": "1",
+    "INNER_NUM": "1", "INNER_MULTI_QUEUE_OFFSET": "1", "RECONSUME_TIME": "3", "MAX_RECONSUME_TIMES": "16",
+}  # fmt: skip
+OWN = {"KEYS": "a b", "TAGS": "t", "__SHARDINGKEY": "s", "UNIQ_KEY": "7F0000010F8C2DCA0A6B92885F0000AA"}
+
+
+def dead(**properties: str) -> StoredMessage:
+    """A dead letter of group g with these properties."""
+    record = Record(topic=b"%DLQ%g", body=b"body", properties=encode_properties(properties), queue_offset=7)
+    blob = record.encode()
+    return StoredMessage(len(blob), 0, blob, "")
+
+
+def test_a_message_is_sent_again_as_it_was_and_as_a_plain_one() -> None:
+    message = Target().message(dead(**SENT, **NOTED, **OWN))
+    assert (message.topic, message.body, message.keys, message.tags) == ("orders", b"body", ("a", "b"), "t")
+    assert message.sharding_key == "s"
+    assert message.properties == SENT | {"DLQ_ORIGIN_MESSAGE_ID": OWN["UNIQ_KEY"]}
+    assert own_properties(dead(**SENT, **NOTED, **OWN)) == SENT
+
+
+def test_what_died_before_keeps_the_id_that_it_had_at_first() -> None:
+    again = dead(**NOTED, **OWN, DLQ_ORIGIN_MESSAGE_ID="FIRST")
+    assert Target().message(again).properties == {"DLQ_ORIGIN_MESSAGE_ID": "FIRST"}
+
+
+def test_it_goes_where_it_was_sent_or_where_it_is_told() -> None:
+    letter = dead(**NOTED)
+    assert Target(topic="aside").message(letter).topic == "aside"
+    to_group = Target(to_group="g").message(letter)
+    assert (to_group.topic, to_group.properties["RETRY_TOPIC"]) == ("%RETRY%g", "orders")
+    with pytest.raises(InvalidMessage, match="does not say which topic"):
+        Target().message(dead(**SENT))
+
+
+def test_offsets_that_nothing_is_kept_of_are_refused() -> None:
+    queue = DeadQueue("g", 0, min_offset=5, next_offset=7, end=10)
+    for first, end in ((0, 6), (9, 20), (5, 10)):
+        queue.check_has(first, end)
+    for first, end in ((0, 5), (10, 11)):
+        with pytest.raises(MessageNotFound, match="kept are those from 5 to 9"):
+            queue.check_has(first, end)
+    assert queue.waiting == 3
