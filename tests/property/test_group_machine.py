@@ -40,23 +40,42 @@ class GroupMachine(RuleBasedStateMachine):
         self.clients: dict[str, Client] = {}
         self.now = 0.0
         self.epochs = [100]
+        self.settling = False
 
     def settle(self) -> None:
         self.group.rebalance(self.queues)
-        self.group.grant()
+        self.group.grant(not self.settling)
         self.epochs.append(self.group.epoch)
 
     @rule(name=st.sampled_from(NAMES))
     def join(self, name: str) -> None:
         if name in self.clients and self.clients[name].alive:
             return
-        client = self.clients[name] = Client(name, FakeRemote())
+        self.enter(Client(name, FakeRemote()))
+
+    def enter(self, client: Client) -> None:
+        self.clients[client.name] = client
         member = Member(
-            name, client.remote, 0, SESSION, {"t": Subscription("t")}, False, self.now, self.now + SESSION, self.now
-        )
-        self.group.join(member, [])
+            client.name, client.remote, 0, SESSION, {"t": Subscription("t")}, False, self.now, self.now + SESSION,
+            self.now,
+        )  # fmt: skip
+        self.group.join(member, list(client.working))
         self.settle()
+        client.epoch = 0
         self.told(client)
+
+    @rule(data=st.data())
+    def the_broker_starts_again(self, data: st.DataObject) -> None:
+        """Members are forgotten; some come back and say what they hold before anything else is given out."""
+        self.group = ConsumerGroup("g", CLUSTERING, self.group.epoch + 1000)
+        self.settling = True
+        for client in [c for c in list(self.clients.values()) if c.alive]:
+            if data.draw(st.booleans()):
+                self.enter(client)
+            else:
+                del self.clients[client.name]  # it is gone for good, or comes back as another one
+        self.settling = False
+        self.settle()
 
     def told(self, client: Client) -> None:
         member = self.group.find(client.name, client.epoch or self.group.epoch)
@@ -169,5 +188,5 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestGroupMachine = GroupMachine.TestCase
-TestGroupMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestGroupMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 pytestmark = pytest.mark.filterwarnings("error")
