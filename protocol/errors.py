@@ -267,7 +267,7 @@ class TransactionEnded(BrokerError):
 
 
 class TransactionNotExist(BrokerError):
-    """No open transaction has this id, and none that was ended lately."""
+    """The broker has no half message of this id, or it is not where the request says."""
 
     code, name, retriable = 1415, "TRANSACTION_NOT_EXIST", False
 

@@ -35,6 +35,7 @@ NEXT_STEPS = {
     "PULL_OFFSET_MOVED": "--from earliest reads from the first message that is there",
     "SUBSCRIPTION_PARSE_FAILED": "protocol/README.md#filters has all that a filter can say",
     "REQUEST_CODE_NOT_SUPPORTED": "the broker is older than this client; update it",
+    "TRANSACTION_ENDED": "flintmq tx list shows what is open or was parked",
     "SERVICE_NOT_AVAILABLE": "flintmq status shows the broker's disk",
     "REQUEST_TIMEOUT": "--timeout SECONDS waits longer; flintmq status shows how the broker is",
 }
