@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from flintmq.broker.config import RetentionSection
 from flintmq.broker.services.retention import CleanCommitLogService, Disk
+from flintmq.broker.store.timer_files import FILES_A_ROUND
 from flintmq.broker.store.timer_state import HOUR_SECONDS
 from flintmq.protocol.delivery import PARKED_TOPIC, TIMER_TOPIC
+from flintmq.protocol.errors import ServiceNotAvailable
 from flintmq.protocol.record import Record, encode_properties
 from tests.delay_tools import START_MS, DelayedStore
 from tests.store_tools import BORN_HOST, HOST, MIB
@@ -256,3 +259,33 @@ def test_a_rocketmq_is_told_on_a_clean_stop_where_to_go_on(tmp_path: Path) -> No
     delayed.run(START_MS + 2 * DAY_MS)
     delayed.stop()
     assert check.read_bytes() == blob
+
+
+def test_while_nothing_may_be_written_messages_wait_and_come_once_when_it_may(delayed: DelayedStore) -> None:
+    delayed.send("t", [b"timed"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.send("t", [b"level"], DELAY=1)
+    delayed.run()
+    delayed.store.refusal = lambda: ServiceNotAvailable("the disk is full")
+    delayed.now_ms = START_MS + 2 * DAY_MS
+    for work in (delayed.delays.levels, delayed.delays.timers):
+        for _ in range(3):
+            with pytest.raises(ServiceNotAvailable):
+                delayed.loop.run_until_complete(work.step(delayed.now_ms))
+    delayed.store.refusal = None
+    delayed.run()
+    assert delayed.counted("t") == {b"timed": 1, b"level": 1}
+
+
+def test_messages_for_many_hours_are_put_on_disk_together(delayed: DelayedStore) -> None:
+    hours = range(2, FILES_A_ROUND + 10)
+    for hour in hours:
+        delayed.send("t", [b"%d" % hour], TIMER_DELIVER_MS=START_MS + hour * HOUR_MS)
+    delayed.run()
+    folder = delayed.path / "flintmq" / "timers"
+    delayed.delays.timers.files._synced_at = time.monotonic()
+    delayed.delays.persist()
+    assert not list(folder.iterdir())
+    delayed.restart()
+    assert len(list(folder.glob("[0-9]*"))) == len(hours)
+    delayed.run(START_MS + 40 * DAY_MS)
+    assert delayed.bodies("t") == [b"%d" % hour for hour in hours]
