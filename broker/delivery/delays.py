@@ -149,18 +149,12 @@ class Delays:
     def oldest_timed(self) -> int | None:
         """Where the oldest timed message lies that waits, as far as its delivery or its rolling is on disk; None where
         none waits. Any thread; reads from disk."""
-        files, store = self.timers.files, self._store
-        queue = store.queues.get(TIMER_TOPIC, 0)
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
         if queue is None:
             return None
-        state = files.state
-        if state is None:
-            return store.min_physical_offset  # nothing is known yet
-        first = files.first_pending()
-        offsets = [first[1]] if first is not None else []
-        if state.indexed < queue.max_offset:
-            offsets.append(queue.unit(state.indexed, hot=False)[0])
-        return min(offsets, default=None)
+        if self.timers.files.state is None:
+            return self._store.min_physical_offset  # nothing is known yet
+        return self.timers.files.oldest_offset(queue)
 
     def roll_below(self, physical_offset: int) -> None:
         """Append again the timed messages that wait and lie before: retention is to take the file."""

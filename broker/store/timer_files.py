@@ -18,6 +18,7 @@ from threading import Lock
 import numpy as np
 
 from .config_files import ConfigFile
+from .consume_queue import ConsumeQueue
 from .errors import CorruptFile
 from .files import Files, make_durable_folder, remove_content, replace_file
 from .timer_state import HOUR_SECONDS, ROWS, Event, Hour, Indexed, TimerState, by_hour
@@ -63,7 +64,7 @@ class TimerFiles:
         """
         make_durable_folder(self._files, self.folder)
         try:
-            state = self._cursor.load(lambda table: TimerState.from_json(table) if table else None)
+            state = self.read()
             problem = self._cut(state) if state is not None else ""
         except CorruptFile as error:
             state, problem = None, str(error)
@@ -74,6 +75,10 @@ class TimerFiles:
         state.indexed = max(state.indexed, first_offset)
         self.state = state
         return TimerState.from_json(state.to_json())
+
+    def read(self) -> TimerState | None:
+        """What was put on disk last; None where nothing was. Changes nothing. Raises ``CorruptFile``."""
+        return self._cursor.load(lambda table: TimerState.from_json(table) if table else None)
 
     def _cut(self, state: TimerState) -> str:
         """Give each hour's file its length; what is wrong with one that is too short."""
@@ -211,6 +216,16 @@ class TimerFiles:
         if not hours:
             return None
         return min(hour.first_queue_offset for hour in hours), min(hour.first_physical_offset for hour in hours)
+
+    def oldest_offset(self, queue: ConsumeQueue) -> int | None:
+        """Where the oldest message of the timer queue lies that waits, as far as its delivery or its rolling is on
+        disk; None where none waits. After ``open``; any thread; reads from disk."""
+        assert self.state is not None
+        first = self.first_pending()
+        offsets = [first[1]] if first is not None else []
+        if self.state.indexed < queue.max_offset:
+            offsets.append(queue.unit(self.state.indexed, hot=False)[0])
+        return min(offsets, default=None)
 
     def tell_rocketmq(self) -> None:
         """On a clean stop: where a RocketMQ goes on. It delivers again what of the queue behind that was delivered.

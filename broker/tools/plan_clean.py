@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..config import RetentionSection
 from ..services.retention import HOUR_MS, Disk, Policy, Verdict
 from ..store.commitlog import CommitLog
 from ..store.config_files import DelayOffsetTable
-from ..store.expiry import Expiry
+from ..store.expiry import TIMER_TOPIC, Expiry
 from ..store.index_file import IndexService
 from ..store.message_store import OWN_FOLDER
 from ..store.queue_check import count_units, find_start
 from ..store.reads import Reads
+from ..store.timer_files import TimerFiles
 from .findings import Findings
 from .offline import FOREVER, OfflineStore
 from .output import to_json
@@ -70,7 +72,12 @@ def _expiry(store: OfflineStore) -> Expiry:
     reads = Reads(commitlog, store.queues, index, store.topics, store.state)
     delay_offsets = DelayOffsetTable(store.files, store.path / "config" / "delayOffset.json")
     delay_offsets.load()
-    return Expiry(commitlog, store.queues, reads, store.consumer_offsets, delay_offsets)
+    expiry = Expiry(commitlog, store.queues, reads, store.consumer_offsets, delay_offsets)
+    timers, waiting = TimerFiles(store.files, own / "timers", store.path), store.queues.get(TIMER_TOPIC, 0)
+    timers.state = timers.read()
+    if timers.state is not None and waiting is not None:
+        expiry.oldest_timed = partial(timers.oldest_offset, waiting)
+    return expiry
 
 
 def as_text(plan: Plan, now: float) -> list[str]:

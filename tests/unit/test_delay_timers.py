@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.config import RetentionSection
-from flintmq.broker.services.retention import CleanCommitLogService, Disk
+from flintmq.broker.services.retention import CleanCommitLogService, Disk, Verdict
 from flintmq.broker.store.timer_files import FILES_A_ROUND
 from flintmq.broker.store.timer_state import HOUR_SECONDS
+from flintmq.broker.tools.plan_clean import plan_clean
 from flintmq.protocol.delivery import PARKED_TOPIC, TIMER_TOPIC
 from flintmq.protocol.errors import ServiceNotAvailable
 from flintmq.protocol.record import Record, encode_properties
@@ -212,6 +213,29 @@ def test_retention_takes_files_whose_timed_messages_are_appended_again_and_loses
     delayed.restart()
     delayed.run(START_MS + 40 * DAY_MS)
     assert delayed.counted("t") == expected
+    delayed.stop()
+
+
+def test_the_plan_of_a_stopped_store_knows_what_was_appended_again(tmp_path: Path) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + 30 * DAY_MS)
+    fill(delayed, 2)
+    delayed.run()
+    in_a_week = delayed.store.commitlog.last_store_ms / 1000 + 7 * 24 * HOUR_SECONDS
+
+    def verdict() -> Verdict:
+        delayed.stop()
+        settings = RetentionSection(delete_when=";".join(f"{hour:02d}" for hour in range(24)))
+        plan = plan_clean(delayed.path, settings, now=in_a_week, disk=Disk(1, 1 << 40))
+        delayed.open()
+        return plan.verdicts[0]
+
+    assert (verdict().goes, verdict().rolls) == (False, True)
+    delayed.delays.roll_below(delayed.store.commitlog.queue.files[0].end_offset)
+    delayed.run()
+    assert (verdict().goes, verdict().rolls) == (True, False)
+    delayed.run(START_MS + 30 * DAY_MS)
+    assert delayed.bodies("t") == [b"a"]
     delayed.stop()
 
 
