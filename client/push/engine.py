@@ -23,6 +23,7 @@ from ..core.troubles import silent
 from ..errors import ClientClosed, ClientFailed
 from ..sync.connection import Connection
 from ..sync.pool import Dialer
+from ..sync.waiter import Waiter
 from .claims import Claim, Work, claims_for
 from .handling import Handling
 from .health import Health
@@ -32,7 +33,6 @@ from .outcome import Failed
 from .progress import Progress, Told
 from .reading import Reading
 from .requests import HOLD_MS
-from .waiter import Waiter
 
 log = logging.getLogger(__name__)
 

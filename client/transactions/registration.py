@@ -23,9 +23,9 @@ from ..core.stored import StoredMessage
 from ..core.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
 from ..core.troubles import silent
 from ..errors import ClientFailed
-from ..push.waiter import Waiter
 from ..sync.connection import Connection
 from ..sync.pool import Dialer
+from ..sync.waiter import Waiter
 from . import requests
 from .outcome import Outcome
 

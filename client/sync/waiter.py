@@ -6,7 +6,7 @@ import contextlib
 import select
 import socket
 
-from ..sync.connection import Connection
+from .connection import Connection
 
 
 class Waiter:
