@@ -259,7 +259,7 @@ class PushConsumer:
         batch = work.messages if len(work.messages) != len(work.batch) else work.batch
         failed = self._failed(batch, work.messages)
         if failed and self._options.orderly and all(level >= 0 for _, level in failed):
-            self._engine.keep_back(work, 0)
+            self._engine.keep_back(work, 0, [])
         else:
             self._engine.finished(work, failed, len(work.messages) - len(failed))
 
@@ -271,7 +271,7 @@ class PushConsumer:
                 return
             outcome = self._failed(message, (message,))
             if outcome and orderly and outcome[0][1] >= 0:
-                self._engine.keep_back(work, number)
+                self._engine.keep_back(work, number, failed)
                 return
             failed += outcome
             if len(work.messages) > 1:

@@ -122,10 +122,13 @@ class Engine:
             self._handling.finished(work, failed, handled)
             self._wake_for(work.claim)
 
-    def keep_back(self, work: Work, handled: int) -> None:
-        """In orderly mode: the message behind the first ``handled`` failed, and is tried again in its place."""
+    def keep_back(self, work: Work, handled: int, failed: Failed) -> None:
+        """In orderly mode: the message behind the first ``handled`` failed, and is tried again in its place.
+
+        ``failed``: those of the first that are to be sent back all the same.
+        """
         with self._lock:
-            self._handling.keep_back(work, handled)
+            self._handling.keep_back(work, handled, failed)
             self._waiter.wake()
 
     def give_back(self, work: Work) -> None:

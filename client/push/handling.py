@@ -67,22 +67,27 @@ class Handling:
         else:
             self._complete(work)
 
-    def keep_back(self, work: Work, handled: int) -> None:
-        """In orderly mode: the message behind the first ``handled`` failed, and is tried again in its place."""
+    def keep_back(self, work: Work, handled: int, failed: Failed) -> None:
+        """In orderly mode: the message behind the first ``handled`` failed, and is tried again in its place.
+
+        ``failed``: those of the first that are to be sent back all the same.
+        """
         if work.given_up:
             return
-        self.counts.consumed += handled
+        self.counts.consumed += handled - len(failed)
         self.counts.failed += 1
         rest = work.messages[handled:]
-        if work.claim.stopped:
-            self._drop(work)
-            return
         tries = 1 if handled else work.tries + 1
-        if tries > self._retry_times_max():
-            self._send_back(work, [(rest[0], DEAD_LETTER_LEVEL)], tuple(rest[1:]))
+        if failed and not work.claim.lost:
+            self._send_back(work, failed, rest)
+        elif tries > self._retry_times_max() and not work.claim.stopped:
+            self._send_back(work, [(rest[0], DEAD_LETTER_LEVEL)], rest[1:])
         else:
             self._keep(work, rest, tries)
-            self._begin_later(work)
+            if work.claim.stopped:  # what was done before is noted: only the rest is another member's
+                self._drop(work)
+            else:
+                self._begin_later(work)
 
     def give_back(self, work: Work) -> None:
         """It was not begun, because its queue is to be given up."""

@@ -255,7 +255,7 @@ class PushConsumer:
         batch = work.messages if len(work.messages) != len(work.batch) else work.batch
         failed = await self._failed(batch, work)
         if failed and self._options.orderly and all(level >= 0 for _, level in failed):
-            self._engine.keep_back(work, 0)
+            self._engine.keep_back(work, 0, [])
         else:
             self._engine.finished(work, failed, len(work.messages) - len(failed))
 
@@ -267,7 +267,7 @@ class PushConsumer:
             if work.given_up:
                 return
             if outcome and orderly and outcome[0][1] >= 0:
-                self._engine.keep_back(work, number)
+                self._engine.keep_back(work, number, failed)
                 return
             failed += outcome
             work.begun_at = time.monotonic()  # each message has its own time

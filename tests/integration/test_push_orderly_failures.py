@@ -1,0 +1,105 @@
+"""Failures in orderly mode where the member has other things to do as well: it leaves, its queue moves, it gives up."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from flintmq.client import GiveUp, Message, StoredMessage
+from tests.client_drivers import Clients
+from tests.conftest import RunningBroker
+from tests.group_tools import WAIT_SECONDS, Seen, until
+
+LONG_SECONDS = 300.0
+"""Longer than any test may take."""
+
+
+@pytest.fixture
+def address(shared_broker: RunningBroker) -> str:
+    return shared_broker.address
+
+
+def send(clients: Clients, address: str, topic: str, *bodies: bytes, queue: int = 0) -> None:
+    with clients.Producer(address) as producer:
+        producer.send_many([Message(topic, body) for body in bodies], queue=queue)
+
+
+def always_fails(message: StoredMessage) -> None:
+    raise ValueError(f"{message.body!r} again")
+
+
+def test_a_member_leaves_at_once_although_a_failed_message_waits_to_be_tried_again(
+    clients: Clients, address: str, topic: str
+) -> None:
+    send(clients, address, topic, b"0")
+    seen = Seen(always_fails)
+    consumer = clients.PushConsumer(
+        address, topic, topic, seen, start="first", orderly=True, suspend=LONG_SECONDS
+    )  # fmt: skip
+    with consumer:
+        until(lambda: consumer.health().failed == 1)
+    with clients.Admin(address) as admin:
+        assert admin.group(topic).members == []
+
+
+def test_a_queue_moves_at_once_although_a_failed_message_waits_to_be_tried_again(
+    clients: Clients, address: str, topic: str
+) -> None:
+    for queue in range(4):
+        send(clients, address, topic, b"%d" % queue, queue=queue)
+    failing, other = Seen(always_fails), Seen()
+    options: dict[str, Any] = {"start": "first", "orderly": True, "suspend": LONG_SECONDS}
+    with clients.PushConsumer(address, topic, topic, failing, **options) as first:
+        until(lambda: first.health().failed == 4)
+        with clients.PushConsumer(address, topic, topic, other, **options):
+            assert len(other.wait(2)) == 2
+
+
+def test_what_was_done_before_a_message_failed_does_not_come_again_where_the_member_leaves_then(
+    clients: Clients, address: str, topic: str
+) -> None:
+    send(clients, address, topic, *[b"%d" % number for number in range(6)])
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fail_when_told(message: StoredMessage) -> None:
+        if message.body == b"3":
+            begun.set()
+            assert go_on.wait(WAIT_SECONDS)
+            raise ValueError("once more")
+
+    first, second = Seen(fail_when_told), Seen()
+    consumer = clients.PushConsumer(address, topic, topic, first, start="first", orderly=True, suspend=LONG_SECONDS)
+    with consumer:
+        assert begun.wait(WAIT_SECONDS)
+        closing = threading.Thread(target=consumer.close)
+        closing.start()
+        until(lambda: consumer.health().giving_up > 0)
+        go_on.set()
+        closing.join(WAIT_SECONDS)
+    with clients.PushConsumer(address, topic, topic, second, start="first", orderly=True):
+        second.wait(3)
+    assert first.bodies == [b"0", b"1", b"2", b"3"]
+    assert second.bodies == [b"3", b"4", b"5"]
+
+
+def test_a_message_that_was_given_up_becomes_a_dead_letter_also_where_one_behind_it_fails(
+    clients: Clients, address: str, topic: str
+) -> None:
+    send(clients, address, topic, *[b"%d" % number for number in range(5)])
+    failed: list[bytes] = []
+
+    def give_up_one_and_fail_with_another(message: StoredMessage) -> None:
+        if message.body == b"1":
+            raise GiveUp
+        if message.body == b"3" and not failed:
+            failed.append(message.body)
+            raise ValueError("once more")
+
+    seen = Seen(give_up_one_and_fail_with_another)
+    with clients.PushConsumer(address, topic, topic, seen, start="first", orderly=True, suspend=0.01) as consumer:
+        until(lambda: b"4" in seen.bodies and consumer.health().dead == 1)
+    with clients.Consumer(address) as plain:
+        assert plain.pull(f"%DLQ%{topic}").bodies() == [b"1"]
+    assert seen.bodies == [b"0", b"1", b"2", b"3", b"3", b"4"]
