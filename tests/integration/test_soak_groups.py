@@ -41,7 +41,7 @@ def test_what_is_acknowledged_is_handled_in_order_whoever_is_killed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 10)
-def test_where_nothing_fails_every_message_comes_once_although_members_join_and_leave() -> None:
+def test_where_nobody_is_killed_every_message_is_handled_once_although_members_come_and_go_and_listeners_fail() -> None:
     said = soak("--calm", "--change-every", "0.5")
 
     assert "group orderly: every one handled, 0 twice" in said

@@ -26,9 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--producers", type=int, default=3)
     parser.add_argument("--keys", type=int, default=8, help="sharding keys of each producer (default: 8)")
     parser.add_argument("--rate", type=float, default=80.0, help="messages a second of each producer (default: 80)")
-    parser.add_argument(
-        "--calm", action="store_true", help="members join and leave, and nothing fails: no message may come twice"
-    )
+    parser.add_argument("--calm", action="store_true", help="nobody is killed: no message may be handled twice")
     parser.add_argument("--restart-every", type=float, default=30.0, metavar="S", help="the broker is killed (30)")
     parser.add_argument("--change-every", type=float, default=2.0, metavar="S", help="a member joins or goes (2)")
     parser.add_argument("--failing", type=float, default=0.01, metavar="SHARE", help="of the messages (0.01)")
