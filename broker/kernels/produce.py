@@ -76,7 +76,7 @@ FLAG_NOT_INTEGER = 13
 BYTES_LEFT = 14
 KEYS_NOT_STR = 15
 WRONG_COUNT = 16
-NOT_SUPPORTED = 17
+COMMON_ONLY = 17
 RECORDS_TOO_LONG = 18
 
 UNIQUE_PROPERTY_BYTES = len("UNIQ_KEY") + 1 + 32 + 1
@@ -85,8 +85,8 @@ KEYS_PROPERTY_BYTES = len("KEYS") + 2
 PRODUCED_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - 1024
 """What a producer may fill of the properties; the rest is room for what retry, delay and the checksum add."""
 
-NOT_SUPPORTED_PROPERTIES = ("TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
-"""Properties that ask for a delivery which this broker does not do; ignoring them would deliver at once."""
+COMMON_ONLY_PROPERTIES = ("TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
+"""Properties that ask for a delayed or transactional delivery: of all messages of a frame, or of none."""
 
 MSGPACK_BIN = (0xC4, 0xC5, 0xC6)
 _UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", np.uint8)
@@ -102,7 +102,7 @@ def _pack_names(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 
 _FORBIDDEN, _FORBIDDEN_AT = _pack_names(FORBIDDEN_PROPERTIES)
-_UNSUPPORTED, _UNSUPPORTED_AT = _pack_names(NOT_SUPPORTED_PROPERTIES)
+_COMMON_ONLY, _COMMON_ONLY_AT = _pack_names(COMMON_ONLY_PROPERTIES)
 _PREFIX = np.frombuffer(FORBIDDEN_PROPERTY_PREFIX.encode(), np.uint8)
 
 _AT_BODY_CRC = RECORD.at["body_crc"]
@@ -245,7 +245,7 @@ def _delay_status(frame: np.ndarray, at: int, length: int) -> int:
         if frame[k] < 0x30 or frame[k] > 0x39:
             return DELAY_NOT_INTEGER
         positive = positive or frame[k] != 0x30
-    return NOT_SUPPORTED if positive and frame[at] != 0x2D else OK
+    return COMMON_ONLY if positive and frame[at] != 0x2D else OK
 
 
 @inlined
@@ -265,8 +265,8 @@ def _check_property(frame: np.ndarray, name_at: int, name_bytes: int, value_at: 
         return FORBIDDEN_PROPERTY
     if name_bytes == 5 and _same(frame, name_at, 5, _DELAY, 0):
         return _delay_status(frame, value_at, value_bytes)
-    if _one_of(frame, name_at, name_bytes, _UNSUPPORTED, _UNSUPPORTED_AT):
-        return NOT_SUPPORTED
+    if _one_of(frame, name_at, name_bytes, _COMMON_ONLY, _COMMON_ONLY_AT):
+        return COMMON_ONLY
     return OK
 
 

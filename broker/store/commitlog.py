@@ -50,7 +50,7 @@ _RULES = {
     kernel.BYTES_LEFT: "bytes follow the last message; count or layout is wrong",
     kernel.KEYS_NOT_STR: "its key is neither a str nor nil",
     kernel.WRONG_COUNT: "the columns do not have count items each",
-    kernel.NOT_SUPPORTED: "it asks for a delayed or transactional delivery for itself alone: DELAY, TIMER_* and "
+    kernel.COMMON_ONLY: "it asks for a delayed or transactional delivery for itself alone: DELAY, TIMER_* and "
     "TRAN_MSG belong among the common properties of its frame",
 }
 

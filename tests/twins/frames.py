@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from flintmq.protocol.record import FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX, NOT_SUPPORTED_PROPERTIES
+from flintmq.protocol.record import COMMON_ONLY_PROPERTIES, FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX
 
 from .produce import COLUMNS, HOST, HOST_V6, ROWS, Batch, Message
 from .wire import (
@@ -52,7 +52,7 @@ rough_bytes = st.one_of(
     st.binary(max_size=12), st.lists(st.sampled_from(pieces), max_size=4).map(b"".join), st.just(b"")
 )
 refused_names = st.sampled_from(
-    [name.encode() for name in FORBIDDEN_PROPERTIES + NOT_SUPPORTED_PROPERTIES]
+    [name.encode() for name in FORBIDDEN_PROPERTIES + COMMON_ONLY_PROPERTIES]
     + [FORBIDDEN_PROPERTY_PREFIX.encode() + tail for tail in (b"", b"X", b"\xc3\xa9")]
 )
 any_delays = st.one_of(

@@ -13,9 +13,9 @@ from flintmq.broker.kernels import produce as kernel
 from flintmq.protocol.ids import unique_key
 from flintmq.protocol.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
 from flintmq.protocol.record import (
+    COMMON_ONLY_PROPERTIES,
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,
-    NOT_SUPPORTED_PROPERTIES,
     Record,
     record_size,
 )
@@ -152,8 +152,8 @@ def property_problem(name: bytes, value: bytes) -> int:
     if text == "DELAY":
         if not re.fullmatch(rb"[+-]?[0-9]{1,9}", value):
             return kernel.DELAY_NOT_INTEGER
-        return kernel.NOT_SUPPORTED if int(value) > 0 else kernel.OK
-    return kernel.NOT_SUPPORTED if text in NOT_SUPPORTED_PROPERTIES else kernel.OK
+        return kernel.COMMON_ONLY if int(value) > 0 else kernel.OK
+    return kernel.COMMON_ONLY if text in COMMON_ONLY_PROPERTIES else kernel.OK
 
 
 def _read_row(reader: _Reader) -> Message:

@@ -12,7 +12,7 @@ from flintmq.broker.kernels.jit import INTERPRETED
 from flintmq.broker.store import common_properties
 from flintmq.protocol import layout, record
 from flintmq.protocol.errors import MessageIllegal
-from flintmq.protocol.record import FORBIDDEN_PROPERTIES, NOT_SUPPORTED_PROPERTIES, decode_record
+from flintmq.protocol.record import COMMON_ONLY_PROPERTIES, FORBIDDEN_PROPERTIES, decode_record
 from tests.twins.arrays import SENTINELS, recording
 from tests.twins.frames import PREFIX, pack_columns, pack_row
 from tests.twins.produce import COLUMNS, Batch, Message, Refused, judge, make_records
@@ -217,8 +217,8 @@ def test_bytes_behind_the_last_message_are_refused(frame: Batch, behind: bytes) 
         (b"INNER_MULTI_", b"1", kernel.FORBIDDEN_PROPERTY),
         (b"INNER_MULTI_QUEUE_OFFSET", b"1", kernel.FORBIDDEN_PROPERTY),
         *((name.encode(), b"1", kernel.FORBIDDEN_PROPERTY) for name in FORBIDDEN_PROPERTIES),
-        *((name.encode(), b"1", kernel.NOT_SUPPORTED) for name in NOT_SUPPORTED_PROPERTIES),
-        *((b"DELAY", value, kernel.NOT_SUPPORTED) for value in (b"1", b"+1", b"18", b"19", b"000000001", b"999999999")),
+        *((name.encode(), b"1", kernel.COMMON_ONLY) for name in COMMON_ONLY_PROPERTIES),
+        *((b"DELAY", value, kernel.COMMON_ONLY) for value in (b"1", b"+1", b"18", b"19", b"000000001", b"999999999")),
         *((b"DELAY", value, kernel.DELAY_NOT_INTEGER) for value in (b"-", b"+", b"1s", b" 1", b"1.0", b"--1", b"0x1")),
         (b"DELAY", b"9" * 30, kernel.DELAY_NOT_INTEGER),
     ],
@@ -354,4 +354,4 @@ def test_a_records_magic_and_then_its_size_are_written_last() -> None:
 
 def test_the_kernels_rules_are_those_of_the_protocol() -> None:
     assert kernel.PRODUCED_PROPERTIES_BYTES_MAX == layout.PRODUCED_PROPERTIES_BYTES_MAX
-    assert kernel.NOT_SUPPORTED_PROPERTIES == record.NOT_SUPPORTED_PROPERTIES
+    assert kernel.COMMON_ONLY_PROPERTIES == record.COMMON_ONLY_PROPERTIES

@@ -38,9 +38,9 @@ from flintmq.protocol.frames import REQUEST, RESPONSE, FrameParser, encode_frame
 from flintmq.protocol.layout import RECORD, SysFlag
 from flintmq.protocol.names import PRODUCE_FORBIDDEN_TOPICS, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from flintmq.protocol.record import (
+    COMMON_ONLY_PROPERTIES,
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,
-    NOT_SUPPORTED_PROPERTIES,
     Record,
     encode_host,
 )
@@ -244,8 +244,8 @@ def _forbidden() -> str:
     return _names([*FORBIDDEN_PROPERTIES, f"{FORBIDDEN_PROPERTY_PREFIX}…"])
 
 
-def _not_supported() -> str:
-    return _names(NOT_SUPPORTED_PROPERTIES)
+def _common_only() -> str:
+    return _names(COMMON_ONLY_PROPERTIES)
 
 
 def _produce_forbidden_topics() -> str:
@@ -271,7 +271,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "results": _results,
     "record": _record_layout,
     "forbidden properties": _forbidden,
-    "not supported properties": _not_supported,
+    "properties of all messages or none": _common_only,
     "runtime info": _runtime_info,
     **{command.name: functools.partial(_command, command) for command in COMMANDS.values()},
 }
