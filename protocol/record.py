@@ -50,8 +50,8 @@ FORBIDDEN_PROPERTY_PREFIX = "INNER_MULTI_"
 """Every property whose name begins so is forbidden too."""
 
 COMMON_ONLY_PROPERTIES = ("TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
-"""Properties that ask for a delayed or transactional delivery (a DELAY above 0 does too). All messages of a frame go the
-same way, so they stand in what is common to them, and are refused of one alone."""
+"""Properties that ask for a delayed or transactional delivery (a DELAY above 0 does too). All messages of a frame go
+the same way, so they stand in what is common to them, and are refused of one alone."""
 
 NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"
