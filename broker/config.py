@@ -146,6 +146,8 @@ class TransactionsSection(Section):
     check_interval_ms: Annotated[int, Whole(10, DAY_MS)] = 30_000
     check_times_max: Annotated[int, Whole(1, 10_000)] = 15
     open_max: Annotated[int, Whole(1, 10_000_000)] = 100_000
+    prepared_timeout_ms: Annotated[int, Whole(10, 30 * DAY_MS)] = 3_600_000
+    prepared_attempts_max: Annotated[int, Whole(1, 1_000_000)] = 10_000
 
 
 class MetricsSection(Section):

@@ -23,6 +23,9 @@ SEND_BACK_MAX = 1_024
 """Most messages that are sent back in one request."""
 QUEUES_MAX = 65_536
 FILTER_CHARS_MAX = 4096
+PREPARED_NAME_CHARS_MAX = 200
+PREPARED_ATTEMPTS_MAX = 10_000
+"""Most attempts that one COMMIT_PREPARED names."""
 TRANSACTIONS_MAX = 1_000
 """Most transactions in one answer."""
 
@@ -80,6 +83,11 @@ class ProduceRequest:
     unique_prefix: str = text("20 hex digits; the broker writes UNIQ_KEY = prefix + counter", 20, default="")
     unique_first: int = integer("counter of the first message, 48 bits", 0, 2**48 - 1, 0)
     born_ms: int = integer("when the messages were made, ms since 1970 UTC; 0: on arrival", 0, I64_MAX, 0)
+    prepare: str = text(
+        "the attempt that prepares them: they are nowhere until COMMIT_PREPARED names it; empty: none",
+        PREPARED_NAME_CHARS_MAX,
+        default="",
+    )
 
 
 @dataclass(slots=True)
@@ -411,6 +419,41 @@ class TransactionsAnswer:
 
 
 @dataclass(slots=True)
+class CommitPreparedRequest:
+    """Commit what attempts prepared: all of it, or nothing. Answered when all of it is stored in the topics that it was
+    sent to. Body: one msgpack array of `[attempt, messages]`, `messages` being how many the attempt prepared."""
+
+    series: str = text("whose transaction it is, such as the id of a query", PREPARED_NAME_CHARS_MAX, 1)
+    number: int = integer("of the transaction in its series; one that is not above the last committed one is committed")
+    count: int = integer("attempts in the body", 0, PREPARED_ATTEMPTS_MAX)
+    drop: str = text(
+        "attempts that begin so, and are not in the body, are dropped; empty: none", PREPARED_NAME_CHARS_MAX, default=""
+    )
+
+
+@dataclass(slots=True)
+class CommitPreparedAnswer:
+    """The transaction is committed."""
+
+    already: bool = boolean("it was committed before, by another request: this one did nothing", False)
+    messages: int = integer("messages that this request committed", default=0)
+
+
+@dataclass(slots=True)
+class AbortPreparedRequest:
+    """Drop what attempts prepared. Answered when that is stored."""
+
+    drop: str = text("attempts that begin so are dropped", PREPARED_NAME_CHARS_MAX, 1)
+
+
+@dataclass(slots=True)
+class AbortPreparedAnswer:
+    """They are dropped."""
+
+    count: int = integer("how many attempts there were", default=0)
+
+
+@dataclass(slots=True)
 class UpdateAndCreateTopicRequest:
     """Create a topic, or change one that exists; queues can be added, not taken away."""
 
@@ -533,6 +576,8 @@ CHECK_TRANSACTION_STATE = Command(
 )
 GET_TRANSACTIONS = Command("GET_TRANSACTIONS", 1010, GetTransactionsRequest, TransactionsAnswer)
 GET_DELAY_STATS = Command("GET_DELAY_STATS", 1011, GetDelayStatsRequest, DelayStatsAnswer)
+COMMIT_PREPARED = Command("COMMIT_PREPARED", 1020, CommitPreparedRequest, CommitPreparedAnswer)
+ABORT_PREPARED = Command("ABORT_PREPARED", 1021, AbortPreparedRequest, AbortPreparedAnswer)
 CONSUMER_SEND_MSG_BACK = Command("CONSUMER_SEND_MSG_BACK", 36, SendMessageBackRequest, SendMessageBackAnswer)
 NOTIFY_CONSUMER_IDS_CHANGED = Command(
     "NOTIFY_CONSUMER_IDS_CHANGED", 40, IdsChangedRequest, EmptyAnswer, one_way=True, from_broker=True
@@ -584,6 +629,8 @@ COMMANDS: dict[int, Command] = {
         DELETE_TOPIC_IN_BROKER,
         INVOKE_BROKER_TO_RESET_OFFSET,
         GET_TRANSACTIONS,
+        COMMIT_PREPARED,
+        ABORT_PREPARED,
         GET_DELAY_STATS,
     )
 }

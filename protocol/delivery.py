@@ -22,12 +22,18 @@ TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 """The group whose offsets say how far HALF_TOPIC and OP_HALF_TOPIC are done."""
 PARKED_TOPIC = "rmq_sys_flintmq_parked"
 """FlintMQ's own: delayed and timed messages that could not be delivered, in queue 0."""
+PREPARED_TOPIC = "rmq_sys_flintmq_prepared"
+"""FlintMQ's own: messages that were prepared for a transaction, in queue 0."""
+OP_PREPARED_TOPIC = "rmq_sys_flintmq_prepared_op"
+"""FlintMQ's own: what happened to them, in queue 0."""
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
 """What groups missed because retention took it."""
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DEAD_LETTER_TOPIC_PREFIX = "%DLQ%"
 
-UNREADABLE_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC})
+UNREADABLE_TOPICS = frozenset({
+    SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, PREPARED_TOPIC, OP_PREPARED_TOPIC,
+})  # fmt: skip
 """Topics that nobody may pull: what is in them is not delivered yet, or is of no use to anybody."""
 
 PROPERTY_REAL_TOPIC = "REAL_TOPIC"
@@ -63,6 +69,8 @@ DEAD_LETTER_LEVEL = -1
 
 assert TIMER_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
 assert PARKED_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
+assert PREPARED_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
+assert OP_PREPARED_TOPIC.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 def retry_topic(group: str) -> str:

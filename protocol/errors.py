@@ -290,6 +290,14 @@ class SubscriptionIllegal(BrokerError):
     code, name, retriable = 1419, "SUBSCRIPTION_ILLEGAL", False
 
 
+class PreparedIncomplete(BrokerError):
+    """An attempt that is to be committed is not there as a whole: it was never begun, was dropped, has expired, or
+    prepared another number of messages. Nothing was committed. ``attempt`` says which, ``prepared`` how many messages
+    it has."""
+
+    code, name, retriable = 1420, "PREPARED_INCOMPLETE", False
+
+
 # Results that are no errors.
 SUCCESS = 0
 PULL_NOT_FOUND = 19
@@ -335,6 +343,7 @@ ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
         DelayIllegal,
         CommitIllegal,
         SubscriptionIllegal,
+        PreparedIncomplete,
     )
 }
 

@@ -148,9 +148,12 @@ class Mover:
         """The records of these units."""
         return await self.call(lambda hot: self.store.rewriter.read(chosen, hot=hot))
 
-    async def deliver(self, chosen: np.ndarray, *, timed: bool = False) -> tuple[Waiting, int]:
+    async def deliver(
+        self, chosen: np.ndarray, *, timed: bool = False, committed_by: Callable[[], object] | None = None
+    ) -> tuple[Waiting, int]:
         """Deliver the messages of these units, or park them: (what they were, the log's end behind them). ``timed``:
-        they must have a TIMER_OUT_MS.
+        they must have a TIMER_OUT_MS; ``committed_by``: a transaction commits them, and this is called to append a note
+        of it right in front of them.
 
         Raises ``ServiceNotAvailable`` where nothing can be written at the moment; nothing is then.
         """
@@ -165,7 +168,7 @@ class Mover:
         )
         if parked and self.store.topics.get(PARKED_TOPIC) is None:
             await self._make_topic(TopicConfig(PARKED_TOPIC, read_queues=1, write_queues=1))
-        end_offset = await self.write(waiting, places)
+        end_offset = await self.write(waiting, places, committed_by)
         self.parked += parked
         self.lost(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
         return waiting, end_offset
@@ -176,14 +179,18 @@ class Mover:
             self.unreadable += count
             self._say(f"{count} messages that wait cannot be delivered: the log does not hold them whole any more")
 
-    async def write(self, waiting: Waiting, places: list[Place | None]) -> int:
+    async def write(
+        self, waiting: Waiting, places: list[Place | None], committed_by: Callable[[], object] | None = None
+    ) -> int:
         """Write what was read, each group to its place, once the disk has kept up; the log's end behind it."""
         store = self.store
         while store.write_offset - store.flushed_offset > UNFLUSHED_BYTES_MAX:
             await self.on_disk(store.write_offset - UNFLUSHED_BYTES_MAX // 2)
         if not any(waiting.counts):
             return store.write_offset
-        end_offset = store.deliver(waiting, places)
+        if committed_by is not None:
+            committed_by()
+        end_offset = store.deliver(waiting, places, committed=committed_by is not None)
         self._appended()
         return end_offset
 

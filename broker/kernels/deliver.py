@@ -33,7 +33,7 @@ from .dispatch import (
 from .gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
 from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
 from .text import find_byte
-from .words import copy_bytes, load_be32, store_be16, store_be32, store_be64
+from .words import copy_bytes, load_be32, load_be64, store_be16, store_be32, store_be64
 
 # Columns of the plan, one row a record.
 P_AT = 0
@@ -74,7 +74,10 @@ N_FILE_BASE = 2
 N_STORE_MS = 3
 N_STORE_HOST_END = 4
 """The store host stands at the beginning of ``texts``."""
-N_LENGTH = 5
+N_COMMITTED = 5
+"""Not 0: a transaction prepared these messages and commits them now. The new records say so, and where the prepared
+ones lie, as those of committed half messages do."""
+N_LENGTH = 6
 
 # Slots of ``found``: where values begin and end; begin = end: none.
 _TOPIC = 0
@@ -259,7 +262,11 @@ def _write_record(records: np.ndarray, plan: np.ndarray, row: int, groups: np.nd
     born_host_bytes = 20 if sys_flag & _BORN_V6 else 8
     old_store_host_bytes = 20 if sys_flag & _STORE_V6 else 8
     sys_flag = sys_flag & ~_STORE_V6 | (_STORE_V6 if numbers[N_STORE_HOST_END] == 20 else 0)
-    if sys_flag & _TRANSACTION_MASK != _COMMITTED:
+    prepared_at = 0
+    if numbers[N_COMMITTED] != 0:
+        sys_flag = sys_flag & ~_TRANSACTION_MASK | _COMMITTED
+        prepared_at = load_be64(records, source + _AT_PHYSICAL_OFFSET)
+    elif sys_flag & _TRANSACTION_MASK != _COMMITTED:
         sys_flag &= ~_TRANSACTION_MASK  # a record that is prepared or rolled back would get no unit
     copy_bytes(records, source + 8, log, position + 8, 12)  # body_crc, queue_id, flag
     store_be32(log, position + _AT_QUEUE_ID, groups[group + G_TO_QUEUE_ID])
@@ -272,7 +279,7 @@ def _write_record(records: np.ndarray, plan: np.ndarray, row: int, groups: np.nd
     to = _copy(texts, 0, numbers[N_STORE_HOST_END], log, to + 8)
     at = source + _AT_BORN_HOST + born_host_bytes + 8 + old_store_host_bytes
     store_be32(log, to, load_be32(records, at))  # reconsume_times
-    store_be64(log, to + 4, 0)  # prepared_transaction_offset
+    store_be64(log, to + 4, prepared_at)
     to = _copy(records, plan[row + P_BODY_AT] - 4, plan[row + P_BODY_END], log, to + 12)
     if topic_bytes > TOPIC_BYTES_MAX:
         store_be16(log, to, topic_bytes)

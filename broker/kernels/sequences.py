@@ -62,9 +62,11 @@ _NAME_UNIQUE = np.frombuffer(b"UNIQ_KEY", np.uint8)
 _NAME_REAL_TOPIC = np.frombuffer(b"REAL_TOPIC", np.uint8)
 _NAME_RETRY_TOPIC = np.frombuffer(b"RETRY_TOPIC", np.uint8)
 
-WAITING_TOPICS = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC")
+WAITING_TOPICS = (
+    "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_flintmq_prepared",
+)  # fmt: skip
 """Where a message is stored first that is to be delivered later; REAL_TOPIC says what it was sent to."""
-_SCHEDULE, _TIMER, _HALF = (np.frombuffer(name.encode(), np.uint8) for name in WAITING_TOPICS)
+_SCHEDULE, _TIMER, _HALF, _PREPARED = (np.frombuffer(name.encode(), np.uint8) for name in WAITING_TOPICS)
 
 
 @inlined
@@ -138,7 +140,12 @@ def _first_occurrence(log: np.ndarray, parts: np.ndarray) -> bool:
     if load_be32(log, parts[R_BODY_AT] - _RECONSUME_BEFORE_BODY) != 0:
         return False
     at, end = parts[R_TOPIC_AT], parts[R_TOPIC_END]
-    waits = _is(log, at, end, _SCHEDULE) or _is(log, at, end, _TIMER) or _is(log, at, end, _HALF)
+    waits = (
+        _is(log, at, end, _SCHEDULE)
+        or _is(log, at, end, _TIMER)
+        or _is(log, at, end, _HALF)
+        or _is(log, at, end, _PREPARED)
+    )
     return waits == (parts[_REAL_TOPIC + 1] > parts[_REAL_TOPIC])
 
 

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ...protocol.delivery import SCHEDULE_TOPIC, TIMER_TOPIC
+from ...protocol.delivery import PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.record import encode_host
 from ..config import Settings
+from ..delivery.delays import Pump
+from ..delivery.prepared import copying
+from ..delivery.prepared.history import table_at_start
 from ..delivery.transactions.history import History
 from ..services.allocation import AllocateMappedFileService
 from ..services.checkpoint import CheckpointService
@@ -52,6 +55,7 @@ class Lifecycle:
         self._store: MessageStore | None = None
         self._services: list[Service] = []
         self._broker: Broker | None = None
+        self._copying: Pump | None = None
         self._server: Server | None = None
         self._readers = ThreadPoolExecutor(settings.server.reader_threads, thread_name_prefix="reader")
         self._endpoint = MetricsEndpoint(self._loop, self._readers)
@@ -94,9 +98,11 @@ class Lifecycle:
                 None, store.producer_runs.tail, limits.sequence_recovery_bytes, limits.sequence_runs_max
             )
             transactions = await self._loop.run_in_executor(None, History(store).at_start)
+            prepared = await self._loop.run_in_executor(None, table_at_start, store)
             self._start_services(store, report)
             assert self._broker is not None
             self._broker.transactions.start(transactions)
+            self._broker.prepared.start(prepared)
             self._broker.sequences.restore(runs, time.monotonic())
             self._server = Server(self._broker, sockets)
             self._server.start()
@@ -119,6 +125,8 @@ class Lifecycle:
                 for topic, _, _ in touched:
                     if topic in WAITING_TOPICS:
                         self._broker.delays.dispatched(topic)
+                    elif topic == PREPARED_TOPIC and self._broker.prepared.committing:
+                        self._broker.prepared.wake()
                 self._broker.dispatched()
 
         post = loop.call_soon_threadsafe
@@ -150,6 +158,8 @@ class Lifecycle:
         self._broker.delays.start()
         delays = self._broker.delays
         checkpoint.also.append(delays.persist)
+        self._copying = copying.run(self._broker.prepared, loop, fatal)
+        checkpoint.also.append(self._broker.prepared.persist)
         store.expiry.oldest_timed = delays.oldest_timed
         retention.roll = lambda end_offset: post(delays.roll_below, end_offset)
 
@@ -160,6 +170,8 @@ class Lifecycle:
             await self._server.stop(self._settings.server.stop_timeout_ms / 1000)
         if self._broker is not None:
             await self._broker.delays.stop()
+            if self._copying is not None:
+                await self._copying.stop()
             self._broker.transaction_checks.stop()
             self._broker.transactions.stop()
         await self._loop.run_in_executor(None, self._close)
@@ -174,6 +186,7 @@ class Lifecycle:
         if self._broker is not None:
             self._broker.delays.persist(last=True)
             self._broker.transactions.close()
+            self._broker.prepared.close()
         if self._store is not None:
             self._store.close()
 

@@ -14,6 +14,7 @@ from .errors import (
     WouldBlock,
 )
 from .message_store import MessageStore
+from .prepared_state import PreparedSnapshot
 from .producer_runs import Places, StoredRun
 from .reads import Found, Pulled
 from .recovery import RecoveryReport
@@ -26,6 +27,7 @@ __all__ = [
     "Found",
     "MessageStore",
     "Places",
+    "PreparedSnapshot",
     "ProduceBatch",
     "Pulled",
     "RecoveryReport",

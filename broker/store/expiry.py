@@ -1,7 +1,7 @@
 """Expiry: which of the oldest CommitLog files may go, and taking them away with all that points at them only.
 
 Everything here may run beside appends, dispatch and reads. What goes is always a row of the oldest files, never the
-last one, and never one that holds a message which has still to be delivered (delayed, timed or half).
+last one, and never one that holds a message which has still to be delivered (delayed, timed, half or prepared).
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...protocol.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from .commitlog import CommitLog
 from .config_files import ConsumerOffsetTable, DelayOffsetTable
 from .consume_queue import ConsumeQueue
 from .mapped_file import MappedFile
+from .prepared_state import PreparedState
 from .queue_check import count_units, last_record_unit
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .reads import Reads
@@ -58,12 +60,14 @@ class Expiry:
         reads: Reads,
         consumer_offsets: ConsumerOffsetTable,
         delay_offsets: DelayOffsetTable,
+        prepared: PreparedState,
     ) -> None:
         self._commitlog = commitlog
         self._queues = queues
         self._reads = reads
         self._consumer_offsets = consumer_offsets
         self._delay_offsets = delay_offsets
+        self._prepared_state = prepared
         self._newest: dict[int, int] = {}
         self._timers_done = 0
         """Timed messages below this queue offset are due."""
@@ -114,7 +118,7 @@ class Expiry:
 
     def pending(self, now_ms: int) -> list[Pending]:
         """The oldest message of each kind that has still to be delivered."""
-        return [*self._delayed(), *self._half(), *self._timed(now_ms)]
+        return [*self._delayed(), *self._half(), *self._prepared(), *self._timed(now_ms)]
 
     def _delayed(self) -> Iterator[Pending]:
         for queue_id, queue in self._queues.by_topic.get(SCHEDULE_TOPIC, {}).items():
@@ -125,6 +129,13 @@ class Expiry:
         done = self._consumer_offsets.committed(HALF_GROUP, HALF_TOPIC)
         for queue_id, queue in self._queues.by_topic.get(HALF_TOPIC, {}).items():
             yield from self._first_from(queue, done.get(queue_id, 0), "of a transaction that is not ended")
+
+    def _prepared(self) -> Iterator[Pending]:
+        saved = self._prepared_state.saved
+        for topic, needed_from in ((PREPARED_TOPIC, saved.next_message), (OP_PREPARED_TOPIC, saved.next_note)):
+            queue = self._queues.get(topic, 0)
+            if queue is not None:
+                yield from self._first_from(queue, needed_from, "prepared for a transaction that is not ended")
 
     def _timed(self, now_ms: int) -> Iterator[Pending]:
         what = "a message that is to be delivered at a time still to come"

@@ -26,6 +26,7 @@ from .expiry import Expiry
 from .files import Files, make_durable_folder, remove_content
 from .group_table import SubscriptionGroupTable
 from .index_file import IndexService
+from .prepared_state import PreparedState
 from .producer_runs import ProducerRuns
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .reads import Found, Pulled, Reads
@@ -71,13 +72,16 @@ class MessageStore:
         self.consumer_offsets = ConsumerOffsetTable(files, path / "config" / "consumerOffset.json")
         self.groups = SubscriptionGroupTable(files, path / "config" / "subscriptionGroup.json")
         self.delay_offsets = DelayOffsetTable(files, path / "config" / "delayOffset.json")
+        self.prepared = PreparedState(files, own / "prepared.json")
         self.state = StoreState(files, own / "state.json")
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below
         self.reads = Reads(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.rewriter = RecordRewriter(self.commitlog, self.reads)
-        self.expiry = Expiry(self.commitlog, self.queues, self.reads, self.consumer_offsets, self.delay_offsets)
+        self.expiry = Expiry(
+            self.commitlog, self.queues, self.reads, self.consumer_offsets, self.delay_offsets, self.prepared
+        )
         self.ended_clean = True
         """Whether whoever had the store before closed it; a new store was never open."""
         self.failed: BaseException | None = None
@@ -117,7 +121,7 @@ class MessageStore:
 
     def _recover(self, progress: Progress, rebuild: bool) -> RecoveryReport:
         clean = self.ended_clean = not (self.path / "abort").exists()
-        for table in (self.topics, self.consumer_offsets, self.groups, self.delay_offsets, self.state):
+        for table in (self.topics, self.consumer_offsets, self.groups, self.delay_offsets, self.prepared, self.state):
             table.load()
         self._checkpoint.load()
         self.commitlog.queue.load()
@@ -282,7 +286,7 @@ class MessageStore:
             self.set_append_offset(topic.decode(), queue_id, queue_offset)
         return self.commitlog.write_offset
 
-    def deliver(self, waiting: Waiting, places: Sequence[Place | None]) -> int:
+    def deliver(self, waiting: Waiting, places: Sequence[Place | None], *, committed: bool = False) -> int:
         """Write records anew, each group of them to its place; see ``RecordRewriter``. All of them or none.
 
         The caller has seen to it that the topics and queues are there. Returns the log's end behind them. Raises as
@@ -290,7 +294,7 @@ class MessageStore:
         """
         self.check_writable()
         try:
-            following = self.rewriter.deliver(waiting, places, self.next_append_offset)
+            following = self.rewriter.deliver(waiting, places, self.next_append_offset, committed=committed)
         except StoreFailed as failure:
             self.failed = failure
             raise

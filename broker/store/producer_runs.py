@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...protocol.delivery import PROPERTY_REAL_QUEUE, SCHEDULE_TOPIC, TIMER_TOPIC
+from ...protocol.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.errors import MessageNotFound
 from ...protocol.layout import IPV6_EXTRA_BYTES, RECORD, UNIT_BYTES, SysFlag
 from ...protocol.record import decode_record
@@ -96,7 +96,7 @@ class ProducerRuns:
                 "taken it away since; it was not stored again"
             )
         # Only of a message that waits the whole record matters.
-        waits = topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
+        waits = topic in (SCHEDULE_TOPIC, TIMER_TOPIC, PREPARED_TOPIC)
         blob = bytearray(int(units["size"][0]) if waits else _HEAD_BYTES)
         self._commitlog.queue.read(int(offsets[0]), memoryview(blob), hot=hot)
         if waits:

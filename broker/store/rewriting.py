@@ -107,9 +107,15 @@ class RecordRewriter:
         return Waiting(self._reads.records(flat, hot=hot) if len(flat) else bytearray(), flat)
 
     def deliver(
-        self, waiting: Waiting, places: Sequence[Place | None], next_offset: Callable[[str, int], int]
+        self,
+        waiting: Waiting,
+        places: Sequence[Place | None],
+        next_offset: Callable[[str, int], int],
+        *,
+        committed: bool = False,
     ) -> dict[Place, int]:
         """Write the records of each group to its place, in their order; those of a group without a place are not.
+        ``committed``: by the transaction that prepared them, which the new records say.
 
         ``next_offset``: the queue offset that a place's next message gets; returns those that follow. Raises as
         ``CommitLog.append``, with nothing written.
@@ -122,7 +128,9 @@ class RecordRewriter:
         position = log.write_offset - file.start_offset
         done = 0
         while True:
-            numbers = np.array([position, file.size, file.start_offset, store_ms, len(log.store_host)], np.int64)
+            numbers = np.array(
+                [position, file.size, file.start_offset, store_ms, len(log.store_host), committed], np.int64
+            )
             done, position = kernel.deliver(
                 waiting.records, waiting.plan, done, waiting.count, waiting.groups, texts, numbers, file.array()
             )

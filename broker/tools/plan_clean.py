@@ -14,6 +14,7 @@ from ..store.config_files import DelayOffsetTable
 from ..store.expiry import TIMER_TOPIC, Expiry
 from ..store.index_file import IndexService
 from ..store.message_store import OWN_FOLDER
+from ..store.prepared_state import PreparedState
 from ..store.queue_check import count_units, find_start
 from ..store.reads import Reads
 from ..store.timer_files import TimerFiles
@@ -72,7 +73,9 @@ def _expiry(store: OfflineStore) -> Expiry:
     reads = Reads(commitlog, store.queues, index, store.topics, store.state)
     delay_offsets = DelayOffsetTable(store.files, store.path / "config" / "delayOffset.json")
     delay_offsets.load()
-    expiry = Expiry(commitlog, store.queues, reads, store.consumer_offsets, delay_offsets)
+    prepared = PreparedState(store.files, own / "prepared.json")
+    prepared.load()
+    expiry = Expiry(commitlog, store.queues, reads, store.consumer_offsets, delay_offsets, prepared)
     timers, waiting = TimerFiles(store.files, own / "timers", store.path), store.queues.get(TIMER_TOPIC, 0)
     timers.state = timers.read()
     if timers.state is not None and waiting is not None:

@@ -120,10 +120,10 @@ def test_records_are_grouped_by_where_they_go_as_the_twin_finds(seed: int, count
     assert seen == [row_of(groups, number, kernel.GROUP_ROW)[kernel.G_COUNT] for number in range(found)]
 
 
-@given(seeds, st.integers(1, 10), st.booleans(), st.integers(0, 2500), sentinels)
+@given(seeds, st.integers(1, 10), st.booleans(), st.booleans(), st.integers(0, 2500), sentinels)
 @examples(300)
 def test_records_are_written_as_the_twin_writes_them_and_go_on_in_the_next_file(
-    seed: int, count: int, v6: bool, room_bytes: int, sentinel: int
+    seed: int, count: int, v6: bool, committed: bool, room_bytes: int, sentinel: int
 ) -> None:
     chance = random.Random(seed)
     blobs, chosen = some_records(chance, count)
@@ -144,7 +144,9 @@ def test_records_are_written_as_the_twin_writes_them_and_go_on_in_the_next_file(
     position = chance.choice([0, 8, 100])
     log = room(position + room_bytes, sentinel=sentinel)
     text_array = fenced(texts, sentinel=sentinel)
-    numbers = fenced([position, position + room_bytes, FILE_BASE, STORE_MS, len(host)], np.int64, sentinel)
+    numbers = fenced(
+        [position, position + room_bytes, FILE_BASE, STORE_MS, len(host), int(committed)], np.int64, sentinel
+    )
     done, end = kernel.deliver(
         records.array, plan.array, 0, count, groups.array, text_array.array, numbers.array, log.array
     )
@@ -155,7 +157,14 @@ def test_records_are_written_as_the_twin_writes_them_and_go_on_in_the_next_file(
         group = row_of(plan, k, kernel.PLAN_ROW)[kernel.P_GROUP]
         if planned is not None and queue_offsets[group] >= 0:
             blob = twin.delivered(
-                planned.record, targets[group], group, queue_offsets[group], FILE_BASE + len(expected), STORE_MS, host
+                planned.record,
+                targets[group],
+                group,
+                queue_offsets[group],
+                FILE_BASE + len(expected),
+                STORE_MS,
+                host,
+                committed,
             ).encode()
             if len(expected) + len(blob) + 8 > position + room_bytes:
                 break

@@ -67,16 +67,19 @@ def plan(records: Sequence[bytes], chosen: Sequence[Chosen]) -> list[Planned | N
 
 
 def delivered(
-    record: Record, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int, store_ms: int, host: bytes
-) -> Record:
-    """The record as a message of another topic."""
+    record: Record, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int, store_ms: int, host: bytes,
+    committed: bool,
+) -> Record:  # fmt: skip
+    """The record as a message of another topic; ``committed``: by the transaction that prepared it."""
     checksums = (b"__CRC32#\x01", b"__CRC32#\x02")
     kept = [
         pair for pair in _pairs(record.properties) if not pair.startswith(checksums[0])
         and pair not in (checksums[1], checksums[1][:-1])
     ]  # fmt: skip
     sys_flag = record.sys_flag
-    if sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_COMMIT:
+    if committed:
+        sys_flag = sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
+    elif sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_COMMIT:
         sys_flag &= ~SysFlag.TRANSACTION_MASK
     return dataclasses.replace(
         record,
@@ -88,5 +91,5 @@ def delivered(
         sys_flag=sys_flag,
         store_timestamp=store_ms,
         store_host=host,
-        prepared_transaction_offset=0,
+        prepared_transaction_offset=record.physical_offset if committed else 0,
     )

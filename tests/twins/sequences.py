@@ -12,7 +12,9 @@ from flintmq.protocol.record import Record
 from .arrays import fenced, room
 from .log import Stopped, read_record, size_at
 
-WAITING_TOPICS = (b"SCHEDULE_TOPIC_XXXX", b"rmq_sys_wheel_timer", b"RMQ_SYS_TRANS_HALF_TOPIC")
+WAITING_TOPICS = (
+    b"SCHEDULE_TOPIC_XXXX", b"rmq_sys_wheel_timer", b"RMQ_SYS_TRANS_HALF_TOPIC", b"rmq_sys_flintmq_prepared",
+)  # fmt: skip
 KEY = re.compile(rb"([0-9A-Fa-f]{20})([0-9A-F]{12})")
 
 

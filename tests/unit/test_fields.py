@@ -168,5 +168,7 @@ def test_codes_are_rocketmqs_where_it_has_the_command() -> None:
         "DELETE_TOPIC_IN_BROKER": 215,
         "INVOKE_BROKER_TO_RESET_OFFSET": 222,
         "GET_TRANSACTIONS": 1010,
+        "COMMIT_PREPARED": 1020,
+        "ABORT_PREPARED": 1021,
         "GET_DELAY_STATS": 1011,
     }

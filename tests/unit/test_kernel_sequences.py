@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flintmq.broker.kernels import dispatch, sequences
-from flintmq.protocol.delivery import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from flintmq.protocol.delivery import HALF_TOPIC, PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from flintmq.protocol.ids import UNIQUE_PREFIX_DIGITS, unique_key
 from flintmq.protocol.layout import SysFlag
 from flintmq.protocol.record import Record, encode_host
@@ -126,7 +126,7 @@ def test_messages_of_several_topics_that_wait_are_several_runs() -> None:
 
 
 def test_the_topics_where_messages_wait_are_those_of_delivery() -> None:
-    assert sequences.WAITING_TOPICS == (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC)
+    assert sequences.WAITING_TOPICS == (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, PREPARED_TOPIC)
     assert tuple(name.encode() for name in sequences.WAITING_TOPICS) == WAITING_TOPICS
 
 

@@ -142,6 +142,8 @@ PURPOSES = {
     "END_TRANSACTION": "commit or roll back a half message",
     "CHECK_TRANSACTION_STATE": "from the broker: how did this transaction end?",
     "GET_TRANSACTIONS": "transactions that are open, or were parked",
+    "COMMIT_PREPARED": "commit what attempts prepared, all of it or nothing",
+    "ABORT_PREPARED": "drop what attempts prepared",
     "GET_DELAY_STATS": "what waits to be delivered later",
 }
 

@@ -10,12 +10,13 @@ from .context import Peer
 
 
 def acknowledge(
-    peer: Peer, frame: Frame, request: ProduceRequest, queue: int, into: str, into_queue: int, appended: Appended
-) -> None:
+    peer: Peer, frame: Frame, request: ProduceRequest, queue: int, into: str, into_queue: int, appended: Appended,
+    flush: bool = True,
+) -> None:  # fmt: skip
     """The frame's messages were appended to ``into_queue`` of the topic ``into``, perhaps not yet their own.
 
     Answered, with ``queue`` as theirs, when they are as safe as the flush policy and the request demand, in the order
-    of the connection's PRODUCE frames.
+    of the connection's PRODUCE frames. ``flush``: False where they need not be, because something later makes them so.
     """
     broker, name, prefix = peer.broker, request.topic, request.unique_prefix
     broker.appended()
@@ -39,7 +40,7 @@ def acknowledge(
         )
         + physical_offsets
     )
-    if broker.sync or request.flush == "sync":
+    if flush and (broker.sync or request.flush == "sync"):
         peer.send_when_flushed(frame, answer, appended.end_offset)
         return
     peer.written += 1

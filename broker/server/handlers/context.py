@@ -17,6 +17,7 @@ from ...delivery.coordinator import GroupCoordinator
 from ...delivery.delays import Delays
 from ...delivery.offset_moved import TOPIC as OFFSET_MOVED
 from ...delivery.offset_moved import offset_moved_record
+from ...delivery.prepared.service import PreparedMessages
 from ...delivery.producer_groups import ProducerGroups
 from ...delivery.remote import Remote
 from ...delivery.sequences import ProducerSequences
@@ -105,6 +106,13 @@ class Broker:
             check_times_max=rules.check_times_max,
             clock=loop.time,
             call_at=loop.call_at,
+        )
+        self.prepared = PreparedMessages(
+            self.writer,
+            self.delays.mover,
+            timeout_ms=rules.prepared_timeout_ms,
+            attempts_max=rules.prepared_attempts_max,
+            now_ms=self.delays.now_ms,
         )
         self.transactions.on_open = self.transaction_checks.opened
         self.auto_create = settings.auto_create_topics()

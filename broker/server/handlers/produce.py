@@ -20,6 +20,7 @@ from ...delivery.transactions.frames import half_request
 from ...store import ProduceBatch, TopicConfig, common_properties
 from .acknowledging import acknowledge
 from .context import FRAME_LENGTH_BYTES, Broker, Peer
+from .prepared import append_prepared, check_prepared
 from .produce_again import answer_again
 from .transactions import append_half_messages
 
@@ -38,6 +39,8 @@ def produce(peer: Peer, frame: Frame) -> None:
     if not may_produce_to(name):
         raise NoPermission(f"topic {name} is the broker's own; produce to another")
     half = half_request(request.common) if request.common else None
+    if request.prepare:
+        check_prepared(request, half is not None)
     topic = broker.store.topics.get(name)
     if topic is None or name in broker.topic_changes.pending:
         _wait_for_topic(peer, frame, request)
@@ -55,6 +58,9 @@ def produce(peer: Peer, frame: Frame) -> None:
         raise _no_such_queue(request, topic.write_queues)
     if not topic.writable:
         raise NoPermission(f"topic {name} cannot be written (perm {topic.perm}); change it with its perm + 2")
+    if request.prepare:
+        append_prepared(peer, frame, request, queue)
+        return
     if half is not None:
         append_half_messages(peer, frame, request, half, queue)
         return

@@ -118,6 +118,15 @@ TRANSACTION_CHECKS = Metric(
     ("result",),
 )
 
+PREPARED_MESSAGES = Metric("flintmq_prepared_messages", "gauge", "prepared messages that are not in their topics yet")
+PREPARED_ATTEMPTS = Metric("flintmq_prepared_attempts", "gauge", "attempts that prepared something and are not ended")
+PREPARED_ENDED = Metric(
+    "flintmq_prepared_attempts_ended_total",
+    "counter",
+    "attempts that ended: `commit`, `abort` (also those that lost), `expire`",
+    ("outcome",),
+)
+
 DELAYED_MESSAGES = Metric(
     "flintmq_delayed_messages", "gauge", "messages that wait to be delivered later, by `level` and by `time`", ("kind",)
 )

@@ -1,0 +1,1 @@
+"""Prepared messages: many of them, by several producers, committed at once, and once only."""

@@ -1,0 +1,91 @@
+"""Copying what is committed to its topics, in steps of about a millisecond, and dropping what has expired.
+
+A step is one note and the copies right behind it. A broker that is killed anywhere leaves a beginning of that, and a
+start finds its end: the copies name the prepared messages that they are of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from ....protocol.delivery import PREPARED_TOPIC
+from ...store.consume_queue import ConsumeQueue
+from ..delays import Pump, wall_ms
+from ..moving import RECORDS_A_STEP, choose
+from .notes import COPY, DONE
+from .service import Committing, PreparedMessages
+from .table import Commit
+
+log = logging.getLogger(__name__)
+
+
+class PreparedWork:
+    """What a ``Pump`` does for prepared messages: one transaction after the other."""
+
+    def __init__(self, prepared: PreparedMessages) -> None:
+        self._prepared = prepared
+        self._mover = prepared.mover
+        self._store = prepared.mover.store
+
+    def next_due_ms(self) -> int | None:
+        """When the next attempt expires; None where there is none."""
+        oldest_ms = self._prepared.table.oldest_ms()
+        return None if oldest_ms is None else oldest_ms + self._prepared.timeout_ms
+
+    async def step(self, now_ms: int) -> bool:
+        """One step; whether there may be more to do at once."""
+        return await self._copy() or self._expire(now_ms)
+
+    def _expire(self, now_ms: int) -> bool:
+        names = self._prepared.table.idle_since(now_ms - self._prepared.timeout_ms)
+        if names:
+            log.warning("%d attempts expired, which prepared messages and were not committed in time: %s%s",
+                        len(names), ", ".join(names[:3]), " …" if len(names) > 3 else "")  # fmt: skip
+            self._prepared.drop(names, "expire")
+        return False
+
+    async def _copy(self) -> bool:
+        committing = next((each for each in self._prepared.committing.values() if each.decided), None)
+        if committing is None:
+            return False
+        commit = committing.commit
+        if commit.position < commit.messages:
+            queue = self._store.queues.get(PREPARED_TOPIC, 0)
+            if queue is None or queue.max_offset < commit.end:
+                return False  # its last messages are not dispatched; whoever does that wakes this
+            await self._copy_some(commit, queue)
+        else:
+            self._finish(committing)
+        return True
+
+    async def _copy_some(self, commit: Commit, queue: ConsumeQueue) -> None:
+        chosen, count = await self._choose(commit, queue)
+        note = [COPY, commit.series, commit.number, commit.position]
+        await self._mover.deliver(chosen, committed_by=lambda: self._prepared.note(note))
+        commit.position += count
+
+    async def _choose(self, commit: Commit, queue: ConsumeQueue) -> tuple[np.ndarray, int]:
+        """The messages of the next step, and how many of the transaction's they are."""
+        units = [
+            await self._mover.units(queue, part.first, part.end - part.first)
+            for part in commit.ranges_from(commit.position, RECORDS_A_STEP)
+        ]
+        return choose(np.concatenate(units), 0)
+
+    def _finish(self, committing: Committing) -> None:
+        commit = committing.commit
+        end_offset = self._prepared.note([DONE, commit.series, commit.number])
+        self._prepared.copied(committing, end_offset)
+
+
+def run(
+    prepared: PreparedMessages, loop: asyncio.AbstractEventLoop, fatal: Callable[[str, BaseException], None]
+) -> Pump:
+    """Do the work of ``prepared`` from now on, whenever there is any."""
+    pump = Pump("the copying of prepared messages", PreparedWork(prepared), loop, wall_ms, fatal)
+    prepared.wake = pump.wake
+    return pump

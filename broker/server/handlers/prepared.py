@@ -1,0 +1,118 @@
+"""Prepared messages among PRODUCE frames, COMMIT_PREPARED and ABORT_PREPARED."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from ....protocol.commands import (
+    PREPARED_NAME_CHARS_MAX,
+    AbortPreparedAnswer,
+    AbortPreparedRequest,
+    CommitPreparedAnswer,
+    CommitPreparedRequest,
+    ProduceRequest,
+)
+from ....protocol.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
+from ....protocol.errors import InvalidParameter
+from ....protocol.fields import decode_fields
+from ....protocol.frames import Frame
+from ....protocol.record import encode_properties
+from ...delivery.prepared.notes import PREPARED_CONFIG, TOPICS
+from ...delivery.routing import delay_of
+from ...store import Appended, ProduceBatch, common_properties
+from .acknowledging import acknowledge
+from .context import Peer
+
+
+def check_prepared(request: ProduceRequest, is_half: bool) -> None:
+    """Raise ``InvalidParameter`` where messages to be prepared ask for something else too."""
+    if is_half or delay_of(request.common) is not None:
+        what = "half messages" if is_half else "delayed"
+        raise InvalidParameter(f"messages that are prepared cannot be {what}: leave out prepare, or the property")
+    _check_name(request.prepare)
+
+
+def append_prepared(peer: Peer, frame: Frame, request: ProduceRequest, queue: int) -> None:
+    """Append the frame's messages to PREPARED_TOPIC, all or none. ``queue``: the one of their topic that they go to.
+
+    They are answered once they are written: the commit that they wait for flushes them. Where the topic has to be made
+    first, the frame is handled again.
+    """
+    broker = peer.broker
+    if any(
+        broker.store.topics.get(topic.name) is None or topic.name in broker.topic_changes.pending for topic in TOPICS
+    ):
+        peer.suspend()
+        broker.writer.with_topics(TOPICS, lambda error: peer.resume(frame, error))
+        return
+    broker.prepared.check_new(request.prepare)
+    real = {PROPERTY_REAL_TOPIC: request.topic, PROPERTY_REAL_QUEUE: str(queue)}
+    batch = ProduceBatch(
+        frame.buffer,
+        frame.body_at,
+        frame.body_end,
+        request.count,
+        request.layout,
+        common_properties(request.common) + encode_properties(real),
+        request.sys_flag,
+        request.unique_prefix.encode(),
+        request.unique_first,
+        request.born_ms,
+        peer.born_host,
+    )
+    appended: list[Appended] = []
+
+    def append() -> int:
+        appended.append(broker.store.append(PREPARED_CONFIG, 0, batch))
+        return appended[0].queue_offset
+
+    broker.prepared.prepare(request.prepare, request.topic, queue, request.count, append)
+    acknowledge(peer, frame, request, queue, PREPARED_TOPIC, 0, appended[0], flush=False)
+
+
+def commit_prepared(peer: Peer, frame: Frame) -> None:
+    """Commit what attempts prepared; answered when all of it is in its topics."""
+    request = decode_fields(CommitPreparedRequest, frame.fields)
+    wanted = _wanted(request, frame.body)
+    begun = peer.broker.prepared.commit(request.series, request.number, wanted, request.drop)
+    answer = CommitPreparedAnswer(already=begun.already, messages=begun.messages)
+    if begun.committing is None:
+        peer.answer(frame, answer)
+    else:
+        begun.committing.when_over(peer.later(frame, lambda: peer.answer(frame, answer)))
+
+
+def abort_prepared(peer: Peer, frame: Frame) -> None:
+    """Drop what attempts prepared; answered when that is stored."""
+    request = decode_fields(AbortPreparedRequest, frame.fields)
+    count, end_offset = peer.broker.prepared.abort(request.drop)
+    done = peer.later(frame, lambda: peer.answer(frame, AbortPreparedAnswer(count=count)))
+    peer.broker.writer.when_acknowledged(end_offset, done)
+
+
+def _wanted(request: CommitPreparedRequest, body: memoryview) -> list[tuple[str, int]]:
+    """The attempts that the body names, each with its number of messages."""
+    try:
+        rows: Any = msgpack.unpackb(body) if len(body) else []
+    except (ValueError, msgpack.UnpackException) as error:
+        raise InvalidParameter(f"the body is not one msgpack array: {error}") from None
+    if type(rows) is not list or len(rows) != request.count:
+        raise InvalidParameter(f"the body is not one msgpack array of {request.count} attempts, which count says")
+    wanted: dict[str, int] = {}
+    for index, row in enumerate(rows):
+        if type(row) is not list or len(row) != 2 or type(row[0]) is not str or type(row[1]) is not int or row[1] < 0:
+            raise InvalidParameter(f"entry {index} of the body is not [attempt, messages]")
+        if row[0] in wanted:
+            raise InvalidParameter(f"attempt {row[0][:PREPARED_NAME_CHARS_MAX]!r} stands twice in the body")
+        wanted[_check_name(row[0])] = row[1]
+    return list(wanted.items())
+
+
+def _check_name(attempt: str) -> str:
+    if not 0 < len(attempt) <= PREPARED_NAME_CHARS_MAX or not attempt.isascii() or not attempt.isprintable():
+        raise InvalidParameter(
+            f"an attempt's name is 1 to {PREPARED_NAME_CHARS_MAX} printable ASCII characters, not {attempt[:40]!r}"
+        )
+    return attempt
