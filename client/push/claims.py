@@ -117,6 +117,7 @@ class Claims:
         self._chunk_max = chunk_max
         self._workers = workers
         self._by_key: dict[QueueKey, Claim] = {}
+        self._closing = False
 
     def __iter__(self) -> Iterator[Claim]:
         return iter(list(self._by_key.values()))
@@ -164,16 +165,20 @@ class Claims:
                 claim.committed = next_offset
                 continue
             self.lose(claim)
-        for key, (next_offset, granted) in present.items():
-            held = self._by_key.get(key)
-            if held is not None and held.revoked and not held.lost:
-                # Meant for this member again before it let go: it begins anew where it stopped beginning.
-                if not held.drained or held.asked:
-                    continue
-                next_offset = max(next_offset, held.commit_offset)
-                held = None
-            if held is None:
-                self._by_key[key] = Claim(*key, granted, next_offset, next_offset, next_offset)
+        if not self._closing:
+            for key, (next_offset, granted) in present.items():
+                self._begin(key, next_offset, granted)
+
+    def _begin(self, key: QueueKey, next_offset: int, granted: int) -> None:
+        """Take a queue that is not held, or that is meant for this member again before it let go."""
+        held = self._by_key.get(key)
+        position = next_offset
+        if held is not None:
+            if not held.revoked or not held.drained or held.asked:
+                return
+            # It begins anew where it stopped beginning; what the broker does not know yet is still to be committed.
+            position = max(next_offset, held.commit_offset)
+        self._by_key[key] = Claim(*key, granted, position, position, next_offset)
 
     def lose(self, claim: Claim) -> None:
         """It is another member's, or its offset was reset: nothing that runs of it counts any more."""
@@ -188,7 +193,8 @@ class Claims:
             self.lose(claim)
 
     def revoke_all(self) -> None:
-        """The member is about to leave: nothing more is begun."""
+        """The member is about to leave: nothing more is begun, and no queue is taken any more."""
+        self._closing = True
         for claim in self:
             claim.revoked = True
             claim.stop()

@@ -169,3 +169,19 @@ class TestAssignment:
         claims.assign([("t", 0, 0, 1)], rejoined=False)
         assert only(claims) is not before
         assert only(claims).position == 2
+        assert claims.commits() == {"t": {0: 2}}, "the broker does not know it yet"
+
+    def test_who_leaves_takes_no_queue_again_that_it_has_let_go_of(self) -> None:
+        claims = make()
+        claims.assign([("t", 0, 0, 1), ("t", 1, 0, 1)], rejoined=False)
+        first, second = claims
+        (work,) = arrive(claims, first, 0, 1)
+        claims.revoke_all()
+        assert claims.release(commit_first=True)
+        claims.assign([("t", 0, 0, 1), ("t", 1, 0, 1)], rejoined=False)  # it is not said yet that it leaves
+        assert list(claims) == [first]
+        assert second.lost
+        first.running -= 1
+        first.complete(work)
+        claims.assign([("t", 0, 0, 1), ("t", 1, 0, 1)], rejoined=False)
+        assert claims.commits() == {"t": {0: 1}}
