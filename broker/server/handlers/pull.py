@@ -31,6 +31,9 @@ SIZE_BYTES = 4
 FILTER_STEPS_MAX = 16
 """A pull with a filter looks so many times at the queue before it answers, whatever it found."""
 
+PASSED_OVER_S = 1.0
+"""A group's pull that passed over messages is held no longer than this."""
+
 _NO_BODY = bytearray()
 
 
@@ -187,6 +190,9 @@ class _Pull:
             send_pulled(self.peer, self.frame, request, pulled)
             return
         self.offset = max(self.offset, pulled.next_offset)
+        if request.group and self.offset > request.offset:
+            # What was passed over is progress, which the group's member has to hear of to commit it.
+            self.deadline = min(self.deadline, broker.loop.time() + PASSED_OVER_S)
         if broker.store.max_offset(request.topic, request.queue) > self.offset:
             # They came while a reader thread looked.
             self.look_again()
