@@ -18,6 +18,9 @@ from .options import Options
 _CHUNK_MAX = 32
 """Messages that are handed to a worker at a time, where there are many."""
 _PULL_BYTES_MAX = 1 << 20
+CHUNK_SECONDS = 0.1
+"""How long a listener is to be busy with messages that are handed out together: a member that leaves, or gives a queue
+up, finishes what it has begun."""
 QueueKey = tuple[str, int]
 """A topic and the number of one of its queues."""
 Row = tuple[str, int, int, int]
@@ -29,7 +32,8 @@ class Work:
     """Messages of one queue that are handled together, in their order.
 
     ``next_offset``: what can be committed once they, and all before them, are done; ``tries``: how often the first of
-    them failed and was kept in its place; ``begun_at``: since when it runs.
+    them failed and was kept in its place; ``taken_at``: when a listener got it; ``begun_at``: since when the listener
+    has the message that it has now.
     """
 
     claim: Claim
@@ -38,6 +42,7 @@ class Work:
     next_offset: int
     size: int
     tries: int = 0
+    taken_at: float = inf
     begun_at: float = inf
     done: bool = False
     given_up: bool = False
@@ -105,7 +110,7 @@ class Claim:
 
 class Claims:
     """All queues of a member. Bounds, in messages and bytes, are over all of them; ``orderly``: one work of a queue at
-    a time; ``chunk_max``: into works of how many messages a batch is cut, None: it stays whole."""
+    a time; ``chunk_max``: into works of how many messages a batch is cut at most, None: it stays whole."""
 
     def __init__(
         self, *, messages_max: int, bytes_max: int, batch_max: int, orderly: bool, chunk_max: int | None, workers: int
@@ -116,6 +121,7 @@ class Claims:
         self._orderly = orderly
         self._chunk_max = chunk_max
         self._workers = workers
+        self._message_seconds = inf
         self._by_key: dict[QueueKey, Claim] = {}
         self._closing = False
 
@@ -278,9 +284,9 @@ class Claims:
         size = len(batch.raw)
         if self._chunk_max is None:
             return [Work(claim, messages, batch, batch.next_offset, size)]
-        # Few messages are spread over all workers; many go in chunks, which cost less.
+        # Few messages are spread over all workers; many go in chunks, which cost less, if the listener is quick.
         chunk = len(messages) if self._orderly else -(-len(messages) // (4 * self._workers))
-        chunk = max(1, min(chunk, self._chunk_max))
+        chunk = max(1, min(chunk, self._chunk_max, int(CHUNK_SECONDS / self._message_seconds)))
         works = []
         for start in range(0, len(messages), chunk):
             end = start + chunk
@@ -288,6 +294,12 @@ class Claims:
             part = messages[start:end]
             works.append(Work(claim, part, batch, next_offset, size * len(part) // len(messages)))
         return works
+
+    def took(self, seconds: float, messages: int) -> None:
+        """So long a listener took for so many messages: what is cut from now on goes by it."""
+        each = max(seconds, 1e-9) / messages
+        known = self._message_seconds
+        self._message_seconds = each if known == inf else known + (each - known) / 8
 
     # ---- committing
 

@@ -244,7 +244,7 @@ class PushConsumer:
             if work.claim.stopped:
                 self._engine.give_back(work)
                 continue
-            work.begun_at = time.monotonic()
+            work.taken_at = work.begun_at = time.monotonic()
             try:
                 handle(work)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it must not stay in this thread

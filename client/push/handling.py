@@ -62,6 +62,7 @@ class Handling:
         if work.given_up:
             return
         self.counts.consumed += handled
+        self._claims.took(self._clock() - work.taken_at, len(work.messages))
         if failed and not work.claim.lost:
             self._send_back(work, failed)
         else:
@@ -76,6 +77,7 @@ class Handling:
             return
         self.counts.consumed += handled - len(failed)
         self.counts.failed += 1
+        self._claims.took(self._clock() - work.taken_at, handled + 1)
         rest = work.messages[handled:]
         tries = 1 if handled else work.tries + 1
         if failed and not work.claim.lost:

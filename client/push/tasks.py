@@ -227,7 +227,7 @@ class PushConsumer:
             if work.claim.stopped:
                 self._engine.give_back(work)
                 continue
-            work.begun_at = time.monotonic()
+            work.taken_at = work.begun_at = time.monotonic()
             task = self._life.loop.create_task(self._work(work), name=f"flintmq listener of {self.group}")
             self._tasks[task] = work
             task.add_done_callback(self._task_ended)

@@ -26,6 +26,19 @@ def send(clients: Clients, address: str, topic: str, *bodies: bytes, queue: int 
         producer.send_many([Message(topic, body) for body in bodies], queue=queue)
 
 
+def send_together(clients: Clients, address: str, topic: str, seen: Seen, *bodies: bytes) -> None:
+    """Send when the member knows that its listener is quick: it hands out several messages at a time then."""
+    warm_up = 30
+    for number in range(warm_up):
+        send(clients, address, topic, b"warm-up")
+        seen.wait(number + 1)
+    send(clients, address, topic, *bodies)
+
+
+def without_warm_up(seen: Seen) -> list[bytes]:
+    return [body for body in seen.bodies if body != b"warm-up"]
+
+
 def always_fails(message: StoredMessage) -> None:
     raise ValueError(f"{message.body!r} again")
 
@@ -60,7 +73,6 @@ def test_a_queue_moves_at_once_although_a_failed_message_waits_to_be_tried_again
 def test_what_was_done_before_a_message_failed_does_not_come_again_where_the_member_leaves_then(
     clients: Clients, address: str, topic: str
 ) -> None:
-    send(clients, address, topic, *[b"%d" % number for number in range(6)])
     begun, go_on = threading.Event(), threading.Event()
 
     def fail_when_told(message: StoredMessage) -> None:
@@ -72,6 +84,7 @@ def test_what_was_done_before_a_message_failed_does_not_come_again_where_the_mem
     first, second = Seen(fail_when_told), Seen()
     consumer = clients.PushConsumer(address, topic, topic, first, start="first", orderly=True, suspend=LONG_SECONDS)
     with consumer:
+        send_together(clients, address, topic, first, *[b"%d" % number for number in range(6)])
         assert begun.wait(WAIT_SECONDS)
         closing = threading.Thread(target=consumer.close)
         closing.start()
@@ -80,14 +93,13 @@ def test_what_was_done_before_a_message_failed_does_not_come_again_where_the_mem
         closing.join(WAIT_SECONDS)
     with clients.PushConsumer(address, topic, topic, second, start="first", orderly=True):
         second.wait(3)
-    assert first.bodies == [b"0", b"1", b"2", b"3"]
+    assert without_warm_up(first) == [b"0", b"1", b"2", b"3"]
     assert second.bodies == [b"3", b"4", b"5"]
 
 
 def test_a_message_that_was_given_up_becomes_a_dead_letter_also_where_one_behind_it_fails(
     clients: Clients, address: str, topic: str
 ) -> None:
-    send(clients, address, topic, *[b"%d" % number for number in range(5)])
     failed: list[bytes] = []
 
     def give_up_one_and_fail_with_another(message: StoredMessage) -> None:
@@ -99,7 +111,8 @@ def test_a_message_that_was_given_up_becomes_a_dead_letter_also_where_one_behind
 
     seen = Seen(give_up_one_and_fail_with_another)
     with clients.PushConsumer(address, topic, topic, seen, start="first", orderly=True, suspend=0.01) as consumer:
+        send_together(clients, address, topic, seen, *[b"%d" % number for number in range(5)])
         until(lambda: b"4" in seen.bodies and consumer.health().dead == 1)
     with clients.Consumer(address) as plain:
         assert plain.pull(f"%DLQ%{topic}").bodies() == [b"1"]
-    assert seen.bodies == [b"0", b"1", b"2", b"3", b"3", b"4"]
+    assert without_warm_up(seen) == [b"0", b"1", b"2", b"3", b"3", b"4"]

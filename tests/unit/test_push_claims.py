@@ -69,12 +69,33 @@ def test_what_a_filter_passed_over_is_done_too() -> None:
 
 def test_few_messages_are_spread_over_workers_and_many_go_in_chunks() -> None:
     claims = make()
+    claims.took(0.001, 1_000)
     claims.assign([("t", 0, 0, 1)], rejoined=False)
     assert [len(work.messages) for work in arrive(claims, only(claims), 0, 5)] == [1] * 5
     assert {len(work.messages) for work in arrive(claims, only(claims), 5, 640)} == {32}
     whole = make(chunk_max=None)
     whole.assign([("t", 0, 0, 1)], rejoined=False)
     assert [len(work.messages) for work in arrive(whole, only(whole), 0, 640)] == [640]
+
+
+def test_chunks_are_no_longer_than_a_listener_finishes_soon() -> None:
+    claims = make(orderly=True)
+    claims.assign([("t", 0, 0, 1)], rejoined=False)
+
+    def largest(first: int) -> int:
+        claim = only(claims)
+        arrive(claims, claim, first, 100)
+        return max(len(work.messages) for work in claim.works if work.messages[0].queue_offset >= first)
+
+    assert largest(0) == 1, "nobody knows yet how long it takes"
+    claims.took(0.1, 100)
+    assert largest(100) == 32
+    for _ in range(50):
+        claims.took(1.0, 100)
+    assert 9 <= largest(200) <= 10
+    for _ in range(50):
+        claims.took(2.0, 1)
+    assert largest(300) == 1
 
 
 @given(st.integers(1, 40), st.integers(1, 5000), st.integers(1, 2000))
