@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         NoPermission,
         OffsetOutOfRange,
         PartlyStored,
+        PreparedIncomplete,
         ProtocolError,
         QueueNotExist,
         RemoteProtocolError,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from .core.batch import Batch, Found
     from .core.delays import DelayedMessages, DelayStats
     from .core.groups import GroupInfo, GroupMember, GroupQueue, GroupStatus
+    from .core.prepared import Committed
     from .core.receipts import Receipt
     from .core.stored import StoredMessage
     from .core.topics import ConsumeStats, QueueStats, TopicInfo
@@ -97,6 +99,7 @@ __all__ = [
     "ClientClosed",
     "ClientFailed",
     "CommitIllegal",
+    "Committed",
     "CompressionUnavailable",
     "ConfigurationError",
     "ConnectionFailed",
@@ -140,6 +143,7 @@ __all__ = [
     "OffsetOutOfRange",
     "Outcome",
     "PartlyStored",
+    "PreparedIncomplete",
     "Producer",
     "ProtocolError",
     "PushConsumer",
@@ -176,6 +180,7 @@ _HOMES = {
     "Batch": ".core.batch",
     "ClientClosed": ".errors",
     "ClientFailed": ".errors",
+    "Committed": ".core.prepared",
     "CompressionUnavailable": ".errors",
     "ConsumeStats": ".core.topics",
     "Consumer": ".sync.consumer",

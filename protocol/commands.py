@@ -427,8 +427,11 @@ class CommitPreparedRequest:
     number: int = integer("of the transaction in its series; one that is not above the last committed one is committed")
     count: int = integer("attempts in the body", 0, PREPARED_ATTEMPTS_MAX)
     drop: str = text(
-        "attempts that begin so, and are not in the body, are dropped; empty: none", PREPARED_NAME_CHARS_MAX, default=""
+        "attempts that begin so and are not committed by this are dropped; empty: none",
+        PREPARED_NAME_CHARS_MAX,
+        default="",
     )
+    flush: str = text("`sync`, `async` or empty: the broker's; the stricter of the two holds", 8, default="")
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from ..core import groups as group_operations
 from ..core import operations
 from ..core.delays import DelayStats, delay_stats
 from ..core.groups import GroupInfo, GroupStatus
+from ..core.prepared import Committed, abort_prepared, commit_prepared
 from ..core.topics import ConsumeStats, QueueStats, TopicInfo
 from ..core.transactions import Transactions, end_transaction, transactions
 from .client import Client
@@ -111,6 +112,31 @@ class Admin(Client):
         await self._caller.call(
             end_transaction(transaction_id, group, commit=commit, parked=True), self._caller.deadline(timeout)
         )
+
+    async def commit_prepared(
+        self,
+        series: str,
+        number: int,
+        attempts: Mapping[str, int],
+        *,
+        drop: str | None = None,
+        flush: str | None = None,
+        timeout: float | None = None,
+    ) -> Committed:
+        """Commit messages that were sent with ``prepare=``, all of them or none, as transaction ``number`` of
+        ``series``.
+
+        ``attempts``: the attempts' names, each with how many messages it prepared; ``drop``: other attempts whose names
+        begin so are dropped. A transaction is committed once, however often it is asked for: so is one whose number is
+        not above the last committed one of its series. Raises ``PreparedIncomplete`` where an attempt is not there as a
+        whole, ``TopicNotExist`` or ``QueueNotExist`` where some of it has nowhere to go; nothing is committed then.
+        """
+        operation = commit_prepared(series, number, attempts, drop, flush)
+        return await self._caller.call(operation, self._caller.deadline(timeout))
+
+    async def abort_prepared(self, drop: str, *, timeout: float | None = None) -> int:
+        """Drop what the attempts prepared whose names begin so; how many attempts there were."""
+        return await self._caller.call(abort_prepared(drop), self._caller.deadline(timeout))
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """How the broker is doing: see ``protocol/README.md`` for the names."""

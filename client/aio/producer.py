@@ -206,15 +206,17 @@ class Producer(Base):
         *,
         queue: int | None = None,
         flush: str | None = None,
+        prepare: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
         """Send any number of messages and return their receipts, in their order, once all are acknowledged.
 
         The messages go in as few frames as possible, several of them in flight; those of a pinned queue in order, one
         frame after the other. ``timeout``: seconds for the whole call; without it each frame has ``delivery_timeout``.
+        ``prepare``: the attempt that they are prepared for; nobody gets them until ``Admin.commit_prepared`` names it.
         Raises ``DeliveryFailed``, which says which messages failed and why, and has the receipts of the others.
         """
-        plan = self._sending.many(messages, queue, flush, timeout, self._watch.now())
+        plan = self._sending.many(messages, queue, flush, timeout, prepare, self._watch.now())
         return await self._deliver(plan, timeout)
 
     async def send_bulk(
@@ -231,6 +233,7 @@ class Producer(Base):
         deliver_at: datetime | None = None,
         delay: timedelta | None = None,
         flush: str | None = None,
+        prepare: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
         """Send many bodies to one topic, the fastest way. ``keys``: one entry for each body (a key, several, or None);
@@ -238,7 +241,7 @@ class Producer(Base):
         as ``send_many``."""
         now = self._watch.now()
         common = common_properties(tags, properties, sharding_key) + delay_properties(delay_level, deliver_at, delay)
-        plan = self._sending.columns(topic, bodies, keys, common, queue, sharding_key, flush, timeout, now)
+        plan = self._sending.columns(topic, bodies, keys, common, queue, sharding_key, flush, timeout, prepare, now)
         return await self._deliver(plan, timeout)
 
     async def _deliver(self, plan: Plan[tuple[Bulk, Groups]], timeout: float | None) -> Sequence[Receipt]:

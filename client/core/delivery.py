@@ -319,12 +319,14 @@ class Delivery:
         self._wake_at = min(self._wake_at, deadline)
         head = group.heads.get(content.layout)
         if head is None:
-            head = group.heads[content.layout] = self._head(lane, content.layout, group.flush, group.common)
+            head = group.heads[content.layout] = self._head(
+                lane, content.layout, group.flush, group.common, group.bulk.prepare
+            )
         count = len(content)
         return ProduceFrame(lane, head, content, count, self._take_counters(count), deadline, (), group, indexes)
 
-    def _head(self, lane: Lane, layout: int, flush: str, common: str) -> ProduceHead:
-        return ProduceHead(lane.topic, lane.queue, layout, flush, common, self.unique_prefix)
+    def _head(self, lane: Lane, layout: int, flush: str, common: str, prepare: str = "") -> ProduceHead:
+        return ProduceHead(lane.topic, lane.queue, layout, flush, common, self.unique_prefix, prepare)
 
     def _take_counters(self, count: int) -> int:
         first = self._counter

@@ -24,12 +24,15 @@ _LENGTHS_BYTES = 8
 class ProduceHead:
     """Heads of PRODUCE requests that differ only in request id, count, unique_first and born_ms.
 
-    ``size``: bytes of each, the two lengths in front included. ``flush`` and ``common`` as in ``ProduceRequest``.
+    ``size``: bytes of each, the two lengths in front included. ``flush``, ``common`` and ``prepare`` as in
+    ``ProduceRequest``.
     """
 
     __slots__ = ("_before_born", "_before_count", "_before_first", "_begin", "_pack", "size")
 
-    def __init__(self, topic: str, queue: int, layout: int, flush: str, common: str, unique_prefix: str) -> None:
+    def __init__(
+        self, topic: str, queue: int, layout: int, flush: str, common: str, unique_prefix: str, prepare: str = ""
+    ) -> None:
         fixed: dict[str, str | int] = {"topic": topic, "unique_prefix": unique_prefix}
         if queue != ANY_QUEUE:
             fixed["queue"] = queue
@@ -39,6 +42,8 @@ class ProduceHead:
             fixed["flush"] = flush
         if common:
             fixed["common"] = common
+        if prepare:
+            fixed["prepare"] = prepare
         pack = msgpack.packb
         self._begin: bytes = _FIXED_ARRAY_OF_4 + pack(REQUEST) + pack(PRODUCE.code) + _UINT32
         count = bytes([_FIXED_MAP | len(fixed) + _FIELDS_THAT_CHANGE])

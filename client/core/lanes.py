@@ -71,12 +71,13 @@ class Bulk:
     """The messages of one ``send_many`` or ``send_bulk``.
 
     ``added_at``: when it was called, ``deadline``: when it must be over, both in monotonic seconds. Once ``done``,
-    ``parts`` say what became of every message.
+    ``parts`` say what became of every message. ``prepare``: the attempt that prepares them; empty: they are sent.
     """
 
-    __slots__ = ("added_at", "deadline", "done", "left", "parts")
+    __slots__ = ("added_at", "deadline", "done", "left", "parts", "prepare")
 
-    def __init__(self, count: int, added_at: float, deadline: float = NEVER) -> None:
+    def __init__(self, count: int, added_at: float, deadline: float = NEVER, prepare: str = "") -> None:
+        self.prepare = prepare
         self.left = count
         self.done = count == 0
         self.added_at = added_at

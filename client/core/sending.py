@@ -29,6 +29,7 @@ from .outgoing import (
     sharded_topics,
 )
 from .packing import ColumnSource, RowSource
+from .prepared import check_attempt
 from .receipts import Receipt, settle
 from .routing import ANY_QUEUE, QueueCounts, queue_of
 from .timeouts import check_timeout
@@ -114,13 +115,19 @@ class Sending:
     # ---- several messages
 
     def many(
-        self, messages: Iterable[Message], queue: int | None, flush: str | None, timeout: float | None, now: float
+        self,
+        messages: Iterable[Message],
+        queue: int | None,
+        flush: str | None,
+        timeout: float | None,
+        prepare: str | None,
+        now: float,
     ) -> Plan[tuple[Bulk, Groups]]:
         """Check the arguments of a ``send_many`` and sort its messages by where they go."""
         several = check_messages(messages)
         to = check_queue(queue)
         mode = self._flush if flush is None else check_flush(flush)
-        bulk = self._new_bulk(len(several), timeout, now)
+        bulk = self._new_bulk(len(several), timeout, prepare, now)
         counts: Mapping[str, int] = {}
         if to == ANY_QUEUE:
             counts = yield from self._write_queues(sharded_topics(several), now)
@@ -144,6 +151,7 @@ class Sending:
         sharding_key: str | None,
         flush: str | None,
         timeout: float | None,
+        prepare: str | None,
         now: float,
     ) -> Plan[tuple[Bulk, Groups]]:
         """Check the arguments of a ``send_bulk``. ``common``: what all of its messages have, as PRODUCE takes it."""
@@ -152,15 +160,16 @@ class Sending:
         entries = check_bulk_keys(keys, len(several))
         to = check_queue(queue)
         mode = self._flush if flush is None else check_flush(flush)
-        bulk = self._new_bulk(len(several), timeout, now)
+        bulk = self._new_bulk(len(several), timeout, prepare, now)
         if to == ANY_QUEUE and sharding_key is not None:
             counts = yield from self._write_queues({topic}, now)
             to = queue_of(sharding_key, counts[topic])
         source = ColumnSource(several, entries, self._compressor)
         return bulk, [(topic, to, Group(bulk, source, range(len(several)), common, mode))]
 
-    def _new_bulk(self, count: int, timeout: float | None, now: float) -> Bulk:
-        return Bulk(count, now, NEVER if timeout is None else now + check_timeout("timeout", timeout))
+    def _new_bulk(self, count: int, timeout: float | None, prepare: str | None, now: float) -> Bulk:
+        deadline = NEVER if timeout is None else now + check_timeout("timeout", timeout)
+        return Bulk(count, now, deadline, check_attempt(prepare))
 
     def _write_queues(self, topics: Collection[str], now: float) -> Plan[dict[str, int]]:
         """How many queues each topic has, or will have once its first message made it."""

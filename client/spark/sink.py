@@ -20,7 +20,7 @@ from . import brokers
 from .errors import InvalidOption
 from .failing import plainly
 from .sink_columns import check_columns
-from .sink_delivery import Delivery, Written, delivery_of
+from .sink_delivery import Delivery, Written, check_broker, delivery_of
 from .sink_options import WriteOptions, write_options
 from .workers import settling
 
@@ -37,6 +37,7 @@ class BatchWriter(DataSourceArrowWriter):
         with settling():
             return self._delivery.write(iterator, _partition())
 
+    @plainly
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done."""
         self._delivery.commit(_written(messages), None)
@@ -58,6 +59,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         with settling():
             return self._delivery.write(iterator, _partition())
 
+    @plainly
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """All tasks are done."""
         self._delivery.commit(_written(messages), batchId)
@@ -74,7 +76,7 @@ def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: boo
     options = write_options(given)
     check_columns(schema, options.topic)
     check_target(options)
-    return BatchWriter(delivery_of(options))
+    return BatchWriter(delivery_of(options, streaming=False))
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, *, commits: bool) -> StreamWriter:
@@ -89,7 +91,7 @@ def stream_writer(given: Mapping[str, str], schema: StructType, *, commits: bool
     if not commits and asked not in _asked:
         check_target(options)
         _asked.add(asked)
-    return StreamWriter(delivery_of(options))
+    return StreamWriter(delivery_of(options, streaming=True))
 
 
 _asked: set[tuple[object, ...]] = set()
@@ -99,6 +101,7 @@ _asked: set[tuple[object, ...]] = set()
 def check_target(options: WriteOptions) -> None:
     """Raise where the broker is not there, or has no such topic and makes none."""
     topics = brokers.greet(options.broker, options.timeout)
+    check_broker(options)
     if options.topic is None or options.topic in topics:
         return
     queues = brokers.call(options.broker, operations.created_queues(client_name()), options.timeout)

@@ -32,8 +32,9 @@ class Send(Protocol):
     def rows(self) -> Ints:
         """The places in the batch of what it sends."""
 
-    def run(self, producer: Producer) -> None:
-        """Return when all is acknowledged; raises ``DeliveryFailed`` with the errors by index in ``rows``."""
+    def run(self, producer: Producer, prepare: str | None) -> None:
+        """Return when all is acknowledged; raises ``DeliveryFailed`` with the errors by index in ``rows``. ``prepare``:
+        as of the producer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ColumnSend:
     sharding_key: str | None
     queue: int | None
 
-    def run(self, producer: Producer) -> None:
+    def run(self, producer: Producer, prepare: str | None) -> None:
         """``Producer.send_bulk``."""
         producer.send_bulk(
             self.topic,
@@ -57,6 +58,7 @@ class ColumnSend:
             tags=self.tags,
             sharding_key=self.sharding_key,
             queue=self.queue,
+            prepare=prepare,
         )
 
 
@@ -68,9 +70,9 @@ class MessageSend:
     messages: list[Message]
     queue: int | None
 
-    def run(self, producer: Producer) -> None:
+    def run(self, producer: Producer, prepare: str | None) -> None:
         """``Producer.send_many``."""
-        producer.send_many(self.messages, queue=self.queue)
+        producer.send_many(self.messages, queue=self.queue, prepare=prepare)
 
 
 def sends(rows: Rows) -> list[Send]:

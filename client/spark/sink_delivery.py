@@ -1,34 +1,34 @@
 """How written rows get from Spark's tasks to the broker, and when they count: what option ``delivery`` chooses.
 
-A ``Delivery`` has the three steps of a write: ``write`` in each task, then ``commit`` or ``abort`` on the driver. One
-that stores exactly once is another of these: it prepares in ``write`` and makes one transaction of what all tasks
-prepared in ``commit``, once for each query and micro-batch. Nothing else in the sink would have to change.
+A ``Delivery`` has the three steps of a write: ``write`` in each task, then ``commit`` or ``abort`` on the driver.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ...protocol.errors import FlintError
-from ..errors import DeliveryFailed
-from ..sync.producer import Producer
-from .errors import WriteFailed
-from .sink_batches import Send, sends
-from .sink_options import AT_LEAST_ONCE, WriteOptions
-from .sink_rows import Place, checked_rows
+from ...protocol.errors import FlintError, UnknownCommand
+from ..core.prepared import abort_prepared, commit_prepared
+from . import brokers
+from .errors import InvalidOption, SparkUnavailable, WriteFailed
+from .sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, WriteOptions
+from .sink_sending import send_all
 
 logger = logging.getLogger(__name__)
 
-_SHOWN_ROWS = 3
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+"""Local properties of Spark's tasks."""
+DROP_SECONDS = 5.0
+"""How long is tried to drop what a failed task prepared: it expires anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +61,8 @@ class AtLeastOnce(Delivery):
     """A task sends its rows and waits until they are acknowledged. One that is run again sends them again."""
 
     def write(self, batches: Iterator[pa.RecordBatch], partition: int) -> Written:
-        """Send all rows; return when the broker has acknowledged them.
-
-        A thread sends one batch while the next is fetched and checked. Raises ``InvalidMessage`` for a row that cannot
-        be sent, before any row of its batch is, and ``WriteFailed`` where the broker did not acknowledge some.
-        """
-        producer = producer_of(self._options)
-        rows_before = 0
-        with ThreadPoolExecutor(1, "flintmq-sink") as sender:
-            sending: Future[None] | None = None
-            for batch in batches:
-                if not len(batch):
-                    continue
-                place = Place(partition, rows_before)
-                calls = sends(checked_rows(batch, self._options.topic, place))
-                if sending is not None:
-                    sending.result()
-                sending = sender.submit(_send, producer, calls, place)
-                rows_before += len(batch)
-            if sending is not None:
-                sending.result()
-        return Written(rows_before)
+        """Send all rows; return when the broker has acknowledged them. Raises as ``send_all``."""
+        return Written(send_all(self._options, batches, partition))
 
     def commit(self, written: Sequence[Written | None], batch_id: int | None) -> None:
         """Nothing to do: what a task wrote is stored, and readers see it."""
@@ -89,82 +70,131 @@ class AtLeastOnce(Delivery):
 
     def abort(self, written: Sequence[Written | None], batch_id: int | None) -> None:
         """Say that nothing can be taken back."""
-        what = "the write" if batch_id is None else f"micro-batch {batch_id}"
         logger.warning(
             "%s failed; %s of finished tasks stay stored, and what other tasks had sent too: done again, it stores "
             "them again (delivery %r)",
-            what,
+            _what(batch_id),
             _counted(written),
             AT_LEAST_ONCE,
         )
 
 
-_DELIVERIES: dict[str, type[Delivery]] = {AT_LEAST_ONCE: AtLeastOnce}
+@dataclass(frozen=True, slots=True)
+class Prepared(Written):
+    """What a task has prepared: the attempt that it was, for which transaction of which series."""
+
+    attempt: str
+    series: str
+    number: int
 
 
-def delivery_of(options: WriteOptions) -> Delivery:
-    """The way of delivery that the options choose."""
-    return _DELIVERIES[options.delivery](options)
+class ExactlyOnce(Delivery):
+    """A task prepares its rows, as an attempt of its own; the driver commits the attempts that counted, all of them or
+    none, and once for each query and micro-batch.
+
+    ``job``: the series of a batch, which has one transaction; a streaming query is a series itself, and its
+    micro-batches are numbered (None).
+    """
+
+    def __init__(self, options: WriteOptions, job: str | None) -> None:
+        super().__init__(options)
+        self._job = job
+
+    def write(self, batches: Iterator[pa.RecordBatch], partition: int) -> Prepared:
+        """Prepare all rows. Raises as ``send_all``; what was prepared is dropped then."""
+        series, number = (self._job, 0) if self._job is not None else micro_batch()
+        # Spark numbers its tasks anew when a driver starts again, so their numbers may have been there.
+        attempt = f"{_attempts(series, number)}{partition}/{uuid.uuid4().hex}"
+        try:
+            rows = send_all(self._options, batches, partition, attempt)
+        except BaseException:
+            self._drop(attempt)
+            raise
+        return Prepared(rows, attempt, series, number)
+
+    def commit(self, written: Sequence[Written | None], batch_id: int | None) -> None:
+        """Commit what the tasks prepared, unless the broker knows that this micro-batch is committed.
+
+        Raises ``WriteFailed`` where it could not be; nothing is committed then, or, where the broker did not answer,
+        all of it or nothing: the query is to be started again, and finds out.
+        """
+        prepared = [each for each in written if isinstance(each, Prepared)]
+        if not prepared:
+            return
+        series, number = prepared[0].series, prepared[0].number
+        assert batch_id is None or batch_id == number, "Spark tells its tasks the number of their micro-batch"
+        attempts = {each.attempt: each.rows for each in prepared if each.rows}
+        operation = commit_prepared(series, number, attempts, _attempts(series, number), self._options.flush)
+        try:
+            committed = brokers.call(self._options.broker, operation, self._options.timeout)
+        except FlintError as error:
+            raise WriteFailed(
+                f"{_what(batch_id)} was not committed ({_counted(written)}): {type(error).__name__}: {error}"
+            ) from error
+        if committed.already:
+            logger.info("%s had been committed before; nothing was stored again", _what(batch_id))
+
+    def abort(self, written: Sequence[Written | None], batch_id: int | None) -> None:
+        """Drop what was prepared. What tasks prepared of which nobody has heard expires."""
+        for series, number in {(each.series, each.number) for each in written if isinstance(each, Prepared)}:
+            self._drop(_attempts(series, number))
+        logger.warning("%s failed; nothing of it is stored", _what(batch_id))
+
+    def _drop(self, attempts: str) -> None:
+        try:
+            brokers.call(self._options.broker, abort_prepared(attempts), min(self._options.timeout, DROP_SECONDS))
+        except FlintError as error:
+            logger.warning("what %s prepared is not dropped, and will expire: %s", attempts, error)
+
+
+def micro_batch() -> tuple[str, int]:
+    """In a task of a streaming query: the query's id and the number of the micro-batch.
+
+    Both stay the same when the query goes on from its checkpoint. Spark tells its tasks, but promises to nobody that it
+    does. Raises ``SparkUnavailable`` where it does not.
+    """
+    context = TaskContext.get()
+    assert context is not None, "only a task writes"
+    query = context.getLocalProperty(QUERY_ID)
+    number = context.getLocalProperty(BATCH_ID)
+    if not query or number is None or not number.isdecimal():
+        raise SparkUnavailable(
+            f"this Spark does not tell its tasks which query and micro-batch they are of ({QUERY_ID} is {query!r}, "
+            f"{BATCH_ID} is {number!r}), and delivery {EXACTLY_ONCE!r} needs to know: use {AT_LEAST_ONCE!r}, or the "
+            "PySpark that flintmq[spark] installs"
+        )
+    return query, int(number)
+
+
+def delivery_of(options: WriteOptions, *, streaming: bool) -> Delivery:
+    """The way of delivery that the options choose. On the driver; made once for each batch, whose name it has then."""
+    if options.delivery == EXACTLY_ONCE:
+        return ExactlyOnce(options, None if streaming else f"batch-{uuid.uuid4()}")
+    return AtLeastOnce(options)
+
+
+def check_broker(options: WriteOptions) -> None:
+    """Raise where the broker cannot do what the options choose: it has to be asked, as an older one would take what
+    is to be prepared for messages."""
+    if options.delivery != EXACTLY_ONCE:
+        return
+    try:
+        brokers.call(options.broker, abort_prepared(f"nobody's {uuid.uuid4()}"), options.timeout)
+    except UnknownCommand:
+        raise InvalidOption(
+            f"option 'delivery': the broker at {options.broker.address} is older than this client and has no "
+            f"transactions of many messages: update it, or leave the option out for {AT_LEAST_ONCE!r}"
+        ) from None
+
+
+def _attempts(series: str, number: int) -> str:
+    """What the names of all attempts at a transaction begin with."""
+    return f"{series}/{number}/"
+
+
+def _what(batch_id: int | None) -> str:
+    return "the write" if batch_id is None else f"micro-batch {batch_id}"
 
 
 def _counted(written: Sequence[Written | None]) -> str:
     return f"{sum(each.rows for each in written if each is not None)} messages"
-
-
-# ---- sending ----
-
-
-def _send(producer: Producer, calls: Sequence[Send], place: Place) -> None:
-    for call in calls:
-        try:
-            call.run(producer)
-        except DeliveryFailed as error:
-            raise _failed(error, call, place) from None
-        except FlintError as error:
-            raise WriteFailed(f"{place.row(int(call.rows[0]))} and those after it: {_described(error)}") from error
-
-
-def _failed(failure: DeliveryFailed, call: Send, place: Place) -> WriteFailed:
-    rows_by_reason: dict[str, list[int]] = {}
-    for index, error in sorted(failure.errors.items()):
-        rows_by_reason.setdefault(_described(error), []).append(int(call.rows[index]) + place.rows_before)
-    shown = "; ".join(f"{_rows(rows)}: {reason}" for reason, rows in list(rows_by_reason.items())[:_SHOWN_ROWS])
-    more = f"; and {len(rows_by_reason) - _SHOWN_ROWS} more reasons" if len(rows_by_reason) > _SHOWN_ROWS else ""
-    return WriteFailed(
-        f"partition {place.partition}: {len(failure.errors)} rows were not acknowledged: {shown}{more}. What was sent "
-        "before stays stored"
-    )
-
-
-def _rows(rows: Sequence[int]) -> str:
-    names = ", ".join(map(str, rows[:_SHOWN_ROWS]))
-    more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""
-    return f"row {names}" if len(rows) == 1 else f"rows {names}{more}"
-
-
-def _described(error: FlintError) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-# ---- producers ----
-
-_producers: dict[tuple[object, ...], Producer] = {}
-_lock = threading.Lock()
-
-
-def producer_of(options: WriteOptions) -> Producer:
-    """The producer of this process for a broker: Spark's workers are used again, for many tasks and topics."""
-    key = os.getpid(), options.broker.address, options.timeout, options.compress_over, options.flush
-    with _lock:
-        producer = _producers.get(key)
-        if producer is None:
-            # A fork copies the table, but the connections in it are the parent's.
-            for other in [other for other in _producers if other[0] != key[0]]:
-                del _producers[other]
-            producer = _producers[key] = Producer(
-                options.broker.address,
-                delivery_timeout=options.timeout,
-                compress_over=options.compress_over,
-                flush=options.flush,
-            )
-        return producer

@@ -48,14 +48,9 @@ def flush(written: str) -> str:
 
 
 def delivery(written: str) -> str:
-    """How often a row can be stored. What cannot be kept is refused."""
-    if written == EXACTLY_ONCE:
-        raise ValueError(
-            "the broker has no transactions yet, and without them a task or a micro-batch that is run again stores its "
-            f"messages again. Leave the option out for {AT_LEAST_ONCE!r}, and have readers drop duplicates by a key"
-        )
-    if written != AT_LEAST_ONCE:
-        raise ValueError(f"it must be {AT_LEAST_ONCE!r}")
+    """How often a row can be stored."""
+    if written not in (AT_LEAST_ONCE, EXACTLY_ONCE):
+        raise ValueError(f"it must be {AT_LEAST_ONCE!r} or {EXACTLY_ONCE!r}")
     return written
 
 
@@ -73,7 +68,10 @@ WRITE_OPTIONS = (
     Option("bootstrap", one_broker, "the broker as `host:port`"),
     Option("topic", writable_topic, "the topic of all rows; wins over a column `topic`"),
     Option("flush", flush, "`sync` or `async`: what an acknowledgement means; the broker's setting is the least"),
-    Option("delivery", delivery, f"`{AT_LEAST_ONCE}` (default); `{EXACTLY_ONCE}` needs transactions, and is refused"),
+    Option(
+        "delivery", delivery,
+        f"`{AT_LEAST_ONCE}` (default) or `{EXACTLY_ONCE}`: one transaction for each write or micro-batch",
+    ),
     Option("timeoutMs", positive, f"how long a message is tried, broker restarts included (default {TIMEOUT_MS})"),
     Option(
         "compressOver", compress_over,

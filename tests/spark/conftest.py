@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flintmq.client.spark import session
+from tests.conftest import RunningBroker
+from tests.spark.sink_tools import Copy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,3 +74,45 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def spark_environment() -> dict[str, str]:
     """The environment for a Python process that starts a Spark session of its own."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+
+
+# ---- the sink ----
+
+_names = (f"sink-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def name() -> str:
+    """A topic that no other test of the sink uses."""
+    return next(_names)
+
+
+@pytest.fixture
+def write(shared_broker: RunningBroker, name: str) -> Callable[..., None]:
+    """``write(frame, option=value, …)`` appends to the test's topic; None takes an option away."""
+
+    def run(frame: Any, mode: str = "append", **options: Any) -> None:
+        given = {"bootstrap": shared_broker.address, "topic": name, **options}
+        given = {option: value for option, value in given.items() if value is not None}
+        session = frame.sparkSession
+        session._jvm.SparkSession.setActiveSession(session._jsparkSession)  # a thread of a test's own has none
+        frame.write.format("flintmq").mode(mode).options(**given).save()
+
+    return run
+
+
+@pytest.fixture
+def bodies_of_range(spark: Any) -> Callable[..., Any]:
+    """``bodies_of_range(start, end, partitions=2, **columns)``: bodies "0", "1", … and columns made of `id`."""
+
+    def frame(start: int, end: int, partitions: int = 2, **columns: str) -> Any:
+        chosen = [f"{expression} AS {name}" for name, expression in columns.items()]
+        return spark.range(start, end, 1, partitions).selectExpr("CAST(id AS string) AS body", *chosen)
+
+    return frame
+
+
+@pytest.fixture
+def copy(spark: Any, shared_broker: RunningBroker, name: str, tmp_path: Path) -> Copy:
+    """From the topic ``{name}-source`` to ``name``."""
+    return Copy(spark, shared_broker, f"{name}-source", name, tmp_path / "checkpoint")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import pickle
 import signal
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 
 from flintmq.client import Admin, ConnectionFailed, Consumer, Message, Producer
 from tests.conftest import BrokerFactory, RunningBroker
+from tests.spark.sink_tools import NEVER_S, Copy, bodies, send, stored
 
 pytest.importorskip("pyspark")
 
@@ -23,53 +22,6 @@ from pyspark.sql.types import BinaryType, StructType
 
 from flintmq.client.spark.sink_delivery import Written
 from flintmq.client.spark.source import FlintSource
-
-_names = (f"sink-{number}" for number in itertools.count())
-NEVER_S = 120
-"""Longer than anything here takes."""
-
-
-def stored(broker: RunningBroker, topic: str) -> list[Any]:
-    """The messages of a topic, queue by queue."""
-    with Consumer(broker.address) as consumer:
-        found = list(consumer.iter(topic, from_="earliest", until="latest"))
-    return sorted(found, key=lambda message: (message.queue, message.queue_offset))
-
-
-def bodies(broker: RunningBroker, topic: str) -> Counter[str]:
-    return Counter(message.body.decode() for message in stored(broker, topic))
-
-
-@pytest.fixture
-def name() -> str:
-    """A topic that no other test of the sink uses."""
-    return next(_names)
-
-
-@pytest.fixture
-def write(shared_broker: RunningBroker, name: str) -> Callable[..., None]:
-    """``write(frame, option=value, …)`` appends to the test's topic; None takes an option away."""
-
-    def run(frame: Any, mode: str = "append", **options: Any) -> None:
-        given = {"bootstrap": shared_broker.address, "topic": name, **options}
-        given = {option: value for option, value in given.items() if value is not None}
-        session = frame.sparkSession
-        session._jvm.SparkSession.setActiveSession(session._jsparkSession)  # a thread of a test's own has none
-        frame.write.format("flintmq").mode(mode).options(**given).save()
-
-    return run
-
-
-@pytest.fixture
-def bodies_of_range(spark: Any) -> Callable[..., Any]:
-    """``bodies_of_range(start, end, partitions=2, **columns)``: bodies "0", "1", … and columns made of `id`."""
-
-    def frame(start: int, end: int, partitions: int = 2, **columns: str) -> Any:
-        chosen = [f"{expression} AS {name}" for name, expression in columns.items()]
-        return spark.range(start, end, 1, partitions).selectExpr("CAST(id AS string) AS body", *chosen)
-
-    return frame
-
 
 # ---- batches ----
 
@@ -176,7 +128,7 @@ def test_an_empty_frame_is_no_error(write: Any, bodies_of_range: Any, shared_bro
     [
         ("append", {"bootstrap": "127.0.0.1:1"}, {}, ["ConnectionFailed: option 'bootstrap': no broker answers at"]),
         ("append", {"subscribe": "x"}, {}, ["InvalidOption: the sink 'flintmq' has no option 'subscribe'"]),
-        ("append", {"delivery": "exactly-once"}, {}, ["InvalidOption: option 'delivery'", "has no transactions yet"]),
+        ("append", {"delivery": "twice"}, {}, ["InvalidOption: option 'delivery'", "or 'exactly-once'"]),
         ("append", {}, {"price": "id"}, ["IncompatibleSchema: column 'price' (bigint) is none of the sink's"]),
         ("overwrite", {}, {}, ['InvalidOption: mode("overwrite")', '"append"']),
     ],
@@ -298,43 +250,6 @@ def test_a_write_that_is_cancelled_ends_though_the_broker_does_not_answer(
 # ---- streams ----
 
 
-class Copy:
-    """A query that copies the topic ``source`` of a broker to ``target``."""
-
-    def __init__(self, spark: Any, broker: RunningBroker, source: str, target: str, checkpoint: Path) -> None:
-        self._spark = spark
-        self._broker = broker
-        self._source = source
-        self._target = target
-        self.checkpoint = checkpoint
-
-    def start(self, *, available_now: bool = True, **options: Any) -> Any:
-        """The running query."""
-        reader = self._spark.readStream.format("flintmq").option("bootstrap", self._broker.address)
-        frame = reader.option("subscribe", self._source).option("startingOffsets", "earliest").load()
-        writer = frame.drop("queue").writeStream.format("flintmq").queryName(f"copy to {self._target}")
-        writer = writer.options(bootstrap=self._broker.address, topic=self._target, checkpointLocation=self.checkpoint)
-        writer = writer.options(**options)
-        writer = writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")
-        return writer.start()
-
-    def run(self, **options: Any) -> None:
-        """Copy what is there."""
-        assert self.start(**options).awaitTermination(NEVER_S)
-
-
-@pytest.fixture
-def copy(spark: Any, shared_broker: RunningBroker, name: str, tmp_path: Path) -> Copy:
-    """From the topic ``{name}-source`` to ``name``."""
-    return Copy(spark, shared_broker, f"{name}-source", name, tmp_path / "checkpoint")
-
-
-def send(broker: RunningBroker, topic: str, numbers: range) -> Counter[str]:
-    with Producer(broker.address) as producer:
-        producer.send_bulk(topic, [str(number).encode() for number in numbers])
-    return Counter(map(str, numbers))
-
-
 def test_a_stream_goes_on_from_its_checkpoint_and_writes_each_row_once(
     copy: Copy, shared_broker: RunningBroker, name: str
 ) -> None:
@@ -405,7 +320,7 @@ def test_the_whole_result_is_sent_anew_in_output_mode_complete(
     ("options", "words"),
     [
         ({"bootstrap": "127.0.0.1:1"}, "ConnectionFailed: option 'bootstrap': no broker answers at"),
-        ({"delivery": "exactly-once"}, "has no transactions yet"),
+        ({"delivery": "twice"}, "'at-least-once' or 'exactly-once'"),
     ],
 )
 def test_a_stream_that_cannot_be_written_ends_at_once(

@@ -31,11 +31,13 @@ Done = Callable[[BrokerError | None], None]
 
 
 class Committing:
-    """A commit on its way. ``decided``: that it is committed is as safe as an acknowledgement."""
+    """A commit on its way. ``decided``: that it is committed is as safe as an acknowledgement; ``sync``: that means on
+    disk, whatever the flush policy."""
 
-    def __init__(self, commit: Commit, *, decided: bool) -> None:
+    def __init__(self, commit: Commit, *, decided: bool = False, sync: bool = False) -> None:
         self.commit = commit
         self.decided = decided
+        self.sync = sync
         self._over = False
         self._error: BrokerError | None = None
         self._waiting: list[Done] = []
@@ -135,14 +137,18 @@ class PreparedMessages:
 
     # ---- ending
 
-    def commit(self, series: str, number: int, wanted: Sequence[tuple[str, int]], drop: str) -> Begun:
+    def commit(
+        self, series: str, number: int, wanted: Sequence[tuple[str, int]], drop: str, *, sync: bool = False
+    ) -> Begun:
         """Commit what attempts prepared. ``wanted``: the attempts and how many messages each has; ``drop``: other
-        attempts that begin so are dropped.
+        attempts that begin so are dropped; ``sync``: nothing is said before it is on disk.
 
         Raises where it cannot be, with nothing done.
         """
         committing = self.committing.get(series)
         if self.table.is_committed(series, number):
+            lost = self.table.beginning_with(drop) if drop else []
+            self.drop(lost, "abort")
             return Begun(True, 0, committing)
         if committing is not None:
             raise SystemBusy(
@@ -159,8 +165,8 @@ class PreparedMessages:
         self.table.drop(dropped)
         self.outcomes["commit"] += len(names)
         self.outcomes["abort"] += len(dropped)
-        committing = self.committing[series] = Committing(commit, decided=False)
-        self.writer.when_acknowledged(end_offset, lambda error: self._decided(committing, error))
+        committing = self.committing[series] = Committing(commit, sync=sync)
+        self._when_safe(committing, end_offset, lambda error: self._decided(committing, error))
         return Begun(False, commit.messages, committing)
 
     def _check(self, name: str, messages: int) -> None:
@@ -199,11 +205,15 @@ class PreparedMessages:
         committing.decided = True
         self.wake()
 
+    def _when_safe(self, committing: Committing, end_offset: int, done: Done) -> None:
+        when = self.writer.when_on_disk if committing.sync else self.writer.when_acknowledged
+        when(end_offset, done)
+
     def copied(self, committing: Committing, end_offset: int) -> None:
         """All of a transaction is copied and noted, below ``end_offset`` of the log."""
         self.table.done(committing.commit)
         del self.committing[committing.commit.series]
-        self.writer.when_acknowledged(end_offset, committing.over)
+        self._when_safe(committing, end_offset, committing.over)
         self.save()
 
     def abort(self, prefix: str) -> tuple[int, int]:
@@ -214,11 +224,12 @@ class PreparedMessages:
     def drop(self, names: Sequence[str], outcome: str) -> int:
         """Drop these attempts; the log's end behind the note of it."""
         end_offset = self._store.write_offset
-        for note in drop_notes(names):
-            end_offset = self.note(note)
-        self.table.drop(names)
-        self.outcomes[outcome] += len(names)
-        self.save()
+        if names:
+            for note in drop_notes(names):
+                end_offset = self.note(note)
+            self.table.drop(names)
+            self.outcomes[outcome] += len(names)
+            self.save()
         return end_offset
 
     # ---- progress

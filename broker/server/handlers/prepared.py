@@ -25,6 +25,8 @@ from ...store import Appended, ProduceBatch, common_properties
 from .acknowledging import acknowledge
 from .context import Peer
 
+FLUSHES = frozenset({"", "sync", "async"})
+
 
 def check_prepared(request: ProduceRequest, is_half: bool) -> None:
     """Raise ``InvalidParameter`` where messages to be prepared ask for something else too."""
@@ -75,8 +77,12 @@ def append_prepared(peer: Peer, frame: Frame, request: ProduceRequest, queue: in
 def commit_prepared(peer: Peer, frame: Frame) -> None:
     """Commit what attempts prepared; answered when all of it is in its topics."""
     request = decode_fields(CommitPreparedRequest, frame.fields)
+    if request.flush not in FLUSHES:
+        raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
     wanted = _wanted(request, frame.body)
-    begun = peer.broker.prepared.commit(request.series, request.number, wanted, request.drop)
+    begun = peer.broker.prepared.commit(
+        request.series, request.number, wanted, request.drop, sync=request.flush == "sync"
+    )
     answer = CommitPreparedAnswer(already=begun.already, messages=begun.messages)
     if begun.committing is None:
         peer.answer(frame, answer)

@@ -20,11 +20,9 @@ from ...delivery.transactions.frames import half_request
 from ...store import ProduceBatch, TopicConfig, common_properties
 from .acknowledging import acknowledge
 from .context import FRAME_LENGTH_BYTES, Broker, Peer
-from .prepared import append_prepared, check_prepared
+from .prepared import FLUSHES, append_prepared, check_prepared
 from .produce_again import answer_again
 from .transactions import append_half_messages
-
-_FLUSHES = frozenset({"", "sync", "async"})
 
 
 def produce(peer: Peer, frame: Frame) -> None:
@@ -34,7 +32,7 @@ def produce(peer: Peer, frame: Frame) -> None:
     name = request.topic
     if peer.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
         raise _too_much(peer)
-    if request.flush not in _FLUSHES:
+    if request.flush not in FLUSHES:
         raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
     if not may_produce_to(name):
         raise NoPermission(f"topic {name} is the broker's own; produce to another")

@@ -1,0 +1,39 @@
+"""A Spark application: copies a topic into another one with the exactly-once sink, as a stream.
+
+    python -m tests.spark.exactly_once_app MASTER BOOTSTRAP FROM_TOPIC TO_TOPIC CHECKPOINT ROWS_A_BATCH
+
+Prints ``batch N`` for each micro-batch that is done, and ``done`` when what was there at its start is copied.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from flintmq.client.spark import session
+from tests.spark.cluster_app import CLUSTER_SETTINGS
+from tests.spark.conftest import SETTINGS
+
+
+def main(master: str, bootstrap: str, from_topic: str, to_topic: str, checkpoint: str, rows_a_batch: str) -> None:
+    """Run the query to its end."""
+    more = CLUSTER_SETTINGS if master.startswith("spark://") else {}
+    spark = session("exactly-once", master=master, settings={**SETTINGS, **more})
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": rows_a_batch, "timeoutMs": "60000"}
+    rows = spark.readStream.format("flintmq").options(bootstrap=bootstrap, subscribe=from_topic, **options).load()
+    writer = rows.select("body", "keys").writeStream.format("flintmq").option("checkpointLocation", checkpoint)
+    writer = writer.options(bootstrap=bootstrap, topic=to_topic, delivery="exactly-once", timeoutMs="60000")
+    query = writer.trigger(availableNow=True).start()
+    said = -1
+    while not query.awaitTermination(0.02):  # type: ignore[arg-type]
+        progress = query.lastProgress
+        batch = json.loads(progress.json)["batchId"] if progress is not None else -1
+        if batch > said:
+            said = batch
+            print(f"batch {batch}", flush=True)  # noqa: T201 - the test waits for this line
+    print("done", flush=True)  # noqa: T201
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
