@@ -238,9 +238,10 @@ class PreparedMessages:
         """Let a start begin with what is needed now, as soon as that may be."""
         if not self._save_due:
             self._save_due = True
-            self._loop.call_later(SAVE_AFTER_S, self._save)
+            self._loop.call_later(SAVE_AFTER_S, self.snapshot)
 
-    def _save(self) -> None:
+    def snapshot(self) -> None:
+        """Take down what is needed now, for ``persist``."""
         self._save_due = False
         store = self._store
         next_note = store.next_append_offset(OP_PREPARED_TOPIC, 0)
@@ -263,5 +264,5 @@ class PreparedMessages:
     def close(self) -> None:
         """The broker stops, and all of the log is on disk. Nobody else calls anything meanwhile."""
         if self._save_due:
-            self._save()
+            self.snapshot()
         self.persist()

@@ -1,0 +1,195 @@
+"""Prepared messages whose broker ends at any moment: each transaction is there as a whole, once, or not at all."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.store import StoreSettings
+from flintmq.protocol.errors import PreparedIncomplete, SystemBusy
+from tests.fault.power_cut import PowerCut, PowerCutFiles
+from tests.prepared_store import TIMEOUT_MS, PreparedStore
+from tests.store_tools import UnsyncedFiles, kill, restore, save
+
+KIB = 1024
+ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "4"))
+TOPICS = ("a", "b")
+
+
+def tiny(policy: str) -> StoreSettings:
+    """Files that roll all the time."""
+    return StoreSettings(
+        commitlog_file_bytes=64 * KIB,
+        consumequeue_file_bytes=20 * 30,
+        index_slots=50,
+        index_entries=80,
+        message_bytes_max=16 * KIB,
+        allocate_step_bytes=16 * KIB,
+        flush_policy=policy,
+    )
+
+
+@dataclass
+class Transaction:
+    """What a transaction was to store, by topic; ``acknowledged``: whoever asked for it heard that it is."""
+
+    series: str
+    number: int
+    bodies: set[tuple[str, bytes]] = field(default_factory=set)
+    acknowledged: bool = False
+
+
+class Life:
+    """Attempts that prepare at random, and are committed or dropped, until something ends it."""
+
+    def __init__(self, made: PreparedStore, chance: random.Random) -> None:
+        self.made = made
+        self.transactions: list[Transaction] = []
+        self._chance = chance
+        self._number = 0
+        self._attempts: dict[str, list[tuple[str, bytes]]] = {}
+
+    def begin_again(self) -> None:
+        """The store was opened again: nobody goes on with the attempts of before."""
+        self._attempts.clear()
+
+    def act(self) -> None:
+        """One thing that a broker may do."""
+        made = self.made
+        actions: list[Callable[[], object]] = (
+            [self._prepare] * 8 + [self._commit] * 2 + [made.step] * 6 + [made.dispatch] * 3
+            + [self._abort, self._wait, made.store.flush, made.save, made.store.sync_derived]
+        )  # fmt: skip
+        self._chance.choice(actions)()
+
+    def _prepare(self) -> None:
+        chance, open_ones = self._chance, self.made.prepared.table.attempts
+        self._attempts = {name: mine for name, mine in self._attempts.items() if name in open_ones}
+        name = chance.choice([*self._attempts, f"attempt {self._number}"])
+        topic, queue = chance.choice(TOPICS), chance.randrange(2)
+        bodies = [b"%06d" % (self._number + k) + b"x" * chance.randrange(300) for k in range(chance.randint(1, 40))]
+        self._number += len(bodies)
+        self.made.prepare(name, topic, bodies, queue=queue)
+        self._attempts.setdefault(name, []).extend((topic, body) for body in bodies)
+
+    def _commit(self) -> None:
+        known = {name: mine for name, mine in self._attempts.items() if name in self.made.prepared.table.attempts}
+        chosen = self._chance.sample(sorted(known), self._chance.randint(0, min(len(known), 3)))
+        transaction = Transaction(self._chance.choice(["one", "two"]), len(self.transactions))
+        transaction.bodies.update(each for name in chosen for each in self._attempts.pop(name))
+        self.transactions.append(transaction)
+        try:
+            begun = self.made.commit(
+                transaction.number, {name: len(known[name]) for name in chosen}, series=transaction.series
+            )
+        except SystemBusy:
+            self.transactions.pop()
+            return
+
+        def over(error: Exception | None) -> None:
+            transaction.acknowledged = error is None
+
+        assert begun.committing is not None
+        begun.committing.when_over(over)
+
+    def _abort(self) -> None:
+        if self._attempts:
+            name = self._chance.choice(sorted(self._attempts))
+            self.made.prepared.abort(name)
+            del self._attempts[name]
+
+    def _wait(self) -> None:
+        self.made.now_ms += self._chance.choice([1_000, 10_000, TIMEOUT_MS])
+
+    def check(self, *, none_lost: bool) -> None:
+        """Let everything end, and look. ``none_lost``: what was acknowledged is on disk."""
+        made = self.made
+        made.run()
+        found = [(topic, body) for topic in TOPICS for body in made.counted(topic, 2).elements()]
+        assert len(set(found)) == len(found), "a message was copied twice"
+        stored = set(found)
+        for transaction in self.transactions:
+            there = transaction.bodies <= stored
+            assert there or not transaction.bodies & stored, "a part of a transaction"
+            assert there or not (transaction.acknowledged and none_lost)
+            stored -= transaction.bodies
+            if transaction.bodies and there:
+                assert made.commit(transaction.number, {}, series=transaction.series).already
+        assert not stored, "messages that nobody committed"
+
+
+@pytest.mark.parametrize("policy", ["sync", "async"])
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_after_a_power_cut_each_transaction_is_whole_or_not_there(tmp_path: Path, seed: int, policy: str) -> None:
+    chance = random.Random(f"{seed} {policy}")
+    path = tmp_path / "store"
+    path.mkdir()
+    files = PowerCutFiles(path, 1 << 60)
+    life = Life(PreparedStore(path, settings=tiny(policy), files=files), chance)
+    for number in range(3):
+        files.lives = chance.randint(20, 2500)
+        try:
+            for _ in range(500):
+                life.act()
+        except PowerCut:
+            pass
+        kill(life.made.store)
+        life.made.loop.close()
+        target = tmp_path / f"cut-{number}"
+        files.cut(target, chance)
+        life.made.path = target
+        files = PowerCutFiles(target, 1 << 60)
+        life.made.open(files)
+        life.begin_again()
+        life.check(none_lost=policy == "sync")
+        is_committed = life.made.prepared.table.is_committed
+        life.transactions = [each for each in life.transactions if is_committed(each.series, each.number)]
+    life.made.stop()
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_kills_and_clean_stops_lose_nothing(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    life = Life(PreparedStore(tmp_path / "store", settings=tiny("sync"), files=UnsyncedFiles()), chance)
+    for _ in range(6):
+        for _ in range(chance.randint(1, 200)):
+            life.act()
+        if chance.randrange(2):
+            life.made.restart()
+        else:
+            kill(life.made.store)
+            life.made.loop.close()
+            life.made.open()
+        if chance.randrange(2):
+            life.begin_again()
+    for transaction in life.transactions:
+        transaction.acknowledged = True  # a kill takes nothing away that was written
+    life.check(none_lost=True)
+    life.made.stop()
+
+
+def test_an_attempt_that_was_half_written_is_not_committed_in_silence(tmp_path: Path) -> None:
+    made = PreparedStore(tmp_path / "store", settings=tiny("async"))
+    made.prepare("attempt", "a", [b"one"])
+    made.store.flush()
+    kept = made.store.write_offset
+    before = save(tmp_path / "store")
+    made.prepare("attempt", "a", [b"two", b"three"])
+    end = made.store.write_offset
+    (log,) = (tmp_path / "store" / "commitlog").iterdir()
+    content = log.read_bytes()
+    kill(made.store)
+    made.loop.close()
+    for cut in range(kept, end, 40):  # within the note, between it and its messages, within one of them
+        restore(tmp_path / "store", before)
+        log.write_bytes(content[:cut] + bytes(len(content) - cut))
+        made.open()
+        with pytest.raises(PreparedIncomplete, match="nothing was committed"):
+            made.commit(0, {"attempt": 3})
+        kill(made.store)
+        made.loop.close()

@@ -1,0 +1,105 @@
+"""Prepared messages over a store, without a broker around it: every step by hand, and the clock too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from flintmq.broker.delivery.moving import Mover
+from flintmq.broker.delivery.prepared.copying import PreparedWork
+from flintmq.broker.delivery.prepared.history import table_at_start
+from flintmq.broker.delivery.prepared.notes import PREPARED_CONFIG, TOPICS
+from flintmq.broker.delivery.prepared.service import Begun, PreparedMessages
+from flintmq.broker.delivery.writer import RecordWriter
+from flintmq.broker.store import MessageStore, StoreSettings
+from flintmq.broker.store.files import Files
+from flintmq.protocol.record import encode_properties
+from tests.delay_tools import START_MS, AtOnce, FlushedAtOnce, MadeAtOnce
+from tests.store_tools import HOST, SMALL, Message, UnsyncedFiles, make_batch, make_topic, pull_all
+
+TIMEOUT_MS = 60_000
+
+
+class PreparedStore:
+    """An open store and its prepared messages. ``now_ms``: what the clock says."""
+
+    def __init__(self, path: Path, *, settings: StoreSettings = SMALL, files: Files | None = None) -> None:
+        self.path = path
+        self.now_ms = START_MS
+        self.settings = settings
+        self.open(files)
+
+    def open(self, files: Files | None = None) -> None:
+        """Open the store, (again) where it was closed."""
+        self.store = store = MessageStore(self.path, self.settings, store_host=HOST, files=files or UnsyncedFiles())
+        store.open()
+        self.loop = asyncio.new_event_loop()
+        flush, made = FlushedAtOnce(store), MadeAtOnce(store)
+        sync = self.settings.flush_policy == "sync"
+        writer = RecordWriter(store, flush, made, self.loop, lambda: None, sync=sync)  # type: ignore[arg-type]
+        mover = Mover(store, writer, self.loop, AtOnce(), lambda: None)  # type: ignore[arg-type]
+        self.prepared = PreparedMessages(
+            writer, mover, timeout_ms=TIMEOUT_MS, attempts_max=100, now_ms=lambda: self.now_ms
+        )
+        self.work = PreparedWork(self.prepared)
+        self.prepared.start(table_at_start(store))
+
+    def prepare(self, attempt: str, topic: str, bodies: Iterable[bytes], *, queue: int = 0) -> None:
+        """Append messages as a PRODUCE frame would; neither flushed nor dispatched."""
+        for config in TOPICS:
+            make_topic(self.store, config.name, 1)
+        make_topic(self.store, topic)
+        messages = [Message(body) for body in bodies]
+        common = encode_properties({"REAL_TOPIC": topic, "REAL_QID": str(queue)})
+        batch = make_batch(messages, common=common)
+        self.prepared.prepare(
+            attempt, topic, queue, len(messages), lambda: self.store.append(PREPARED_CONFIG, 0, batch).queue_offset
+        )
+
+    def commit(self, number: int, attempts: Mapping[str, int], *, series: str = "query", drop: str = "") -> Begun:
+        """Begin a commit."""
+        return self.prepared.commit(series, number, list(attempts.items()), drop)
+
+    def dispatch(self) -> None:
+        """Flush, and dispatch all that is there."""
+        self.store.flush()
+        while self.store.reput_offset < self.store.write_offset:
+            self.store.dispatch(self.store.write_offset)
+
+    def step(self) -> bool:
+        """One step of copying or expiring; whether there may be more to do."""
+        return self.loop.run_until_complete(self.work.step(self.now_ms))
+
+    def run(self) -> None:
+        """Do all there is to do."""
+        self.dispatch()
+        while self.step():
+            self.dispatch()
+
+    def save(self) -> None:
+        """Have the next start begin with what is needed now."""
+        self.prepared.snapshot()
+        self.prepared.persist()
+
+    def counted(self, topic: str, queues: int = 4) -> Counter[bytes]:
+        """How often each body is in a topic."""
+        self.dispatch()
+        found: Counter[bytes] = Counter()
+        for queue in range(queues):
+            if self.store.topics.get(topic) is not None and self.store.queues.get(topic, queue) is not None:
+                found.update(record.body for record in pull_all(self.store, topic, queue))
+        return found
+
+    def stop(self) -> None:
+        """End orderly."""
+        self.store.flush()
+        self.prepared.close()
+        self.store.close()
+        self.loop.close()
+
+    def restart(self) -> None:
+        """End orderly, and open again."""
+        self.stop()
+        self.open()
