@@ -248,6 +248,9 @@ class HeartBeatAnswer:
     count: int = integer("queues in the body", default=0)
     interval_ms: int = integer("how often to send a heartbeat", default=3_000)
     retry_times_max: int = integer("how often the group tries a message again", default=RETRY_TIMES_MAX)
+    run: int = integer(
+        "which start of the broker this is: another one may have forgotten the latest commits", default=0
+    )
 
 
 @dataclass(slots=True)

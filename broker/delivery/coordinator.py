@@ -63,7 +63,7 @@ class GroupCoordinator:
         self._topics_version = -1
         self._timer: Timer | None = None
         # Larger than in any run before, so that what a member remembers of that one is old.
-        self._first_epoch = time.time_ns() // 1_000_000
+        self._first_epoch = self.run = time.time_ns() // 1_000_000
 
     # ---- members
 

@@ -154,9 +154,13 @@ class Claims:
 
     # ---- the assignment
 
-    def assign(self, rows: Iterable[Row], *, rejoined: bool) -> None:
-        """What a heartbeat was answered. ``rejoined``: the member joined anew and said what it holds; where nobody has
-        gone on with a queue meanwhile, it goes on as if nothing had been."""
+    def assign(self, rows: Iterable[Row], *, rejoined: bool, forgetful: bool = True) -> None:
+        """What a heartbeat was answered.
+
+        ``rejoined``: the member joined anew and said what it holds; where nobody has gone on with a queue meanwhile, it
+        goes on as if nothing had been. ``forgetful``: the broker was started again, and may have forgotten commits; one
+        that was not, and says less than it knew, was told so: the group was reset.
+        """
         present = {(topic, queue): (next_offset, granted) for topic, queue, next_offset, granted in rows}
         for key, claim in list(self._by_key.items()):
             if key not in present:
@@ -166,7 +170,8 @@ class Claims:
             next_offset, granted = present[key]
             if claim.granted == granted and not claim.lost:
                 continue  # a queue that was to be given up and is not: see ``resume``
-            if rejoined and not claim.lost and next_offset <= claim.commit_offset:
+            known = 0 if forgetful else claim.committed
+            if rejoined and not claim.lost and known <= next_offset <= claim.commit_offset:
                 claim.granted = granted
                 claim.committed = next_offset
                 continue

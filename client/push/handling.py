@@ -211,7 +211,7 @@ class Handling:
         if work.given_up:  # it was counted out; what is left of it is counted in again
             work.given_up = False
             work.claim.running += 1
-        self._keep(work, sorted(left.rest, key=lambda message: message.queue_offset), 0)
+        self._keep(work, sorted(left.rest, key=lambda message: message.queue_offset), left.tries)
         self._begin_later(work)
 
     def due(self, now: float) -> list[Request]:
@@ -251,6 +251,14 @@ class Handling:
         if is_retriable(error):
             self._back_at = self._clock() + backoff_seconds(6, error)
             return False
+        left.tries = left.work.tries + 1
+        if left.tries > self._retry_times_max():
+            log.error(
+                "group %s: %d messages failed for the last time, and cannot be kept as dead letters: %s",
+                self._options.group, len(messages), error,
+            )  # fmt: skip
+            self.counts.skipped += len(messages)
+            return True
         log.error(
             "group %s: %d messages that failed could not be stored again, so they are tried again here: %s",
             self._options.group, len(messages), error,
@@ -260,11 +268,13 @@ class Handling:
 
 
 class _Left:
-    """How many requests a work waits for until its failed messages are sent back, and what is left of it then."""
+    """How many requests a work waits for until its failed messages are sent back, and what is left of it then, after
+    how many tries here."""
 
-    __slots__ = ("parts", "rest", "work")
+    __slots__ = ("parts", "rest", "tries", "work")
 
     def __init__(self, parts: int, work: Work, rest: Sequence[StoredMessage]) -> None:
         self.parts = parts
         self.work = work
         self.rest = rest
+        self.tries = 0

@@ -31,8 +31,9 @@ class Health:
     the broker was heard.
 
     Since the start, in messages: ``consumed`` by the listener, ``failed`` in it, ``retried`` and ``dead``: sent back to
-    be tried again, or as dead letters; ``skipped``: removed by retention before they were read, or failed where nobody
-    tries again (broadcasting); ``stuck``: works that were given up because the listener did not come back.
+    be tried again, or as dead letters; ``skipped``: removed by retention before they were read or could be stored
+    again, or failed where nobody tries again (broadcasting); ``stuck``: works that were given up because the listener
+    did not come back.
     """
 
     alive: bool

@@ -44,6 +44,8 @@ class Membership:
         self._parting = False
         self._interval_seconds = 1.0
         self._refused_since = inf
+        self._run = 0
+        """Which start of the broker answered last."""
 
     @property
     def parting(self) -> bool:
@@ -89,7 +91,8 @@ class Membership:
         self.beat_at = 0.0 if at_once else now + answer.interval_seconds
         self.epoch = self.last_epoch = answer.epoch
         self.retry_times_max = answer.retry_times_max
-        self._claims.assign(answer.rows, rejoined=not epoch)
+        self._claims.assign(answer.rows, rejoined=not epoch, forgetful=answer.run != self._run)
+        self._run = answer.run
         if self.leaving:
             self._claims.revoke_all()
         self._assigned(not epoch)

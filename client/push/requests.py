@@ -30,6 +30,7 @@ class Assignment:
     epoch: int
     interval_seconds: float
     retry_times_max: int
+    run: int
     rows: list[Row]
 
 
@@ -42,7 +43,7 @@ def heart_beat(options: Options, epoch: int, owned: Sequence[Sequence[str | int]
         if not isinstance(rows, list) or len(rows) != head.count:
             raise RemoteProtocolError(f"an assignment of {head.count} queues that is not there")
         checked = [(str(topic), int(queue), int(at), int(granted)) for topic, queue, at, granted in rows]
-        return Assignment(head.epoch, head.interval_ms / 1000, head.retry_times_max, checked)
+        return Assignment(head.epoch, head.interval_ms / 1000, head.retry_times_max, head.run, checked)
 
     wanted = [[topic, tags.expression, condition] for topic, (tags, condition) in options.subscriptions.items()]
     return operation(

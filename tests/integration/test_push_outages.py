@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from typing import Any
 
 from flintmq.client import Consumer, Message, Producer, PushConsumer, StoredMessage
 from tests.conftest import BrokerFactory
+from tests.group_tools import WAIT_SECONDS, until
 
-WAIT_SECONDS = 30.0
 NEVER_PERSISTED = {"flush.checkpoint_interval_ms": 3_600_000}
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"{what} did not happen within {WAIT_SECONDS:.0f} s"
-        time.sleep(0.01)
 
 
 def test_progress_that_a_killed_broker_forgot_is_told_again_although_nothing_new_comes(broker: BrokerFactory) -> None:
@@ -62,3 +54,29 @@ def test_close_lets_a_listener_finish_although_the_broker_is_away(broker: Broker
     closing.join(WAIT_SECONDS)
     assert closed.is_set()
     assert len(handled) == 1
+
+
+def test_a_message_that_fails_and_that_retention_took_is_tried_here_and_given_up_in_the_end(
+    broker: BrokerFactory,
+) -> None:
+    running = broker(settings={"retention.file_reserved_hours": 0, "retention.check_interval_ms": 50,
+                               "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24))})  # fmt: skip
+    gone = threading.Event()
+    tries: list[int] = []
+
+    def fail(message: StoredMessage) -> None:
+        if message.body == b"gone":
+            gone.wait(30)
+            tries.append(message.reconsume_times)
+            raise ValueError("no")
+
+    options: dict[str, Any] = {"start": "first", "retry_times_max": 2, "suspend": 0.01, "workers": 2}
+    with Producer(running.address) as producer, Consumer(running.address) as plain:
+        producer.send(Message("orders", b"gone"), queue=0)
+        with PushConsumer(running.address, "g", "orders", fail, **options) as consumer:
+            while plain.min_offset("orders") == 0:
+                producer.send(Message("orders", bytes(400_000)), queue=0)
+            gone.set()
+            until(lambda: consumer.health().skipped == 1)
+            assert consumer.health().error is None
+    assert tries == [0, 0, 0]

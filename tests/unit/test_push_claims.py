@@ -176,6 +176,21 @@ class TestAssignment:
         assert (only(claims) is before) == kept
         assert only(claims).granted == 7
 
+    @pytest.mark.parametrize(("forgetful", "kept"), [(True, True), (False, False)])
+    def test_less_than_the_broker_knew_is_a_reset_unless_it_was_started_again(
+        self, forgetful: bool, kept: bool
+    ) -> None:
+        claims = make()
+        claims.assign([("t", 0, 10, 1)], rejoined=False)
+        before = only(claims)
+        for work in arrive(claims, before, 10, 5):
+            before.running -= 1
+            before.complete(work)
+        claims.committed("t", {0: 15})
+        claims.assign([("t", 0, 12, 7)], rejoined=True, forgetful=forgetful)
+        assert (only(claims) is before) == kept
+        assert only(claims).position == (15 if kept else 12)
+
     def test_a_queue_that_comes_back_before_it_was_let_go_of_begins_where_it_was_done(self) -> None:
         claims = make()
         claims.assign([("t", 0, 0, 1)], rejoined=False)

@@ -144,6 +144,7 @@ class _Assignment:
             count=len(rows),
             interval_ms=self.interval_ms,
             retry_times_max=store.groups.retry_times_max(self.group.name),
+            run=self.peer.broker.groups.run,
         )
         self.peer.answer(self.frame, answer, msgpack.packb(rows))
 
