@@ -213,7 +213,8 @@ class Producer(Base):
 
         The messages go in as few frames as possible, several of them in flight; those of a pinned queue in order, one
         frame after the other. ``timeout``: seconds for the whole call; without it each frame has ``delivery_timeout``.
-        ``prepare``: the attempt that they are prepared for; nobody gets them until ``Admin.commit_prepared`` names it.
+        ``prepare``: the attempt that they are prepared for; nobody gets them until ``Admin.commit_prepared`` names it,
+        and the receipts' offsets are those of where they wait.
         Raises ``DeliveryFailed``, which says which messages failed and why, and has the receipts of the others.
         """
         plan = self._sending.many(messages, queue, flush, timeout, prepare, self._watch.now())

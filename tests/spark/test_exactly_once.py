@@ -38,7 +38,7 @@ ROWS_A_BATCH = 5_000
 BATCHES_A_ROUND = 6
 QUEUES = 3
 WORKERS = 2
-TIMEOUT_S = 280
+TIMEOUT_S = 200 + 60 * ROUNDS
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -180,6 +180,7 @@ class Copying:
             self.process.communicate()
 
 
+@pytest.mark.timeout(TIMEOUT_S)
 def test_whoever_is_killed_each_row_is_there_exactly_once(
     spark_environment: dict[str, str], broker: BrokerFactory, tmp_path: Path
 ) -> None:

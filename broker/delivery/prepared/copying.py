@@ -43,8 +43,8 @@ class PreparedWork:
     def _expire(self, now_ms: int) -> bool:
         names = self._prepared.table.idle_since(now_ms - self._prepared.timeout_ms)
         if names:
-            log.warning("%d attempts expired, which prepared messages and were not committed in time: %s%s",
-                        len(names), ", ".join(names[:3]), " …" if len(names) > 3 else "")  # fmt: skip
+            log.warning("attempts expired: %s%s; what they prepared was not committed in time, and is dropped",
+                        ", ".join(names[:3]), f" and {len(names) - 3} more" if len(names) > 3 else "")  # fmt: skip
             self._prepared.drop(names, "expire")
         return False
 
