@@ -188,6 +188,21 @@ def _wait_for_port(process: subprocess.Popen[str], store: Path, log_path: Path) 
     raise AssertionError(f"the broker did not start (exit {process.returncode}): {output}\n{log_path.read_text()}")
 
 
+# ---- several processes ----
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in several processes, those of a file run in one, and all that share the Spark session in one,
+    before any other: they take longest."""
+    folder = Path(__file__).parent / "spark"
+    spark = [item for item in items if folder in item.path.parents]
+    others = [item for item in items if folder not in item.path.parents]
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("spark" if folder in item.path.parents else str(item.path)))
+    items[:] = spark + others
+
+
 # ---- frames over a plain socket ----
 
 
