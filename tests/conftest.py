@@ -191,16 +191,25 @@ def _wait_for_port(process: subprocess.Popen[str], store: Path, log_path: Path) 
 # ---- several processes ----
 
 
-@pytest.hookimpl(tryfirst=True)
+SPARK_FOLDER = Path(__file__).parent / "spark"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes, those of a file run in one, and all that share the Spark session in one,
-    before any other: they take longest."""
-    folder = Path(__file__).parent / "spark"
-    spark = [item for item in items if folder in item.path.parents]
-    others = [item for item in items if folder not in item.path.parents]
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("spark" if folder in item.path.parents else str(item.path)))
-    items[:] = spark + others
+    """The tests that share the Spark session come first: they take longest."""
+    items.sort(key=lambda item: SPARK_FOLDER not in item.path.parents)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of a file run in one process, and all that share the Spark session in one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = nodeid.split("::", 1)[0]
+            return "spark" if file.startswith("tests/spark/") else file
+
+    return ByFile(config, log)
 
 
 # ---- frames over a plain socket ----
