@@ -15,6 +15,9 @@ from .operations import Operation, operation
 from .outgoing import check_flush
 from .session import Answer
 
+COPIED_A_SECOND_MIN = 50_000
+"""The broker answers when all messages are copied: it gets as much more time as that may take."""
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -52,6 +55,7 @@ def commit_prepared(
         commands.COMMIT_PREPARED,
         decode,
         msgpack.packb([[check_attempt(name), messages] for name, messages in attempts.items()]),
+        hold_seconds=sum(attempts.values()) / COPIED_A_SECOND_MIN,
         series=series,
         number=number,
         count=len(attempts),

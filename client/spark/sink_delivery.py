@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from ...protocol.errors import FlintError, UnknownCommand
+from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout, UnknownCommand
 from ..core.prepared import abort_prepared, commit_prepared
 from . import brokers
 from .errors import InvalidOption, SparkUnavailable, WriteFailed
@@ -127,6 +127,12 @@ class ExactlyOnce(Delivery):
         operation = commit_prepared(series, number, attempts, _attempts(series, number), self._options.flush)
         try:
             committed = brokers.call(self._options.broker, operation, self._options.timeout)
+        except (ConnectionFailed, RequestTimeout) as error:
+            hint = "its messages may be stored" if batch_id is None else "start the query again, and it finds out"
+            raise WriteFailed(
+                f"the broker did not say whether {_what(batch_id)} is committed ({_counted(written)}); {hint}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         except FlintError as error:
             raise WriteFailed(
                 f"{_what(batch_id)} was not committed ({_counted(written)}): {type(error).__name__}: {error}"

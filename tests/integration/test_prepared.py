@@ -112,6 +112,17 @@ class TestCommit:
         assert sorted(answer.get("messages", 0) for answer in answers) == [0, 0, 20_000]
         assert bodies(connection, topic) == [b"%d" % number for number in range(20_000)]
 
+    def test_what_another_try_prepared_is_dropped_where_it_is_committed_already(
+        self, connection: RawConnection, topic: str, series: str
+    ) -> None:
+        prepare(connection, "a/1/0", topic, b"one")
+        commit(connection, 1, {"a/1/0": 1}, series=series, drop="a/1/").raise_for_error()
+        prepare(connection, "a/1/1", topic, b"one")
+        again = commit(connection, 1, {"a/1/1": 1}, series=series, drop="a/1/").raise_for_error()
+        assert again.fields == {"already": True}
+        assert abort(connection, "a/1/") == 0
+        assert bodies(connection, topic) == [b"one"]
+
     def test_attempts_that_interleave_come_in_order(self, connection: RawConnection, topic: str, series: str) -> None:
         for number in range(300):
             prepare(connection, "a", topic, b"a%d" % number, queue=0)
@@ -175,6 +186,10 @@ class TestRefusals:
     ) -> None:
         answer = connection.produce(topic, b"x", prepare="a", common=properties)
         refused(answer, InvalidParameter, "that are prepared cannot be")
+
+    def test_a_flush_that_there_is_not_is_refused(self, connection: RawConnection, series: str) -> None:
+        answer = connection.call(COMMIT_PREPARED, {"series": series, "number": 0, "count": 0, "flush": "often"})
+        refused(answer, InvalidParameter, "flush must be")
 
     @pytest.mark.parametrize(
         ("count", "body"),
