@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from .core.batch import Batch, Found
     from .core.delays import DelayedMessages, DelayStats
     from .core.groups import GroupInfo, GroupMember, GroupQueue, GroupStatus
-    from .core.prepared import Committed
+    from .core.prepared import AttemptInfo, Committed, CopyingInfo, PreparedInfo
     from .core.receipts import Receipt
     from .core.stored import StoredMessage
     from .core.topics import ConsumeStats, QueueStats, TopicInfo
@@ -93,6 +93,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "AttemptInfo",
     "Batch",
     "BrokerError",
     "BrokerFailure",
@@ -105,6 +106,7 @@ __all__ = [
     "ConnectionFailed",
     "ConsumeStats",
     "Consumer",
+    "CopyingInfo",
     "CorruptMessage",
     "CorruptRecord",
     "DelayIllegal",
@@ -144,6 +146,7 @@ __all__ = [
     "Outcome",
     "PartlyStored",
     "PreparedIncomplete",
+    "PreparedInfo",
     "Producer",
     "ProtocolError",
     "PushConsumer",
@@ -177,6 +180,7 @@ __all__ = [
 
 _HOMES = {
     "Admin": ".sync.admin",
+    "AttemptInfo": ".core.prepared",
     "Batch": ".core.batch",
     "ClientClosed": ".errors",
     "ClientFailed": ".errors",
@@ -184,6 +188,7 @@ _HOMES = {
     "CompressionUnavailable": ".errors",
     "ConsumeStats": ".core.topics",
     "Consumer": ".sync.consumer",
+    "CopyingInfo": ".core.prepared",
     "CorruptMessage": ".errors",
     "CorruptRecord": "..protocol.record",
     "DeliveryFailed": ".errors",
@@ -202,6 +207,7 @@ _HOMES = {
     "ListenerTimeout": ".errors",
     "Message": ".message",
     "Outcome": ".transactions.outcome",
+    "PreparedInfo": ".core.prepared",
     "Producer": ".sync.producer",
     "PushConsumer": ".push.consumer",
     "QueueStats": ".core.topics",

@@ -460,6 +460,24 @@ class AbortPreparedAnswer:
 
 
 @dataclass(slots=True)
+class GetPreparedRequest:
+    """What is prepared, and what is committed and being copied."""
+
+    prefix: str = text("only attempts that begin so; empty: all", PREPARED_NAME_CHARS_MAX, default="")
+    max_count: int = integer("most attempts in the answer", 1, TRANSACTIONS_MAX, 100)
+
+
+@dataclass(slots=True)
+class PreparedAnswer:
+    """Body: one msgpack map `{attempts, copying}`: `attempts` an array of maps `{attempt, messages, topics,
+    active_ms}`, those first to which nothing came for longest, `copying` one of maps `{series, number, messages,
+    copied}`."""
+
+    count: int = integer("attempts in the body")
+    attempts: int = integer("attempts in all that have prepared something", default=0)
+
+
+@dataclass(slots=True)
 class UpdateAndCreateTopicRequest:
     """Create a topic, or change one that exists; queues can be added, not taken away."""
 
@@ -584,6 +602,7 @@ GET_TRANSACTIONS = Command("GET_TRANSACTIONS", 1010, GetTransactionsRequest, Tra
 GET_DELAY_STATS = Command("GET_DELAY_STATS", 1011, GetDelayStatsRequest, DelayStatsAnswer)
 COMMIT_PREPARED = Command("COMMIT_PREPARED", 1020, CommitPreparedRequest, CommitPreparedAnswer)
 ABORT_PREPARED = Command("ABORT_PREPARED", 1021, AbortPreparedRequest, AbortPreparedAnswer)
+GET_PREPARED = Command("GET_PREPARED", 1022, GetPreparedRequest, PreparedAnswer)
 CONSUMER_SEND_MSG_BACK = Command("CONSUMER_SEND_MSG_BACK", 36, SendMessageBackRequest, SendMessageBackAnswer)
 NOTIFY_CONSUMER_IDS_CHANGED = Command(
     "NOTIFY_CONSUMER_IDS_CHANGED", 40, IdsChangedRequest, EmptyAnswer, one_way=True, from_broker=True
@@ -637,6 +656,7 @@ COMMANDS: dict[int, Command] = {
         GET_TRANSACTIONS,
         COMMIT_PREPARED,
         ABORT_PREPARED,
+        GET_PREPARED,
         GET_DELAY_STATS,
     )
 }

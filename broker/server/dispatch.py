@@ -49,6 +49,7 @@ _ROWS: tuple[tuple[commands.Command, Handler], ...] = (
     (commands.GET_TRANSACTIONS, transactions.get_transactions),
     (commands.COMMIT_PREPARED, prepared.commit_prepared),
     (commands.ABORT_PREPARED, prepared.abort_prepared),
+    (commands.GET_PREPARED, prepared.get_prepared),
     (commands.GET_DELAY_STATS, delays.get_delay_stats),
     (commands.UPDATE_AND_CREATE_TOPIC, topics.update_and_create_topic),
     (commands.DELETE_TOPIC_IN_BROKER, topics.delete_topic_in_broker),

@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import msgpack
 
 from ...protocol import commands
+from ...protocol.errors import RemoteProtocolError
 from ...protocol.fields import decode_fields
 from ..errors import InvalidArgument, InvalidArgumentType
-from .operations import Operation, operation
+from .operations import Operation, operation, unpack_body
 from .outgoing import check_flush
 from .session import Answer
+from .times import from_millis
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptInfo:
+    """What an attempt has prepared: ``messages`` for these ``topics``, the last of them at ``active_ms``, ms since 1970
+    UTC."""
+
+    attempt: str
+    messages: int
+    topics: tuple[str, ...]
+    active_ms: int
+
+    @property
+    def active_at(self) -> datetime:
+        """When its last messages came."""
+        return from_millis(self.active_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyingInfo:
+    """A transaction that is committed, of whose ``messages`` so many are ``copied`` to their topics."""
+
+    series: str
+    number: int
+    messages: int
+    copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedInfo:
+    """``attempts``: those that were asked for; ``open``: how many there are in all; ``copying``: transactions that are
+    committed and on their way."""
+
+    attempts: Sequence[AttemptInfo]
+    open: int
+    copying: Sequence[CopyingInfo]
+
 
 COPIED_A_SECOND_MIN = 50_000
 """The broker answers when all messages are copied: it gets as much more time as that may take."""
@@ -47,6 +87,11 @@ def commit_prepared(
 ) -> Operation[Committed]:
     """Commit attempts, each with how many messages it prepared, as transaction ``number`` of ``series``."""
 
+    for name, messages in attempts.items():
+        check_attempt(name)
+        if type(messages) is not int or messages < 0:
+            raise InvalidArgument(f"attempts[{name!r}] is {messages!r}; it must be how many messages it prepared")
+
     def decode(answer: Answer) -> Committed:
         fields = decode_fields(commands.CommitPreparedAnswer, answer.fields)
         return Committed(fields.already, fields.messages)
@@ -54,7 +99,7 @@ def commit_prepared(
     return operation(
         commands.COMMIT_PREPARED,
         decode,
-        msgpack.packb([[check_attempt(name), messages] for name, messages in attempts.items()]),
+        msgpack.packb(list(attempts.items())),
         hold_seconds=sum(attempts.values()) / COPIED_A_SECOND_MIN,
         series=series,
         number=number,
@@ -62,6 +107,26 @@ def commit_prepared(
         drop=drop or "",
         flush=check_flush(flush),
     )
+
+
+def prepared(prefix: str, max_count: int) -> Operation[PreparedInfo]:
+    """What attempts have prepared whose names begin so, and what is being copied."""
+
+    def decode(answer: Answer) -> PreparedInfo:
+        head = decode_fields(commands.PreparedAnswer, answer.fields)
+        tables = unpack_body(answer)
+        if not isinstance(tables, dict):
+            raise RemoteProtocolError(f"prepared messages as {type(tables).__name__}")
+        return PreparedInfo(
+            [
+                AttemptInfo(row["attempt"], row["messages"], tuple(row["topics"]), row["active_ms"])
+                for row in tables["attempts"]
+            ],
+            head.attempts,
+            [CopyingInfo(row["series"], row["number"], row["messages"], row["copied"]) for row in tables["copying"]],
+        )
+
+    return operation(commands.GET_PREPARED, decode, prefix=prefix, max_count=max_count)
 
 
 def abort_prepared(drop: str) -> Operation[int]:

@@ -9,7 +9,7 @@ from ..core import groups as group_operations
 from ..core import operations
 from ..core.delays import DelayStats, delay_stats
 from ..core.groups import GroupInfo, GroupStatus
-from ..core.prepared import Committed, abort_prepared, commit_prepared
+from ..core.prepared import Committed, PreparedInfo, abort_prepared, commit_prepared, prepared
 from ..core.topics import ConsumeStats, QueueStats, TopicInfo
 from ..core.transactions import Transactions, end_transaction, transactions
 from .client import Client
@@ -131,6 +131,11 @@ class Admin(Client):
         """
         operation = commit_prepared(series, number, attempts, drop, flush)
         return self._caller.call(operation, self._caller.deadline(timeout))
+
+    def prepared(self, prefix: str = "", *, max_count: int = 100, timeout: float | None = None) -> PreparedInfo:
+        """What attempts have prepared that nobody has committed, of those whose names begin so; those first to which
+        nothing came for longest. And what is committed and being copied."""
+        return self._caller.call(prepared(prefix, max_count), self._caller.deadline(timeout))
 
     def abort_prepared(self, drop: str, *, timeout: float | None = None) -> int:
         """Drop what the attempts prepared whose names begin so; how many attempts there were."""

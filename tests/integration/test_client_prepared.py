@@ -5,6 +5,7 @@ from __future__ import annotations
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from flintmq.client import (
     PreparedIncomplete,
     Producer,
 )
+from tests.cli_tools import Cli
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, RunningBroker
+from tests.integration.test_cli_admin import described
 
 
 def bodies(broker: RunningBroker, topic: str) -> Counter[bytes]:
@@ -47,6 +50,12 @@ def test_what_is_prepared_is_committed_or_dropped(clients: Clients, shared_broke
         producer.send_bulk(topic, [b"%d" % number for number in range(5, 5_000)], queue=1, prepare=second)
         producer.send_bulk(topic, [b"lost"], prepare=lost)
         assert not bodies(shared_broker, topic)
+        listed = admin.prepared(f"{topic}/")
+        assert [(each.attempt, each.messages, each.topics) for each in listed.attempts] == [
+            (first, 5, (topic,)), (second, 4_995, (topic,)), (lost, 1, (topic,)),
+        ]  # fmt: skip
+        assert (listed.open, list(listed.copying)) == (3, [])
+        assert [each.attempt for each in admin.prepared(f"{topic}/", max_count=1).attempts] == [first]
         with pytest.raises(PreparedIncomplete) as raised:
             admin.commit_prepared(topic, 0, {first: 6, second: 4_995})
         assert raised.value.details == {"attempt": first, "prepared": 5}
@@ -111,3 +120,18 @@ def test_an_attempt_that_nobody_commits_expires(broker: BrokerFactory) -> None:
         with pytest.raises(PreparedIncomplete, match=r"attempt a is not there.*prepared_timeout_ms is 300"):
             admin.commit_prepared("q", 0, {"a": 1})
     assert "expired: a;" in running.log
+
+
+def test_the_shell_shows_and_drops_what_is_prepared(broker: BrokerFactory, tmp_path: Path) -> None:
+    running = broker()
+    with Producer(running.address) as producer, Cli(tmp_path, running.address) as cli:
+        assert cli.run("tx", "prepared").rows == []
+        for attempt in ("q/1/a", "q/1/b", "r/1/a"):
+            producer.send_many([Message(name, b"x") for name in ("t", "u", "t")], prepare=attempt)
+        rows = cli.run("tx", "prepared", "q/", "-o", "json").rows
+        assert set(rows[0]) == described("tx prepared")
+        assert [(row["attempt"], row["topics"], row["messages"]) for row in rows] == [
+            ("q/1/a", "t u", 3), ("q/1/b", "t u", 3),
+        ]  # fmt: skip
+        assert "dropped 2 attempts" in cli.run("tx", "drop", "q/").err
+        assert [row["attempt"] for row in cli.run("tx", "prepared", "-o", "json").rows] == ["r/1/a"]

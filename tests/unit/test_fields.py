@@ -170,5 +170,6 @@ def test_codes_are_rocketmqs_where_it_has_the_command() -> None:
         "GET_TRANSACTIONS": 1010,
         "COMMIT_PREPARED": 1020,
         "ABORT_PREPARED": 1021,
+        "GET_PREPARED": 1022,
         "GET_DELAY_STATS": 1011,
     }

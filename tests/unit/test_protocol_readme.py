@@ -144,6 +144,7 @@ PURPOSES = {
     "GET_TRANSACTIONS": "transactions that are open, or were parked",
     "COMMIT_PREPARED": "commit what attempts prepared, all of it or nothing",
     "ABORT_PREPARED": "drop what attempts prepared",
+    "GET_PREPARED": "what is prepared, and what is being copied",
     "GET_DELAY_STATS": "what waits to be delivered later",
 }
 

@@ -12,6 +12,8 @@ from ....protocol.commands import (
     AbortPreparedRequest,
     CommitPreparedAnswer,
     CommitPreparedRequest,
+    GetPreparedRequest,
+    PreparedAnswer,
     ProduceRequest,
 )
 from ....protocol.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
@@ -96,6 +98,28 @@ def abort_prepared(peer: Peer, frame: Frame) -> None:
     count, end_offset = peer.broker.prepared.abort(request.drop)
     done = peer.later(frame, lambda: peer.answer(frame, AbortPreparedAnswer(count=count)))
     peer.broker.writer.when_acknowledged(end_offset, done)
+
+
+def get_prepared(peer: Peer, frame: Frame) -> None:
+    """What is prepared, and what is being copied."""
+    request = decode_fields(GetPreparedRequest, frame.fields)
+    table = peer.broker.prepared.table
+    names = table.beginning_with(request.prefix)
+    attempts = [
+        {
+            "attempt": name,
+            "messages": (attempt := table.attempts[name]).messages,
+            "topics": sorted({topic for topic, _ in attempt.targets}),
+            "active_ms": attempt.active_ms,
+        }
+        for name in names[: request.max_count]
+    ]
+    copying = [
+        {"series": each.series, "number": each.number, "messages": each.messages, "copied": each.position}
+        for each in table.commits.values()
+    ]
+    answer = PreparedAnswer(count=len(attempts), attempts=len(table.attempts))
+    peer.answer(frame, answer, msgpack.packb({"attempts": attempts, "copying": copying}))
 
 
 def _wanted(request: CommitPreparedRequest, body: memoryview) -> list[tuple[str, int]]:

@@ -30,6 +30,13 @@ LIST_COLUMNS = (
     Column("born_at", "SENT", show_moment),
 )
 
+PREPARED_COLUMNS = (
+    Column("attempt", "ATTEMPT"),
+    Column("topics", "TOPICS"),
+    number("messages", "MESSAGES"),
+    number("idle_seconds", "IDLE", show_seconds),
+)
+
 
 @click.group(cls=Group)
 def tx() -> None:
@@ -78,6 +85,44 @@ def _row(info: TransactionInfo, state: str) -> dict[str, Any]:
         "checks": info.checks,
         "born_at": info.born_at,
     }
+
+
+@tx.command("prepared")
+@pass_settings
+@click.argument("prefix", default="")
+@click.option("-n", "--count", type=COUNT, default=100, show_default=True, help="At most so many.")
+def prepared(settings: Settings, prefix: str, count: int) -> None:
+    """Show what attempts have prepared that nobody has committed.
+
+    With PREFIX those whose names begin so, such as the id of a Spark query. First are those to which nothing came for
+    longest.
+    """
+    with settings.admin() as admin:
+        found = admin.prepared(prefix, max_count=min(count, PAGE_COUNT))
+    now = datetime.now(UTC)
+    rows = [
+        {
+            "attempt": info.attempt,
+            "topics": " ".join(info.topics),
+            "messages": info.messages,
+            "idle_seconds": round(max((now - info.active_at).total_seconds(), 0.0), 3),
+        }
+        for info in found.attempts
+    ]
+    settings.output.rows(PREPARED_COLUMNS, rows, empty="nothing is prepared")
+    for each in found.copying:
+        note(settings, f"transaction {each.number} of {each.series} is committed; {each.copied} of {each.messages} "
+                       "messages are copied")  # fmt: skip
+
+
+@tx.command("drop")
+@pass_settings
+@click.argument("prefix")
+def drop(settings: Settings, prefix: str) -> None:
+    """Drop what the attempts prepared whose names begin with PREFIX; nothing of it can be committed then."""
+    with settings.admin() as admin:
+        count = admin.abort_prepared(prefix)
+    note(settings, f"dropped {plural(count, 'attempt')}")
 
 
 @tx.command("commit")
