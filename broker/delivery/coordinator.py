@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
 
 from ...protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, HeartBeatRequest, IdsChangedRequest
 from ...protocol.delivery import RETRY_TOPIC_PREFIX, dead_letter_topic, retry_topic
@@ -30,13 +29,6 @@ MEMBER_SEPARATOR = "|"
 INTERVAL_MS_MAX = 3_000
 
 
-class Timer(Protocol):
-    """What ``call_later`` returns."""
-
-    def cancel(self) -> None:
-        """Take the call back."""
-
-
 class GroupCoordinator:
     """Groups by name. ``clock``: seconds, never going back; ``call_later``: calls back after so many of them."""
 
@@ -44,7 +36,7 @@ class GroupCoordinator:
         self,
         store: MessageStore,
         clock: Callable[[], float],
-        call_later: Callable[[float, Callable[[], None]], Timer],
+        call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -61,7 +53,7 @@ class GroupCoordinator:
         self._awaited: dict[str, set[str]] = {}
         """By group: topics that were not there when a member asked for them; they are read from their first message."""
         self._topics_version = -1
-        self._timer: Timer | None = None
+        self._sweep_due = False
         # Larger than in any run before, so that what a member remembers of that one is old.
         self._first_epoch = self.run = time.time_ns() // 1_000_000
 
@@ -173,11 +165,12 @@ class GroupCoordinator:
                 member.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, group.epoch))
 
     def _sweep_soon(self) -> None:
-        if self._timer is None:
-            self._timer = self._call_later(SWEEP_SECONDS, self._sweep)
+        if not self._sweep_due:
+            self._sweep_due = True
+            self._call_later(SWEEP_SECONDS, self._sweep)
 
     def _sweep(self) -> None:
-        self._timer = None
+        self._sweep_due = False
         now = self._clock()
         changed = self._store.topics.version != self._topics_version or now < self._settling_until + 2 * SWEEP_SECONDS
         self._topics_version = self._store.topics.version
@@ -278,8 +271,3 @@ class GroupCoordinator:
         self._store.groups.remove(group_name)
         for key in [key for key in self.pulled if key[0] == group_name]:
             del self.pulled[key]
-
-    def stop(self) -> None:
-        """The broker stops."""
-        if self._timer is not None:
-            self._timer.cancel()

@@ -169,7 +169,7 @@ class Claims:
                 continue
             next_offset, granted = present[key]
             if claim.granted == granted and not claim.lost:
-                continue  # a queue that was to be given up and is not: see ``resume``
+                continue  # one that was to be given up and is not after all begins anew: see ``_begin``
             known = 0 if forgetful else claim.committed
             if rejoined and not claim.lost and known <= next_offset <= claim.commit_offset:
                 claim.granted = granted

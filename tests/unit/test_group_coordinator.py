@@ -26,12 +26,8 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def call_later(self, seconds: float, call: Callable[[], None]) -> Clock:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         self._calls.append((self.now + seconds, call))
-        return self
-
-    def cancel(self) -> None:
-        self._calls.clear()
 
     def advance(self, seconds: float) -> None:
         """Let time go by in steps as small as a sweep."""
