@@ -130,6 +130,16 @@ class TestPull:
         producer.send(Message(topic, b"found", tags="Aa"), queue=0)
         assert consumer.pull(topic, 0, 0, tags="Aa").bodies() == [b"found"]
 
+    def test_a_pull_by_tag_finds_what_is_acknowledged_behind_a_backlog(
+        self, producer: Producer, consumer: Consumer, topic: str
+    ) -> None:
+        # Dispatch has its own thread behind so much: a pull that does not wait must not miss the last message.
+        for queue in range(4):
+            producer.send_bulk(topic, [b"x"] * 60_000, tags="BB", queue=queue)
+            producer.send(Message(topic, b"found", tags="Aa"), queue=queue)
+            end = consumer.pull(topic, queue, 60_000 - 1_000, tags="Aa")
+            assert end.bodies() == [b"found"]
+
     def test_what_is_not_there(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         with pytest.raises(TopicNotExist):
             consumer.pull(topic, 0, 0)

@@ -50,7 +50,9 @@ def pull(peer: Peer, frame: Frame) -> None:
     request.max_bytes = min(request.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
     request.max_count = min(request.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
     ahead = request.offset - peer.broker.store.max_offset(request.topic, request.queue)
-    if ahead > 0 or (ahead == 0 and not request.wait_ms):
+    # One that does not wait must see all that is acknowledged: at the queue's end, and where it looks for a few of many.
+    selects = tags is not None or records is not None
+    if ahead > 0 or (not request.wait_ms and (ahead == 0 or selects)):
         peer.after_dispatch(frame, lambda: _pull(peer, frame, request, tags, records))
     else:
         _pull(peer, frame, request, tags, records)
