@@ -24,6 +24,14 @@ from .layout import (
     TOPIC_BYTES_MAX,
     SysFlag,
 )
+from .record_crc import (
+    PROPERTIES_WITH_CRC_MAX,
+    RECORD_CRC_BYTES,
+    record_crc,
+    record_crc_problem,
+    record_crc_property,
+    without_record_crc,
+)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -137,8 +145,21 @@ class Record:
         """The properties as a dict; see ``decode_properties``."""
         return decode_properties(self.properties)
 
-    def encode(self) -> bytes:
-        """The record's bytes. V2 where the topic needs it; the address-family bits follow the hosts' lengths."""
+    def encode(self, *, checksum: bool = False) -> bytes:
+        """The record's bytes. V2 where the topic needs it; the address-family bits follow the hosts' lengths.
+
+        With ``checksum``, a ``__CRC32#`` over all of it takes the place of one that it may have; properties that leave
+        no room for it stay without (``protocol.record_crc``).
+        """
+        if not checksum:
+            return self._encode(self.properties)
+        properties = without_record_crc(self.properties)
+        if len(properties) > PROPERTIES_WITH_CRC_MAX:
+            return self._encode(properties)
+        blob = self._encode(properties + bytes(RECORD_CRC_BYTES))
+        return blob[:-RECORD_CRC_BYTES] + record_crc_property(record_crc(blob))
+
+    def _encode(self, properties: bytes) -> bytes:
         sys_flag = self.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
         if len(self.born_host) == 20:
             sys_flag |= SysFlag.BORN_HOST_V6
@@ -153,8 +174,8 @@ class Record:
             self.body,
             struct.pack(">h" if v2 else ">b", len(self.topic)),
             self.topic,
-            _I16.pack(len(self.properties)),
-            self.properties,
+            _I16.pack(len(properties)),
+            properties,
         ])  # fmt: skip
         total_size = _BORN_HOST_AT + len(self.born_host) + len(tail)
         head = struct.pack(
@@ -177,6 +198,19 @@ def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, v6_hos
     topic_length_bytes = 2 if topic_bytes > TOPIC_BYTES_MAX else 1
     head_bytes = RECORD_HEAD_BYTES + v6_hosts * IPV6_EXTRA_BYTES
     return head_bytes + body_bytes + topic_length_bytes + topic_bytes + 2 + properties_bytes
+
+
+def check_record_crc(blob: Buffer, at: int = 0) -> None:
+    """Check the ``__CRC32#`` of the record that begins at ``at``, which must have one.
+
+    Raises ``CorruptRecord`` where it is missing or wrong, or the record's parts do not add up. The caller knows who
+    wrote the record: RocketMQ may leave an old checksum in a record that it wrote anew.
+    """
+    record = decode_record(blob, at, check_crc=False)
+    total_size: int = _I32.unpack_from(blob, at)[0]
+    problem = record_crc_problem(memoryview(blob)[at : at + total_size], len(record.properties))
+    if problem:
+        raise CorruptRecord(f"record at {at}: {problem}")
 
 
 def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
