@@ -9,6 +9,7 @@ from ...protocol.commands import Command
 from ...protocol.fields import encode_fields
 from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, Frame, encode_head
 from ..delivery.remote import Answered
+from ..security.users import User
 from .answering import Answering
 from .handlers.context import Broker
 
@@ -19,12 +20,14 @@ ASKED_MAX = 1_024
 class Asking(Answering):
     """See ``Remote``."""
 
-    __slots__ = ("_asked", "_last_request_id", "_when_lost", "address", "client", "lost")
+    __slots__ = ("_asked", "_last_request_id", "_when_lost", "address", "client", "lost", "user")
 
     def __init__(self, broker: Broker, address: tuple[str, int]) -> None:
         super().__init__(broker)
         self.address = address
         self.client = ""
+        self.user: User | None = None
+        """Who it is; None where nobody has to prove it, and before."""
         self.lost = False
         """The connection is gone: whatever comes back is for nobody."""
         self._asked: dict[int, Answered] = {}

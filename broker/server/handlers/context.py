@@ -25,6 +25,7 @@ from ...delivery.topic_changes import TopicChanges
 from ...delivery.transactions.checks import TransactionalMessageCheckService
 from ...delivery.transactions.service import TransactionalMessageService
 from ...delivery.writer import RecordWriter
+from ...security.users import User
 from ...services.allocation import AllocateMappedFileService
 from ...services.flush import FlushService
 from ...services.long_polling import HeldPull, PullRequestHoldService
@@ -227,6 +228,8 @@ class Peer(Remote, Protocol):
     """A connection, as a handler sees it. All methods are for the event loop, and do nothing once it is closed."""
 
     broker: Broker
+    user: User | None
+    """Who proved to be at the other side; None: nobody has to prove anything here, and everything is allowed."""
     born_host: bytes
     """Address and port of the other side, as a record holds them."""
     frame_bytes: int

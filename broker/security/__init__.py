@@ -1,0 +1,1 @@
+"""Who may connect, and how each proves it."""

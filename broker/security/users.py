@@ -1,0 +1,83 @@
+"""The users of a store, as the broker sees them: read again when their file changed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.scram import ITERATIONS, KEY_BYTES, SALT_BYTES, Verifier, hmac_of
+from ...protocol.users import USERS_FILE, User, Users, parse_users
+
+__all__ = ["USERS_FILE", "User", "UserTable"]
+
+log = logging.getLogger(__name__)
+
+_MISSING = (0, 0, 0)
+
+
+class UserTable:
+    """What ``flintmq/users.json`` of the store ``path`` says. Belongs to the event loop.
+
+    ``flintmq user`` replaces the file, also beside a running broker; ``refresh`` looks whether it did. ``generation``
+    counts the changes that were read. A file that cannot be read changes nothing: those who were users stay.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / USERS_FILE
+        self.generation = 0
+        self._users = Users()
+        self._seen = _MISSING
+
+    def load(self) -> None:
+        """Read the file; where there is none, there are no users. Raises ``ConfigurationError`` where it is damaged."""
+        self._seen = self._stat()
+        self._users = self._read()
+        self.generation += 1
+
+    def refresh(self) -> bool:
+        """Read the file again if it was replaced; whether anything may have changed. One ``stat`` where not."""
+        try:
+            seen = self._stat()
+            if seen == self._seen:
+                return False
+            self._seen = seen
+            self._users = self._read()
+        except (ConfigurationError, OSError) as error:
+            log.error("the users stay as they were: %s", error)
+            return False
+        self.generation += 1
+        log.info("%s was read again: %d users", self.path, len(self))
+        return True
+
+    def get(self, name: str) -> User | None:
+        """The user of that name."""
+        return self._users.by_name.get(name)
+
+    def verifier(self, name: str) -> Verifier:
+        """What a proof of ``name`` is checked with. Of a name that nobody has it is one that no proof can meet, always
+        the same: what a stranger learns, and how long it takes, is the same for both."""
+        decoy = hmac_of(self._users.decoy, name.encode("utf-8", "surrogatepass"))
+        invented = Verifier(ITERATIONS, decoy[:SALT_BYTES], os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        user = self._users.by_name.get(name)
+        return invented if user is None else user.verifier
+
+    def __len__(self) -> int:
+        return len(self._users.by_name)
+
+    def _stat(self) -> tuple[int, int, int]:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return _MISSING
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _read(self) -> Users:
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return Users(decoy=self._users.decoy)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"the users in {self.path} cannot be read: {error}") from None
+        return parse_users(text, str(self.path))

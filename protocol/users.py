@@ -1,0 +1,134 @@
+"""The file of users: who may connect, how each proves it, and what each may do. Text in, values out.
+
+    {"version": 1, "decoy": "…", "users": {"billing": {"scram": {"iterations": …, "salt": "…", "storedKey": "…",
+    "serverKey": "…"}, "permissions": []}}}
+
+Names that are not known here are kept as they are, at every level: who reads and writes the file with an older release
+loses nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ConfigurationError
+from .scram import ITERATIONS_MAX, ITERATIONS_MIN, KEY_BYTES, SALT_BYTES_MAX, Verifier
+
+USERS_FILE = "flintmq/users.json"
+"""Where it is, within a store."""
+VERSION = 1
+NAME_CHARS_MAX = 64
+DECOY_BYTES = 32
+
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._@+-]{{0,{NAME_CHARS_MAX - 1}}}\Z")
+
+
+def check_user_name(name: str) -> str:
+    """``name``, if a user may be called so; else raises ``ConfigurationError``."""
+    if not _NAME.match(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be a user's name: use 1 to {NAME_CHARS_MAX} of the characters A-Z a-z 0-9 . _ @ + -, "
+            "beginning with a letter or a digit"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """One user. ``permissions`` are grants as they stand in the file; ``other``: what else stands there."""
+
+    name: str
+    verifier: Verifier
+    permissions: tuple[dict[str, Any], ...] = ()
+    other: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """All of them, by name. ``decoy``: the key from which salts of users that do not exist are made."""
+
+    by_name: dict[str, User] = field(default_factory=dict)
+    decoy: bytes = field(default_factory=lambda: secrets.token_bytes(DECOY_BYTES), repr=False)
+    other: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+def parse_users(text: str, where: str) -> Users:
+    """The users in the text of the file ``where``. Raises ``ConfigurationError`` saying what is wrong with which."""
+    try:
+        table = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{where} is not JSON: {error}") from None
+    if not isinstance(table, dict) or not isinstance(table.get("users"), dict):
+        raise ConfigurationError(f"{where} is no file of users: it has no object 'users'")
+    if table.get("version") != VERSION:
+        raise ConfigurationError(
+            f"{where} is of version {table.get('version')!r}, this release reads {VERSION}; use that which wrote it"
+        )
+    users = {name: _parse_user(name, row, where) for name, row in table["users"].items()}
+    decoy = _bytes_of(table.get("decoy"), 1, 1_024) or secrets.token_bytes(DECOY_BYTES)
+    return Users(users, decoy, {key: table[key] for key in table if key not in ("version", "decoy", "users")})
+
+
+def _parse_user(name: str, row: Any, where: str) -> User:
+    try:
+        check_user_name(name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+    if not isinstance(row, dict) or not isinstance(scram := row.get("scram"), dict):
+        raise ConfigurationError(f"{where}: user {name!r} has no object 'scram'")
+    iterations = scram.get("iterations")
+    salt = _bytes_of(scram.get("salt"), 1, SALT_BYTES_MAX)
+    stored_key = _bytes_of(scram.get("storedKey"), KEY_BYTES, KEY_BYTES)
+    server_key = _bytes_of(scram.get("serverKey"), KEY_BYTES, KEY_BYTES)
+    if type(iterations) is not int or not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
+        raise ConfigurationError(
+            f"{where}: user {name!r} has scram.iterations {iterations!r}; "
+            f"it must be {ITERATIONS_MIN} to {ITERATIONS_MAX}"
+        )
+    if not (salt and stored_key and server_key):
+        raise ConfigurationError(
+            f"{where}: user {name!r} needs scram.salt, scram.storedKey and scram.serverKey in base64, the keys of "
+            f"{KEY_BYTES} bytes; flintmq user passwd writes them anew"
+        )
+    permissions = row.get("permissions", [])
+    if not isinstance(permissions, list) or not all(isinstance(grant, dict) for grant in permissions):
+        raise ConfigurationError(f"{where}: 'permissions' of user {name!r} must be an array of objects")
+    other = {key: row[key] for key in row if key not in ("scram", "permissions")}
+    return User(name, Verifier(iterations, salt, stored_key, server_key), tuple(permissions), other)
+
+
+def encode_users(users: Users) -> str:
+    """The text of the file."""
+    rows = {user.name: _user_row(user) for user in users.by_name.values()}
+    table = {"version": VERSION, "decoy": _text_of(users.decoy), **users.other, "users": rows}
+    return json.dumps(table, ensure_ascii=False, indent=1) + "\n"
+
+
+def _user_row(user: User) -> dict[str, Any]:
+    verifier = user.verifier
+    scram = {
+        "iterations": verifier.iterations,
+        "salt": _text_of(verifier.salt),
+        "storedKey": _text_of(verifier.stored_key),
+        "serverKey": _text_of(verifier.server_key),
+    }
+    return {"scram": scram, "permissions": list(user.permissions), **user.other}
+
+
+def _text_of(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _bytes_of(text: Any, low: int, high: int) -> bytes:
+    """The bytes of a base64 text of ``low`` to ``high`` bytes; none where it is something else."""
+    try:
+        value = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    except (binascii.Error, ValueError):
+        return b""
+    return value if low <= len(value) <= high else b""

@@ -1,0 +1,146 @@
+"""The file of users: what it keeps, what is refused, and how the broker notices that it changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.broker.security.users import UserTable
+from flintmq.protocol.errors import ConfigurationError
+from flintmq.protocol.scram import ITERATIONS, SALT_BYTES, make_verifier
+from flintmq.protocol.users import USERS_FILE, User, Users, check_user_name, encode_users, parse_users
+
+VERIFIER = make_verifier("s3cret", 4096)
+GRANT = {"actions": ["publish"], "topic": "orders", "note": "kept"}
+
+
+def users(*names: str) -> Users:
+    return Users({name: User(name, VERIFIER, (GRANT,), {"mail": "a@b"}) for name in names}, other={"owner": "ops"})
+
+
+def table_of(text: str) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(text)
+    return table
+
+
+class TestTheFile:
+    def test_what_is_written_is_read_again_with_what_nobody_knows(self) -> None:
+        before = users("billing", "shop")
+        assert parse_users(encode_users(before), "users.json") == before
+
+    def test_it_has_the_shape_that_others_read(self) -> None:
+        table = table_of(encode_users(users("billing")))
+        assert table["version"] == 1
+        row = table["users"]["billing"]
+        assert set(row["scram"]) == {"iterations", "salt", "storedKey", "serverKey"}
+        assert row["permissions"] == [GRANT]
+
+    @pytest.mark.parametrize(
+        ("change", "why"),
+        [
+            (lambda table: table.update(version=2), "of version 2"),
+            (lambda table: table.pop("users"), "no object 'users'"),
+            (lambda table: table["users"].update({"../x": table["users"]["billing"]}), "cannot be a user's name"),
+            (lambda table: table["users"]["billing"].pop("scram"), "user 'billing' has no object 'scram'"),
+            (lambda table: table["users"]["billing"]["scram"].update(iterations=1), "scram.iterations 1"),
+            (lambda table: table["users"]["billing"]["scram"].update(iterations=10**9), "scram.iterations 1000000000"),
+            (lambda table: table["users"]["billing"]["scram"].update(salt=""), "needs scram.salt"),
+            (lambda table: table["users"]["billing"]["scram"].update(storedKey="AAAA"), "the keys of 32 bytes"),
+            (lambda table: table["users"]["billing"]["scram"].update(serverKey=7), "in base64"),
+            (lambda table: table["users"]["billing"].update(permissions=["all"]), "'permissions' of user 'billing'"),
+        ],
+    )
+    def test_what_is_wrong_in_it_is_said(self, change: Any, why: str) -> None:
+        table = table_of(encode_users(users("billing")))
+        change(table)
+        with pytest.raises(ConfigurationError, match=why) as raised:
+            parse_users(json.dumps(table), "the/users.json")
+        assert str(raised.value).startswith("the/users.json")
+
+    @pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1, "users": []}'])
+    def test_what_is_no_file_of_users_is_refused(self, text: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"users\.json"):
+            parse_users(text, "users.json")
+
+    @pytest.mark.parametrize("name", ["", "a b", "a/b", "../a", ".a", "a\n", "é", "x" * 65, "a,b", "a=b", "-a"])
+    def test_names_that_could_be_something_else_are_refused(self, name: str) -> None:
+        with pytest.raises(ConfigurationError, match="cannot be a user's name"):
+            check_user_name(name)
+
+    def test_secrets_are_in_no_repr(self) -> None:
+        shown = repr(users("billing"))
+        assert "\\x" not in shown
+
+
+class TestTheTable:
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        path = tmp_path / USERS_FILE
+        path.parent.mkdir()
+        return path
+
+    def replace(self, path: Path, text: str) -> None:
+        """As ``flintmq user`` does it."""
+        fresh = path.with_suffix(".new")
+        fresh.write_text(text)
+        os.replace(fresh, path)
+
+    def test_without_a_file_there_is_nobody(self, tmp_path: Path) -> None:
+        table = UserTable(tmp_path)
+        table.load()
+        assert len(table) == 0
+        assert table.get("billing") is None
+
+    def test_a_damaged_file_is_refused_at_the_start(self, tmp_path: Path, path: Path) -> None:
+        path.write_text("{")
+        with pytest.raises(ConfigurationError, match="is not JSON"):
+            UserTable(tmp_path).load()
+
+    def test_a_change_is_noticed(self, tmp_path: Path, path: Path) -> None:
+        table = UserTable(tmp_path)
+        table.load()
+        self.replace(path, encode_users(users("billing")))
+        assert table.refresh()
+        assert table.get("billing") == users("billing").by_name["billing"]
+        assert not table.refresh()
+        path.unlink()
+        assert table.refresh()
+        assert table.get("billing") is None
+
+    def test_a_file_that_was_broken_later_changes_nothing(
+        self, tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.replace(path, encode_users(users("billing")))
+        table = UserTable(tmp_path)
+        table.load()
+        generation = table.generation
+        self.replace(path, "{")
+        assert not table.refresh()
+        assert table.get("billing") is not None
+        assert table.generation == generation
+        assert "the users stay as they were" in caplog.text
+        caplog.clear()
+        assert not table.refresh()
+        assert caplog.text == ""  # once is enough
+        self.replace(path, encode_users(users("shop")))
+        assert table.refresh()
+        assert table.get("shop") is not None
+
+    def test_a_name_that_nobody_has_gets_the_same_salt_each_time_and_after_a_restart(
+        self, tmp_path: Path, path: Path
+    ) -> None:
+        self.replace(path, encode_users(users("billing")))
+        one, other = UserTable(tmp_path), UserTable(tmp_path)
+        one.load()
+        other.load()
+        invented = one.verifier("stranger")
+        assert invented.iterations == ITERATIONS
+        assert len(invented.salt) == SALT_BYTES
+        assert invented.salt == one.verifier("stranger").salt == other.verifier("stranger").salt
+        assert invented.salt != one.verifier("strangers").salt
+        assert invented.stored_key != one.verifier("stranger").stored_key
+        assert one.verifier("billing") == VERIFIER
