@@ -16,6 +16,8 @@ class FakeRemote:
         self.client = client
         self.address = ("127.0.0.1", port)
         self.lost = False
+        self.allowed: set[str] | None = None
+        """Topics that its user may publish to; None: all."""
         self.told: list[tuple[Command, Any, bytes]] = []
         self.asked: list[tuple[Command, Any, bytes, Answered]] = []
         self._when_lost: list[Callable[[], None]] = []
@@ -27,6 +29,10 @@ class FakeRemote:
     def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
         """See ``Remote``."""
         self.asked.append((command, request, body, answered))
+
+    def may_publish(self, topic: str) -> bool:
+        """See ``Remote``."""
+        return self.allowed is None or topic in self.allowed
 
     def when_lost(self, call: Callable[[], None]) -> None:
         """See ``Remote``."""

@@ -35,13 +35,13 @@ class ProducerGroups:
         if present is not None and present[0] is remote:
             self.leave(group, member)
 
-    def one_of(self, group: str) -> Remote | None:
-        """A live producer of the group, another one each time; None where there is none."""
+    def one_of(self, group: str, topic: str) -> Remote | None:
+        """A live producer of the group that may publish to ``topic``, another one each time; None: there is none."""
         now = self._clock()
         for member, (remote, until) in list(self._groups.get(group, {}).items()):
             if remote.lost or until < now:
                 self.leave(group, member)
-        members = list(self._groups.get(group, {}).values())
+        members = [each for each in self._groups.get(group, {}).values() if each[0].may_publish(topic)]
         if not members:
             return None
         self._turn += 1

@@ -21,6 +21,9 @@ class Remote(Protocol):
     lost: bool
     """The connection is gone."""
 
+    def may_publish(self, topic: str) -> bool:
+        """Whether its user may publish to the topic, and so may see messages on their way there."""
+
     def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
         """Send a one-way request; nothing where the connection is gone."""
 

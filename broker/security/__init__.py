@@ -1,1 +1,1 @@
-"""Who may connect, and how each proves it."""
+"""Who may connect, how each proves it, and what each may do."""

@@ -8,7 +8,9 @@ from typing import Any
 from ...protocol.commands import Command
 from ...protocol.fields import encode_fields
 from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, Frame, encode_head
+from ...protocol.permissions import PUBLISH, TOPIC
 from ..delivery.remote import Answered
+from ..security.access import Access
 from ..security.users import User
 from .answering import Answering
 from .handlers.context import Broker
@@ -20,19 +22,34 @@ ASKED_MAX = 1_024
 class Asking(Answering):
     """See ``Remote``."""
 
-    __slots__ = ("_asked", "_last_request_id", "_when_lost", "address", "client", "lost", "user")
+    __slots__ = ("_asked", "_last_request_id", "_user", "_when_lost", "access", "address", "client", "lost")
 
     def __init__(self, broker: Broker, address: tuple[str, int]) -> None:
         super().__init__(broker)
         self.address = address
         self.client = ""
-        self.user: User | None = None
-        """Who it is; None where nobody has to prove it, and before."""
+        self._user: User | None = None
+        self.access: Access | None = None
+        """See ``Peer.access``."""
         self.lost = False
         """The connection is gone: whatever comes back is for nobody."""
         self._asked: dict[int, Answered] = {}
         self._last_request_id = 0
         self._when_lost: list[Callable[[], None]] = []
+
+    @property
+    def user(self) -> User | None:
+        """Who it is; None where nobody has to prove it, and before."""
+        return self._user
+
+    @user.setter
+    def user(self, user: User | None) -> None:
+        self._user = user
+        self.access = self.broker.access.of(user.name, user.permissions) if user is not None else None
+
+    def may_publish(self, topic: str) -> bool:
+        """See ``Remote.may_publish``."""
+        return self.access is None or self.access.allows(PUBLISH, TOPIC, topic)
 
     def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
         """See ``Remote.tell``."""

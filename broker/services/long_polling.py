@@ -107,6 +107,10 @@ class PullRequestHoldService:
         keys = [key for key in self._by_queue if key[0] == topic]
         self._give_back([held for key in keys for held in self._by_queue[key]], Wake.ARRIVED)
 
+    def wake_all(self) -> None:
+        """What is allowed changed: give back every pull, so that all look again."""
+        self._give_back([held for waiting in self._by_queue.values() for held in waiting], Wake.ARRIVED)
+
     def answer_all(self) -> None:
         """The broker stops: give back every pull."""
         self._give_back([held for waiting in self._by_queue.values() for held in waiting], Wake.STOPPED)

@@ -445,9 +445,9 @@ class MessageStore:
         behind = max(self.write_offset - self.reput_offset, 0)
         return self.reads.query(topic, key, begin_ms, end_ms, max_count, cursor, hot=hot, behind_bytes=behind)
 
-    def view(self, message_id: str, topic: str, hot: bool) -> Found:
+    def view(self, message_id: str, topic: str, hot: bool, may_show: Callable[[str], bool] | None = None) -> Found:
         """See ``Reads.view``."""
-        return self.reads.view(message_id, topic, hot=hot, visible_below=self.dispatchable_offset)
+        return self.reads.view(message_id, topic, hot=hot, visible_below=self.dispatchable_offset, may_show=may_show)
 
     def max_offset(self, topic: str, queue: int) -> int:
         """See ``Reads.max_offset``."""

@@ -7,7 +7,7 @@ far end of the log never holds up a producer. No view of a map leaves: records a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -438,28 +438,33 @@ class Reads:
             return None
         return blob
 
-    def _may_show(self, record: Record, topic: str) -> bool:
+    def _may_show(self, record: Record, topic: str, may_show: Callable[[str], bool] | None) -> bool:
         """Whether an id may lead to the record: of that topic, if one was named, and of one that is there."""
         name = record.topic.decode("utf-8", "replace")
         return (
             topic in ("", name)
+            and (may_show is None or may_show(name))
             and self._topics.get(name) is not None
             and not is_system_topic(name)
             and record.physical_offset >= self._state.deleted_below(name)
         )
 
-    def view(self, message_id: str, topic: str, *, hot: bool, visible_below: int) -> Found:
+    def view(
+        self, message_id: str, topic: str, *, hot: bool, visible_below: int,
+        may_show: Callable[[str], bool] | None = None,
+    ) -> Found:  # fmt: skip
         """One message by id: first as an offset id, then as a unique key, in ``topic`` or in every user topic.
 
-        Raises ``MessageNotFound``, and with ``hot`` ``WouldBlock``.
+        ``may_show``: messages of other topics than those are as if they were not there. Raises ``MessageNotFound``, and
+        with ``hot`` ``WouldBlock``.
         """
         parsed = parse_offset_id(message_id)
         if parsed is not None and parsed[1] < visible_below:
             record = self._record(parsed[1], 0, hot)
-            if record is not None and self._may_show(record, topic):
+            if record is not None and self._may_show(record, topic, may_show):
                 return Found(1, "", 0, _join([bytearray(record.encode())]))
         names = [topic] if topic else [config.name for config in self._topics if not is_system_topic(config.name)]
-        for name in names:
+        for name in names if may_show is None else filter(may_show, names):
             found = self.query(name, message_id, 0, I32_MAX << 31, 1, "", hot=hot, visible_below=visible_below)
             if found.count:
                 return Found(1, "", 0, found.body)

@@ -28,6 +28,8 @@ BUSY_RETRY_MS = 1_000
 SAVE_AFTER_S = 1.0
 
 Done = Callable[[BrokerError | None], None]
+MayDrop = Callable[[Attempt], bool]
+"""Whether who asks may drop that attempt; None in its place: every one."""
 
 
 class Committing:
@@ -138,16 +140,18 @@ class PreparedMessages:
     # ---- ending
 
     def commit(
-        self, series: str, number: int, wanted: Sequence[tuple[str, int]], drop: str, *, sync: bool = False
-    ) -> Begun:
+        self, series: str, number: int, wanted: Sequence[tuple[str, int]], drop: str, *, sync: bool = False,
+        may_drop: MayDrop | None = None,
+    ) -> Begun:  # fmt: skip
         """Commit what attempts prepared. ``wanted``: the attempts and how many messages each has; ``drop``: other
-        attempts that begin so are dropped; ``sync``: nothing is said before it is on disk.
+        attempts that begin so are dropped, but for those that ``may_drop`` says no to; ``sync``: nothing is said before
+        it is on disk.
 
         Raises where it cannot be, with nothing done.
         """
         committing = self.committing.get(series)
         if self.table.is_committed(series, number):
-            lost = self.table.beginning_with(drop) if drop else []
+            lost = self._to_drop(drop, may_drop) if drop else []
             self.drop(lost, "abort")
             return Begun(True, 0, committing)
         if committing is not None:
@@ -158,7 +162,7 @@ class PreparedMessages:
         for name, messages in wanted:
             self._check(name, messages)
         chosen = set(names)
-        dropped = [name for name in self.table.beginning_with(drop) if name not in chosen] if drop else []
+        dropped = [name for name in self._to_drop(drop, may_drop) if name not in chosen] if drop else []
         note_offset = self._store.next_append_offset(OP_PREPARED_TOPIC, 0)
         end_offset = self.note([COMMIT, series, number, names, dropped])
         commit = self.table.commit(series, number, names, note_offset)
@@ -216,9 +220,16 @@ class PreparedMessages:
         self._when_safe(committing, end_offset, committing.over)
         self.save()
 
-    def abort(self, prefix: str) -> tuple[int, int]:
-        """Drop the attempts that begin so: how many they are, and the log's end behind the note of it."""
+    def _to_drop(self, prefix: str, may_drop: MayDrop | None) -> list[str]:
         names = self.table.beginning_with(prefix)
+        if may_drop is None:
+            return names
+        return [name for name in names if may_drop(self.table.attempts[name])]
+
+    def abort(self, prefix: str, may_drop: MayDrop | None = None) -> tuple[int, int]:
+        """Drop the attempts that begin so, but for those that ``may_drop`` says no to: how many they are, and the log's
+        end behind the note of it."""
+        names = self._to_drop(prefix, may_drop)
         return len(names), self.drop(names, "abort")
 
     def drop(self, names: Sequence[str], outcome: str) -> int:

@@ -184,7 +184,7 @@ class TransactionalMessageCheckService:
 
     def _ask(self, transaction: Open, half: Half, message: Record) -> None:
         """Ask one producer of the group; another one where its connection goes before it has answered."""
-        producer = self._producers.one_of(half.group)
+        producer = self._producers.one_of(half.group, half.topic)
         if producer is None:
             self.unasked += 1
             log.info(

@@ -18,7 +18,7 @@ from .end_writer import EndWriter
 from .history import AtStart, History, Past
 from .parked import ParkedMessages
 from .records import Half
-from .table import COMMIT, PARKED, ROLLBACK, Done, Ending, Open, Table
+from .table import COMMIT, PARKED, ROLLBACK, Done, Ending, Open, Table, check_group
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -121,13 +121,19 @@ class TransactionalMessageService:
 
     # ---- ending
 
-    def end(self, request: EndTransactionRequest, done: Done) -> None:
-        """End a transaction; ``done`` is called when that is acknowledged, or with why it is not."""
+    def end(self, request: EndTransactionRequest, done: Done, check_topic: Callable[[str], None] | None = None) -> None:
+        """End a transaction; ``done`` is called when that is acknowledged, or with why it is not.
+
+        ``check_topic``: raises where who asks may not send to the topic of the transaction's message.
+        """
         transaction = self.table.get(request.transaction_id)
         try:
             if transaction is None:
-                self._end_past(request, done)
+                self._end_past(request, done, check_topic)
                 return
+            check_group(request.transaction_id, transaction.half.group, request.group)
+            if check_topic is not None:
+                check_topic(transaction.half.topic)
             transaction.check(request.group, request.half_queue_offset, request.half_physical_offset)
         except BrokerError as error:
             done(error)
@@ -162,7 +168,7 @@ class TransactionalMessageService:
 
         self.in_reader(read, was_read, ending.failed)
 
-    def _end_past(self, request: EndTransactionRequest, done: Done) -> None:
+    def _end_past(self, request: EndTransactionRequest, done: Done, check_topic: Callable[[str], None] | None) -> None:
         """The transaction is not open: what is remembered, or the log, says why."""
         ended = self.table.ended(request.transaction_id)
         if ended is not None and not (request.parked and ended.outcome == PARKED):
@@ -179,6 +185,12 @@ class TransactionalMessageService:
             elif not request.commit:
                 done(None)  # it is not delivered, and need not be
             else:
+                try:
+                    if check_topic is not None:
+                        check_topic(past.half.topic)
+                except BrokerError as error:
+                    done(error)
+                    return
                 self._deliver_parked(past.half, past.record, done)
 
         self.in_reader(look, found, done)

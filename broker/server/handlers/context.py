@@ -25,6 +25,7 @@ from ...delivery.topic_changes import TopicChanges
 from ...delivery.transactions.checks import TransactionalMessageCheckService
 from ...delivery.transactions.service import TransactionalMessageService
 from ...delivery.writer import RecordWriter
+from ...security.access import Access, AccessTable
 from ...security.users import User
 from ...services.allocation import AllocateMappedFileService
 from ...services.flush import FlushService
@@ -94,6 +95,7 @@ class Broker:
         self.delays = Delays(store, self.writer, loop, readers, self.appended, fatal)
         self.groups = GroupCoordinator(store, loop.time, loop.call_later)
         self.producer_groups = ProducerGroups(loop.time)
+        self.access = AccessTable(holds.wake_all)
         rules = settings.transactions
         self.transactions = TransactionalMessageService(
             self.writer, self.topic_changes, readers, open_max=rules.open_max
@@ -230,6 +232,8 @@ class Peer(Remote, Protocol):
     broker: Broker
     user: User | None
     """Who proved to be at the other side; None: nobody has to prove anything here, and everything is allowed."""
+    access: Access | None
+    """What that user may do; None where there is none."""
     born_host: bytes
     """Address and port of the other side, as a record holds them."""
     frame_bytes: int

@@ -23,6 +23,7 @@ from ....protocol.errors import CommitIllegal, GroupNotExist, InvalidParameter, 
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_client_group
+from ....protocol.permissions import GROUP, TOPIC
 from ...delivery.assignment import Queue
 from ...delivery.group import CLUSTERING, EMPTY, ConsumerGroup, Member
 from ...store import MessageStore, WouldBlock
@@ -40,6 +41,10 @@ def get_all_groups(peer: Peer, frame: Frame) -> None:
     broker = peer.broker
     rows = []
     for name, topics in sorted(broker.groups.known().items()):
+        if peer.access is not None:
+            if not peer.access.sees(GROUP, name):
+                continue
+            topics = {topic for topic in topics if peer.access.sees(TOPIC, topic)}
         group = broker.groups.groups.get(name)
         rows.append({
             "group": name,
@@ -59,7 +64,7 @@ def get_group_members(peer: Peer, frame: Frame) -> None:
     name = _existing(peer.broker, request.group)
     broker = peer.broker
     group = broker.groups.groups.get(name)
-    queues = _queues(broker, name)
+    queues = _queues(peer, name)
 
     def done(ends: dict[Queue, tuple[int, int]]) -> None:
         content = {
@@ -67,7 +72,7 @@ def get_group_members(peer: Peer, frame: Frame) -> None:
             "mode": group.mode if group is not None else CLUSTERING,
             "state": EMPTY if group is None else group.state,
             "epoch": group.epoch if group is not None else 0,
-            "members": [_member(broker, member) for _, member in sorted(group.members.items())] if group else [],
+            "members": [_member(peer, member) for _, member in sorted(group.members.items())] if group else [],
             "queues": [
                 [*queue, member, committed, broker.groups.pulled.get((name, *queue), -1), *ends[queue]]
                 for queue, member, committed in _progress(broker, name, group, queues)
@@ -108,12 +113,12 @@ def _existing(broker: Broker, name: str) -> str:
     return name
 
 
-def _queues(broker: Broker, name: str) -> list[Queue]:
-    """The queues of all topics of the group that are there."""
+def _queues(peer: Peer, name: str) -> list[Queue]:
+    """The queues of all topics of the group that are there and that the user may see."""
     queues = []
-    for topic in sorted(broker.groups.known()[name] | {retry_topic(name)}):
-        config = broker.store.topics.get(topic)
-        if config is not None:
+    for topic in sorted(peer.broker.groups.known()[name] | {retry_topic(name)}):
+        config = peer.broker.store.topics.get(topic)
+        if config is not None and _sees(peer, topic):
             queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
     return queues
 
@@ -130,8 +135,12 @@ def _queue_ends(store: MessageStore, queues: list[Queue], hot: bool) -> dict[Que
     return ends
 
 
-def _member(broker: Broker, member: Member) -> dict[str, Any]:
-    now = broker.loop.time()
+def _sees(peer: Peer, topic: str) -> bool:
+    return peer.access is None or peer.access.sees(TOPIC, topic)
+
+
+def _member(peer: Peer, member: Member) -> dict[str, Any]:
+    now = peer.broker.loop.time()
     return {
         "member": member.name,
         "client": member.remote.client,
@@ -141,7 +150,9 @@ def _member(broker: Broker, member: Member) -> dict[str, Any]:
         "heartbeat_ms": int((now - member.heard_at) * 1000),
         "orderly": member.orderly,
         "queues": len(member.granted),
-        "subscriptions": [[s.topic, s.tags, s.filter] for _, s in sorted(member.subscriptions.items())],
+        "subscriptions": [
+            [s.topic, s.tags, s.filter] for _, s in sorted(member.subscriptions.items()) if _sees(peer, s.topic)
+        ],
     }
 
 

@@ -10,6 +10,7 @@ from ....protocol.errors import InvalidParameter, NoPermission, QueueNotExist, T
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_client_group, check_name
+from ....protocol.permissions import CONSUME, TOPIC, Need
 from ...delivery.assignment import Queue
 from ...delivery.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
 from ...delivery.group import BROADCASTING, CLUSTERING, ConsumerGroup, Member, Subscription
@@ -41,6 +42,9 @@ def heart_beat(peer: Peer, frame: Frame) -> None:
     if request.start not in STARTS:
         raise InvalidParameter(f"start must be first, last or time, not {request.start!r}")
     subscriptions, owned = _decode_body(frame)
+    if peer.access is not None:
+        for topic in subscriptions:
+            peer.access.check(Need((CONSUME,), TOPIC, topic))
     group, member = broker.groups.heart_beat(peer, request, subscriptions, owned)
     _Assignment(peer, frame, request, group, member, interval_ms).answer()
 

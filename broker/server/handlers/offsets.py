@@ -21,6 +21,7 @@ from ....protocol.errors import CommitIllegal, InvalidParameter, QueueNotExist, 
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_client_group, check_name
+from ....protocol.permissions import GROUP, QUERY, TOPIC
 from ...store import MessageStore, WouldBlock
 from .context import Broker, Peer
 from .pull import check_readable
@@ -173,7 +174,7 @@ def get_consume_stats(peer: Peer, frame: Frame) -> None:
         wanted = [
             row
             for row in store.consumer_offsets.all_committed()
-            if request.group in ("", row[0]) and request.topic in ("", row[1])
+            if request.group in ("", row[0]) and request.topic in ("", row[1]) and _sees(peer, row[0], row[1])
         ]
         peer.read(frame, lambda hot: _consume_stats(store, wanted, hot), done)
 
@@ -181,6 +182,12 @@ def get_consume_stats(peer: Peer, frame: Frame) -> None:
         peer.answer(frame, ConsumeStatsAnswer(count=len(rows)), msgpack.packb(rows))
 
     peer.after_dispatch(frame, read)
+
+
+def _sees(peer: Peer, group: str, topic: str) -> bool:
+    """Whether the user may know how far a group is in a topic."""
+    access = peer.access
+    return access is None or (access.allows(QUERY, GROUP, group) and access.allows(QUERY, TOPIC, topic))
 
 
 def _consume_stats(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -17,11 +18,13 @@ from ....protocol.commands import (
     ProduceRequest,
 )
 from ....protocol.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
-from ....protocol.errors import InvalidParameter
+from ....protocol.errors import InvalidParameter, NoPermission
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
+from ....protocol.permissions import PUBLISH, TOPIC
 from ....protocol.record import encode_properties
 from ...delivery.prepared.notes import PREPARED_CONFIG, TOPICS
+from ...delivery.prepared.table import Attempt
 from ...delivery.routing import delay_of
 from ...store import Appended, ProduceBatch, common_properties
 from .acknowledging import acknowledge
@@ -51,6 +54,8 @@ def append_prepared(peer: Peer, frame: Frame, request: ProduceRequest, queue: in
         peer.suspend()
         broker.writer.with_topics(TOPICS, lambda error: peer.resume(frame, error))
         return
+    if (may_end := _may_end(peer)) is not None:
+        _check_may_end(peer, request.prepare, may_end)
     broker.prepared.check_new(request.prepare)
     real = {PROPERTY_REAL_TOPIC: request.topic, PROPERTY_REAL_QUEUE: str(queue)}
     batch = ProduceBatch(
@@ -82,8 +87,12 @@ def commit_prepared(peer: Peer, frame: Frame) -> None:
     if request.flush not in FLUSHES:
         raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
     wanted = _wanted(request, frame.body)
+    may_end = _may_end(peer)
+    if may_end is not None:
+        for name, _ in wanted:
+            _check_may_end(peer, name, may_end)
     begun = peer.broker.prepared.commit(
-        request.series, request.number, wanted, request.drop, sync=request.flush == "sync"
+        request.series, request.number, wanted, request.drop, sync=request.flush == "sync", may_drop=may_end
     )
     answer = CommitPreparedAnswer(already=begun.already, messages=begun.messages)
     if begun.committing is None:
@@ -92,10 +101,27 @@ def commit_prepared(peer: Peer, frame: Frame) -> None:
         begun.committing.when_over(peer.later(frame, lambda: peer.answer(frame, answer)))
 
 
+def _may_end(peer: Peer) -> Callable[[Attempt], bool] | None:
+    """Whether the user may commit or drop an attempt: it may publish to all of its topics. None: every one."""
+    access = peer.access
+    if access is None:
+        return None
+    return lambda attempt: all(access.allows(PUBLISH, TOPIC, topic) for topic, _ in attempt.targets)
+
+
+def _check_may_end(peer: Peer, name: str, may_end: Callable[[Attempt], bool]) -> None:
+    attempt = peer.broker.prepared.table.attempts.get(name)
+    if attempt is not None and not may_end(attempt):
+        assert peer.access is not None
+        raise NoPermission(
+            f"user {peer.access.name} has no permission to publish to every topic of attempt {name}; nothing was done"
+        )
+
+
 def abort_prepared(peer: Peer, frame: Frame) -> None:
     """Drop what attempts prepared; answered when that is stored."""
     request = decode_fields(AbortPreparedRequest, frame.fields)
-    count, end_offset = peer.broker.prepared.abort(request.drop)
+    count, end_offset = peer.broker.prepared.abort(request.drop, _may_end(peer))
     done = peer.later(frame, lambda: peer.answer(frame, AbortPreparedAnswer(count=count)))
     peer.broker.writer.when_acknowledged(end_offset, done)
 
@@ -104,7 +130,11 @@ def get_prepared(peer: Peer, frame: Frame) -> None:
     """What is prepared, and what is being copied."""
     request = decode_fields(GetPreparedRequest, frame.fields)
     table = peer.broker.prepared.table
+    sees_all = peer.access is None or peer.access.sees_all
+    may_end = None if sees_all else _may_end(peer)
     names = table.beginning_with(request.prefix)
+    if may_end is not None:
+        names = [name for name in names if may_end(table.attempts[name])]
     attempts = [
         {
             "attempt": name,
@@ -116,9 +146,9 @@ def get_prepared(peer: Peer, frame: Frame) -> None:
     ]
     copying = [
         {"series": each.series, "number": each.number, "messages": each.messages, "copied": each.position}
-        for each in table.commits.values()
+        for each in (table.commits.values() if sees_all else ())
     ]
-    answer = PreparedAnswer(count=len(attempts), attempts=len(table.attempts))
+    answer = PreparedAnswer(count=len(attempts), attempts=len(table.attempts) if sees_all else len(names))
     peer.answer(frame, answer, msgpack.packb({"attempts": attempts, "copying": copying}))
 
 

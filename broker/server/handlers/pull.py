@@ -20,6 +20,7 @@ from ....protocol.fields import decode_fields
 from ....protocol.frames import RESPONSE, Frame, encode_head
 from ....protocol.javahash import tags_code
 from ....protocol.layout import RECORD_BYTES_MIN
+from ....protocol.permissions import CONSUME, GROUP, TOPIC, Need
 from ...filters import Filter, compile_filter
 from ...services.long_polling import HeldPull, Wake
 from ...store import Pulled, WouldBlock
@@ -50,7 +51,7 @@ def pull(peer: Peer, frame: Frame) -> None:
     request.max_bytes = min(request.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
     request.max_count = min(request.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
     ahead = request.offset - peer.broker.store.max_offset(request.topic, request.queue)
-    # One that does not wait must see all that is acknowledged: at the queue's end, and where it looks for a few of many.
+    # One that does not wait must see all that is acknowledged: at the queue's end, and where it looks for few of many.
     selects = tags is not None or records is not None
     if ahead > 0 or (not request.wait_ms and (ahead == 0 or selects)):
         peer.after_dispatch(frame, lambda: _pull(peer, frame, request, tags, records))
@@ -181,6 +182,10 @@ class _Pull:
 
     def _check_again(self) -> None:
         """What allowed the pull may have changed meanwhile."""
+        if self.peer.access is not None:
+            self.peer.access.check(Need((CONSUME,), TOPIC, self.request.topic))
+            if self.request.group:
+                self.peer.access.check(Need((CONSUME,), GROUP, self.request.group))
         check_readable(self.peer.broker, self.request.topic)
         if self.request.member:
             _check_holder(self.peer.broker, self.request)

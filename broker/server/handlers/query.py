@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ....protocol.commands import QueryByKeyAnswer, QueryByKeyRequest, ViewMessageAnswer, ViewMessageByIdRequest
 from ....protocol.errors import BrokerFailure, InvalidParameter
 from ....protocol.fields import decode_fields
 from ....protocol.frames import HEADER_BYTES_MAX, Frame
+from ....protocol.permissions import QUERY, TOPIC, Permissions
 from ...store import Found
 from .context import Peer
 from .pull import check_has_messages
@@ -61,7 +64,15 @@ def view_message_by_id(peer: Peer, frame: Frame) -> None:
         peer.answer(frame, ViewMessageAnswer(count=found.count), found.body)
 
     store = peer.broker.store
-    peer.after_dispatch(frame, lambda: peer.read(frame, lambda hot: store.view(request.id, request.topic, hot), found))
+    may_show = _shown_by(peer.access.permissions) if peer.access is not None else None
+    peer.after_dispatch(
+        frame, lambda: peer.read(frame, lambda hot: store.view(request.id, request.topic, hot, may_show), found)
+    )
+
+
+def _shown_by(permissions: Permissions) -> Callable[[str], bool]:
+    """Whether a message of a topic may be found: what may not is as if it were not there. Any thread."""
+    return lambda topic: permissions.allows(QUERY, TOPIC, topic)
 
 
 def _too_large(peer: Peer, found: Found) -> bool:

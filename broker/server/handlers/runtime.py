@@ -17,14 +17,20 @@ from ....protocol.frames import Frame
 from .context import Broker, Peer
 from .hello import VERSION
 
+FOR_EVERY_USER = ("name", "version", "uptime_seconds", "flush")
+"""What users are told who have no right to query the broker."""
+
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = resource.getpagesize()
 
 
 def get_broker_runtime_info(peer: Peer, frame: Frame) -> None:
-    """One map of figures; ``protocol/README.md`` says what each means."""
+    """One map of figures; ``protocol/README.md`` says what each means. Who may not query the broker gets few."""
     decode_fields(EmptyRequest, frame.fields)
-    peer.answer(frame, RuntimeInfoAnswer(), msgpack.packb(runtime_info(peer.broker)))
+    info = runtime_info(peer.broker)
+    if peer.access is not None and not peer.access.sees_all:
+        info = {name: info[name] for name in FOR_EVERY_USER}
+    peer.answer(frame, RuntimeInfoAnswer(), msgpack.packb(info))
 
 
 def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:

@@ -12,6 +12,7 @@ from ....protocol.errors import DelayIllegal, InvalidParameter, MessageNotFound
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name
+from ....protocol.permissions import CONSUME, TOPIC
 from ....protocol.record import Record
 from ...delivery.retry import send_back, topics_for
 from .context import Peer
@@ -43,14 +44,22 @@ def _record(peer: Peer, physical_offset: int, hot: bool) -> Record:
     if physical_offset < store.dispatchable_offset:
         record = store.reads.consumable_record(physical_offset, hot=hot)
     if record is None:
-        raise MessageNotFound(
-            f"there is no message at physical offset {physical_offset}: retention took it, its topic was deleted, or "
-            "it never was there; nothing was sent back"
-        )
+        raise _not_found(physical_offset)
     return record
 
 
+def _not_found(physical_offset: int) -> MessageNotFound:
+    return MessageNotFound(
+        f"there is no message at physical offset {physical_offset}: retention took it, its topic was deleted, or "
+        "it never was there; nothing was sent back"
+    )
+
+
 def _make_topics(peer: Peer, frame: Frame, request: SendMessageBackRequest, records: list[Record]) -> None:
+    if peer.access is not None:
+        for record in records:
+            if not peer.access.allows(CONSUME, TOPIC, record.topic.decode()):
+                raise _not_found(record.physical_offset)  # whether it is there is nothing for this user to know
     if request.member:
         for record in records:
             topic = record.topic.decode()

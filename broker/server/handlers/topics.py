@@ -18,6 +18,7 @@ from ....protocol.errors import BrokerError, NoPermission, TopicExistsAlready, T
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name, is_system_topic
+from ....protocol.permissions import TOPIC
 from ...store import TopicConfig
 from .context import Peer
 
@@ -87,7 +88,7 @@ def _changed(peer: Peer, frame: Frame, topic: str, error: BrokerError | None) ->
 
 
 def get_all_topic_config(peer: Peer, frame: Frame) -> None:
-    """Every topic, the broker's own too."""
+    """Every topic that the user may see, the broker's own too."""
     topics = [
         {
             "topic": config.name,
@@ -98,6 +99,7 @@ def get_all_topic_config(peer: Peer, frame: Frame) -> None:
             "system": is_system_topic(config.name),
         }
         for config in peer.broker.store.topics
+        if peer.access is None or peer.access.sees(TOPIC, config.name)
     ]
     peer.answer(frame, TopicsAnswer(count=len(topics)), msgpack.packb(topics))
 

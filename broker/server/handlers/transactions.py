@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -15,13 +17,16 @@ from ....protocol.commands import (
     TransactionsAnswer,
 )
 from ....protocol.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
+from ....protocol.errors import NoPermission
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name
+from ....protocol.permissions import GROUP, PUBLISH, TOPIC, Need
 from ...delivery.transactions.frames import HalfRequest, half_frame
 from ...delivery.transactions.history import History
 from ...delivery.transactions.records import TOPICS, Half
 from ...delivery.transactions.table import Table
+from ...security.access import Access
 from ...store import ProduceBatch, WouldBlock
 from .acknowledging import acknowledge
 from .context import Peer
@@ -43,6 +48,8 @@ def append_half_messages(peer: Peer, frame: Frame, request: ProduceRequest, half
         peer.suspend()
         broker.writer.with_topics(TOPICS, lambda error: peer.resume(frame, error))
         return
+    if peer.access is not None:
+        peer.access.check(Need((PUBLISH,), GROUP, half.group))
     made = half_frame(request, half, queue, frame.body)
     broker.transactions.check_new(made.transaction_ids)
     born_ms = request.born_ms
@@ -86,13 +93,21 @@ def end_transaction(peer: Peer, frame: Frame) -> None:
     """Commit or roll back; answered when that is acknowledged."""
     request = decode_fields(EndTransactionRequest, frame.fields)
     check_name("group", request.group)
-    peer.broker.transactions.end(request, peer.later(frame, lambda: peer.answer(frame, EmptyAnswer())))
+    check_topic = partial(_check_publish, peer.access) if peer.access is not None else None
+    peer.broker.transactions.end(request, peer.later(frame, lambda: peer.answer(frame, EmptyAnswer())), check_topic)
+
+
+def _check_publish(access: Access, topic: str) -> None:
+    """Raise where the user may not publish to the topic of a transaction that it wants to end."""
+    if not access.allows(PUBLISH, TOPIC, topic):
+        raise NoPermission(f"user {access.name} has no permission to publish to the topic of this transaction")
 
 
 def get_transactions(peer: Peer, frame: Frame) -> None:
     """Transactions that are open, or were parked, a page at a time."""
     request = decode_fields(GetTransactionsRequest, frame.fields)
     transactions = peer.broker.transactions
+    sees = _seen_by(peer.access)
 
     def read(hot: bool) -> tuple[Page, int]:
         if hot:
@@ -103,22 +118,35 @@ def get_transactions(peer: Peer, frame: Frame) -> None:
 
     def answer(found: tuple[Page, int]) -> None:
         (rows, next_offset), parked = found
-        if not request.parked:
-            rows, next_offset = _open_page(transactions.table, request)
+        if request.parked:
+            rows = [row for row in rows if sees(row["topic"])]
+        else:
+            rows, next_offset = _open_page(transactions.table, request, sees)
+        open_count = len(transactions.table)
+        if peer.access is not None and not peer.access.sees_all:
+            open_count = sum(sees(transaction.half.topic) for transaction in transactions.table)
+            parked = len(rows) if request.parked else 0
         peer.answer(
             frame,
-            TransactionsAnswer(count=len(rows), next_offset=next_offset, open=len(transactions.table), parked=parked),
+            TransactionsAnswer(count=len(rows), next_offset=next_offset, open=open_count, parked=parked),
             msgpack.packb(rows),
         )
 
     peer.after_dispatch(frame, lambda: peer.read(frame, read, answer))
 
 
-def _open_page(table: Table, request: GetTransactionsRequest) -> Page:
+def _seen_by(access: Access | None) -> Callable[[str], bool]:
+    """Whether transactions of a topic are shown."""
+    if access is None or access.sees_all:
+        return lambda topic: True
+    return partial(access.sees, TOPIC)
+
+
+def _open_page(table: Table, request: GetTransactionsRequest, sees: Callable[[str], bool]) -> Page:
     rows: list[Row] = []
     for transaction in table:
         half = transaction.half
-        if half.queue_offset < request.from_offset:
+        if half.queue_offset < request.from_offset or not sees(half.topic):
             continue
         if len(rows) == request.max_count:
             return rows, half.queue_offset

@@ -1,0 +1,221 @@
+"""Permissions: what a grant covers, what it never covers, and grants that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flintmq.broker.security.access import REMEMBERED_MAX, Access, AccessTable
+from flintmq.protocol.delivery import UNREADABLE_TOPICS, dead_letter_topic, retry_topic
+from flintmq.protocol.errors import ConfigurationError, NoPermission
+from flintmq.protocol.names import SYSTEM_TOPICS
+from flintmq.protocol.permissions import (
+    ACTIONS,
+    ADMIN,
+    ANY,
+    BROKER,
+    CONSUME,
+    GRANTS_MAX,
+    GROUP,
+    PUBLISH,
+    QUERY,
+    TOPIC,
+    Need,
+    Permissions,
+)
+
+OWN_TOPICS = sorted({
+    *SYSTEM_TOPICS, *UNREADABLE_TOPICS, "rmq_sys_anything", "RMQ_SYS_ANYTHING", retry_topic("billing"),
+    dead_letter_topic("billing"),
+})  # fmt: skip
+
+
+def permissions(*grants: dict[str, Any]) -> Permissions:
+    return Permissions.parse(list(grants), "u")
+
+
+def test_without_grants_nothing_is_allowed() -> None:
+    nothing = permissions()
+    for action in ACTIONS:
+        for kind, name in ((TOPIC, "orders"), (GROUP, "billing"), (BROKER, "")):
+            assert not nothing.allows(action, kind, name)
+            assert not nothing.sees(kind, name)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_literal_grant_is_for_that_name_and_that_action_alone(action: str) -> None:
+    granted = permissions({"actions": [action], "topic": "orders"})
+    allowed = {other for other in ACTIONS if granted.allows(other, TOPIC, "orders")}
+    assert allowed == {action} | ({QUERY} if action == CONSUME else set())
+    for kind, name in ((TOPIC, "orders2"), (TOPIC, "order"), (TOPIC, "Orders"), (TOPIC, ""), (GROUP, "orders")):
+        assert not granted.allows(action, kind, name)
+    assert not granted.allows(action, BROKER)
+
+
+def test_a_prefix_covers_what_begins_so() -> None:
+    granted = permissions({"actions": ["publish"], "topicPrefix": "flights-"})
+    assert granted.allows(PUBLISH, TOPIC, "flights-")
+    assert granted.allows(PUBLISH, TOPIC, "flights-jfk")
+    assert not granted.allows(PUBLISH, TOPIC, "flights")
+    assert not granted.allows(PUBLISH, TOPIC, "my-flights-")
+
+
+@pytest.mark.parametrize("prefix", ["", "%", "R", "r", "S", "O", "T", "%D", "%R", "rmq", "RMQ"])
+@pytest.mark.parametrize("name", OWN_TOPICS)
+def test_no_prefix_covers_a_topic_of_the_broker(prefix: str, name: str) -> None:
+    granted = permissions({"actions": list(ACTIONS), "topicPrefix": prefix})
+    assert not any(granted.allows(action, TOPIC, name) for action in ACTIONS)
+    assert not granted.sees(TOPIC, name)
+    assert granted.allows(PUBLISH, TOPIC, f"{prefix}x")
+
+
+@pytest.mark.parametrize("name", OWN_TOPICS)
+def test_a_topic_of_the_broker_takes_a_literal_grant_or_its_admin(name: str) -> None:
+    assert permissions({"actions": ["consume"], "topic": name}).allows(CONSUME, TOPIC, name)
+    assert permissions({"actions": ["admin"], "broker": True}).allows(CONSUME, TOPIC, name)
+    assert not permissions({"actions": ["query"], "broker": True}).allows(CONSUME, TOPIC, name)
+
+
+def test_a_group_brings_its_retry_topic_and_not_its_dead_letters() -> None:
+    for grant in ({"group": "billing"}, {"groupPrefix": "bill"}, {"groupPrefix": ""}):
+        member = permissions({"actions": ["consume"], **grant})
+        assert member.allows(CONSUME, TOPIC, retry_topic("billing"))
+        assert member.allows(QUERY, TOPIC, retry_topic("billing"))
+        assert not member.allows(PUBLISH, TOPIC, retry_topic("billing"))
+        assert not member.sees(TOPIC, dead_letter_topic("billing"))
+    other = permissions({"actions": ["consume"], "group": "shipping"})
+    assert not other.sees(TOPIC, retry_topic("billing"))
+    manager = permissions({"actions": ["admin"], "group": "billing"})
+    assert not manager.allows(ADMIN, TOPIC, retry_topic("billing"))
+    assert not manager.allows(CONSUME, TOPIC, retry_topic("billing"))
+
+
+def test_no_prefix_covers_a_group_of_the_broker() -> None:
+    for prefix in ("", "CID", "C"):
+        granted = permissions({"actions": ["consume", "admin"], "groupPrefix": prefix})
+        assert granted.allows(CONSUME, GROUP, "CIDx")
+        assert not granted.allows(CONSUME, GROUP, "CID_RMQ_SYS_TRANS")
+
+
+def test_admin_of_the_broker_may_everything() -> None:
+    admin = permissions({"actions": ["admin"], "broker": True})
+    for action in ACTIONS:
+        assert admin.allows(action, TOPIC, "orders")
+        assert admin.allows(action, GROUP, "billing")
+        assert admin.allows_any(action, TOPIC)
+    assert admin.allows(QUERY, BROKER)
+    assert admin.allows(ADMIN, BROKER)
+
+
+def test_a_need_of_any_topic_is_met_by_any_grant_of_the_action() -> None:
+    need = Need((PUBLISH,), TOPIC, ANY)
+    assert permissions({"actions": ["publish"], "topicPrefix": "x"}).meets(need)
+    assert not permissions({"actions": ["consume"], "topic": "x"}).meets(need)
+    assert not permissions({"actions": ["publish"], "group": "x"}).meets(need)
+
+
+def test_grants_are_written_as_they_were_read() -> None:
+    raw = [
+        {"actions": ["publish", "query"], "topic": "orders"},
+        {"actions": ["consume"], "topicPrefix": ""},
+        {"actions": ["consume"], "group": "billing"},
+        {"actions": ["admin"], "groupPrefix": "b"},
+        {"actions": ["query", "admin"], "broker": True},
+    ]
+    assert Permissions.parse(raw, "u").as_json() == raw
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ({}, "must be a list"),
+        ("publish", "must be a list"),
+        ([[]], "grant 0 of user u: must be an object"),
+        ([{}], "must be on one of"),
+        ([{"actions": ["publish"]}], "must be on one of"),
+        ([{"actions": ["publish"], "topic": "a", "group": "b"}], "not on 2 of them"),
+        ([{"actions": ["publish"], "topic": "a", "until": "tomorrow"}], "'until' is not known"),
+        ([{"actions": [], "topic": "a"}], "actions must be a list"),
+        ([{"actions": "publish", "topic": "a"}], "actions must be a list"),
+        ([{"actions": [7], "topic": "a"}], "actions must be a list"),
+        ([{"actions": ["read"], "topic": "a"}], "'read' is no action"),
+        ([{"actions": ["publish"], "broker": True}], "'publish' is no action on a broker"),
+        ([{"actions": ["admin"], "broker": False}], "broker must be true"),
+        ([{"actions": ["admin"], "broker": "yes"}], "broker must be true"),
+        ([{"actions": ["publish"], "topic": ""}], "the topic name is empty"),
+        ([{"actions": ["publish"], "topic": "../x"}], "characters that are not allowed"),
+        ([{"actions": ["publish"], "topic": "*"}], "characters that are not allowed"),
+        ([{"actions": ["publish"], "topic": None}], "must be a string"),
+        ([{"actions": ["publish"], "topicPrefix": "a" * 128}], "at most 127"),
+        ([{"actions": ["consume"], "topicPrefix": "%DLQ%"}], "covers nothing"),
+        ([{"actions": ["consume"], "topicPrefix": "%RETRY%bill"}], "covers nothing"),
+        ([{"actions": ["consume"], "topicPrefix": "rmq_sys_"}], "covers nothing"),
+        ([{"actions": ["consume"], "groupPrefix": "CID_RMQ_SYS_"}], "covers nothing"),
+        ([{"actions": ["publish"], "topic": "a"}] * (GRANTS_MAX + 1), "at most"),
+    ],
+)
+def test_a_grant_that_cannot_be_is_refused_by_its_place(raw: object, says: str) -> None:
+    with pytest.raises(ConfigurationError, match="user u") as refused:
+        Permissions.parse(raw, "u")
+    assert says in str(refused.value)
+
+
+# ---- while the broker runs
+
+
+def test_a_refusal_names_the_action_the_object_the_user_and_what_to_do() -> None:
+    access = Access("ann", permissions())
+    with pytest.raises(NoPermission) as refused:
+        access.check(Need((CONSUME, QUERY), TOPIC, "orders"))
+    assert str(refused.value) == (
+        "user ann has no permission: consume on topic orders; grant it with "
+        "`flintmq user grant ann --consume orders --store STORE`"
+    )
+
+
+@pytest.mark.parametrize("kind", [TOPIC, GROUP, BROKER])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_what_a_refusal_says_can_be_typed(action: str, kind: str) -> None:
+    if kind == BROKER and action not in (QUERY, ADMIN):
+        return
+    with pytest.raises(NoPermission, match="flintmq user grant ann --"):
+        Access("ann", permissions()).check(Need((action,), kind, "" if kind == BROKER else "it's"))
+
+
+def test_a_change_of_grants_holds_at_once() -> None:
+    changes: list[None] = []
+    table = AccessTable(lambda: changes.append(None))
+    grants = [{"actions": ["publish"], "topic": "orders"}]
+    access = table.of("ann", grants)
+    access.check_publish("orders")
+    assert "orders" in access.publishes
+
+    table.update({"ann": grants})
+    assert not changes
+    assert "orders" in access.publishes
+
+    table.update({"ann": [{"actions": ["publish"], "topic": "bills"}]})
+    assert len(changes) == 1
+    assert not access.publishes
+    assert not access.allows(PUBLISH, TOPIC, "orders")
+    assert access.allows(PUBLISH, TOPIC, "bills")
+    assert table.of("ann", []) is access
+
+    table.update({})
+    assert not access.allows(PUBLISH, TOPIC, "bills")
+
+
+def test_grants_that_cannot_be_read_allow_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    access = AccessTable(lambda: None).of("ann", [{"actions": ["publish"], "topic": "orders"}, {"actions": ["fly"]}])
+    assert not access.allows(PUBLISH, TOPIC, "orders")
+    assert "no permissions until that is put right" in caplog.text
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    access = Access("ann", permissions({"actions": ["publish"], "topicPrefix": ""}))
+    for number in range(2 * REMEMBERED_MAX + 10):
+        access.check_publish(f"t{number}")
+    assert len(access.publishes) <= REMEMBERED_MAX
+    assert len(access._met) <= REMEMBERED_MAX
+    assert all(len(need.name) < 300 for need in access._met)
