@@ -87,6 +87,8 @@ class FlushSection(Section):
     interval_ms: Annotated[int, Whole(1, DAY_MS)] = _STORE_DEFAULTS.flush_interval_ms
     least_pages: Annotated[int, Whole(0, 1_000_000)] = _STORE_DEFAULTS.flush_least_pages
     thorough_interval_ms: Annotated[int, Whole(1, DAY_MS)] = _STORE_DEFAULTS.flush_thorough_interval_ms
+    stall_ms: Annotated[int, Whole(10, DAY_MS)] = _STORE_DEFAULTS.flush_stall_ms
+    sync_timeout_ms: Annotated[int, Whole(10, DAY_MS)] = _STORE_DEFAULTS.flush_sync_timeout_ms
     checkpoint_interval_ms: Annotated[int, Whole(10, DAY_MS)] = _STORE_DEFAULTS.checkpoint_interval_ms
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from typing import Any, cast
@@ -98,16 +99,20 @@ class Answering:
         if latencies is not None:
             latencies.observe(time.monotonic() - frame.began)
 
+    def count_error(self, error: BrokerError) -> None:
+        """An answer is an error."""
+        errors = self.broker.counters.errors
+        errors[error.code] = errors.get(error.code, 0) + 1
+
     def fail(self, frame: Frame, error: BrokerError) -> None:
         """See ``Peer.fail``."""
-        counters = self.broker.counters
-        counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
+        self.count_error(error)
         if log.isEnabledFor(logging.DEBUG):
             command = COMMANDS.get(frame.code)
             log.debug("%s refused: %s: %s", command.name if command else frame.code, error.name, error.message[:200])
         self.done(frame)
         if frame.kind != REQUEST:
-            counters.one_way_errors += 1
+            self.broker.counters.one_way_errors += 1
             return
         answer = encode_error(error, frame.request_id)
         if frame.code == PRODUCE.code:
@@ -139,15 +144,18 @@ class Answering:
         end_offset, self.flush_offset = self.flush_offset, 0
         self.broker.flush.wait_for(end_offset, self.flushed)
 
-    def flushed(self, error: BrokerError | None) -> None:
-        """The log is flushed up to what a turn waited for (or will not be): send the answers that this frees."""
+    def flushed(self, error: BrokerError | None, since: float = math.inf) -> None:
+        """The log is flushed up to what a turn waited for: send the answers that this frees.
+
+        Or it is not: then those get ``error`` that wait since before ``since``, monotonic seconds.
+        """
         flushed_offset = self.broker.store.flushed_offset
         unflushed = self.unflushed
         done_bytes = 0
         now = time.monotonic()
         turn_began, count = 0.0, 0
         observe = self.broker.counters.produce_latencies.observe
-        while unflushed and (unflushed[0][0] <= flushed_offset or error is not None):
+        while unflushed and (unflushed[0][0] <= flushed_offset or (error is not None and unflushed[0][4] < since)):
             end_offset, answer, request_id, frame_bytes, began = unflushed.popleft()
             done_bytes += frame_bytes
             if end_offset:
@@ -160,6 +168,7 @@ class Answering:
                 continue
             if error is not None and end_offset > flushed_offset:
                 answer = encode_error(error, request_id)
+                self.count_error(error)
             self.out.append(answer)
         if count:
             observe(now - turn_began, count)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from typing import cast
 
 from ...protocol.errors import (
     BrokerError,
+    FlushDiskTimeout,
     FrameIllegal,
     HelloRequired,
     InvalidParameter,
@@ -246,11 +248,11 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         if self.unflushed_bytes > self.broker.limits.connection_in_flight_bytes_max:
             self.stop(STOP_IN_FLIGHT)
 
-    def flushed(self, error: BrokerError | None) -> None:
-        """Some of this connection's messages are flushed."""
+    def flushed(self, error: BrokerError | None, since: float = math.inf) -> None:
+        """Some of this connection's messages are flushed, or will not be in time."""
         if self.lost:
             return
-        super().flushed(error)
+        super().flushed(error, since)
         low = self.broker.limits.connection_in_flight_bytes_max // 2
         if self.stops & STOP_IN_FLIGHT and self.unflushed_bytes <= low:
             self.unstop(STOP_IN_FLIGHT)
@@ -290,8 +292,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         """What comes from this client cannot be served: say why, then close."""
         if self.ending:
             return
-        counters = self.broker.counters
-        counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
+        self.count_error(error)
         log.info("connection from %s:%d refused: %s", *self.address, error.message)
         self.send_in_order(encode_error(error, request_id))
         self.lingering = True
@@ -344,6 +345,8 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.idle_since = now
         else:
             self.parser.trim()
+        if self.unflushed:
+            self._sweep_unflushed()
         if self.close_by:
             if now > self.close_by:
                 self.abort()
@@ -365,6 +368,21 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         elif now - self.idle_since > limits.idle_timeout_ms / 1000:
             log.debug("connection from %s:%d closed: idle", *self.address)
             self._end()
+
+    def _sweep_unflushed(self) -> None:
+        """Tell those that the flush did not finish in time; what they sent is written."""
+        timeout_ms = self.broker.settings.flush.sync_timeout_ms
+        since = time.monotonic() - timeout_ms / 1000
+        if self.unflushed[0][4] < since:
+            self.flushed(
+                FlushDiskTimeout(
+                    f"the messages are written, but were not on disk within flush.sync_timeout_ms, {timeout_ms} ms; "
+                    "whether they survive a crash is not known. Sent again with the same unique keys they are "
+                    "stored once",
+                    retry_after_ms=self.broker.limits.busy_retry_after_ms,
+                ),
+                since,
+            )
 
     def _sweep_slow_reader(self, now: float) -> None:
         level = self.transport.get_write_buffer_size()

@@ -154,7 +154,8 @@ class Lifecycle:
             metrics_address=self.metrics_address,
             fatal=fatal,
         )
-        flush.on_flushed = self._broker.dispatch_soon  # what is on disk may be seen now
+        flush.on_flushed = self._broker.flushed
+        self._broker.stall.start()
         self._broker.delays.start()
         delays = self._broker.delays
         checkpoint.also.append(delays.persist)
@@ -169,6 +170,7 @@ class Lifecycle:
         if self._server is not None:
             await self._server.stop(self._settings.server.stop_timeout_ms / 1000)
         if self._broker is not None:
+            self._broker.stall.stop()
             await self._broker.delays.stop()
             if self._copying is not None:
                 await self._copying.stop()

@@ -39,7 +39,8 @@ class FlushService(Service):
         self._signal.acquire()
         self.latencies = Latencies()
         """How long the log's fdatasync took, each time."""
-        self._began = 0.0
+        self.began = 0.0
+        """When the flush that runs began, by ``time.monotonic``; 0.0: none runs. Any thread."""
         self.on_flushed: Callable[[], None] = lambda: None
         """Called on the loop after each flush, behind those that waited for it."""
 
@@ -72,7 +73,7 @@ class FlushService(Service):
         store = self._store
         if store.write_offset <= store.flushed_offset:
             return
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         try:
             store.flush(self._on_disk)
         except OSError as error:
@@ -84,7 +85,8 @@ class FlushService(Service):
             raise store.failed from error
 
     def _on_disk(self, flushed: int) -> None:
-        self.latencies.observe(time.monotonic() - self._began)
+        self.latencies.observe(time.monotonic() - self.began)
+        self.began = 0.0
         self._post(self._complete, flushed)
 
     def _complete(self, flushed: int) -> None:

@@ -35,5 +35,9 @@ class StoreSettings:
     """async: fewer dirty pages (4 KiB) than this wait for the thorough flush."""
     flush_thorough_interval_ms: int = 10_000
     """async: at the latest after this time everything is flushed."""
+    flush_stall_ms: int = 5_000
+    """A flush that takes longer is a stall: no message is taken until it is over."""
+    flush_sync_timeout_ms: int = 5_000
+    """Who has waited longer for a flush is told that it did not finish in time."""
     checkpoint_interval_ms: int = 5_000
     """How often ConsumeQueues, index and checkpoint are synced; what a crash leaves behind this is dispatched again."""

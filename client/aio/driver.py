@@ -58,6 +58,8 @@ class DeliveryDriver:
         self._will_send = False
         """Whether ``_send`` is about to run."""
         self._unanswered_since = inf
+        self._resume_at = inf
+        """When the pause is over that the broker asked for, while something is to be sent behind it."""
         self._bulks: dict[Bulk, asyncio.Future[None]] = {}
         life.add(self)
         watch.add(self)
@@ -124,7 +126,9 @@ class DeliveryDriver:
                 break
         if delivery.in_flight:
             self._unanswered_since = min(self._unanswered_since, now)
-        if delivery.offered:  # perhaps the broker asked for a pause
+        pause = delivery.hold_seconds(now) if delivery.offered else 0.0  # perhaps the broker asked for one
+        self._resume_at = now + pause if pause else inf
+        if delivery.offered:
             self._watch.wake(now + delivery.seconds_to_wait(now))
         if delivery.settled or delivery.idle:  # too long for any frame, or all that was offered had been cancelled
             self._announce()
@@ -214,7 +218,7 @@ class DeliveryDriver:
         delivery = self._delivery
         if delivery.idle:
             return inf
-        due = now + delivery.seconds_to_wait(now)
+        due = min(now + delivery.seconds_to_wait(now), self._resume_at)
         return min(due, self._unanswered_since + SILENCE_SECONDS_MAX) if delivery.in_flight else due
 
     def judge(self, now: float) -> None:
@@ -226,5 +230,7 @@ class DeliveryDriver:
         if delivery.expire_due(now):
             delivery.expire(now)
             self._announce()
+        if now >= self._resume_at:
+            self._resume_at = inf
         if delivery.offered:
             self.added()

@@ -28,6 +28,7 @@ from ...delivery.writer import RecordWriter
 from ...security.access import Access, AccessTable
 from ...security.users import User
 from ...services.allocation import AllocateMappedFileService
+from ...services.disk_stall import DiskStall
 from ...services.flush import FlushService
 from ...services.long_polling import HeldPull, PullRequestHoldService
 from ...services.reput import ReputMessageService
@@ -121,6 +122,14 @@ class Broker:
         self.auto_create = settings.auto_create_topics()
         self.in_flight_bytes = 0
         self.in_flight_bytes_max = settings.limits.in_flight_bytes_max
+        """From what on PRODUCE is refused; -1, so that it always is, while the disk is stalled."""
+        self.stall = DiskStall(
+            flush,
+            stall_s=settings.flush.stall_ms / 1000,
+            clock=time.monotonic,
+            call_later=loop.call_later,
+            on_change=self._stall_changed,
+        )
         self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
         self.connections = 0
         self.next_queue: dict[str, int] = {}
@@ -142,7 +151,15 @@ class Broker:
             return refusal().message
         if self.allocation.full:
             return f"the disk of {store.path} is full: there is no room for more of the log"
-        return ""
+        return self.stall.refusal()
+
+    def _stall_changed(self) -> None:
+        self.in_flight_bytes_max = -1 if self.stall.seconds() else self.limits.in_flight_bytes_max
+
+    def flushed(self) -> None:
+        """A flush is over: what is on disk may be seen now."""
+        self.stall.flushed()
+        self.dispatch_soon()
 
     def _topic_deleted(self, topic: str) -> None:
         self.counters.forget_topic(topic)

@@ -112,6 +112,9 @@ def _too_much(peer: Peer) -> BrokerError:
             f"{limits.produce_frame_bytes_max}: split it",
             produce_frame_bytes_max=limits.produce_frame_bytes_max,
         )
+    stalled = peer.broker.stall.refusal()
+    if stalled:
+        return SystemBusy(stalled, retry_after_ms=limits.busy_retry_after_ms)
     return SystemBusy(
         f"{peer.broker.in_flight_bytes} bytes have arrived and are not done; limits.in_flight_bytes_max is "
         f"{limits.in_flight_bytes_max}: try again later",

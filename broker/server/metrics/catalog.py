@@ -41,6 +41,9 @@ REQUEST_SECONDS = Metric(
     ("command",),
 )
 FLUSH_SECONDS = Metric("flintmq_flush_seconds", "histogram", "what `fdatasync` of the CommitLog took")
+FLUSH_STALLED = Metric(
+    "flintmq_flush_stalled_seconds", "gauge", "how long the flush has taken that hangs, above `flush.stall_ms`; 0: none"
+)
 ERRORS = Metric("flintmq_errors_total", "counter", "answers that are errors", ("result",))
 ONE_WAY_ERRORS = Metric("flintmq_one_way_errors_total", "counter", "one-way frames that could not be served")
 
@@ -179,7 +182,7 @@ PROCESS_STARTED = Metric("process_start_time_seconds", "gauge", "when it started
 METRICS = (
     BUILD_INFO, WRITABLE, RECOVERY,
     PRODUCED_MESSAGES, PRODUCED_BYTES, PULLED_MESSAGES, PULLED_BYTES,
-    REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, ERRORS, ONE_WAY_ERRORS, DUPLICATE_FRAMES, PRODUCER_RUNS,
+    REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, FLUSH_STALLED, ERRORS, ONE_WAY_ERRORS, DUPLICATE_FRAMES, PRODUCER_RUNS,
     CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, IN_FLIGHT, HELD_PULLS,
     DELAYED_MESSAGES, DELAYED_DELIVERED, DELAY_LATENESS, DELAYED_PARKED, DELAYED_UNREADABLE,
     TOPICS, QUEUES,

@@ -70,6 +70,7 @@ def _add_requests(out: Exposition, broker: Broker) -> None:
     )
     flush = broker.flush.latencies
     out.add_latencies(catalog.FLUSH_SECONDS, [((), list(flush.counts), flush.seconds)])
+    out.add_one(catalog.FLUSH_STALLED, broker.stall.seconds())
     errors = {known.name: 0 for known in ERRORS_BY_CODE.values()}
     for code, count in counters.errors.copy().items():
         error = ERRORS_BY_CODE.get(code)

@@ -1,0 +1,148 @@
+"""A disk that hangs in a flush: who asks for more is told so at once, and nothing is lost or stored twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from flintmq.client import Message
+from flintmq.protocol.errors import FlushDiskTimeout, SystemBusy
+from tests.client_drivers import Clients
+from tests.conftest import RawConnection, RunningBroker
+from tests.integration.test_metrics import Scrape, page
+from tests.overload_tools import soon
+
+Factory: TypeAlias = Callable[..., RunningBroker]
+Connect: TypeAlias = Callable[..., RawConnection]
+
+HANGING_DISK = """
+import os, sys, time
+from flintmq.broker.store.files import Files
+
+sync_data = Files.sync_data
+
+def hang(self, fd):
+    while os.path.exists(sys.argv[1]) and "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
+        time.sleep(0.01)
+    sync_data(self, fd)
+
+Files.sync_data = hang
+from flintmq.broker.daemon import main
+main(sys.argv[2:])
+"""
+
+PREFIX = "0A000001000000000001"
+HOUR_MS = 3_600_000
+
+
+@dataclass
+class Disk:
+    """Where the broker's flushes of the log hang while ``switch`` is there."""
+
+    switch: Path
+
+    def hang(self) -> None:
+        """From now on they do not end."""
+        self.switch.touch()
+
+    def go_on(self) -> None:
+        """They end again."""
+        self.switch.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    disk = Disk(tmp_path / "flushes hang")
+    yield disk
+    disk.go_on()  # before the broker is stopped, which flushes
+
+
+@pytest.fixture
+def start(broker: Factory, disk: Disk) -> Callable[..., RunningBroker]:
+    def start_one(*, stall_ms: int = HOUR_MS, sync_timeout_ms: int = HOUR_MS, flush: str = "sync") -> RunningBroker:
+        settings = {"flush.stall_ms": stall_ms, "flush.sync_timeout_ms": sync_timeout_ms}
+        return broker("--flush", flush, settings=settings, program=["-c", HANGING_DISK, str(disk.switch)])
+
+    return start_one
+
+
+def readiness(running: RunningBroker) -> tuple[int, str]:
+    return page(running, "/readyz")
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_while_a_flush_hangs_new_messages_are_refused_with_the_reason_and_those_before_are_answered_when_it_ends(
+    start: Factory, connect: Connect, disk: Disk, flush: str
+) -> None:
+    running = start(stall_ms=200, flush=flush)
+    waiting, other = connect(running), connect(running)
+    waiting.produce("orders", b"before", queue=0, flush="sync").raise_for_error()
+    assert Scrape(running)("flintmq_flush_stalled_seconds") == 0
+
+    disk.hang()
+    body = b"\x92\xc4\x05while\x80"
+    sent = waiting.send(10, {"topic": "orders", "count": 1, "queue": 0, "flush": "sync"}, body)
+    soon(lambda: readiness(running)[0] == 503)
+    assert "the disk has not finished a flush of the log for" in readiness(running)[1]
+    with pytest.raises(
+        SystemBusy, match=r"has not finished a flush of the log for \d+\.\d s \(flush.stall_ms is 200\)"
+    ) as busy:
+        other.produce("orders", b"refused", queue=0).raise_for_error()
+    assert busy.value.retry_after_ms == 100
+    assert other.pull("orders", 0, 0).fields["count"] >= 1, "reads go on"
+    scrape = Scrape(running)
+    assert scrape("flintmq_flush_stalled_seconds") > 0.2
+    assert scrape("flintmq_writable") == 0
+
+    disk.go_on()
+    assert waiting.receive_for(sent).raise_for_error().fields["queue_offset"] == 1
+    soon(lambda: readiness(running) == (200, "ready\n"))
+    assert other.produce("orders", b"after", queue=0).raise_for_error().fields["queue_offset"] == 2
+    assert Scrape(running)("flintmq_flush_stalled_seconds") == 0
+    assert running.log.count("has not finished a flush") == running.log.count("finished the flush that hung") == 1
+
+
+def test_who_waits_too_long_for_a_flush_is_told_so_and_may_send_again(
+    start: Factory, connect: Connect, disk: Disk
+) -> None:
+    running = start(sync_timeout_ms=200)
+    connection = connect(running)
+    connection.produce("orders", b"before", queue=0).raise_for_error()
+    fields = {"queue": 0, "unique_prefix": PREFIX, "unique_first": 1}
+    disk.hang()
+    answer = connection.produce("orders", b"x", **fields)
+    with pytest.raises(FlushDiskTimeout, match=r"not on disk within flush.sync_timeout_ms, 200 ms") as timeout:
+        answer.raise_for_error()
+    assert timeout.value.retriable
+    assert Scrape(running)("flintmq_errors_total", result="FLUSH_DISK_TIMEOUT") == 1
+    disk.go_on()
+    assert connection.produce("orders", b"x", **fields).raise_for_error().fields["queue_offset"] == 1
+    assert connection.produce("orders", b"y", queue=0).raise_for_error().fields["queue_offset"] == 2
+
+
+def test_a_producer_bears_a_hanging_disk_by_itself(start: Factory, clients: Clients, disk: Disk) -> None:
+    running = start(stall_ms=150, sync_timeout_ms=300)
+    with clients.Producer(running.address, delivery_timeout=100) as producer:
+        producer.send(Message("orders", b"0"), queue=0)
+        disk.hang()
+        receipts: list[object] = []
+
+        def send() -> None:
+            for number in range(1, 21):
+                receipts.append(producer.send(Message("orders", b"%d" % number), queue=0))
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        # Sent again after the timeout, its message is refused as all others are.
+        soon(lambda: Scrape(running)("flintmq_errors_total", result="SYSTEM_BUSY") >= 3)
+        disk.go_on()
+        sending.join()
+        assert len(receipts) == 20
+    with clients.Consumer(running.address) as consumer:
+        bodies = [message.body for message in consumer.iter("orders", from_="earliest", until="latest")]
+    assert bodies == [b"%d" % number for number in range(21)], "none lost, none twice, all in order"
