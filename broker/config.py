@@ -75,6 +75,7 @@ class StoreSection(Section):
         _STORE_DEFAULTS.allocate_step_bytes
     )
     verify_at_start_bytes: Annotated[int, Whole(0, 2**50)] = _STORE_DEFAULTS.verify_at_start_bytes
+    record_checksum: Annotated[bool, Switch()] = _STORE_DEFAULTS.record_checksum
     reput_chunk_bytes: Annotated[int, Whole(64 * 1024, 256 * MIB)] = _STORE_DEFAULTS.reput_chunk_bytes
 
 

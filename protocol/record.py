@@ -154,9 +154,11 @@ class Record:
         if not checksum:
             return self._encode(self.properties)
         properties = without_record_crc(self.properties)
-        if len(properties) > PROPERTIES_WITH_CRC_MAX:
+        unended = properties and not properties.endswith(PROPERTY_SEPARATOR)
+        ended = properties + PROPERTY_SEPARATOR if unended else properties
+        if len(ended) > PROPERTIES_WITH_CRC_MAX:
             return self._encode(properties)
-        blob = self._encode(properties + bytes(RECORD_CRC_BYTES))
+        blob = self._encode(ended + bytes(RECORD_CRC_BYTES))
         return blob[:-RECORD_CRC_BYTES] + record_crc_property(record_crc(blob))
 
     def _encode(self, properties: bytes) -> bytes:

@@ -39,9 +39,14 @@ def record_crc_property(crc: int) -> bytes:
 
 
 def without_record_crc(properties: bytes) -> bytes:
-    """The properties but for ``__CRC32#``, wherever it stands, each with its ``\\x02``."""
-    pairs = [pair for pair in properties.split(b"\x02") if pair.partition(b"\x01")[0] != PROPERTY_RECORD_CRC.encode()]
-    return b"".join([pair + b"\x02" for pair in pairs if pair])
+    """The properties but for ``__CRC32#``, wherever it stands."""
+    *pairs, rest = properties.split(b"\x02")
+    kept = [pair + b"\x02" for pair in pairs if not _is_record_crc(pair)]
+    return b"".join(kept) + (b"" if _is_record_crc(rest) else rest)
+
+
+def _is_record_crc(pair: bytes) -> bool:
+    return pair.partition(b"\x01")[0] == PROPERTY_RECORD_CRC.encode()
 
 
 def record_crc_problem(record: Buffer, properties_bytes: int) -> str:

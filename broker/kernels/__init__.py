@@ -6,6 +6,7 @@ Importing a module of this package compiles its kernels or loads them from the c
 =============  ======================================================================================
 ``words``      big-endian loads and stores, the one place that knows the machine's byte order
 ``crc32``      CRC-32, sixteen bytes a step
+``record_crc`` the checksum over a whole record: written behind it, and checked
 ``text``       UTF-8 checks and Java's string hash
 ``produce``    a PRODUCE frame's messages: validate, then write records into the mapped CommitLog
 ``dispatch``   CommitLog records: check, and turn them into ConsumeQueue units and index keys
@@ -23,7 +24,18 @@ import importlib
 import time
 from collections.abc import Iterable, Iterator
 
-SERVING_MODULES = ("words", "crc32", "text", "produce", "dispatch", "index", "gather", "sequences", "deliver")
+SERVING_MODULES = (
+    "words",
+    "crc32",
+    "record_crc",
+    "text",
+    "produce",
+    "dispatch",
+    "index",
+    "gather",
+    "sequences",
+    "deliver",
+)
 MODULES = (*SERVING_MODULES, "examine")
 
 

@@ -2,6 +2,9 @@
 
 Slicing by sixteen: table k holds the checksum of a byte followed by k zero bytes, so that the sixteen look-ups of a
 step do not wait for each other.
+
+A checksum over parts of which one is summed already needs no second pass over that one: ``crc32_behind`` puts it in.
+Checksums in the making are "states": what a checksum is before its last inversion.
 """
 
 from __future__ import annotations
@@ -31,10 +34,36 @@ def _tables() -> np.ndarray:
 TABLES = _tables()
 
 
+_ZERO_LEVELS = 31
+"""A record's parts have fewer than 2^31 bytes."""
+
+
+def _zeros() -> np.ndarray:
+    """What a state becomes over 2^k zero bytes: 4 * 256 values for each k, one for each value of each of its bytes."""
+    byte = np.arange(256, dtype=np.uint32)
+    levels = [np.stack([TABLES[:256], byte, byte << np.uint32(8), byte << np.uint32(16)])]
+    for _ in range(1, _ZERO_LEVELS):
+        level = levels[-1]
+        levels.append(
+            level[0][level & 0xFF] ^ level[1][level >> 8 & 0xFF] ^ level[2][level >> 16 & 0xFF] ^ level[3][level >> 24]
+        )
+    return np.stack(levels).reshape(-1)
+
+
+ZEROS = _zeros()
+FRESH = 0xFFFFFFFF
+"""The state of a checksum over nothing."""
+
+
 @inlined
 def crc32_of(array: np.ndarray, at: int, end: int) -> int:
     """CRC-32 of ``array[at:end]``, 0 to 2^32 - 1."""
-    crc = 0xFFFFFFFF
+    return crc32_on(array, at, end, FRESH) ^ FRESH
+
+
+@inlined
+def crc32_on(array: np.ndarray, at: int, end: int, crc: int) -> int:
+    """The state ``crc``, gone on with ``array[at:end]``."""
     while at + 16 <= end:
         a = load_le32(array, at) ^ crc
         b = load_le32(array, at + 4)
@@ -54,7 +83,44 @@ def crc32_of(array: np.ndarray, at: int, end: int) -> int:
     while at < end:
         crc = np.int64(TABLES[(crc ^ np.int64(array[at])) & 0xFF]) ^ crc >> 8
         at += 1
-    return crc ^ 0xFFFFFFFF
+    return crc
+
+
+@inlined
+def crc32_words(crc: int, first: int, second: int) -> int:
+    """The state ``crc``, gone on with two words as they are stored: big-endian, of 32 bits each."""
+    a = _swapped(first) ^ crc
+    b = _swapped(second)
+    return np.int64(
+        TABLES[0x700 | a & 0xFF] ^ TABLES[0x600 | a >> 8 & 0xFF]
+        ^ TABLES[0x500 | a >> 16 & 0xFF] ^ TABLES[0x400 | a >> 24]
+        ^ TABLES[0x300 | b & 0xFF] ^ TABLES[0x200 | b >> 8 & 0xFF]
+        ^ TABLES[0x100 | b >> 16 & 0xFF] ^ TABLES[b >> 24]
+    )  # fmt: skip
+
+
+@inlined
+def _swapped(word: int) -> int:
+    return (word & 0xFF) << 24 | (word >> 8 & 0xFF) << 16 | (word >> 16 & 0xFF) << 8 | (word >> 24 & 0xFF)
+
+
+@inlined
+def crc32_behind(crc: int, part_crc: int, part_bytes: int) -> int:
+    """The state ``crc``, gone on with a part of that length whose own CRC-32, of all 32 bits, is ``part_crc``.
+
+    Checksums are linear: two states that go over the same bytes differ by what their difference becomes over zeros.
+    """
+    difference = crc ^ FRESH
+    level = 0
+    while part_bytes > 0:
+        if part_bytes & 1:
+            difference = np.int64(
+                ZEROS[level | difference & 0xFF] ^ ZEROS[level | 0x100 | difference >> 8 & 0xFF]
+                ^ ZEROS[level | 0x200 | difference >> 16 & 0xFF] ^ ZEROS[level | 0x300 | difference >> 24]
+            )  # fmt: skip
+        part_bytes >>= 1
+        level += 0x400
+    return part_crc ^ FRESH ^ difference
 
 
 @inlined

@@ -4,7 +4,7 @@
 due. The caller says of each group which queue offset its first message gets; ``deliver`` then writes the new records
 into the mapped CommitLog. A new record has another topic, queue, queue offset, physical offset, store time and store
 host; body, flag, what kind of body it is, birth, reconsume times and properties stay. A ``__CRC32#`` is left out: it is
-of the old record.
+of the old record. With ``N_CHECKSUM_BYTES`` the new one gets its own, where its properties leave room for it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ...protocol.delivery import (
     PROPERTY_TIMER_OUT_MS,
 )
 from ...protocol.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_HEAD_BYTES, TOPIC_BYTES_MAX, SysFlag
+from ...protocol.record_crc import PROPERTIES_WITH_CRC_MAX
+from .crc32 import crc32_of
 from .dispatch import (
     DONE,
     PARTS,
@@ -25,13 +27,13 @@ from .dispatch import (
     R_BODY_END,
     R_PROPERTIES_AT,
     R_SIZE,
-    _body_sound,
     _locate,
     _queue_hash,
     _same_bytes,
 )
 from .gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
 from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
+from .record_crc import store_record_crc
 from .text import find_byte
 from .words import copy_bytes, load_be32, load_be64, store_be16, store_be32, store_be64
 
@@ -47,7 +49,11 @@ P_PROPERTIES_AT = 5
 P_END = 6
 P_DROPPED_BYTES = 7
 """Of its properties, what is left out."""
-PLAN_ROW = 8
+P_UNENDED = 8
+"""1 where what stays of them does not end with a separator; else 0."""
+P_BODY_CRC = 9
+"""CRC-32 of the body, all 32 bits."""
+PLAN_ROW = 10
 
 # Columns of a group.
 G_TOPIC_AT = 0
@@ -77,14 +83,17 @@ N_STORE_HOST_END = 4
 N_COMMITTED = 5
 """Not 0: a transaction prepared these messages and commits them now. The new records say so, and where the prepared
 ones lie, as those of committed half messages do."""
-N_LENGTH = 6
+N_CHECKSUM_BYTES = 6
+"""What a checksum over the whole record takes: 20, or 0 where none is written."""
+N_LENGTH = 7
 
 # Slots of ``found``: where values begin and end; begin = end: none.
 _TOPIC = 0
 _QUEUE = 2
 _DUE = 4
 _DROPPED = 6
-FOUND = 7
+_UNENDED = 7
+FOUND = 8
 
 _REAL_TOPIC = np.frombuffer(PROPERTY_REAL_TOPIC.encode(), np.uint8)
 _REAL_QUEUE = np.frombuffer(PROPERTY_REAL_QUEUE.encode(), np.uint8)
@@ -97,6 +106,7 @@ _RECORD_CRC_BYTES = len(_RECORD_CRC)
 _QUEUE_DIGITS_MAX = 9
 _MS_DIGITS_MAX = 15
 
+_AT_BODY_CRC = RECORD.at["body_crc"]
 _AT_QUEUE_ID = RECORD.at["queue_id"]
 _AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
 _AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
@@ -137,8 +147,11 @@ def _find_values(records: np.ndarray, at: int, end: int, found: np.ndarray) -> N
             slot = _QUEUE
         elif name_bytes == _TIMER_OUT_BYTES and _same_bytes(records, at, _TIMER_OUT, 0, name_bytes):
             slot = _DUE
-        elif _is_checksum(records, at, stop):
+        is_dropped = slot < 0 and _is_checksum(records, at, stop)
+        if is_dropped:
             found[_DROPPED] += min(stop + 1, end) - at
+        elif stop == end:
+            found[_UNENDED] = 1
         if slot >= 0 and separator + 1 < stop:
             found[slot] = separator + 1
             found[slot + 1] = stop
@@ -184,6 +197,15 @@ def _group_of(records: np.ndarray, at: int, end: int, queue_id: int, slots: np.n
     return group_count
 
 
+@inlined
+def _plan_body(records: np.ndarray, at: int, parts: np.ndarray, plan: np.ndarray, row: int) -> bool:
+    """Sum the body; whether it is the one that the record speaks of."""
+    body_crc = crc32_of(records, parts[R_BODY_AT], parts[R_BODY_END])
+    plan[row + P_BODY_CRC] = body_crc
+    is_empty = parts[R_BODY_AT] == parts[R_BODY_END]
+    return is_empty or body_crc & 0x7FFFFFFF == load_be32(records, at + _AT_BODY_CRC)
+
+
 @kernel(i64, bytes_array, i64_array, i64, i32_array, i64_array, i64_array, i64_array)
 def find_targets(records: np.ndarray, chosen: np.ndarray, count: int, slots: np.ndarray, plan: np.ndarray,
                  groups: np.ndarray, scratch: np.ndarray) -> int:  # fmt: skip
@@ -206,13 +228,14 @@ def find_targets(records: np.ndarray, chosen: np.ndarray, count: int, slots: np.
         plan[row + P_AT] = at
         plan[row + P_GROUP] = UNSOUND
         plan[row + P_DUE_MS] = -1
-        if status == DONE and scratch[R_SIZE] == size and _body_sound(records, at, scratch):
+        if status == DONE and scratch[R_SIZE] == size and _plan_body(records, at, scratch, plan, row):
             plan[row + P_BODY_AT] = scratch[R_BODY_AT]
             plan[row + P_BODY_END] = scratch[R_BODY_END]
             plan[row + P_PROPERTIES_AT] = scratch[R_PROPERTIES_AT]
             plan[row + P_END] = at + size
             _find_values(records, scratch[R_PROPERTIES_AT], at + size, found)
             plan[row + P_DROPPED_BYTES] = found[_DROPPED]
+            plan[row + P_UNENDED] = found[_UNENDED]
             plan[row + P_DUE_MS] = _read_digits(records, found[_DUE], found[_DUE + 1], _MS_DIGITS_MAX)
             queue_id = _read_digits(records, found[_QUEUE], found[_QUEUE + 1], _QUEUE_DIGITS_MAX)
             topic_at = found[_TOPIC]
@@ -252,11 +275,26 @@ def _copy_properties(records: np.ndarray, at: int, end: int, log: np.ndarray, to
 
 
 @inlined
+def _properties_bytes(plan: np.ndarray, row: int) -> int:
+    """What the properties of a planned record take that stay."""
+    return plan[row + P_END] - plan[row + P_PROPERTIES_AT] - plan[row + P_DROPPED_BYTES]
+
+
+@inlined
+def _checksum_bytes(plan: np.ndarray, row: int, numbers: np.ndarray) -> int:
+    """What a checksum adds to them, with the separator in front of it if that is missing; 0: there is to be none."""
+    if numbers[N_CHECKSUM_BYTES] == 0 or _properties_bytes(plan, row) + plan[row + P_UNENDED] > PROPERTIES_WITH_CRC_MAX:
+        return 0
+    return plan[row + P_UNENDED] + numbers[N_CHECKSUM_BYTES]
+
+
+@inlined
 def _write_record(records: np.ndarray, plan: np.ndarray, row: int, groups: np.ndarray, group: int, texts: np.ndarray,
                   numbers: np.ndarray, log: np.ndarray, position: int, size: int) -> None:  # fmt: skip
     source = plan[row + P_AT]
     properties_at = plan[row + P_PROPERTIES_AT]
     properties_end = plan[row + P_END]
+    checksum_bytes = _checksum_bytes(plan, row, numbers)
     topic_bytes = groups[group + G_NAME_END] - groups[group + G_NAME_AT]
     sys_flag = load_be32(records, source + _AT_SYS_FLAG)
     born_host_bytes = 20 if sys_flag & _BORN_V6 else 8
@@ -281,6 +319,7 @@ def _write_record(records: np.ndarray, plan: np.ndarray, row: int, groups: np.nd
     store_be32(log, to, load_be32(records, at))  # reconsume_times
     store_be64(log, to + 4, prepared_at)
     to = _copy(records, plan[row + P_BODY_AT] - 4, plan[row + P_BODY_END], log, to + 12)
+    body_end = to
     if topic_bytes > TOPIC_BYTES_MAX:
         store_be16(log, to, topic_bytes)
         to += 2
@@ -288,12 +327,18 @@ def _write_record(records: np.ndarray, plan: np.ndarray, row: int, groups: np.nd
         log[to] = topic_bytes
         to += 1
     to = _copy(texts, groups[group + G_NAME_AT], groups[group + G_NAME_END], log, to)
-    store_be16(log, to, properties_end - properties_at - plan[row + P_DROPPED_BYTES])
+    store_be16(log, to, _properties_bytes(plan, row) + checksum_bytes)
     if plan[row + P_DROPPED_BYTES] == 0:
-        _copy(records, properties_at, properties_end, log, to + 2)
+        to = _copy(records, properties_at, properties_end, log, to + 2)
     else:
-        _copy_properties(records, properties_at, properties_end, log, to + 2)
-    store_be32(log, position + 4, MAGIC_V2 if topic_bytes > TOPIC_BYTES_MAX else MAGIC_V1)
+        to = _copy_properties(records, properties_at, properties_end, log, to + 2)
+    magic = MAGIC_V2 if topic_bytes > TOPIC_BYTES_MAX else MAGIC_V1
+    if checksum_bytes != 0:
+        if plan[row + P_UNENDED] != 0:
+            log[to] = 2
+        body_at = body_end - (plan[row + P_BODY_END] - plan[row + P_BODY_AT])
+        store_record_crc(log, position, size, magic, body_at, body_end, plan[row + P_BODY_CRC])
+    store_be32(log, position + 4, magic)
     store_be32(log, position, size)
 
 
@@ -319,7 +364,7 @@ def deliver(records: np.ndarray, plan: np.ndarray, first: int, count: int, group
         size = (
             _BEFORE_HOSTS_BYTES + (20 if sys_flag & _BORN_V6 else 8) + numbers[N_STORE_HOST_END]
             + plan[row + P_BODY_END] - plan[row + P_BODY_AT] + (2 if topic_bytes > TOPIC_BYTES_MAX else 1) + topic_bytes
-            + 2 + plan[row + P_END] - plan[row + P_PROPERTIES_AT] - plan[row + P_DROPPED_BYTES]
+            + 2 + _properties_bytes(plan, row) + _checksum_bytes(plan, row, numbers)
         )  # fmt: skip
         if position + size + _BLANK_ROOM > numbers[N_LIMIT]:
             return k, position

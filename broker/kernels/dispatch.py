@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from ...protocol.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, UNIT, UNIT_BYTES, SysFlag
-from .crc32 import body_crc_of
+from .crc32 import body_crc_of, crc32_of
 from .jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
+from .record_crc import record_crc_sound
 from .text import find_byte, index_hash, java_hash_on, signed32
 from .words import copy_bytes, load_be16, load_be32, load_be64, store_be32, store_be64
 
@@ -35,6 +36,7 @@ GAP = 10
 """A record's queue offset is beyond the queue's next one."""
 FULL = 11
 """No room for more units or keys; go on with a new call."""
+BAD_RECORD_CRC = 12
 
 BAD_NAMES = {
     NO_RECORD: "zeros where a record should begin",
@@ -42,6 +44,7 @@ BAD_NAMES = {
     BAD_MAGIC: "no record's magic",
     BAD_PHYSICAL_OFFSET: "a record that says it lies elsewhere",
     BAD_CRC: "a body whose checksum is wrong",
+    BAD_RECORD_CRC: "a record whose checksum over all of it is missing or wrong",
     BAD_PARTS: "a record whose parts do not add up to its length",
     BAD_TIME: "a store time before the record in front of it",
 }
@@ -88,6 +91,8 @@ S_TOUCHED = 4
 S_GAP_QUEUE = 5
 S_INDEX_FROM = 6
 """In: records below this physical offset are in the index already."""
+S_CHECKSUMMED = 7
+"""In: not 0 where every record must have a checksum over all of it (``__CRC32#``)."""
 STATE = 8
 
 _AT_MAGIC = RECORD.at["magic"]
@@ -173,9 +178,24 @@ def _body_sound(log: np.ndarray, at: int, parts: np.ndarray) -> bool:
     return body_crc_of(log, parts[R_BODY_AT], parts[R_BODY_END]) == load_be32(log, at + _AT_BODY_CRC)
 
 
+@inlined
+def _check_sums(log: np.ndarray, at: int, parts: np.ndarray, is_checksummed: bool) -> int:
+    """DONE, or which checksum of a record does not hold."""
+    body_at, body_end = parts[R_BODY_AT], parts[R_BODY_END]
+    body_crc = crc32_of(log, body_at, body_end)
+    if body_at < body_end and body_crc & 0x7FFFFFFF != load_be32(log, at + _AT_BODY_CRC):
+        return BAD_CRC
+    record_end = at + parts[R_SIZE]
+    if is_checksummed and not record_crc_sound(
+        log, at, record_end, body_at, body_end, parts[R_PROPERTIES_AT], body_crc
+    ):
+        return BAD_RECORD_CRC
+    return DONE
+
+
 @kernel(results(i64, i64), bytes_array, i64, i64, i64, i64_array, i64_array)
 def scan(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray, state: np.ndarray) -> tuple[int, int]:
-    """Check the records of ``log[at:end]``, body checksums included.
+    """Check the records of ``log[at:end]``, body checksums included, and with ``state[S_CHECKSUMMED]`` those over all.
 
     ``file_base``: physical offset of the array's first byte. Counts into ``state[S_RECORDS]`` and leaves the last store
     time in ``state[S_LAST_STORE_MS]``. Returns (why it stopped, where): DONE where a record would begin at or behind
@@ -183,8 +203,8 @@ def scan(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray, 
     """
     while at < end:
         status = _locate(log, at, len(log), file_base + at, parts)
-        if status == DONE and not _body_sound(log, at, parts):
-            status = BAD_CRC
+        if status == DONE:
+            status = _check_sums(log, at, parts, state[S_CHECKSUMMED] != 0)
         if status != DONE:
             return status, at
         state[S_LAST_STORE_MS] = parts[R_STORE_MS]

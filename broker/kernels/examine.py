@@ -22,6 +22,8 @@ from ...protocol.layout import (
     UNIT_BYTES,
 )
 from .dispatch import (
+    BAD_CRC,
+    BAD_RECORD_CRC,
     DONE,
     FULL,
     K_HASH,
@@ -45,13 +47,14 @@ from .dispatch import (
     R_SYS_FLAG,
     R_TOPIC_AT,
     R_TOPIC_END,
+    S_CHECKSUMMED,
     S_KEYS,
     S_LAST_STORE_MS,
     S_RECORDS,
     S_TOUCHED,
     S_UNITS,
     STATE,
-    _body_sound,
+    _check_sums,
     _find_properties,
     _find_queue,
     _key_count,
@@ -107,6 +110,8 @@ FLAW_TIME = 2
 """The store time lies before the one in front of it, which is the detail."""
 FLAW_QUEUE_OFFSET = 3
 """The queue offset is not the next of its queue, which is the detail."""
+FLAW_RECORD_CRC = 4
+"""The checksum over the whole record is missing or wrong, though that of its body holds."""
 FLAWS_OF_ONE_RECORD = 4
 
 _AT_MAGIC = RECORD.at["magic"]
@@ -117,6 +122,7 @@ _UNIT_SIZE_AT = UNIT.at["size"]
 _UNIT_TAGS_AT = UNIT.at["tags_code"]
 _ENTRY_PHYSICAL_AT = INDEX_ENTRY.at["physical_offset"]
 _ENTRY_SECONDS_AT = INDEX_ENTRY.at["seconds"]
+_TIME_MIN = -(2**63)
 _PREPARED, _ROLLBACK, _TRANSACTION_MASK = 0x4, 0xC, 0xC
 
 
@@ -230,7 +236,8 @@ def examine(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarra
     ``units``, ``unit_runs`` (one integer a unit), ``scratch`` (``PARTS`` + 8 integers) and ``optional_state``
     (``STATE`` integers) are work space; ``runs`` has room for as many runs as ``unit_runs`` for units. Out: ``runs``,
     with their units in ``grouped``; ``keys`` that the index must have, and ``optional_keys``, of deleted topics, that
-    it may have; ``flaws``; counts in ``state``, where ``S_LAST_STORE_MS`` goes on from call to call (0: none yet).
+    it may have; ``flaws``; counts in ``state``, where ``S_LAST_STORE_MS`` goes on from call to call (0: none yet) and
+    ``S_CHECKSUMMED`` is taken as by ``scan``.
 
     Returns (why it stopped, where): DONE, FULL (no room for more), NEW_QUEUE, BLANK, or why no record can be told apart
     there. All before that is complete.
@@ -275,12 +282,16 @@ def examine(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarra
             status = FULL
             break
         store_ms = scratch[R_STORE_MS]
-        if not _body_sound(log, at, scratch):
+        sums = _check_sums(log, at, scratch, state[S_CHECKSUMMED] != 0)
+        if sums == BAD_CRC:
             _flaw(FLAW_CRC, at, 0, flaws, state)
+        elif sums == BAD_RECORD_CRC:
+            _flaw(FLAW_RECORD_CRC, at, 0, flaws, state)
         if not _properties_sound(log, scratch[R_PROPERTIES_AT], record_end):
             _flaw(FLAW_PROPERTIES, at, 0, flaws, state)
-        if store_ms < state[S_LAST_STORE_MS] - state[S_CLOCK_MARGIN_MS]:
-            _flaw(FLAW_TIME, at, state[S_LAST_STORE_MS], flaws, state)
+        last_ms, margin_ms = state[S_LAST_STORE_MS], state[S_CLOCK_MARGIN_MS]
+        if last_ms >= _TIME_MIN + margin_ms and store_ms < last_ms - margin_ms:
+            _flaw(FLAW_TIME, at, last_ms, flaws, state)
         state[S_LAST_STORE_MS] = store_ms
         physical_offset = file_base + at
         transaction = scratch[R_SYS_FLAG] & _TRANSACTION_MASK

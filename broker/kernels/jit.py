@@ -19,7 +19,7 @@ import numba
 from numba import types
 from numba.core import config
 
-from ...protocol import layout, record
+from ...protocol import delivery, layout, record, record_crc
 
 INTERPRETED = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
 """Whether kernels run as plain Python (``NUMBA_DISABLE_JIT=1``)."""
@@ -41,7 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _digest() -> str:
     digest = hashlib.sha256(f"{numba.__version__} {sys.version_info[:2]}".encode())
     here = Path(__file__).parent
-    for path in [*sorted(here.glob("*.py")), Path(layout.__file__), Path(record.__file__)]:
+    constants = [Path(module.__file__) for module in (delivery, layout, record, record_crc)]
+    for path in [*sorted(here.glob("*.py")), *constants]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from ...protocol.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD, RECORD_HEAD_BYTES, SysFlag
 from ...protocol.record import FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX
-from .crc32 import body_crc_of
+from .crc32 import crc32_of
 from .jit import bytes_array, i64, i64_array, inlined, kernel, results
+from .record_crc import store_record_crc
 from .text import TEXT_OK, check_text
 from .words import copy_bytes, load_be16, load_be32, load_be64, store_be16, store_be32, store_be64
 
@@ -45,7 +46,9 @@ N_POSITION = 21
 N_LIMIT = 22
 N_FILE_BASE = 23
 N_RECORDS_MAX = 24
-N_LENGTH = 25
+N_CHECKSUM_BYTES = 25
+"""What a checksum over the whole record takes of its properties: 20, or 0 where none is written."""
+N_LENGTH = 26
 
 # Columns of the plan, one row a message.
 P_BODY_AT = 0
@@ -371,9 +374,10 @@ def _plan_columns(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> t
 
 @inlined
 def _record_bytes_fixed(numbers: np.ndarray) -> int:
-    """What every record of the frame has beside its body and properties."""
+    """What every record of the frame has beside its body and the properties that the plan counts."""
     hosts = numbers[N_BORN_HOST_END] - numbers[N_BORN_HOST_AT] + numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT]
-    return RECORD_HEAD_BYTES - 16 + hosts + 1 + numbers[N_TOPIC_END] - numbers[N_TOPIC_AT] + 2
+    topic_bytes = numbers[N_TOPIC_END] - numbers[N_TOPIC_AT]
+    return RECORD_HEAD_BYTES - 16 + hosts + 1 + topic_bytes + 2 + numbers[N_CHECKSUM_BYTES]
 
 
 @inlined
@@ -469,7 +473,8 @@ def _write_record(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, pla
         sys_flag |= _BORN_V6
     if numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT] == 20:
         sys_flag |= _STORE_V6
-    store_be32(log, position + _AT_BODY_CRC, body_crc_of(frame, body_at, body_end))
+    body_crc = crc32_of(frame, body_at, body_end)  # of an empty body: 0
+    store_be32(log, position + _AT_BODY_CRC, body_crc & 0x7FFFFFFF)
     store_be32(log, position + _AT_QUEUE_ID, numbers[N_QUEUE_ID])
     store_be32(log, position + _AT_FLAG, plan[row + P_FLAG])
     store_be64(log, position + _AT_QUEUE_OFFSET, numbers[N_QUEUE_OFFSET] + message)
@@ -483,10 +488,14 @@ def _write_record(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, pla
     store_be64(log, at + 4, 0)  # prepared_transaction_offset
     store_be32(log, at + 12, body_end - body_at)
     at = _copy(frame, body_at, body_end, log, at + 16)
+    stored_body_end = at
     log[at] = numbers[N_TOPIC_END] - numbers[N_TOPIC_AT]
     at = _copy(texts, numbers[N_TOPIC_AT], numbers[N_TOPIC_END], log, at + 1)
-    store_be16(log, at, plan[row + P_PROPERTIES_BYTES])
+    store_be16(log, at, plan[row + P_PROPERTIES_BYTES] + numbers[N_CHECKSUM_BYTES])
     _write_properties(frame, numbers, texts, plan, message, log, at + 2)
+    if numbers[N_CHECKSUM_BYTES] != 0:
+        stored_body_at = stored_body_end - (body_end - body_at)
+        store_record_crc(log, position, size, MAGIC_V1, stored_body_at, stored_body_end, body_crc)
     store_be32(log, position + 4, MAGIC_V1)
     store_be32(log, position, size)
 

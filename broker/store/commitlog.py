@@ -17,6 +17,7 @@ from ...protocol.errors import MessageIllegal, ServiceNotAvailable
 from ...protocol.ids import UNIQUE_PREFIX_DIGITS
 from ...protocol.layout import BLANK_BYTES_MIN, MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
 from ...protocol.record import Record
+from ...protocol.record_crc import RECORD_CRC_BYTES
 from ..kernels import produce as kernel
 from .errors import StoreFailed
 from .files import Files
@@ -26,7 +27,9 @@ from .settings import StoreSettings
 _SIZE_AND_MAGIC_BYTES = 8
 _NUMBERS = struct.Struct(f"={kernel.N_LENGTH}q")
 _PLAN_MESSAGES = 4096
-_RECORD_OVERHEAD_BYTES = RECORD_BYTES_MIN + 24 + 127 + kernel.UNIQUE_PROPERTY_BYTES + kernel.KEYS_PROPERTY_BYTES
+_RECORD_OVERHEAD_BYTES = (
+    RECORD_BYTES_MIN + 24 + 127 + kernel.UNIQUE_PROPERTY_BYTES + kernel.KEYS_PROPERTY_BYTES + 1 + RECORD_CRC_BYTES
+)
 """At most what a stored message has beside its body, its own and the common properties."""
 _MESSAGE_BYTES_MIN = (4, 3)
 """The fewest bytes of a message in a frame, by layout."""
@@ -139,6 +142,8 @@ class CommitLog:
         self.flushed_offset = 0
         self.last_store_ms = 0
         self.store_host = host
+        self.checksum_bytes = RECORD_CRC_BYTES if settings.record_checksum else 0
+        """What a checksum over all of it takes of a record that is written; 0: none is."""
         self.prepared: list[MappedFile] = []
         """The next files, made ahead."""
         self._preparing = threading.Lock()
@@ -215,11 +220,11 @@ class CommitLog:
         position = self.write_offset - file.start_offset
         for record in records:
             record.physical_offset = file.start_offset + position
-            blob = record.encode()
+            blob = record.encode(checksum=self.settings.record_checksum)
             if position + len(blob) + BLANK_BYTES_MIN > file.size:
                 file, position = self.roll(file, position), 0
                 record.physical_offset = file.start_offset
-                blob = record.encode()
+                blob = record.encode(checksum=self.settings.record_checksum)
             array = file.array()
             at = position + _SIZE_AND_MAGIC_BYTES
             # Size and magic last: until then nobody takes the bytes for a record.
@@ -249,6 +254,7 @@ class CommitLog:
             common_end, topic_end, topic_end, born_end, born_end, store_end,
             queue_id, queue_offset, batch.born_ms or store_ms, store_ms, self.settings.message_bytes_max,
             self.write_offset - file.start_offset, file.size, file.start_offset, FRAME_RECORDS_BYTES_MAX,
+            self.checksum_bytes,
         )  # fmt: skip
 
     def _refusal(self, status: int, message: int, detail: int) -> MessageIllegal:

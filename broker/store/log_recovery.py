@@ -22,6 +22,7 @@ from ...protocol.layout import (
 )
 from ..kernels import dispatch as kernel
 from .checkpoint import Mark, StoreCheckpoint
+from .checksummed import ChecksummedRanges
 from .commitlog import CommitLog
 from .errors import CorruptLog
 from .files import zero
@@ -59,11 +60,12 @@ class LogRecovery:
 
     ``log_start``: where the log is known to have begun, -1 where it is not known. ``proves_hole(physical_offset)``:
     whether something outside of the log proves that sound records lie behind it; asked in a store without a mark.
+    ``checksummed``: where records must have a checksum over all of them.
     """
 
     def __init__(
         self, commitlog: CommitLog, checkpoint: StoreCheckpoint, progress: Progress, *, clean: bool, log_start: int,
-        proves_hole: Callable[[int], bool],
+        proves_hole: Callable[[int], bool], checksummed: ChecksummedRanges,
     ) -> None:  # fmt: skip
         self._commitlog = commitlog
         self._files = commitlog.queue
@@ -72,6 +74,7 @@ class LogRecovery:
         self._clean = clean
         self._log_start = log_start
         self._proves_hole = proves_hole
+        self._checksummed = checksummed
         self.mark: Mark | None = checkpoint.mark
         self.checked_from = 0
         """From here on every record was checked."""
@@ -190,12 +193,15 @@ class LogRecovery:
         at = begin
         while (file := self._files.find(at)) is not None:
             position = at - file.start_offset
-            status, position = kernel.scan(
-                file.array(), position, min(position + SCAN_STEP_BYTES, file.size), file.start_offset, parts, state
-            )
+            state[kernel.S_CHECKSUMMED], border = self._checksummed.at(at)
+            stop = min(position + SCAN_STEP_BYTES, file.size, border - file.start_offset)
+            status, position = kernel.scan(file.array(), position, stop, file.start_offset, parts, state)
             at = file.start_offset + position
             self._progress("checking the log", at - begin, max(total, at - begin))
             if status == kernel.DONE:
+                continue
+            if status == kernel.BAD_RECORD_CRC and self.mark is None:
+                self._checksummed.end(at)  # RocketMQ, which wrote last, may have cut the log and written this
                 continue
             if status == kernel.NO_RECORD and at > flushed and _lost_its_tail(file.array(), position, parts):
                 position -= int(parts[kernel.R_SIZE])

@@ -124,6 +124,8 @@ class MessageStore:
         for table in (self.topics, self.consumer_offsets, self.groups, self.delay_offsets, self.prepared, self.state):
             table.load()
         self._checkpoint.load()
+        if self._checkpoint.mark is None:
+            self.state.somebody_else_wrote()
         self.commitlog.queue.load()
         sizes = self.state.sizes
         queue_problems = self.queues.load(sizes.get(QUEUE_SIZE))
@@ -162,6 +164,10 @@ class MessageStore:
     def _note_what_is_there(self) -> None:
         """Once all is dispatched and on disk: what the next start must find."""
         self.state.take(self._take_snapshot())
+        if self.settings.record_checksum:
+            self.state.checksummed.begin(self.write_offset)
+        else:
+            self.state.checksummed.end(self.write_offset)
         self.state.sizes = {
             QUEUE_SIZE: self.settings.consumequeue_file_bytes,
             SLOTS: self.settings.index_slots,

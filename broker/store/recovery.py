@@ -99,6 +99,7 @@ class Recovery:
         self._log = LogRecovery(
             commitlog, checkpoint, progress,
             clean=clean, log_start=state.snapshot.log_start, proves_hole=self._units_prove_records_behind,
+            checksummed=state.checksummed,
         )  # fmt: skip
         self._refilled: set[int] = set()
         """Rows of the queues that were filled again from the log's beginning."""

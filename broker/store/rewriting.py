@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...protocol.layout import BLANK_BYTES_MIN, RECORD_BYTES_MIN
+from ...protocol.record_crc import RECORD_CRC_BYTES
 from ..kernels import deliver as kernel
 from ..kernels.dispatch import PARTS
 from ..kernels.gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
@@ -20,8 +21,8 @@ from .commitlog import CommitLog
 from .reads import Reads
 
 TOPIC_BYTES_AT_MOST = 255
-_LONGER_AT_MOST = 2 * 12 + 1 + TOPIC_BYTES_AT_MOST
-"""How much longer than the old record a new one can be: hosts and topic."""
+_LONGER_AT_MOST = 2 * 12 + 1 + TOPIC_BYTES_AT_MOST + 1 + RECORD_CRC_BYTES
+"""How much longer than the old record a new one can be: hosts, topic, and a checksum behind the properties."""
 
 Place = tuple[str, int]
 """A topic and a queue of it."""
@@ -129,7 +130,8 @@ class RecordRewriter:
         done = 0
         while True:
             numbers = np.array(
-                [position, file.size, file.start_offset, store_ms, len(log.store_host), committed], np.int64
+                [position, file.size, file.start_offset, store_ms, len(log.store_host), committed, log.checksum_bytes],
+                np.int64,
             )
             done, position = kernel.deliver(
                 waiting.records, waiting.plan, done, waiting.count, waiting.groups, texts, numbers, file.array()

@@ -25,6 +25,8 @@ class StoreSettings:
     """Extents are allocated this far ahead of the CommitLog's write offset."""
     verify_at_start_bytes: int = 1024 * MIB
     """How much of the newest log is read and checked at every start; what was not known to be flushed always is."""
+    record_checksum: bool = False
+    """Whether every record gets a checksum over all of it, ``__CRC32#``; the body alone always has one."""
     reput_chunk_bytes: int = 1 * MIB
     """CommitLog bytes that one dispatch step covers; a larger backlog is dispatched by a thread."""
     flush_policy: str = "sync"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .checksummed import ChecksummedRanges
 from .config_files import ConfigFile
 from .files import Files
 
@@ -51,6 +52,8 @@ class StoreState:
         """Where the offsets of queues go on that have no files any more."""
         self.sizes: dict[str, int] = {}
         """The settings that the store's files were made with, by name; empty where FlintMQ has not had it yet."""
+        self.checksummed = ChecksummedRanges()
+        """Where every record must have a checksum over all of it."""
         self._saved: dict[str, Any] = {}
 
     def load(self) -> None:
@@ -70,6 +73,7 @@ class StoreState:
         )
         self.kept_offsets = _queue_ends(table.get("keptOffsets", {}))
         self.sizes = {str(name): int(size) for name, size in table.get("sizes", {}).items()}
+        self.checksummed = ChecksummedRanges((int(begin), int(end)) for begin, end in table.get("checksummed", []))
         self._saved = table
 
     def deleted_below(self, topic: str) -> int:
@@ -95,6 +99,11 @@ class StoreState:
                         self.kept_offsets.setdefault(topic, {})[queue_id] = next_offset
             self.snapshot = snapshot
 
+    def somebody_else_wrote(self) -> None:
+        """The checkpoint has no mark of FlintMQ's: only what the last snapshot speaks of is known to be FlintMQ's own.
+        In memory."""
+        self.checksummed.end(self.snapshot.physical_offset)
+
     def log_begins_at(self, physical_offset: int, index_files: list[str]) -> None:
         """Retention is about to take away what lies before, and all index files but these; durable when it returns.
         Raises OSError, and then it must not. Blocks."""
@@ -106,6 +115,7 @@ class StoreState:
             except BaseException:
                 self.snapshot = before
                 raise
+            self.checksummed.drop_below(physical_offset)
 
     def keep_offset(self, topic: str, queue_id: int, next_offset: int) -> None:
         """Note where a queue goes on that is about to lose its files, in memory."""
@@ -116,6 +126,7 @@ class StoreState:
     def log_ends_at(self, physical_offset: int) -> list[str]:
         """After a cut: a deletion reaches no further than the log did when it was made, or what comes next would be
         deleted too. Returns the topics concerned; in memory."""
+        self.checksummed.cut(physical_offset)
         beyond = [topic for topic, row in self.deleted.items() if row.physical_offset > physical_offset]
         for topic in beyond:
             self.deleted[topic] = DeletedTopic(physical_offset, self.deleted[topic].next_offsets)
@@ -138,8 +149,11 @@ class StoreState:
     def persist(self) -> None:
         """Write the file, if it would be another; durable when it returns. Blocks."""
         with self._lock:
+            before = self._saved.get("checksummed", [])
             if self._table() != self._saved:
                 self._save()
+            if self._saved["checksummed"] != before:
+                self._save()  # once more: nor may the .bak claim checksums where there are none
 
     def _save(self) -> None:
         table = self._table()
@@ -154,6 +168,7 @@ class StoreState:
             "nextOffsets": _json_ends(self.snapshot.next_offsets),
             "keptOffsets": _json_ends(self.kept_offsets),
             "indexFiles": self.snapshot.index_files,
+            "checksummed": [list(each) for each in self.checksummed],
             "deletedTopics": {
                 topic: {"physicalOffset": row.physical_offset, "nextOffsets": _text_keys(row.next_offsets)}
                 for topic, row in self.deleted.items()

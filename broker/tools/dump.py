@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...protocol.delivery import PROPERTY_RECORD_CRC
 from ...protocol.ids import offset_id
 from ...protocol.javahash import index_key_hash
 from ...protocol.layout import SysFlag
@@ -41,7 +42,7 @@ from .output import iso_time
 
 PICK_BYTES = 4 * 1024 * 1024
 PICKED_MAX = 16_384
-_OWN_PROPERTIES = {PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY}
+_OWN_PROPERTIES = {PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY, PROPERTY_RECORD_CRC}
 
 
 @dataclass(frozen=True, slots=True)

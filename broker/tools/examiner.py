@@ -102,7 +102,8 @@ class Examiner:
             if self._stop.is_set():
                 raise PassStopped
             before = at
-            chunk_end = min(at + CHUNK_BYTES, segment.end)
+            self._state[kernel.S_CHECKSUMMED], border = self._store.state.checksummed.at(file.start_offset + at)
+            chunk_end = min(at + CHUNK_BYTES, segment.end, border - file.start_offset)
             status, at = examine.examine(
                 array, at, chunk_end, file.start_offset, self._slots, self._rows, self._topics, self._units,
                 self._unit_runs, self._grouped, self._runs, self._keys, self._optional_keys, self._flaws, self._scratch,
@@ -224,6 +225,10 @@ class Examiner:
 _BAD_NAMES = {**kernel.BAD_NAMES, kernel.BLANK: "a blank record that does not end its file"}
 _FLAWS = {
     examine.FLAW_CRC: ("body-crc", "its body is not the one that was stored"),
+    examine.FLAW_RECORD_CRC: (
+        "record-crc",
+        "its checksum over the whole record (__CRC32#) is missing or wrong, though its body is right",
+    ),
     examine.FLAW_PROPERTIES: ("properties", "its properties are no pairs of a name and a value in UTF-8"),
     examine.FLAW_TIME: ("store-time", "it was stored before the record in front of it, which says {:,} ms"),
     examine.FLAW_QUEUE_OFFSET: ("queue-offset", "message {:,} of that queue comes next"),

@@ -46,6 +46,12 @@ KINDS: dict[str, Kind] = {
         "a client that reads the message gets an error instead; a broker refuses to start where it checks the file",
         _RESTORE,
     ),
+    "record-crc": Kind(
+        "records whose checksum over all of them is wrong",
+        "a field of the header or a property is not what was stored; a broker refuses to start where it checks the "
+        "file",
+        _RESTORE,
+    ),
     "properties": Kind(
         "properties that cannot be read", "keys, tag and id of the message are not what was sent", _RESTORE
     ),

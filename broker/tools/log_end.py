@@ -72,7 +72,9 @@ def _first_bad(store: OfflineStore, begin: int) -> int:
     state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
     at = begin
     while (file := store.find(at)) is not None:
-        status, position = kernel.scan(file.array(), at - file.start_offset, file.size, file.start_offset, parts, state)
+        state[kernel.S_CHECKSUMMED], border = store.state.checksummed.at(at)
+        stop = min(file.size, border - file.start_offset)
+        status, position = kernel.scan(file.array(), at - file.start_offset, stop, file.start_offset, parts, state)
         at = file.end_offset if status == kernel.BLANK else file.start_offset + position
         if status not in (kernel.BLANK, kernel.DONE):
             break

@@ -170,6 +170,8 @@ class OfflineStore:
         ):
             self._load_table(load, table)
         self.checkpoint.load()
+        if self.is_rocketmq:
+            self.state.somebody_else_wrote()
 
     def _load_table(self, load: Callable[[], None], path: Path) -> None:
         try:

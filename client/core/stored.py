@@ -12,6 +12,7 @@ from typing import Any
 from ...protocol.delivery import (
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
+    PROPERTY_RECORD_CRC,
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SECONDS,
     PROPERTY_TIMER_DELIVER_MS,
@@ -124,7 +125,8 @@ class StoredMessage:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """All properties as stored, by RocketMQ's names: the keys as ``KEYS``, the tag as ``TAGS``, ``UNIQ_KEY``, …"""
+        """All properties as stored, by RocketMQ's names: the keys as ``KEYS``, the tag as ``TAGS``, ``UNIQ_KEY``, …
+        The broker's checksum over the whole record is left out."""
         return MappingProxyType(self._property_map())
 
     @property
@@ -251,6 +253,7 @@ class StoredMessage:
         properties = self._properties
         if properties is None:
             properties = self._properties = decode_properties(self._property_bytes())
+            properties.pop(PROPERTY_RECORD_CRC, None)  # of the record, not of the message
         return properties
 
     def _property_bytes(self) -> bytes:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...protocol.delivery import PROPERTY_RECORD_CRC
 from ...protocol.record import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,
@@ -23,6 +24,7 @@ from .records import RecordBlock
 from .scan import Ints, Part
 
 _OWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
+_RECORD_CRC = PROPERTY_RECORD_CRC.encode()
 _MICROS_A_MILLI = 1000
 _DAMAGED_TIME_MS = (1 << 63) // _MICROS_A_MILLI
 
@@ -78,15 +80,24 @@ class _Values:
         return pc.replace_with_mask(ids, lacking, rows.offset_ids())
 
     def properties(self) -> pa.Array:
-        names, values, rows = self.pairs.names_and_values()
+        names, values, rows = self._shown_pairs()
         return pa.MapArray.from_arrays(self._bounds(rows), text(names), text(values))
 
     def headers(self) -> pa.Array:
-        names, values, rows = self.pairs.names_and_values()
+        names, values, rows = self._shown_pairs()
         own = pc.invert(pc.is_in(names, pa.array([name.encode() for name in _OWN_PROPERTIES], pa.binary())))
         kept = pa.StructArray.from_arrays([text(names.filter(own)), values.filter(own)], ["key", "value"])
         bounds = self._bounds(rows[own.to_numpy(zero_copy_only=False)])
         return pa.ListArray.from_arrays(bounds, kept, type=pa.list_(pa.field("element", kept.type)))
+
+    def _shown_pairs(self) -> tuple[pa.BinaryArray, pa.BinaryArray, Ints]:
+        """Names, values and records of all properties; but for the checksum, which is of the record."""
+        names, values, rows = self.pairs.names_and_values()
+        if len(self.pairs.find(_RECORD_CRC)[0]):
+            shown = pc.not_equal(names, pa.scalar(_RECORD_CRC, pa.binary()))
+            names, values = names.filter(shown), values.filter(shown)
+            rows = rows[shown.to_numpy(zero_copy_only=False)]
+        return names, values, rows
 
     def _bounds(self, rows: Any) -> pa.Array:
         """Where each record's entries begin, ``rows`` being the records of all entries."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flintmq.broker.kernels import deliver as kernel
 from flintmq.broker.kernels.dispatch import PARTS
-from flintmq.protocol.layout import SysFlag
+from flintmq.protocol.layout import PROPERTIES_BYTES_MAX, SysFlag
 from flintmq.protocol.record import Record, encode_properties
 from tests.twins import deliver as twin
 from tests.twins.arrays import SENTINELS, Fenced, examples, fenced, room
@@ -38,6 +38,9 @@ def some_properties(chance: random.Random) -> bytes:
     for odd in (b"\x02", b"__CRC32#\x02", b"REAL_TOPIC\x02", b"REAL_QID\x01\x02", b"\x01x\x02"):
         if not chance.randrange(8):
             blob = odd + blob if chance.randrange(2) else blob + odd
+    if not chance.randrange(12):  # hardly room for a checksum, or none
+        blob += b"A\x01".ljust(PROPERTIES_BYTES_MAX - len(blob) - chance.choice([0, 1, 19, 20, 21, 22]), b"x") + b"\x02"
+        blob = blob[:PROPERTIES_BYTES_MAX]
     return blob[:-1] if blob and not chance.randrange(3) else blob
 
 
@@ -120,10 +123,18 @@ def test_records_are_grouped_by_where_they_go_as_the_twin_finds(seed: int, count
     assert seen == [row_of(groups, number, kernel.GROUP_ROW)[kernel.G_COUNT] for number in range(found)]
 
 
-@given(seeds, st.integers(1, 10), st.booleans(), st.booleans(), st.integers(0, 2500), sentinels)
+@given(
+    seeds,
+    st.integers(1, 10),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.one_of(st.integers(0, 2500), st.just(200_000)),
+    sentinels,
+)
 @examples(300)
 def test_records_are_written_as_the_twin_writes_them_and_go_on_in_the_next_file(
-    seed: int, count: int, v6: bool, committed: bool, room_bytes: int, sentinel: int
+    seed: int, count: int, v6: bool, committed: bool, checksum: bool, room_bytes: int, sentinel: int
 ) -> None:
     chance = random.Random(seed)
     blobs, chosen = some_records(chance, count)
@@ -145,8 +156,9 @@ def test_records_are_written_as_the_twin_writes_them_and_go_on_in_the_next_file(
     log = room(position + room_bytes, sentinel=sentinel)
     text_array = fenced(texts, sentinel=sentinel)
     numbers = fenced(
-        [position, position + room_bytes, FILE_BASE, STORE_MS, len(host), int(committed)], np.int64, sentinel
-    )
+        [position, position + room_bytes, FILE_BASE, STORE_MS, len(host), int(committed), 20 * checksum],
+        np.int64, sentinel,
+    )  # fmt: skip
     done, end = kernel.deliver(
         records.array, plan.array, 0, count, groups.array, text_array.array, numbers.array, log.array
     )
@@ -165,7 +177,7 @@ def test_records_are_written_as_the_twin_writes_them_and_go_on_in_the_next_file(
                 STORE_MS,
                 host,
                 committed,
-            ).encode()
+            ).encode(checksum=checksum)
             if len(expected) + len(blob) + 8 > position + room_bytes:
                 break
             expected += blob

@@ -115,7 +115,7 @@ def stretches(draw: st.DrawFn) -> tuple[bytes, int, int, Queues]:
     at = chance.choice([0, 0, 7])
     queues = make_queues(seed, sum(len(record.encode()) for record in records), file_base)
     number(records, queues, seed)
-    log = bytes(at) + write_log(records, file_base, at)
+    log = bytes(at) + write_log(records, file_base, at, checksum=chance.choice([False, True]))
     return log, at, file_base, queues
 
 
@@ -250,15 +250,17 @@ def test_keys_that_do_not_fit_wait_for_the_next_call(key_counts: list[int], key_
 def check_scan(log: bytes, at: int, end: int, file_base: int, sentinel: int) -> None:
     """Hold ``scan`` and ``locate`` against the twin."""
     array = fenced(log, sentinel=sentinel)
-    parts, state = room(kernel.PARTS, np.int64, sentinel), fenced([0] * kernel.STATE, np.int64, sentinel)
-    status, stopped_at, records = twin.scan(log, at, end, file_base)
-    assert kernel.scan(array.array, at, end, file_base, parts.array, state.array) == (status, stopped_at)
-    assert state.array[kernel.S_RECORDS] == len(records)
-    assert state.array[kernel.S_LAST_STORE_MS] == (records[-1].store_timestamp if records else 0)
+    for checksummed in (False, True):
+        parts, state = room(kernel.PARTS, np.int64, sentinel), fenced([0] * kernel.STATE, np.int64, sentinel)
+        state.array[kernel.S_CHECKSUMMED] = checksummed
+        status, stopped_at, records = twin.scan(log, at, end, file_base, checksummed)
+        assert kernel.scan(array.array, at, end, file_base, parts.array, state.array) == (status, stopped_at)
+        assert state.array[kernel.S_RECORDS] == len(records)
+        assert state.array[kernel.S_LAST_STORE_MS] == (records[-1].store_timestamp if records else 0)
+        assert parts.intact
+        assert state.intact
     check_locate(log, at, file_base + at, sentinel)
     assert array.intact
-    assert parts.intact
-    assert state.intact
 
 
 def check_locate(log: bytes, at: int, physical_offset: int, sentinel: int) -> None:
@@ -290,6 +292,23 @@ def test_a_scan_stops_where_the_twin_stops(
     check_scan(log + tail, at, max(at, len(log) // 2), file_base, sentinel)
     for _, damaged in zip(range(10), damages(log, seed), strict=False):
         check_scan(damaged, min(at, len(damaged)), len(damaged), file_base, sentinel)
+
+
+@given(properties, seeds, sentinels)
+@examples(8)
+def test_no_bit_of_a_record_with_a_checksum_can_change_unnoticed(blob: bytes, seed: int, sentinel: int) -> None:
+    record = make_record(blob, seed)
+    record.body_crc = None
+    log = write_log([record], 4096, checksum=True)
+    for bit in range(8 * len(log)):
+        damaged = bytearray(log)
+        damaged[bit // 8] ^= 1 << bit % 8
+        array = fenced(damaged, sentinel=sentinel)
+        parts, state = room(kernel.PARTS, np.int64, sentinel), fenced([0] * kernel.STATE, np.int64, sentinel)
+        state.array[kernel.S_CHECKSUMMED] = 1
+        status, at = kernel.scan(array.array, 0, len(log), 4096, parts.array, state.array)
+        assert at == 0
+        assert status in kernel.BAD_NAMES
 
 
 @given(st.binary(max_size=200), st.integers(0, 200), st.one_of(st.just(0), st.integers(0, 2**40)), sentinels)

@@ -24,10 +24,12 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def check_examine(log: bytes, at: int, end: int, file_base: int, queues: Queues, margin_ms: int, sentinel: int) -> None:
-    table = twin.ExaminedTable(queues, sentinel)
-    work = twin.Work(margin_ms, sentinel=sentinel)
-    answer = twin.call(fenced(log, sentinel=sentinel), at, end, file_base, table, work)
-    assert answer == twin.Examination(queues, margin_ms).examine(log, at, end, file_base)
+    for checksummed in (False, True):
+        table = twin.ExaminedTable(queues, sentinel)
+        work = twin.Work(margin_ms, checksummed=checksummed, sentinel=sentinel)
+        answer = twin.call(fenced(log, sentinel=sentinel), at, end, file_base, table, work)
+        examination = twin.Examination(queues, margin_ms, checksummed=checksummed)
+        assert answer == examination.examine(log, at, end, file_base)
 
 
 @given(stretches(), tails, margins, sentinels, st.data())
@@ -77,6 +79,12 @@ def test_many_calls_with_little_room_find_the_same_as_one(
     assert {(run.name, run.queue_offset + k): unit for run in found.runs for k, unit in enumerate(run.units)} == units
     found.runs = expected.runs
     assert found == expected
+
+
+@given(st.lists(st.sampled_from([-(2**63), -(2**63) + 3_000, -1, 0, 2**63 - 1]), min_size=2, max_size=5), margins)
+def test_store_times_at_the_ends_of_their_range_are_compared_as_numbers(times: list[int], margin_ms: int) -> None:
+    log = write_log([Record(*QUEUE[:1], b"", queue_offset=k, store_timestamp=ms) for k, ms in enumerate(times)])
+    check_examine(log, 0, len(log), 0, {QUEUE: Queue()}, margin_ms, 0)
 
 
 QUEUE = (b"orders", 0)

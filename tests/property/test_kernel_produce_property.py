@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import produce as kernel
-from flintmq.protocol.record import Record, decode_record
+from flintmq.protocol.record import Record, check_record_crc, decode_record
 from tests.twins import frames
 from tests.twins.arrays import SENTINELS, examples, fenced
 from tests.twins.produce import (
@@ -47,9 +47,9 @@ def check(batch: Batch, before: bytes = b"", position: int = 0, sentinel: int = 
         assert (call.status, call.message) == (records.status, records.message)
         assert call.nothing_written
         return False
-    places = lay_out(records, position, position + bound, FILE_BASE)
+    places = lay_out(records, position, position + bound, FILE_BASE, checksum=batch.checksum)
     assert (call.status, call.message) == (kernel.OK, batch.count)
-    written = b"".join(record.encode() for record in records)
+    written = b"".join(record.encode(checksum=batch.checksum) for record in records)
     assert call.position == position + len(written)
     log = call.log.bytes()
     assert log[position : call.position] == written
@@ -125,6 +125,8 @@ def _check_against_msgpack(batch: Batch) -> None:
         assert record.body == body
         assert record.flag == flag
         assert record.sys_flag & 0x703 == sys_flag & 0x703
+        if batch.checksum:
+            check_record_crc(call.log.bytes(), position)
         own = "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
         assert record.properties[len(batch.common) :].startswith(own)
         position += len(record.encode())
@@ -150,7 +152,7 @@ def test_a_frame_cut_at_any_byte_is_refused(batch: Batch) -> None:
 def rolling(draw: st.DrawFn) -> tuple[Batch, int, int]:
     """A frame, a file too small for it but large enough for each of its records, and a position in it."""
     batch = draw(frames.batches(max_count=6))
-    sizes = [len(record.encode()) for record in make_records(batch)]
+    sizes = [len(record.encode(checksum=batch.checksum)) for record in make_records(batch)]
     file_bytes = max(sizes) + BLANK_BYTES + draw(st.integers(0, max(sizes)))
     return batch, file_bytes, draw(st.integers(0, file_bytes))
 
@@ -160,7 +162,7 @@ def rolling(draw: st.DrawFn) -> tuple[Batch, int, int]:
 def test_a_frame_goes_on_in_the_next_file_where_one_is_full(case: tuple[Batch, int, int], sentinel: int) -> None:
     batch, file_bytes, position = case
     records = make_records(batch)
-    places = lay_out(records, position, file_bytes, FILE_BASE)
+    places = lay_out(records, position, file_bytes, FILE_BASE, checksum=batch.checksum)
     call = produce(batch, file_bytes=file_bytes, position=position, sentinel=sentinel)
     assert call.status == kernel.OK
     logs = [call.log]
@@ -173,7 +175,7 @@ def test_a_frame_goes_on_in_the_next_file_where_one_is_full(case: tuple[Batch, i
     assert call.intact
     expected = [bytearray([UNTOUCHED]) * file_bytes for _ in logs]
     for record, (file, at) in zip(records, places, strict=True):
-        blob = record.encode()
+        blob = record.encode(checksum=batch.checksum)
         expected[file][at : at + len(blob)] = blob
     assert [log.bytes() for log in logs] == [bytes(content) for content in expected]
     assert all(end + BLANK_BYTES <= file_bytes for end in ends[1:])
@@ -183,7 +185,7 @@ def test_a_frame_goes_on_in_the_next_file_where_one_is_full(case: tuple[Batch, i
 @given(frames.batches(), st.data())
 @examples(60)
 def test_a_record_is_refused_from_the_first_byte_over_the_limit(batch: Batch, data: st.DataObject) -> None:
-    sizes = [len(record.encode()) for record in make_records(batch)]
+    sizes = [len(record.encode(checksum=batch.checksum)) for record in make_records(batch)]
     limit = data.draw(st.integers(min(sizes) - 2, max(sizes) + 1))
     tight = dataclasses.replace(batch, record_max=limit)
     assert check(tight) == (max(sizes) <= limit)
@@ -195,7 +197,7 @@ def test_a_record_is_refused_from_the_first_byte_over_the_limit(batch: Batch, da
 @given(frames.batches(), st.integers(-2, 2))
 @examples(40)
 def test_a_frame_is_refused_from_the_first_byte_over_the_limit_of_all_records(batch: Batch, spare: int) -> None:
-    total = sum(len(record.encode()) for record in make_records(batch))
+    total = sum(len(record.encode(checksum=batch.checksum)) for record in make_records(batch))
     tight = dataclasses.replace(batch, records_max=total + spare)
     assert check(tight) == (spare >= 0)
     if spare < 0:
@@ -226,7 +228,7 @@ def test_properties_are_refused_from_the_first_byte_over_their_limit(
     else:
         longest_record = make_records(batch)[1]
         assert len(longest_record.properties) == kernel.PRODUCED_PROPERTIES_BYTES_MAX + over
-        assert size_of(batch, b"", longest_record.properties) == len(longest_record.encode())
+        assert size_of(batch, b"", longest_record.properties) == len(longest_record.encode(checksum=batch.checksum))
 
 
 @given(frames.any_pairs, st.binary(max_size=9), sentinels)

@@ -16,7 +16,7 @@ from flintmq.protocol.record import Record, body_crc
 
 from .arrays import Fenced, fenced, room
 from .dispatch_call import KEYS_OF_ONE_RECORD_MAX, Table
-from .log import Queue, QueueName, Queues, Stopped, keys_of, read_record, size_at, unit_of
+from .log import Queue, QueueName, Queues, Stopped, has_record_crc, keys_of, read_record, size_at, unit_of
 
 PAIR = re.compile(rb"[^\x01\x02]+\x01[^\x02]*")
 Key = tuple[int, int, int]
@@ -53,8 +53,9 @@ class Examined:
 class Examination:
     """Goes on from stretch to stretch of a log."""
 
-    def __init__(self, queues: Queues, margin_ms: int) -> None:
+    def __init__(self, queues: Queues, margin_ms: int, *, checksummed: bool = False) -> None:
         self._queues = queues
+        self._checksummed = checksummed
         self._margin_ms = margin_ms
         self._other: dict[QueueName, int] = {}
 
@@ -73,6 +74,10 @@ class Examination:
                 result.status = dispatch.NEW_QUEUE
                 break
             size = size_at(log, result.at)
+            if record.body and body_crc(record.body) != record.body_crc:
+                result.flaws.append((examine.FLAW_CRC, result.at, 0))
+            elif self._checksummed and not has_record_crc(log, result.at):
+                result.flaws.append((examine.FLAW_RECORD_CRC, result.at, 0))
             self._look_at(record, size, queue, result, open_runs)
             result.records += 1
             result.at += size
@@ -82,8 +87,6 @@ class Examination:
         self, record: Record, size: int, queue: Queue, result: Examined, open_runs: dict[QueueName, Run]
     ) -> None:
         at, name = result.at, (record.topic, record.queue_id)
-        if record.body and body_crc(record.body) != record.body_crc:
-            result.flaws.append((examine.FLAW_CRC, at, 0))
         if not properties_sound(record.properties):
             result.flaws.append((examine.FLAW_PROPERTIES, at, 0))
         if record.store_timestamp < result.last_store_ms - self._margin_ms:
@@ -148,7 +151,7 @@ class Work:
 
     def __init__(
         self, margin_ms: int, *, unit_room: int = 64, key_room: int = KEYS_OF_ONE_RECORD_MAX, flaw_room: int = 256,
-        sentinel: int = 0xA5,
+        checksummed: bool = False, sentinel: int = 0xA5,
     ) -> None:  # fmt: skip
         self.units = room(unit_room * UNIT_BYTES, sentinel=sentinel)
         self.unit_runs = room(unit_room, np.int64, sentinel)
@@ -161,6 +164,7 @@ class Work:
         self.state = fenced([0] * examine.EXAMINED_STATE, np.int64, sentinel)
         self.optional_state = room(dispatch.STATE, np.int64, sentinel)
         self.state.array[examine.S_CLOCK_MARGIN_MS] = margin_ms
+        self.state.array[dispatch.S_CHECKSUMMED] = checksummed
 
     def arrays(self) -> list[Fenced]:
         """All of them, in the order of the kernel's parameters."""

@@ -111,6 +111,7 @@ def header(seed: int) -> Batch:
         store_ms=chance.choice([0, 1, 2**63 - 1, chance.getrandbits(63)]),
         born_host=chance.choice([HOST, HOST_V6]),
         store_host=chance.choice([HOST, HOST_V6]),
+        checksum=chance.choice([False, True]),
     )
 
 

@@ -21,7 +21,7 @@ from flintmq.protocol.layout import (
     UNIT_STRUCT,
     SysFlag,
 )
-from flintmq.protocol.record import CorruptRecord, Record, body_crc, decode_record, split_keys
+from flintmq.protocol.record import CorruptRecord, Record, body_crc, check_record_crc, decode_record, split_keys
 
 SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
 DELAYS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -35,8 +35,9 @@ class Stopped(Exception):
         self.status = status
 
 
-def read_record(log: bytes, at: int, physical_offset: int, *, check_body: bool) -> Record:
-    """The record at ``at``, all of it checked but, unless asked for, its body. Raises ``Stopped``."""
+def read_record(log: bytes, at: int, physical_offset: int, *, check_body: bool, checksummed: bool = False) -> Record:
+    """The record at ``at``, all of it checked but, unless asked for, its body and what it must carry where it is
+    ``checksummed``. Raises ``Stopped``."""
     left = len(log) - at
     if left < 8:
         raise Stopped(kernel.NO_RECORD)
@@ -57,7 +58,18 @@ def read_record(log: bytes, at: int, physical_offset: int, *, check_body: bool) 
         raise Stopped(kernel.BAD_PARTS) from None
     if check_body and record.body and body_crc(record.body) != record.body_crc:
         raise Stopped(kernel.BAD_CRC)
+    if checksummed and not has_record_crc(log, at):
+        raise Stopped(kernel.BAD_RECORD_CRC)
     return record
+
+
+def has_record_crc(log: bytes, at: int) -> bool:
+    """Whether the record there, whose parts add up, has a right checksum over all of it, or no room for any."""
+    try:
+        check_record_crc(log, at)
+    except CorruptRecord:
+        return False
+    return True
 
 
 def judge_record(log: bytes, at: int, physical_offset: int) -> Record | Stopped:
@@ -74,12 +86,12 @@ def size_at(log: bytes, at: int) -> int:
     return size
 
 
-def scan(log: bytes, at: int, end: int, file_base: int) -> tuple[int, int, list[Record]]:
+def scan(log: bytes, at: int, end: int, file_base: int, checksummed: bool = False) -> tuple[int, int, list[Record]]:
     """(why it stopped, where, the records before)."""
     records = []
     while at < end:
         try:
-            records.append(read_record(log, at, file_base + at, check_body=True))
+            records.append(read_record(log, at, file_base + at, check_body=True, checksummed=checksummed))
         except Stopped as stopped:
             return stopped.status, at, records
         at += size_at(log, at)
@@ -173,10 +185,10 @@ def _dispatch_record(record: Record, size: int, queues: Queues, index_from: int,
     return kernel.DONE
 
 
-def write_log(records: Iterable[Record], file_base: int = 0, at: int = 0) -> bytes:
+def write_log(records: Iterable[Record], file_base: int = 0, at: int = 0, *, checksum: bool = False) -> bytes:
     """The records one behind the other, their physical offsets set for a file that begins at ``file_base``."""
     blob = bytearray()
     for record in records:
         record.physical_offset = file_base + at + len(blob)
-        blob += record.encode()
+        blob += record.encode(checksum=checksum)
     return bytes(blob)

@@ -46,6 +46,7 @@ class Batch:
     store_host: bytes = HOST
     record_max: int = 524_288
     records_max: int = 64 << 20
+    checksum: bool = False
 
 
 @dataclass
@@ -261,7 +262,7 @@ def judge(batch: Batch) -> list[Record] | Refused:
 def size_of(batch: Batch, body: bytes, properties: bytes) -> int:
     """Bytes of the record that a message with this body becomes."""
     v6_hosts = (len(batch.born_host) == 20) + (len(batch.store_host) == 20)
-    return record_size(len(body), len(batch.topic), len(properties), v6_hosts)
+    return record_size(len(body), len(batch.topic), len(properties) + 20 * batch.checksum, v6_hosts)
 
 
 def _record(batch: Batch, message: Message, number: int, properties: bytes) -> Record:
@@ -280,7 +281,9 @@ def _record(batch: Batch, message: Message, number: int, properties: bytes) -> R
     )
 
 
-def lay_out(records: list[Record], position: int, file_bytes: int, file_base: int) -> list[tuple[int, int]]:
+def lay_out(
+    records: list[Record], position: int, file_bytes: int, file_base: int, *, checksum: bool = False
+) -> list[tuple[int, int]]:
     """Where the records go: (number of the file, position in it) each, and their physical offsets are set.
 
     A record must leave room for a blank record; where it does not, the next file begins.
@@ -288,7 +291,7 @@ def lay_out(records: list[Record], position: int, file_bytes: int, file_base: in
     places = []
     file = 0
     for record in records:
-        size = len(record.encode())
+        size = len(record.encode(checksum=checksum))
         if position + size + BLANK_BYTES > file_bytes:
             file, position = file + 1, 0
         record.physical_offset = file_base + file * file_bytes + position

@@ -91,6 +91,7 @@ def _numbers(batch: Batch, body_at: int, position: int, file_bytes: int) -> list
         kernel.N_LIMIT: file_bytes,
         kernel.N_FILE_BASE: FILE_BASE,
         kernel.N_RECORDS_MAX: batch.records_max,
+        kernel.N_CHECKSUM_BYTES: 20 if batch.checksum else 0,
     }
     assert sorted(slots) == list(range(kernel.N_LENGTH))
     return [slots[slot] for slot in range(kernel.N_LENGTH)]

@@ -82,6 +82,11 @@ class TestParts:
         assert message.sharding_key is None
         assert message.message_id == message.offset_id == "0A0000020000" + "2A9F" + f"{4242:016X}"
 
+    def test_the_brokers_checksum_over_the_record_is_no_property_of_the_message(self) -> None:
+        message = only(record(properties=b"KEYS\x01a\x02source\x01web\x02").encode(checksum=True))
+        assert dict(message.properties) == {"KEYS": "a", "source": "web"}
+        assert dict(message.user_properties) == {"source": "web"}
+
     def test_properties_without_their_last_separator(self) -> None:
         assert only(record(properties=b"KEYS\x01a\x02TAGS\x01eu").encode()).tags == "eu"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import struct
 import zlib
 
 import pytest
 
-from flintmq.broker.kernels.crc32 import crc32
+from flintmq.broker.kernels.crc32 import FRESH, crc32, crc32_behind, crc32_words
 from tests.twins.arrays import SENTINELS, fenced
 
 
@@ -27,3 +28,18 @@ def test_it_is_zlibs(length: int, at: int) -> None:
 )
 def test_it_has_the_values_of_the_specification(blob: bytes, expected: int) -> None:
     assert crc32(fenced(blob).array, 0, len(blob)) == expected
+
+
+@pytest.mark.parametrize("length", [*range(18), 255, 256, 257, 1000, 4097, 3_000_000])
+@pytest.mark.parametrize("before", [b"", b"a", b"a longer text in front of it"])
+def test_a_part_whose_checksum_is_known_is_put_in_without_a_look_at_it(before: bytes, length: int) -> None:
+    part = random.Random(length).randbytes(length)
+    state = crc32_behind(zlib.crc32(before) ^ FRESH, zlib.crc32(part), length)
+    assert state ^ FRESH == zlib.crc32(before + part)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (119, -626843481), (-1, 2**31 - 1)])
+def test_words_that_are_not_stored_yet_are_summed_as_they_will_be(first: int, second: int) -> None:
+    blob = struct.pack(">ii", first, second)
+    assert crc32_words(FRESH, first, second) ^ FRESH == zlib.crc32(blob)
+    assert crc32_words(zlib.crc32(b"x") ^ FRESH, first, second) ^ FRESH == zlib.crc32(b"x" + blob)
