@@ -33,6 +33,10 @@ PACKAGED_FILE = Path(__file__).resolve().parents[1] / "conf" / "broker.toml"
 METRICS_OFF = "off"
 DAY_MS = 24 * 60 * 60 * 1000
 
+_HOSTS = Text(
+    'names of hosts without a port, separated by ; ("broker;broker.example.com")',
+    re.compile(r"([A-Za-z0-9_.-]{1,253}(;[A-Za-z0-9_.-]{1,253}){0,31})?\Z"),
+)
 _HOURS = re.compile(r"([01][0-9]|2[0-3])(;([01][0-9]|2[0-3]))*\Z")
 
 # ---- the settings, by section ----
@@ -157,6 +161,8 @@ class MetricsSection(Section):
     """``[metrics]``."""
 
     listen: Annotated[str, AddressRule(optional=True, words=(METRICS_OFF,))] = ""
+    hosts: Annotated[str, _HOSTS] = ""
+    insecure: Annotated[bool, Switch()] = False
 
 
 class LogSection(Section):
@@ -165,6 +171,7 @@ class LogSection(Section):
     level: Annotated[Literal["debug", "info", "warning", "error"], Choice(("debug", "info", "warning", "error"))] = (
         "info"
     )
+    audit: Annotated[str, Text('the path of a file, or ""', re.compile(r".{0,4096}\Z"))] = ""
     format: Annotated[Literal["text", "json"], Choice(("text", "json"))] = "text"
 
 
@@ -296,6 +303,34 @@ def load_settings(
         raise _refusal(error, layers) from None
     _check_together(settings, layers)
     return settings
+
+
+def changed_settings(settings: Settings, changes: Mapping[str, object]) -> Settings:
+    """``settings`` with other values for some, by SECTION.NAME, under the rules of a start.
+
+    Raises ``ConfigurationError`` for a setting that is not there, a value that it cannot have, or values that do not go
+    together.
+    """
+    asked: dict[str, dict[str, object]] = {}
+    known = set(setting_names())
+    for name, value in changes.items():
+        _check_known(name, "asked for", known)
+        section, _, key = name.partition(".")
+        asked.setdefault(section, {})[key] = value
+    layers = [Layer("as it is", settings.model_dump()), Layer("asked for", asked)]
+    try:
+        changed = Settings(layers=layers)  # type: ignore[call-arg]
+    except ValidationError as error:
+        raise _refusal(error, layers) from None
+    _check_together(changed, layers)
+    return changed
+
+
+def value_of(settings: Settings, name: str) -> int | str | bool:
+    """The value of SECTION.NAME."""
+    section, _, key = name.partition(".")
+    value: int | str | bool = getattr(getattr(settings, section), key)
+    return value
 
 
 def _file_layer(path: Path) -> Layer:

@@ -98,7 +98,7 @@ def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str
     settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags=flags)
     if not settings.server.insecure:
         _check_loopback("server.listen", settings.server.listen)
-        if settings.metrics.listen not in ("", METRICS_OFF):
+        if settings.metrics.listen not in ("", METRICS_OFF) and not settings.metrics.insecure:
             _check_loopback("metrics.listen", settings.metrics.listen)
     return settings
 

@@ -26,6 +26,8 @@ FILTER_CHARS_MAX = 4096
 PREPARED_NAME_CHARS_MAX = 200
 PREPARED_ATTEMPTS_MAX = 10_000
 """Most attempts that one COMMIT_PREPARED names."""
+SETTINGS_MAX = 100
+"""Most settings that one UPDATE_BROKER_CONFIG changes."""
 TRANSACTIONS_MAX = 1_000
 """Most transactions in one answer."""
 
@@ -520,6 +522,29 @@ class TopicStatsAnswer:
 
 
 @dataclass(slots=True)
+class UpdateBrokerConfigRequest:
+    """Change settings while the broker runs: all of them, or none. Body: one msgpack map of the settings' names to
+    values, or to what would stand for them on a command line."""
+
+    count: int = integer("settings in the body", 1, SETTINGS_MAX)
+
+
+@dataclass(slots=True)
+class UpdateBrokerConfigAnswer:
+    """They are changed, until the broker is started again. Body: one msgpack array of `[name, before, after]`."""
+
+    count: int = integer("settings in the body")
+
+
+@dataclass(slots=True)
+class BrokerConfigAnswer:
+    """Body: one msgpack array of maps `{name, value, at_start, hot, rule}`: the value now and that of the start,
+    whether it can be changed while the broker runs, and what it may be."""
+
+    count: int = integer("settings in the body")
+
+
+@dataclass(slots=True)
 class RuntimeInfoAnswer:
     """No fields. Body: one msgpack map, str to int, float, str or bool; ``RUNTIME_INFO`` says of what."""
 
@@ -613,6 +638,8 @@ DELETE_SUBSCRIPTIONGROUP = Command("DELETE_SUBSCRIPTIONGROUP", 207, DeleteGroupR
 INVOKE_BROKER_TO_RESET_OFFSET = Command("INVOKE_BROKER_TO_RESET_OFFSET", 222, ResetOffsetRequest, ConsumerOffsetsAnswer)
 UPDATE_AND_CREATE_TOPIC = Command("UPDATE_AND_CREATE_TOPIC", 17, UpdateAndCreateTopicRequest, EmptyAnswer)
 GET_ALL_TOPIC_CONFIG = Command("GET_ALL_TOPIC_CONFIG", 21, EmptyRequest, TopicsAnswer)
+UPDATE_BROKER_CONFIG = Command("UPDATE_BROKER_CONFIG", 25, UpdateBrokerConfigRequest, UpdateBrokerConfigAnswer)
+GET_BROKER_CONFIG = Command("GET_BROKER_CONFIG", 26, EmptyRequest, BrokerConfigAnswer)
 GET_BROKER_RUNTIME_INFO = Command("GET_BROKER_RUNTIME_INFO", 28, EmptyRequest, RuntimeInfoAnswer)
 SEARCH_OFFSET_BY_TIMESTAMP = Command("SEARCH_OFFSET_BY_TIMESTAMP", 29, SearchOffsetByTimestampRequest, OffsetAnswer)
 GET_MAX_OFFSET = Command("GET_MAX_OFFSET", 30, QueueRequest, OffsetAnswer)
@@ -634,6 +661,8 @@ COMMANDS: dict[int, Command] = {
         UPDATE_CONSUMER_OFFSET,
         UPDATE_AND_CREATE_TOPIC,
         GET_ALL_TOPIC_CONFIG,
+        UPDATE_BROKER_CONFIG,
+        GET_BROKER_CONFIG,
         GET_BROKER_RUNTIME_INFO,
         SEARCH_OFFSET_BY_TIMESTAMP,
         GET_MAX_OFFSET,

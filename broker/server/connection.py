@@ -28,6 +28,7 @@ from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser
 from ...protocol.record import encode_host
 from .answering import encode_error
 from .dispatch import HANDLERS, HANDLERS_BEFORE_HELLO, ONE_WAY_CODES
+from .handlers.auditing import audit_refused
 from .handlers.context import Broker
 from .waiting import Waiting
 
@@ -209,6 +210,11 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.fail(frame, error)
         except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
             self.unexpected(frame, error)
+
+    def fail(self, frame: Frame, error: BrokerError) -> None:
+        """See ``Peer.fail``."""
+        audit_refused(self, frame, error)
+        super().fail(frame, error)
 
     def greet(self, client: str) -> None:
         """See ``Peer.greet``."""

@@ -17,6 +17,7 @@ from .handlers import (
     rules,
     runtime,
     send_back,
+    settings,
     topics,
     transactions,
 )
@@ -60,6 +61,8 @@ _ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
     (commands.DELETE_TOPIC_IN_BROKER, topics.delete_topic_in_broker, rules.topic(ADMIN)),
     (commands.GET_ALL_TOPIC_CONFIG, topics.get_all_topic_config, rules.anybody),
     (commands.GET_TOPIC_STATS_INFO, topics.get_topic_stats_info, rules.topic(QUERY, PUBLISH, ADMIN)),
+    (commands.GET_BROKER_CONFIG, settings.get_broker_config, rules.broker(QUERY)),
+    (commands.UPDATE_BROKER_CONFIG, settings.update_broker_config, rules.broker(ADMIN)),
     (commands.GET_BROKER_RUNTIME_INFO, runtime.get_broker_runtime_info, rules.anybody),
 )
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from ...protocol.delivery import PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ...protocol.record import encode_host
-from ..config import Settings
+from ..config import METRICS_OFF, Settings
 from ..delivery.delays import Pump
 from ..delivery.prepared import copying
 from ..delivery.prepared.history import table_at_start
 from ..delivery.transactions.history import History
+from ..security.audit import AuditLog
 from ..services.allocation import AllocateMappedFileService
 from ..services.checkpoint import CheckpointService
 from ..services.flush import flush_service
@@ -31,6 +32,7 @@ from ..store import MessageStore, RecoveryReport
 from .connection import unmapped
 from .handlers.context import Broker
 from .metrics.endpoint import MetricsEndpoint, listen_for_metrics
+from .metrics.hosts import Hosts
 from .server import Server, bind
 
 log = logging.getLogger(__name__)
@@ -58,7 +60,10 @@ class Lifecycle:
         self._copying: Pump | None = None
         self._server: Server | None = None
         self._readers = ThreadPoolExecutor(settings.server.reader_threads, thread_name_prefix="reader")
-        self._endpoint = MetricsEndpoint(self._loop, self._readers)
+        metrics = settings.metrics
+        hosts = Hosts("" if metrics.listen == METRICS_OFF else metrics.listen, metrics.hosts)
+        self._audit = AuditLog(settings.log.audit)
+        self._endpoint = MetricsEndpoint(self._loop, self._readers, hosts)
         self.address = ("", 0)
         """What the port is bound to."""
 
@@ -152,10 +157,16 @@ class Lifecycle:
             readers=self._readers,
             recovery_seconds=report.seconds,
             metrics_address=self.metrics_address,
+            audit=self._audit,
             fatal=fatal,
         )
         flush.on_flushed = self._broker.flushed
         self._broker.stall.start()
+        self._broker.when_settings_change += [
+            lambda settings: retention.change(settings.retention),
+            lambda settings: setattr(stats, "retention", settings.retention),
+            lambda settings: logging.getLogger().setLevel(settings.log.level.upper()),
+        ]
         self._broker.delays.start()
         delays = self._broker.delays
         checkpoint.also.append(delays.persist)
@@ -191,6 +202,7 @@ class Lifecycle:
             self._broker.prepared.close()
         if self._store is not None:
             self._store.close()
+        self._audit.close()
 
     def hurry(self) -> None:
         """Do not wait for connections any longer."""

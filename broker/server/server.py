@@ -89,13 +89,23 @@ class Server:
         self._accepting = False
         self._stopping = False
         self._all_gone = asyncio.Event()
-        limits = broker.limits
+        self._connections_max = 0
+        self._sweep_s = 0.0
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self.take_limits()
+        broker.when_settings_change.append(lambda settings: self.take_limits())
+
+    def take_limits(self) -> None:
+        """Go by the broker's present limits."""
+        limits = self._broker.limits
         self._connections_max = min(limits.connections_max, connections_possible())
         if self._connections_max < limits.connections_max:
             log.info("at most %d connections can be open: raise the limit of open files", self._connections_max)
         shortest_ms = min(limits.half_frame_timeout_ms, limits.idle_timeout_ms, limits.slow_reader_timeout_ms)
         self._sweep_s = min(max(shortest_ms / 4000, SWEEP_S[0]), SWEEP_S[1])
-        self._sweep_timer: asyncio.TimerHandle | None = None
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+            self._sweep_timer = self._broker.loop.call_later(self._sweep_s, self._sweep)
 
     def start(self) -> None:
         """Open the port. Raises ``ConfigurationError`` where another process listens there by now."""

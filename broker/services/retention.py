@@ -132,6 +132,12 @@ class CleanCommitLogService(Service):
         self.roll: Callable[[int], object] = lambda end_offset: None
         """Has what waits below ``end_offset`` appended again, so that the file can go in a later round."""
 
+    def change(self, settings: RetentionSection) -> None:
+        """Judge by these settings from now on. Any thread."""
+        self._policy = Policy(settings)
+        self.interval_seconds = settings.check_interval_ms / 1000
+        self.wake()
+
     def do_once(self) -> bool:
         """Look at the disk, and take away what may go; whether more may."""
         store, now = self._store, self._clock()

@@ -55,7 +55,8 @@ class StoreStatsService(Service):
     ) -> None:
         super().__init__(post, on_fatal)
         self._store = store
-        self._retention = retention
+        self.retention = retention
+        """By which settings messages are refused; may be replaced at any time."""
         self._flush_latencies = flush.latencies
         self._checkpoint = checkpoint
         self._clock = clock
@@ -103,7 +104,7 @@ class StoreStatsService(Service):
 
     def room_bytes(self) -> int:
         """How much may still be written before messages are refused."""
-        disk, rules = self.disk, self._retention
+        disk, rules = self.disk, self.retention
         allowed = (disk.used_bytes + disk.free_bytes) * rules.disk_refuse_percent // 100
         return min(max(allowed - disk.used_bytes, disk.free_bytes - rules.headroom_bytes, 0), disk.free_bytes)
 

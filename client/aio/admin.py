@@ -10,6 +10,7 @@ from ..core import operations
 from ..core.delays import DelayStats, delay_stats
 from ..core.groups import GroupInfo, GroupStatus
 from ..core.prepared import Committed, PreparedInfo, abort_prepared, commit_prepared, prepared
+from ..core.settings import ChangedSetting, Setting, change_settings, settings
 from ..core.topics import ConsumeStats, QueueStats, TopicInfo
 from ..core.transactions import Transactions, end_transaction, transactions
 from .client import Client
@@ -142,6 +143,20 @@ class Admin(Client):
     async def abort_prepared(self, drop: str, *, timeout: float | None = None) -> int:
         """Drop what the attempts prepared whose names begin so; how many attempts there were."""
         return await self._caller.call(abort_prepared(drop), self._caller.deadline(timeout))
+
+    async def settings(self, *, timeout: float | None = None) -> list[Setting]:
+        """The broker's settings, but for those of ``[security]``."""
+        return await self._caller.call(settings(), self._caller.deadline(timeout))
+
+    async def change_settings(
+        self, changes: Mapping[str, int | str | bool], *, timeout: float | None = None
+    ) -> list[ChangedSetting]:
+        """Change settings, by SECTION.NAME, at once and until the broker is started again; all of them or none.
+
+        Values are as in ``broker.toml`` or as on a command line. Raises ``InvalidParameter`` for one that is not there,
+        cannot be changed while the broker runs, or cannot have that value.
+        """
+        return await self._caller.call(change_settings(changes), self._caller.deadline(timeout))
 
     async def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """How the broker is doing: see ``protocol/README.md`` for the names."""

@@ -43,6 +43,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "status": Lazy("status", "How the broker is."),
         "top": Lazy("top", "Rates, lag and disk, live."),
         "check": Lazy("check", "One line and an exit code for a monitor."),
+        "config": Lazy("config", "The broker's settings: list, show, change while it runs."),
         "bench": Lazy("bench", "Measure the running broker."),
     },
     "Spark": {

@@ -397,7 +397,9 @@ def exchange(port: int, *parts: bytes, finish: bool = False) -> bytes:
 @pytest.mark.parametrize(
     ("parts", "status"),
     [
-        ([b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"], b"200"),
+        ([b"GET /healthz HTTP/1.1\r\nHost: localhost:1\r\n\r\n"], b"200"),
+        ([b"GET /healthz HTTP/1.1\r\nHost: rebound.example\r\n\r\n"], b"421"),
+        ([b"GET /metrics HTTP/1.1\nhost: rebound.example\n\n"], b"421"),
         ([b"GET /healthz HTTP/1.0\n\n"], b"200"),
         ([b"GET /hea", b"lthz HTTP/1.1\r", b"\n\r", b"\n"], b"200"),
         ([b"GET /healthz HTTP/1.1\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n"], b"200"),
@@ -519,8 +521,9 @@ def test_metrics_beyond_loopback_are_refused_without_insecure(tmp_path: Path, li
     assert not store.exists()
 
 
-def test_insecure_shows_metrics_beyond_loopback(broker: Factory) -> None:
-    running = broker("--insecure", settings={"metrics.listen": "0.0.0.0:0"})
+@pytest.mark.parametrize("options", [{"server.insecure": True}, {"metrics.insecure": True}])
+def test_insecure_shows_metrics_beyond_loopback(broker: Factory, options: dict[str, bool]) -> None:
+    running = broker(settings={"metrics.listen": "0.0.0.0:0", **options})
     (line,) = [line for line in running.output if line.startswith("metrics: ")]
     port = int(line.rpartition(":")[2].partition("/")[0])
     assert ask(port, "/healthz")[0].status == 200

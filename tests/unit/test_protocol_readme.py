@@ -122,6 +122,8 @@ PURPOSES = {
     "UPDATE_CONSUMER_OFFSET": "commit a group's progress",
     "UPDATE_AND_CREATE_TOPIC": "create a topic or change one",
     "GET_ALL_TOPIC_CONFIG": "list the topics",
+    "UPDATE_BROKER_CONFIG": "change settings while the broker runs",
+    "GET_BROKER_CONFIG": "list the settings",
     "GET_BROKER_RUNTIME_INFO": "how the broker is",
     "SEARCH_OFFSET_BY_TIMESTAMP": "find an offset by store time",
     "GET_MAX_OFFSET": "where a queue's next message will be",

@@ -85,7 +85,7 @@ class PreparedMessages:
         self.writer = writer
         self._store = writer.store
         self._loop: asyncio.AbstractEventLoop = writer.loop
-        self._attempts_max = attempts_max
+        self.attempts_max = attempts_max
         self._now_ms = now_ms
         self._save_due = False
 
@@ -104,12 +104,12 @@ class PreparedMessages:
     def check_new(self, name: str) -> None:
         """Raise ``SystemBusy`` where this attempt may prepare nothing more at the moment."""
         table = self.table
-        if name not in table.attempts and len(table.attempts) >= self._attempts_max:
+        if name not in table.attempts and len(table.attempts) >= self.attempts_max:
             raise SystemBusy(
                 f"{len(table.attempts)} attempts have prepared messages; transactions.prepared_attempts_max is "
-                f"{self._attempts_max}: commit or abort some, or try again later",
+                f"{self.attempts_max}: commit or abort some, or try again later",
                 retry_after_ms=BUSY_RETRY_MS,
-                prepared_attempts_max=self._attempts_max,
+                prepared_attempts_max=self.attempts_max,
             )
         if table.ranges >= RANGES_MAX:
             raise SystemBusy(

@@ -54,7 +54,7 @@ class TransactionalMessageService:
         self._loop = writer.loop
         self._topic_changes = topic_changes
         self._readers = readers
-        self._open_max = open_max
+        self.open_max = open_max
         self._parked = ParkedMessages(writer, self.table)
         self.ends = EndWriter(writer, topic_changes, self.table, self._over, now_ms)
 
@@ -97,12 +97,12 @@ class TransactionalMessageService:
         if len(set(transaction_ids)) != len(transaction_ids):
             raise MessageIllegal("two messages of the frame have the same unique key; nothing of it was written")
         count = len(transaction_ids)
-        if len(self.table) + count > self._open_max:
+        if len(self.table) + count > self.open_max:
             raise SystemBusy(
-                f"{len(self.table)} transactions are open; transactions.open_max is {self._open_max}: end "
+                f"{len(self.table)} transactions are open; transactions.open_max is {self.open_max}: end "
                 "some, or try again later",
                 retry_after_ms=BUSY_RETRY_MS,
-                open_max=self._open_max,
+                open_max=self.open_max,
             )
 
     def add(self, halves: Iterable[Half]) -> None:

@@ -26,6 +26,7 @@ from ...delivery.transactions.checks import TransactionalMessageCheckService
 from ...delivery.transactions.service import TransactionalMessageService
 from ...delivery.writer import RecordWriter
 from ...security.access import Access, AccessTable
+from ...security.audit import AuditLog
 from ...security.users import User
 from ...services.allocation import AllocateMappedFileService
 from ...services.disk_stall import DiskStall
@@ -66,9 +67,10 @@ class Broker:
         readers: ThreadPoolExecutor,
         recovery_seconds: float,
         metrics_address: str,
+        audit: AuditLog,
         fatal: Callable[[str, BaseException], None],
     ) -> None:
-        self.settings = settings
+        self.settings = self.settings_at_start = settings
         self.limits = settings.limits
         self.store = store
         self.flush = flush
@@ -97,6 +99,7 @@ class Broker:
         self.groups = GroupCoordinator(store, loop.time, loop.call_later)
         self.producer_groups = ProducerGroups(loop.time)
         self.access = AccessTable(holds.wake_all)
+        self.audit = audit
         rules = settings.transactions
         self.transactions = TransactionalMessageService(
             self.writer, self.topic_changes, readers, open_max=rules.open_max
@@ -131,6 +134,8 @@ class Broker:
             on_change=self._stall_changed,
         )
         self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
+        self.when_settings_change: list[Callable[[Settings], None]] = []
+        """Called with all settings after each change of some."""
         self.connections = 0
         self.next_queue: dict[str, int] = {}
         self.fatal = fatal
@@ -140,6 +145,17 @@ class Broker:
         """The write offset from which on more of the log is to be allocated."""
         self._undispatched: deque[tuple[int, float, Callable[[], None]]] = deque()
         """Who waits for the dispatch: up to which offset, how long at most, and what to call. Both only grow."""
+
+    def change_settings(self, settings: Settings) -> None:
+        """Go on with other values for those settings that ``HOT_SETTINGS`` (``settings.py``) allows, and the same for all others."""
+        self.settings = settings
+        self.limits = settings.limits
+        self.in_flight_bytes_max = settings.limits.in_flight_bytes_max
+        self.auto_create = settings.auto_create_topics()
+        self.transactions.open_max = settings.transactions.open_max
+        self.prepared.attempts_max = settings.transactions.prepared_attempts_max
+        for changed in self.when_settings_change:
+            changed(settings)
 
     def write_refusal(self) -> str:
         """Why no message is taken at the moment; empty where they are. Any thread."""

@@ -9,6 +9,8 @@ import msgpack
 
 from ....protocol.commands import (
     CONSUMER_OFFSET_STRUCT,
+    DELETE_SUBSCRIPTIONGROUP,
+    INVOKE_BROKER_TO_RESET_OFFSET,
     ConsumerOffsetsAnswer,
     DeleteGroupRequest,
     EmptyAnswer,
@@ -27,6 +29,7 @@ from ....protocol.permissions import GROUP, TOPIC
 from ...delivery.assignment import Queue
 from ...delivery.group import CLUSTERING, EMPTY, ConsumerGroup, Member
 from ...store import MessageStore, WouldBlock
+from .auditing import audit
 from .context import Broker, Peer
 from .offsets import HOT_STATS_ROWS_MAX
 from .pull import check_readable
@@ -165,7 +168,9 @@ def delete_group(peer: Peer, frame: Frame) -> None:
     broker.groups.check_idle(name, "stop them, then delete it")
     if group is not None:  # broadcasting: each member keeps its own progress, but is in the group all the same
         raise InvalidParameter(f"group {name} has {len(group.members)} live members; stop them, then delete it")
+    was_known = sorted(broker.groups.known().get(name, ()))
     broker.groups.forget(name)
+    audit(peer, DELETE_SUBSCRIPTIONGROUP, f"group {name}", {"topics": was_known})
     broker.counters.forget_group(name)
     own = retry_topic(name)
     if broker.store.topics.get(own) is None or own in broker.topic_changes.pending:
@@ -202,7 +207,12 @@ def reset_offset(peer: Peer, frame: Frame) -> None:
         raise QueueNotExist(f"topic {request.topic} has no queue {max(wanted)}; it has {queues}", queues=queues)
 
     def done(offsets: dict[int, int]) -> None:
+        before = broker.store.consumer_offsets.committed(request.group, request.topic)
         broker.groups.reset(request.group, request.topic, offsets)
+        audit(
+            peer, INVOKE_BROKER_TO_RESET_OFFSET, f"group {request.group}, topic {request.topic}",
+            {queue: before[queue] for queue in sorted(offsets) if queue in before}, dict(sorted(offsets.items())),
+        )  # fmt: skip
         broker.store.groups.ensure(request.group)
         body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in sorted(offsets.items()))
         peer.answer(frame, ConsumerOffsetsAnswer(count=len(offsets)), body)

@@ -6,6 +6,7 @@ import msgpack
 
 from ....protocol.commands import (
     CONSUMER_OFFSET_STRUCT,
+    UPDATE_CONSUMER_OFFSET,
     ConsumerOffsetsAnswer,
     ConsumeStatsAnswer,
     ConsumeStatsRequest,
@@ -17,12 +18,14 @@ from ....protocol.commands import (
     StoreTimeAnswer,
     UpdateConsumerOffsetRequest,
 )
+from ....protocol.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ....protocol.errors import CommitIllegal, InvalidParameter, QueueNotExist, TopicNotExist
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_client_group, check_name
 from ....protocol.permissions import GROUP, QUERY, TOPIC
 from ...store import MessageStore, WouldBlock
+from .auditing import audit
 from .context import Broker, Peer
 from .pull import check_readable
 
@@ -113,6 +116,9 @@ def update_consumer_offset(peer: Peer, frame: Frame) -> None:
         name = _who_commits(peer.broker, request, entries)
         _check_commit(peer.broker, request.topic, entries)
         table = peer.broker.store.consumer_offsets
+        if request.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):  # dead letters are purged, or were sent again
+            target = f"group {request.group}, topic {request.topic}"
+            audit(peer, UPDATE_CONSUMER_OFFSET, target, table.committed(name, request.topic), dict(entries))
         for queue, offset in entries:
             if offset > (table.committed_of(name, request.topic, queue) or -1):
                 table.commit(name, request.topic, queue, offset)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....protocol.commands import ProduceRequest
+from ....protocol.commands import PRODUCE, ProduceRequest
 from ....protocol.errors import (
     BrokerError,
     InvalidParameter,
@@ -19,6 +19,7 @@ from ...delivery.routing import Route, delay_of, route
 from ...delivery.transactions.frames import half_request
 from ...store import ProduceBatch, TopicConfig, common_properties
 from .acknowledging import acknowledge
+from .auditing import audit, topic_values
 from .context import FRAME_LENGTH_BYTES, Broker, Peer
 from .prepared import FLUSHES, append_prepared, check_prepared
 from .produce_again import answer_again
@@ -137,8 +138,14 @@ def _wait_for_topic(peer: Peer, frame: Frame, request: ProduceRequest) -> None:
         changes.when_done(request.topic, lambda error: peer.resume(frame, error))
     else:
         config = _new_topic(peer.broker, request)
+
+        def made(error: BrokerError | None) -> None:
+            if error is None:
+                audit(peer, PRODUCE, f"topic {config.name}", None, topic_values(config))
+            peer.resume(frame, error)
+
         peer.suspend()
-        changes.put(config, lambda error: peer.resume(frame, error))
+        changes.put(config, made)
 
 
 def _new_topic(broker: Broker, request: ProduceRequest) -> TopicConfig:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import msgpack
 
+from ....protocol import commands
 from ....protocol.commands import (
     QUEUE_STATS_STRUCT,
+    Command,
     EmptyAnswer,
     TopicRequest,
     TopicsAnswer,
@@ -20,6 +23,7 @@ from ....protocol.frames import Frame
 from ....protocol.names import check_name, is_system_topic
 from ....protocol.permissions import TOPIC
 from ...store import TopicConfig
+from .auditing import audit, topic_values
 from .context import Peer
 
 
@@ -58,7 +62,7 @@ def update_and_create_topic(peer: Peer, frame: Frame) -> None:
     if new == old:
         peer.answer(frame, EmptyAnswer())
     else:
-        broker.topic_changes.put(new, lambda error: _changed(peer, frame, request.topic, error))
+        broker.topic_changes.put(new, partial(_changed, peer, frame, commands.UPDATE_AND_CREATE_TOPIC, old, new))
 
 
 def delete_topic_in_broker(peer: Peer, frame: Frame) -> None:
@@ -69,9 +73,11 @@ def delete_topic_in_broker(peer: Peer, frame: Frame) -> None:
     if request.topic in broker.topic_changes.pending:
         broker.topic_changes.when_done(request.topic, lambda _: peer.handle(frame))
         return
-    if broker.store.topics.get(request.topic) is None:
+    old = broker.store.topics.get(request.topic)
+    if old is None:
         raise TopicNotExist(f"topic {request.topic} does not exist")
-    broker.topic_changes.delete(request.topic, lambda error: _changed(peer, frame, request.topic, error))
+    changed = partial(_changed, peer, frame, commands.DELETE_TOPIC_IN_BROKER, old, None)
+    broker.topic_changes.delete(request.topic, changed)
 
 
 def _check_own(topic: str) -> None:
@@ -79,10 +85,17 @@ def _check_own(topic: str) -> None:
         raise NoPermission(f"topic {topic} is the broker's own; it cannot be created, changed or deleted")
 
 
-def _changed(peer: Peer, frame: Frame, topic: str, error: BrokerError | None) -> None:
+def _changed(
+    peer: Peer, frame: Frame, command: Command, old: TopicConfig | None, new: TopicConfig | None,
+    error: BrokerError | None,
+) -> None:  # fmt: skip
     if error is not None:
         peer.fail(frame, error)
         return
+    config = new or old
+    assert config is not None
+    topic = config.name
+    audit(peer, command, f"topic {topic}", topic_values(old), topic_values(new))
     peer.answer(frame, EmptyAnswer())
     peer.broker.holds.wake_topic(topic)
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 
 from ....protocol.commands import (
+    END_TRANSACTION,
     EmptyAnswer,
     EndTransactionRequest,
     GetTransactionsRequest,
@@ -29,6 +30,7 @@ from ...delivery.transactions.table import Table
 from ...security.access import Access
 from ...store import ProduceBatch, WouldBlock
 from .acknowledging import acknowledge
+from .auditing import audit, is_by_hand
 from .context import Peer
 
 Row = dict[str, Any]
@@ -94,7 +96,15 @@ def end_transaction(peer: Peer, frame: Frame) -> None:
     request = decode_fields(EndTransactionRequest, frame.fields)
     check_name("group", request.group)
     check_topic = partial(_check_publish, peer.access) if peer.access is not None else None
-    peer.broker.transactions.end(request, peer.later(frame, lambda: peer.answer(frame, EmptyAnswer())), check_topic)
+    by_hand = is_by_hand(frame)
+
+    def ended() -> None:
+        if by_hand:
+            outcome = "commit" if request.commit else "rollback"
+            audit(peer, END_TRANSACTION, f"group {request.group}, transaction {request.transaction_id}", None, outcome)
+        peer.answer(frame, EmptyAnswer())
+
+    peer.broker.transactions.end(request, peer.later(frame, ended), check_topic)
 
 
 def _check_publish(access: Access, topic: str) -> None:

@@ -19,6 +19,7 @@ from ..handlers.context import Broker
 from ..server import bind
 from .collector import metrics_text
 from .exposition import CONTENT_TYPE
+from .hosts import Hosts
 from .http import HttpServer, Page
 
 PORT_MAX = 65_535
@@ -46,12 +47,13 @@ def listen_for_metrics(listen: str, broker_port: int) -> list[socket.socket]:
 
 
 class MetricsEndpoint:
-    """The pages of one broker. ``executor``: where metrics are collected, beside the loop."""
+    """The pages of one broker. ``executor``: where metrics are collected, beside the loop; ``hosts``: by which
+    names it may be asked."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor, hosts: Hosts) -> None:
         self._loop = loop
         self._executor = executor
-        self._server = HttpServer(loop, self._page)
+        self._server = HttpServer(loop, self._page, hosts)
         self._stage = "starting"
         self._broker: Broker | None = None
         self._services: Sequence[Service] = ()

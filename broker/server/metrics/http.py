@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import cast
 
+from .hosts import Hosts
+
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 16
@@ -50,9 +52,10 @@ Answer = Callable[[str], Awaitable[Page]]
 class HttpServer:
     """Serves ``answer`` on sockets that listen, from ``start`` to ``close``."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, answer: Answer) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, answer: Answer, hosts: Hosts) -> None:
         self.loop = loop
         self.answer = answer
+        self.hosts = hosts
         self.connections: set[_Connection] = set()
         self._servers: list[asyncio.Server] = []
 
@@ -127,6 +130,8 @@ class _Connection(asyncio.Protocol):
             self._refuse(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
         elif line[1] not in (b"GET", b"HEAD"):
             self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are served", ("Allow", "GET, HEAD"))
+        elif refusal := self._server.hosts.refusal(head, self._transport.get_extra_info("sockname")[0]):
+            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, refusal)
         else:
             self._asked = True
             self._received.clear()
