@@ -147,10 +147,10 @@ class Broker:
         """Who waits for the dispatch: up to which offset, how long at most, and what to call. Both only grow."""
 
     def change_settings(self, settings: Settings) -> None:
-        """Go on with other values for those settings that ``HOT_SETTINGS`` (``settings.py``) allows, and the same for all others."""
+        """Go on with other values for those settings that ``HOT_SETTINGS`` (``settings.py``) allows."""
         self.settings = settings
         self.limits = settings.limits
-        self.in_flight_bytes_max = settings.limits.in_flight_bytes_max
+        self._stall_changed()
         self.auto_create = settings.auto_create_topics()
         self.transactions.open_max = settings.transactions.open_max
         self.prepared.attempts_max = settings.transactions.prepared_attempts_max
