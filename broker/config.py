@@ -37,6 +37,7 @@ _HOSTS = Text(
     'names of hosts without a port, separated by ; ("broker;broker.example.com")',
     re.compile(r"([A-Za-z0-9_.-]{1,253}(;[A-Za-z0-9_.-]{1,253}){0,31})?\Z"),
 )
+_OPTIONAL_PATH = Text('the path of a file, or ""', re.compile(r".{0,4096}\Z"))
 _HOURS = re.compile(r"([01][0-9]|2[0-3])(;([01][0-9]|2[0-3]))*\Z")
 
 # ---- the settings, by section ----
@@ -60,6 +61,22 @@ class ServerSection(Section):
     insecure: Annotated[bool, Switch()] = False
     reader_threads: Annotated[int, Whole(1, 64)] = 4
     stop_timeout_ms: Annotated[int, Whole(0, 60_000)] = 4_000
+
+
+class SecuritySection(Section):
+    """``[security]``: who may connect."""
+
+    auth: Annotated[Literal["off", "scram"], Choice(("off", "scram"))] = "off"
+    auth_timeout_ms: Annotated[int, Whole(100, 600_000)] = 10_000
+    tls_certificate: Annotated[str, _OPTIONAL_PATH] = ""
+    tls_key: Annotated[str, _OPTIONAL_PATH] = ""
+    tls_client_ca: Annotated[str, _OPTIONAL_PATH] = ""
+    tls_min: Annotated[Literal["1.2", "1.3"], Choice(("1.2", "1.3"))] = "1.2"
+
+    @property
+    def knows_clients(self) -> bool:
+        """Whether every client has to prove who it is: as a user, or with a certificate."""
+        return self.auth != "off" or bool(self.tls_client_ca)
 
 
 class StoreSection(Section):
@@ -212,6 +229,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     server: ServerSection = ServerSection()
+    security: SecuritySection = SecuritySection()
     store: StoreSection = StoreSection()
     flush: FlushSection = FlushSection()
     topics: TopicsSection = TopicsSection()
@@ -414,6 +432,7 @@ def _check_together(settings: Settings, layers: Sequence[Layer]) -> None:
         given = ", ".join(f"{other} ({_origin(other, layers)})" for other in others)
         raise ConfigurationError(f"{name} = {value} ({_origin(name, layers)}): must be {rule}; see also {given}")
 
+    _check_security(settings.security, layers)
     store, limits = settings.store, settings.limits
     index_file_bytes = (
         INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * store.index_slots + INDEX_ENTRY_BYTES * store.index_entries
@@ -462,3 +481,13 @@ def _check_together(settings: Settings, layers: Sequence[Layer]) -> None:
             f"at least limits.frame_bytes_max, {limits.frame_bytes_max}, or the largest frame could never arrive",
             ["limits.frame_bytes_max"],
         )
+
+
+def _check_security(security: SecuritySection, layers: Sequence[Layer]) -> None:
+    """A certificate and its key come together, and what builds on them does not come alone."""
+    for name, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate"), ("tls_client_ca", "tls_key")):
+        if getattr(security, name) and not getattr(security, other):
+            raise ConfigurationError(
+                f"security.{name} = {getattr(security, name)!r} ({_origin(f'security.{name}', layers)}): TLS needs "
+                f"security.{other} too"
+            )

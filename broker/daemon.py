@@ -97,7 +97,8 @@ def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str
 
     settings = load_settings(config=config, environment=os.environ, assignments=assignments, flags=flags)
     if not settings.server.insecure:
-        _check_loopback("server.listen", settings.server.listen)
+        if not settings.security.knows_clients:
+            _check_loopback("server.listen", settings.server.listen)
         if settings.metrics.listen not in ("", METRICS_OFF) and not settings.metrics.insecure:
             _check_loopback("metrics.listen", settings.metrics.listen)
     return settings
@@ -108,9 +109,16 @@ def _check_loopback(name: str, listen: str) -> None:
 
     if not is_loopback(parse_address(listen)[0]):
         raise ConfigurationError(
-            f"{name} = {listen!r} can be reached from other machines, and nobody has to prove "
-            "who they are: listen on 127.0.0.1, or say --insecure where the network keeps strangers out"
+            f"{name} = {listen!r} can be reached from other machines, and nobody has to prove who they are: "
+            + _REMEDIES[name]
         )
+
+
+_REMEDIES = {
+    "server.listen": "serve with --set security.auth=scram and make users with `flintmq user add NAME --store DIR`, "
+    "or listen on 127.0.0.1, or say --insecure where the network keeps strangers out",
+    "metrics.listen": "listen on 127.0.0.1, or say --insecure where the network keeps strangers out",
+}
 
 
 def _give_up(error: FlintError, code: int) -> NoReturn:
@@ -158,6 +166,7 @@ async def _serve(settings: Settings, banner: Banner) -> int:
     loop = asyncio.get_running_loop()
     lifecycle = Lifecycle(settings, _fatal)
     signals = _Signals(loop, lifecycle.hurry)
+    loop.add_signal_handler(signal.SIGHUP, _reload, lifecycle)
     manager = ServiceManager()
 
     def progress(stage: str, done: int, total: int) -> None:
@@ -187,6 +196,11 @@ async def _serve(settings: Settings, banner: Banner) -> int:
     await lifecycle.stop()
     log.info("stopped in %.2f s", time.monotonic() - began)
     return 0
+
+
+def _reload(lifecycle: Lifecycle) -> None:
+    log.info("SIGHUP: users and certificates are read again")
+    lifecycle.reload()
 
 
 def _ready(settings: Settings, banner: Banner, lifecycle: Lifecycle, report: RecoveryReport) -> None:

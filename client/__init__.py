@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..protocol.errors import (
+        AuthenticationFailed,
+        AuthenticationRequired,
         BrokerError,
         BrokerFailure,
         CommitIllegal,
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
         InvalidMessage,
         InvalidMessageType,
         ListenerTimeout,
+        TlsFailed,
         WrongLoop,
     )
     from .message import Message
@@ -94,6 +97,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Admin",
     "AttemptInfo",
+    "AuthenticationFailed",
+    "AuthenticationRequired",
     "Batch",
     "BrokerError",
     "BrokerFailure",
@@ -161,6 +166,7 @@ __all__ = [
     "Subscription",
     "SubscriptionIllegal",
     "SystemBusy",
+    "TlsFailed",
     "TopicExistsAlready",
     "TopicInfo",
     "TopicNotExist",
@@ -215,6 +221,7 @@ _HOMES = {
     "SendFuture": ".sync.producer",
     "StoredMessage": ".core.stored",
     "Subscription": ".push.options",
+    "TlsFailed": ".errors",
     "TopicInfo": ".core.topics",
     "Transaction": ".transactions.producer",
     "TransactionHealth": ".transactions.health",

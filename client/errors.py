@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from ..protocol.errors import ConfigurationError, FlintError, InvalidParameter, MessageIllegal
+from ..protocol.errors import ConfigurationError, ConnectionFailed, FlintError, InvalidParameter, MessageIllegal
 from ..protocol.record import CorruptRecord
 
 if TYPE_CHECKING:
@@ -44,6 +44,13 @@ class ForkedClient(FlintError):
 
 class WrongLoop(FlintError):
     """An asyncio client is used outside of the event loop in which it was first used, or after that loop ended."""
+
+
+class TlsFailed(ConnectionFailed):
+    """No TLS came about, for a reason that only other settings can cure: a certificate that is not trusted, has expired
+    or is for another host, or a side that speaks none. Nothing is tried again."""
+
+    retriable: ClassVar[bool] = False
 
 
 class ListenerTimeout(FlintError):

@@ -69,6 +69,26 @@ class HelloAnswer:
         "queues that a topic gets at its first message; 0: none is made", 0, QUEUES_MAX, 4
     )
     auth_required: bool = boolean("whether AUTH must follow before anything else", False)
+    auth: str = text(
+        "mechanisms that AUTH may use, with blanks between them; empty: AUTH is not served", 256, default=""
+    )
+
+
+@dataclass(slots=True)
+class AuthRequest:
+    """Say who is calling, and prove it: the first, then the second message of the client. What fails closes the
+    connection."""
+
+    message: str = text("the client's message, as the mechanism has it", 1024, 1)
+    mechanism: str = text("with the first message: `SCRAM-SHA-256`", 64, default="")
+
+
+@dataclass(slots=True)
+class AuthAnswer:
+    """The broker's answer to it; that to the second message proves who the broker is."""
+
+    message: str = text("the broker's message, as the mechanism has it", 1024)
+    done: bool = boolean("whether the connection is the user's from here on", False)
 
 
 @dataclass(slots=True)
@@ -612,6 +632,7 @@ class Command:
 
 
 HELLO = Command("HELLO", 1000, HelloRequest, HelloAnswer)
+AUTH = Command("AUTH", 1001, AuthRequest, AuthAnswer)
 PRODUCE = Command("PRODUCE", 10, ProduceRequest, ProduceAnswer, one_way=True)
 PULL = Command("PULL", 11, PullRequest, RecordsAnswer)
 QUERY_BY_KEY = Command("QUERY_BY_KEY", 12, QueryByKeyRequest, QueryByKeyAnswer)
@@ -654,6 +675,7 @@ COMMANDS: dict[int, Command] = {
     command.code: command
     for command in (
         HELLO,
+        AUTH,
         PRODUCE,
         PULL,
         QUERY_BY_KEY,

@@ -206,6 +206,20 @@ class HelloRequired(BrokerError):
     code, name, retriable = 1401, "HELLO_REQUIRED", False
 
 
+class AuthenticationRequired(BrokerError):
+    """The broker serves only users, and the connection has not said who it is, or is that user's no more; the broker
+    closes the connection after this answer."""
+
+    code, name, retriable = 1402, "AUTHENTICATION_REQUIRED", False
+
+
+class AuthenticationFailed(BrokerError):
+    """The user or the password is wrong, or the other side did not prove that it knows them; the broker closes the
+    connection after this answer."""
+
+    code, name, retriable = 1403, "AUTHENTICATION_FAILED", False
+
+
 class PartlyStored(BrokerError):
     """Some messages of the frame were stored before, others not, or not in one piece; nothing was written. Cut it at
     `cut_at` and send both parts."""
@@ -330,6 +344,8 @@ ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
         QueueNotExist,
         FrameIllegal,
         HelloRequired,
+        AuthenticationRequired,
+        AuthenticationFailed,
         PartlyStored,
         VersionNotSupported,
         GroupNotExist,

@@ -56,6 +56,10 @@ class ScramError(FlintError):
     """A message of the exchange is not what it has to be at this step, or proves nothing."""
 
 
+class ProofWrong(ScramError):
+    """A proof is made as it must be, and not with the right password."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verifier:
     """What is kept of a password; with it a proof can be checked, and none be made."""
@@ -197,7 +201,7 @@ class ServerExchange:
         self._find = find
         self._own_nonce = nonce or new_nonce()
         self._nonce = self._head = self._signed = ""
-        self._verifier: Verifier | None = None
+        self.verifier: Verifier | None = None
         self.name = ""
         """Who the client says it is, once ``first`` has returned."""
 
@@ -211,7 +215,7 @@ class ServerExchange:
                 f"the client's nonce must be 1 to {NONCE_CHARS_MAX} ASCII characters that can be seen, but ','"
             )
         self.name = _unquoted(match["name"])
-        verifier = self._verifier = self._find(self.name)
+        verifier = self.verifier = self._find(self.name)
         self._head = match["head"]
         self._nonce = match["nonce"] + self._own_nonce
         answer = f"r={self._nonce},s={base64.b64encode(verifier.salt).decode()},i={verifier.iterations}"
@@ -221,7 +225,7 @@ class ServerExchange:
     def final(self, client_final: str) -> str:
         """The broker's signature, where the proof holds. Raises ``ScramError`` where it does not, or is none."""
         match = _matched(_CLIENT_FINAL, client_final, "the client's last message")
-        verifier = self._verifier
+        verifier = self.verifier
         if verifier is None:
             raise ScramError("the client's last message came before its first")
         if _decoded(match["binding"], "channel binding") != self._head.encode():
@@ -236,7 +240,7 @@ class ServerExchange:
         holds = hmac.compare_digest(hashlib.sha256(client_key).digest(), verifier.stored_key)
         signature = hmac_of(verifier.server_key, signed)
         if not holds:
-            raise ScramError("the proof does not hold")
+            raise ProofWrong("the proof does not hold")
         return f"v={base64.b64encode(signature).decode()}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
@@ -62,6 +63,9 @@ class UserTable:
         invented = Verifier(ITERATIONS, decoy[:SALT_BYTES], os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
         user = self._users.by_name.get(name)
         return invented if user is None else user.verifier
+
+    def __iter__(self) -> Iterator[User]:
+        return iter(list(self._users.by_name.values()))
 
     def __len__(self) -> int:
         return len(self._users.by_name)

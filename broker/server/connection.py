@@ -16,6 +16,7 @@ from functools import partial
 from typing import cast
 
 from ...protocol.errors import (
+    AuthenticationRequired,
     BrokerError,
     FlushDiskTimeout,
     FrameIllegal,
@@ -26,8 +27,11 @@ from ...protocol.errors import (
 )
 from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser
 from ...protocol.record import encode_host
+from ...protocol.scram import MECHANISM, ServerExchange
+from ..security.authenticator import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
+from ..security.users import User
 from .answering import encode_error
-from .dispatch import HANDLERS, HANDLERS_BEFORE_HELLO, ONE_WAY_CODES
+from .dispatch import HANDLERS, HANDLERS_BEFORE_AUTH, HANDLERS_BEFORE_HELLO, HANDLERS_OF_USERS, ONE_WAY_CODES
 from .handlers.auditing import audit_refused
 from .handlers.context import Broker
 from .waiting import Waiting
@@ -54,6 +58,11 @@ LINGER_S = 2.0
 """After a refusal the rest of what a client sends is thrown away this long: closing at once would reset the connection,
 and the client might never see why."""
 
+NOT_AUTHENTICATED = (
+    f"this broker serves only users, and the connection has not said who it is: AUTH with {MECHANISM} must follow "
+    "HELLO; give the client a user and a password"
+)
+
 _DISCARDED = memoryview(bytearray(64 * 1024))
 
 
@@ -61,15 +70,22 @@ class Connection(Waiting, asyncio.BufferedProtocol):
     """A connection that was accepted. ``on_lost`` is called once, when it is gone."""
 
     __slots__ = (
-        "arrived", "born_host", "close_by", "ending", "half_since", "handlers", "idle_since", "lingering",
-        "on_lost", "parser", "reading", "reads", "reads_seen", "stops", "write_level", "write_since",
+        "arrived", "authenticate_by", "born_host", "close_by", "ending", "exchange", "half_since", "handlers",
+        "idle_since", "lingering", "on_lost", "parser", "reading", "reads", "reads_seen", "stops", "write_level",
+        "write_since",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, address: tuple[str, int], on_lost: Callable[[Connection], None]) -> None:
         super().__init__(broker, address)
         self.born_host = encode_host(unmapped(address[0]), address[1])
         self.on_lost = on_lost
+        self.exchange: ServerExchange | None = None
+        self.authenticate_by = 0.0
+        """When it must have said who it is (the loop's clock); 0: it need not, or has."""
         self.parser = FrameParser(broker.limits.frame_bytes_max)
+        if broker.authenticator is not None:  # a stranger gets little room and little time
+            self.parser.frame_bytes_max = UNKNOWN_FRAME_BYTES_MAX
+            self.authenticate_by = broker.loop.time() + broker.settings.security.auth_timeout_ms / 1000
         self.handlers = HANDLERS_BEFORE_HELLO
         self.stops = 0
         self.reading = True
@@ -109,7 +125,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         if self.lingering:
             return False
         self._end()
-        return True
+        return self.broker.tls is None  # TLS knows no half-closed connection
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: nothing waits for it any more."""
@@ -197,6 +213,9 @@ class Connection(Waiting, asyncio.BufferedProtocol):
                 if self.handlers is HANDLERS_BEFORE_HELLO:
                     self._refuse(HelloRequired("the first request of a connection must be HELLO"), frame.request_id)
                     return
+                if self.handlers is HANDLERS_BEFORE_AUTH:
+                    self._refuse(AuthenticationRequired(NOT_AUTHENTICATED), frame.request_id)
+                    return
                 if frame.kind == RESPONSE:
                     if not self.asked_answered(frame):
                         log.debug("an answer to request %d, which was not asked", frame.request_id)
@@ -219,7 +238,34 @@ class Connection(Waiting, asyncio.BufferedProtocol):
     def greet(self, client: str) -> None:
         """See ``Peer.greet``."""
         self.client = client
-        self.handlers = HANDLERS
+        if self.broker.authenticator is None:
+            self.handlers = HANDLERS
+        elif self.user is None:
+            self.handlers = HANDLERS_BEFORE_AUTH
+
+    def admit(self, user: User) -> None:
+        """See ``Peer.admit``."""
+        self.user = user
+        self.authenticate_by = 0.0
+        self.parser.frame_bytes_max = self.broker.limits.frame_bytes_max
+        self.handlers = HANDLERS_OF_USERS
+        log.debug("connection from %s:%d is user %s", *self.address, user.name)
+
+    def users_changed(self) -> None:
+        """The users were read again: who is none any more, or has another password, has to authenticate anew."""
+        before, authenticator = self.user, self.broker.authenticator
+        if before is None or authenticator is None:
+            return
+        user = authenticator.users.get(before.name)
+        if user is not None and user.verifier == before.verifier:
+            self.user = user
+            return
+        what = "was removed" if user is None else "has another password"
+        self._refuse(AuthenticationRequired(f"user {before.name!r} {what} since this connection authenticated"), 0)
+
+    def refuse(self, frame: Frame, error: BrokerError) -> None:
+        """See ``Peer.refuse``."""
+        self._refuse(error, frame.request_id)
 
     def suspend(self) -> None:
         """See ``Peer.suspend``."""
@@ -332,7 +378,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.write_out()
         self.write_closed = True
         self.close_by = self.broker.loop.time() + LINGER_S
-        if self.lingering and not self.transport.is_closing():
+        if self.lingering and not self.transport.is_closing() and self.transport.can_write_eof():
             self.transport.write_eof()
             self._read_on()
         else:
@@ -358,6 +404,11 @@ class Connection(Waiting, asyncio.BufferedProtocol):
                 self.abort()
         elif self.write_paused:
             self._sweep_slow_reader(now)
+        elif self.authenticate_by and now > self.authenticate_by and not self.stops & STOP_SUSPENDED:
+            timeout_ms = self.broker.settings.security.auth_timeout_ms
+            self._refuse(
+                AuthenticationRequired(f"not authenticated within security.auth_timeout_ms, {timeout_ms} ms"), 0
+            )
         elif self.half_since and now - self.half_since > limits.half_frame_timeout_ms / 1000:
             self._refuse(
                 FrameIllegal(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...protocol import commands
 from ...protocol.permissions import ADMIN, CONSUME, PUBLISH, QUERY
 from .handlers import (
+    auth,
     delays,
     group_admin,
     groups,
@@ -25,6 +26,7 @@ from .handlers.rules import Handler, Rule
 
 _ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
     (commands.HELLO, hello.hello, rules.anybody),
+    (commands.AUTH, auth.auth, rules.anybody),
     (commands.PRODUCE, produce.produce, rules.topic(PUBLISH)),
     (commands.PULL, pull.pull, rules.of_group_in_topic(CONSUME, CONSUME)),
     (commands.QUERY_BY_KEY, query.query_by_key, rules.topic(QUERY)),
@@ -80,6 +82,8 @@ HANDLERS_OF_USERS: dict[int, Handler] = {
 """After HELLO, of connections whose user is known."""
 
 HANDLERS_BEFORE_HELLO: dict[int, Handler] = {commands.HELLO.code: hello.hello}
+HANDLERS_BEFORE_AUTH: dict[int, Handler] = {**HANDLERS_BEFORE_HELLO, commands.AUTH.code: auth.auth}
+"""After HELLO, where clients have to authenticate."""
 
 ONE_WAY_CODES = frozenset(command.code for command, *_ in _ROWS if command.one_way)
 """Commands that a one-way frame may carry."""

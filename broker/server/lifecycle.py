@@ -19,6 +19,10 @@ from ..delivery.prepared import copying
 from ..delivery.prepared.history import table_at_start
 from ..delivery.transactions.history import History
 from ..security.audit import AuditLog
+from ..security.authenticator import Authenticator
+from ..security.backoff import Backoff
+from ..security.tls import TlsFiles
+from ..security.users import UserTable
 from ..services.allocation import AllocateMappedFileService
 from ..services.checkpoint import CheckpointService
 from ..services.flush import flush_service
@@ -27,7 +31,7 @@ from ..services.reput import ReputMessageService
 from ..services.retention import CleanCommitLogService
 from ..services.service import Service
 from ..services.store_stats import StoreStatsService
-from ..setting_rules import format_address, parse_address
+from ..setting_rules import format_address, is_loopback, parse_address
 from ..store import MessageStore, RecoveryReport
 from .connection import unmapped
 from .handlers.context import Broker
@@ -59,6 +63,8 @@ class Lifecycle:
         self._broker: Broker | None = None
         self._copying: Pump | None = None
         self._server: Server | None = None
+        self._authenticator: Authenticator | None = None
+        self._tls: TlsFiles | None = None
         self._readers = ThreadPoolExecutor(settings.server.reader_threads, thread_name_prefix="reader")
         metrics = settings.metrics
         hosts = Hosts("" if metrics.listen == METRICS_OFF else metrics.listen, metrics.hosts)
@@ -81,6 +87,7 @@ class Lifecycle:
         """
         settings = self._settings
         path = Path(settings.store.path).expanduser()  # noqa: ASYNC240 - nothing else runs on the loop yet
+        self._load_security(path)
         sockets = bind(settings.server.listen)
         try:
             host, port = sockets[0].getsockname()[:2]
@@ -118,6 +125,31 @@ class Lifecycle:
                 sock.close()
             raise
         return report
+
+    def _load_security(self, store_path: Path) -> None:
+        """Users and certificates. Raises ``ConfigurationError`` where they cannot be used."""
+        security = self._settings.security
+        if security.tls_certificate:
+            self._tls = TlsFiles(security.tls_certificate, security.tls_key, security.tls_client_ca, security.tls_min)
+        if security.auth == "off":
+            return
+        users = UserTable(store_path)
+        users.load()
+        self._authenticator = Authenticator(users, Backoff(self._loop.time, self._loop.call_at))
+        if not len(users):
+            log.warning(
+                "there are no users yet, and only users may connect: flintmq user add NAME --store %s", store_path
+            )
+        if self._tls is None and not is_loopback(parse_address(self._settings.server.listen)[0]):
+            log.warning(
+                "server.listen = %s without TLS: passwords are safe, but whoever is on the network between can read "
+                "and change messages; set security.tls_certificate and security.tls_key", self._settings.server.listen,
+            )  # fmt: skip
+
+    def reload(self) -> None:
+        """Read users and certificates again, as SIGHUP asks."""
+        if self._server is not None:
+            self._server.look_at_files(force=True)
 
     def _start_services(self, store: MessageStore, report: RecoveryReport) -> None:
         loop, fatal = self._loop, self._fatal
@@ -159,6 +191,8 @@ class Lifecycle:
             metrics_address=self.metrics_address,
             audit=self._audit,
             fatal=fatal,
+            authenticator=self._authenticator,
+            tls=self._tls,
         )
         flush.on_flushed = self._broker.flushed
         self._broker.stall.start()

@@ -12,9 +12,10 @@ import socket
 import time
 
 from ...protocol.errors import ConfigurationError, SystemBusy
+from ..security.tls import handshake_failure
 from ..setting_rules import parse_address
 from .answering import encode_error
-from .connection import Connection, unmapped
+from .connection import LINGER_S, Connection, unmapped
 from .handlers.context import Broker
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class Server:
         self._connections_max = 0
         self._sweep_s = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
+        self._users_generation = 0
         self.take_limits()
         broker.when_settings_change.append(lambda settings: self.take_limits())
 
@@ -101,7 +103,10 @@ class Server:
         self._connections_max = min(limits.connections_max, connections_possible())
         if self._connections_max < limits.connections_max:
             log.info("at most %d connections can be open: raise the limit of open files", self._connections_max)
-        shortest_ms = min(limits.half_frame_timeout_ms, limits.idle_timeout_ms, limits.slow_reader_timeout_ms)
+        shortest_ms = min(
+            limits.half_frame_timeout_ms, limits.idle_timeout_ms, limits.slow_reader_timeout_ms,
+            self._broker.settings.security.auth_timeout_ms,
+        )  # fmt: skip
         self._sweep_s = min(max(shortest_ms / 4000, SWEEP_S[0]), SWEEP_S[1])
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
@@ -129,6 +134,9 @@ class Server:
         self._broker.holds.answer_all()
         for connection in list(self._connections):
             connection.finish()
+        if self._broker.tls is not None:
+            for task in self._starting:
+                task.cancel()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wait_until_gone(), timeout_s)
         if self._connections:
@@ -216,17 +224,44 @@ class Server:
     async def _connect(self, sock: socket.socket, host: str, port: int) -> None:
         connection = Connection(self._broker, (host, port), self._lost)
         try:
-            await self._broker.loop.connect_accepted_socket(lambda: connection, sock)
+            await self._take(connection, sock)
         except OSError as error:
             log.debug("connection from %s:%d went while it was accepted: %s", host, port, error)
             sock.close()
             self._release(host)
             return
+        except asyncio.CancelledError:  # the broker stops while a client is still at its TLS handshake
+            sock.close()
+            self._release(host)
+            raise
         if connection.lost:
             return
         self._connections.add(connection)
         if self._stopping:
             connection.finish()
+
+    async def _take(self, connection: Connection, sock: socket.socket) -> None:
+        """Connect the socket, with TLS where it is on. Raises ``OSError`` where the client or its handshake fails."""
+        loop, tls = self._broker.loop, self._broker.tls
+        if tls is None:
+            await loop.connect_accepted_socket(lambda: connection, sock)
+            return
+        timeout_s = self._broker.settings.security.auth_timeout_ms / 1000
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection, sock,
+                ssl=tls.context, ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=LINGER_S,
+            )  # fmt: skip
+        except OSError as error:
+            self._broker.counters.tls_failures += 1
+            now = loop.time()
+            if now >= self._refusal_logged_at + REFUSAL_LOGGED_S:
+                self._refusal_logged_at = now
+                log.warning(
+                    "connection from %s:%d: no TLS came about: %s (%d so far)",
+                    *connection.address, handshake_failure(error), self._broker.counters.tls_failures,
+                )  # fmt: skip
+            raise
 
     def _lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
@@ -249,5 +284,20 @@ class Server:
         self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
         now = loop.time()
         self._broker.sequences.expire(time.monotonic())
+        self.look_at_files()
         for connection in list(self._connections):
             connection.sweep(now)
+
+    def look_at_files(self, *, force: bool = False) -> None:
+        """Take users and certificates that were replaced; ``force``: certificates also where nothing shows it."""
+        if self._broker.tls is not None:
+            self._broker.tls.refresh(force=force)
+        authenticator = self._broker.authenticator
+        if authenticator is None:
+            return
+        authenticator.users.refresh()
+        if authenticator.users.generation != self._users_generation:
+            self._users_generation = authenticator.users.generation
+            self._broker.access.update({user.name: user.permissions for user in authenticator.users})
+            for connection in list(self._connections):
+                connection.users_changed()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
+from ..core.access import AccessOptions, access_of
 from ..core.address import parse_addresses
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..errors import ClientClosed
@@ -20,11 +21,11 @@ from .watch import Watch
 class Base:
     """The parts of every client. It belongs to the event loop in which it is first used."""
 
-    def __init__(self, addresses: str | Iterable[str], timeout: float) -> None:
+    def __init__(self, addresses: str | Iterable[str], timeout: float, access: AccessOptions) -> None:
         self._life = Life(type(self).__name__)
         self._watch = Watch(self._life)
         self._waits = Waits(self._life, self._watch)
-        self._dialer = Dialer(parse_addresses(addresses), self._life, self._watch, self._waits)
+        self._dialer = Dialer(parse_addresses(addresses), access_of(**access), self._life, self._watch, self._waits)
         self._caller = Caller(self._dialer, self._life, self._watch, self._waits, timeout)
 
     async def __aenter__(self) -> Self:
@@ -48,10 +49,19 @@ class Base:
 
 
 class Client(Base):
-    """A client whose calls share one connection. Connects when it is first used."""
+    """A client whose calls share one connection. Connects when it is first used.
 
-    def __init__(self, addresses: str | Iterable[str] = "127.0.0.1:10911", *, timeout: float = TIMEOUT_SECONDS) -> None:
-        super().__init__(addresses, check_timeout("timeout", timeout))
+    ``user``, ``password``, ``tls`` …: how it gets in where a broker asks for that; see ``AccessOptions``.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        **access: Unpack[AccessOptions],
+    ) -> None:
+        super().__init__(addresses, check_timeout("timeout", timeout), access)
 
     async def close(self) -> None:
         """Disconnect; calls in progress fail with ``ClientClosed``. Idempotent."""

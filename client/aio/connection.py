@@ -10,10 +10,11 @@ from typing import Any, Protocol, cast
 
 from ...protocol.commands import HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
+from ..core.access import Access
 from ..core.address import Address
 from ..core.operations import Operation
-from ..core.session import Answer, Asked, Session
-from ..core.troubles import broke, closed_there, no_broker, no_hello, unreachable
+from ..core.session import Answer, Asked, Session, advance
+from ..core.troubles import broke, closed_there, no_broker, no_hello, not_greeted, unreachable
 from ..endpoint import client_name, packed_address
 from .life import Life
 from .waits import Waits
@@ -39,7 +40,7 @@ class Receiver(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection on which HELLO was answered. ``receiver`` is to be set before anything is sent.
+    """A connection that was greeted and can be used. ``receiver`` is to be set before anything is sent.
 
     ``reads`` counts what came; ``congested``: more should not be written now; ``gone``: it is of no use any more.
     """
@@ -57,32 +58,66 @@ class Connection(asyncio.BufferedProtocol):
         self._life = life
         self._watch = watch
         self._session = Session()
-        self._greeted: asyncio.Future[None] = life.loop.create_future()
+        self._awaited: asyncio.Future[Answer] | None = None
+        """What the greeting waits for."""
+        self._failure: FlintError | None = None
+        """Why it is of no more use."""
         self._transport: asyncio.Transport | None = None
         self._has_unread: Callable[[], bool] = bool
 
     @classmethod
-    async def open(cls, address: Address, timeout: float, life: Life, watch: Watch, waits: Waits) -> Connection:
-        """Connect and say HELLO, within ``timeout`` seconds. Raises ``ConnectionFailed``, or what the broker says."""
+    async def open(
+        cls, address: Address, timeout: float, access: Access, life: Life, watch: Watch, waits: Waits
+    ) -> Connection:
+        """Connect, say HELLO and prove who this is, within ``timeout`` seconds.
+
+        Raises ``ConnectionFailed``, or what the broker says.
+        """
         connection = cls(address, life, watch)
+        context = access.context()
+        usable = False
         try:
             async with waits.limit(timeout):
-                await life.loop.create_connection(lambda: connection, address.host, address.port)
-                connection.write(connection._session.hello(client_name()))
-                await connection._greeted
+                await life.loop.create_connection(
+                    lambda: connection, address.host, address.port,
+                    ssl=context, server_hostname=None if context is None else address.host,
+                )  # fmt: skip
+                await connection._greet(access)
+                usable = True
         except TimeoutError as error:
             if connection._transport is None:
                 raise unreachable(address, OSError("timed out")) from error
             raise no_hello(address, timeout) from error
         except OSError as error:
+            if context is not None and _in_handshake(error):
+                from ..core.tls import handshake_failed
+
+                raise handshake_failed(address, error) from error
             raise unreachable(address, error) from error
         except RemoteProtocolError as error:
             raise no_broker(address, error) from error
         finally:
-            if connection._session.limits is None:
+            if not usable:
                 connection.abort()
                 connection._ended()  # a loop that was still connecting need not say that it lost the connection
         return connection
+
+    async def _greet(self, access: Access) -> None:
+        greeting = self._session.greeting(client_name(), access)
+        request = advance(greeting, None)
+        while request is not None:
+            if self._failure is not None:
+                raise self._failure
+            self._awaited = self._life.loop.create_future()
+            self.write(request)
+            answer = await self._awaited
+            self._awaited = None
+            if access.user:  # computing keys takes milliseconds, and a function that gives the password may wait
+                request = await self._life.loop.run_in_executor(None, advance, greeting, answer)
+            else:
+                request = advance(greeting, answer)
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def limits(self) -> HelloAnswer:
@@ -136,16 +171,17 @@ class Connection(asyncio.BufferedProtocol):
         """Close at once; the receiver is not told. Idempotent."""
         self.gone = True
         self.receiver = self.on_asked = None
-        if not self._greeted.done():
-            self._greeted.cancel()
+        if self._awaited is not None:
+            self._awaited.cancel()
         if self._transport is not None:
             self._transport.abort()
 
     def _fail(self, error: FlintError) -> None:
         """It is of no more use, and the receiver learns why."""
         receiver = self.receiver
-        if not self._greeted.done():
-            self._greeted.set_exception(error)
+        self._failure = error
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_exception(error)
         self.abort()
         if receiver is not None:
             receiver.lost(error)
@@ -177,8 +213,8 @@ class Connection(asyncio.BufferedProtocol):
             self._session.parser.received(nbytes)
             answers = self._session.answers()
             if answers:
-                if self._session.limits is None:
-                    self._hello_answered(answers.pop(0))
+                if self._awaited is not None and not self._awaited.done():
+                    self._awaited.set_result(answers.pop(0))
                 if answers and self.receiver is not None:
                     self.receiver.received(answers)
             if self._session.asked:
@@ -189,17 +225,6 @@ class Connection(asyncio.BufferedProtocol):
             self._guarded_fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, who waits must learn it
             self._life.die("reading answers", error)
-
-    def _hello_answered(self, answer: Answer) -> None:
-        try:
-            self._session.hello_answered(answer)
-        except RemoteProtocolError:
-            raise
-        except FlintError as error:
-            self._fail(error)
-        else:
-            if not self._greeted.done():
-                self._greeted.set_result(None)
 
     def eof_received(self) -> bool:
         """The broker closed the connection: so does this side."""
@@ -213,6 +238,8 @@ class Connection(asyncio.BufferedProtocol):
         error: ConnectionFailed
         if isinstance(exc, OSError):
             error = broke(self.address, exc)
+        elif self._session.limits is None and self._transport is not None:
+            error = not_greeted(self.address, tls=self._transport.get_extra_info("sslcontext") is not None)
         else:
             error = closed_there(self.address)
         self._guarded_fail(error)
@@ -234,6 +261,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _guarded_fail(self, error: FlintError) -> None:
         self._life.guarded("the end of a connection", lambda: self._fail(error))
+
+
+def _in_handshake(error: OSError) -> bool:
+    """Whether the other end was reached, and TLS failed; says so without importing what only TLS needs."""
+    return type(error).__module__ == "ssl" or isinstance(
+        error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError
+    )
 
 
 def _readability(descriptor: int) -> Callable[[], bool]:

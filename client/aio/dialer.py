@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
+from ..core.access import Access
 from ..core.address import Address, AddressBook
 from ..core.timeouts import CONNECT_SECONDS_MAX
 from ..core.troubles import no_address_answered
@@ -15,8 +16,9 @@ from .watch import Watch
 class Dialer:
     """Connects to the first of several addresses that answers, beginning with the one that did last."""
 
-    def __init__(self, addresses: tuple[Address, ...], life: Life, watch: Watch, waits: Waits) -> None:
+    def __init__(self, addresses: tuple[Address, ...], access: Access, life: Life, watch: Watch, waits: Waits) -> None:
         self._addresses = AddressBook(addresses)
+        self._access = access
         self._life = life
         self._watch = watch
         self._waits = waits
@@ -38,7 +40,7 @@ class Dialer:
                 break
             try:
                 seconds = max(0.001, min(left, CONNECT_SECONDS_MAX))
-                connection = await Connection.open(address, seconds, self._life, self._watch, self._waits)
+                connection = await Connection.open(address, seconds, self._access, self._life, self._watch, self._waits)
             except (ConnectionFailed, BrokerError) as error:
                 failures.append(error)
             else:

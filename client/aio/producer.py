@@ -8,9 +8,10 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from math import inf
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from ...protocol.errors import RequestTimeout
+from ..core.access import AccessOptions
 from ..core.compression import COMPRESS_OVER_BYTES
 from ..core.delivery import IN_FLIGHT_BYTES_MAX
 from ..core.lanes import Bulk, Single
@@ -68,6 +69,7 @@ class Producer(Base):
     are compressed (None: none), with ``compression`` ("lz4", "zstd", "zlib", or None for the best installed);
     ``in_flight_bytes_max``: bytes that may be unacknowledged before messages wait for their turn; ``flush``: "sync" or
     "async", where the broker's own setting is the floor.
+    ``user``, ``password``, ``tls`` …: how it gets in where a broker asks for that; see ``AccessOptions``.
 
     Connects when it is first used, and again whenever the connection went. A message whose acknowledgement got lost is
     sent again, with the same ``message_id``, by which the broker knows it if it was stored.
@@ -82,6 +84,7 @@ class Producer(Base):
         compression: str | None = None,
         in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
         flush: str | None = None,
+        **access: Unpack[AccessOptions],
     ) -> None:
         sending = self._sending = Sending(
             client_name(),
@@ -91,7 +94,7 @@ class Producer(Base):
             in_flight_bytes_max=in_flight_bytes_max,
             flush=flush,
         )
-        super().__init__(addresses, sending.delivery_seconds)
+        super().__init__(addresses, sending.delivery_seconds, access)
         self._delivery = sending.delivery
         self._driver = DeliveryDriver(
             sending, self._dialer, self._life, self._watch, self._waits, self._settle, self._progressed

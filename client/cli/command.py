@@ -17,7 +17,8 @@ from .settings import TIMEOUT_SECONDS, Settings
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_COMMON = ("broker", "context", "timeout", "mode", "quiet")
+_ACCESS = ("user", "password_file", "tls", "tls_ca", "tls_certificate", "tls_key")
+_COMMON = ("broker", "context", "timeout", "mode", "quiet", *_ACCESS)
 
 
 def common_options() -> list[click.Parameter]:
@@ -33,6 +34,12 @@ def common_options() -> list[click.Parameter]:
             ["-o", "--output", "mode"], type=click.Choice(MODES), help="How to print.  [default: plain in a pipe]"
         ),
         click.Option(["-q", "--quiet"], is_flag=True, default=None, help="No progress and no summaries."),
+        click.Option(["--user"], metavar="NAME", help="Who you are.  [FLINTMQ_USER; password: FLINTMQ_PASSWORD]"),
+        click.Option(["--password-file"], metavar="FILE", help="Its first line is the password; -: standard input."),
+        click.Option(["--tls"], is_flag=True, default=None, help="Speak TLS.  [FLINTMQ_TLS=1]"),
+        click.Option(["--tls-ca"], metavar="FILE", help="The CA of the broker's certificate.  [FLINTMQ_TLS_CA]"),
+        click.Option(["--tls-certificate"], metavar="FILE", help="Your certificate.  [FLINTMQ_TLS_CERTIFICATE]"),
+        click.Option(["--tls-key"], metavar="FILE", help="Its key.  [FLINTMQ_TLS_KEY]"),
     ]  # fmt: skip
 
 

@@ -32,6 +32,8 @@ NEXT_STEPS = {
     "SUBSCRIPTION_GROUP_NOT_EXIST": "flintmq group list shows those there are",
     "GROUP_RUNNING": "flintmq group status GROUP shows its members",
     "NO_PERMISSION": "flintmq topic list shows what each topic allows; flintmq topic update TOPIC --perm rw changes it",
+    "AUTHENTICATION_REQUIRED": "--user NAME (or FLINTMQ_USER) with FLINTMQ_PASSWORD or --password-file FILE",
+    "AUTHENTICATION_FAILED": "flintmq user list --store DIR, where the broker runs, shows its users",
     "PULL_OFFSET_MOVED": "--from earliest reads from the first message that is there",
     "SUBSCRIPTION_PARSE_FAILED": "protocol/README.md#filters has all that a filter can say",
     "REQUEST_CODE_NOT_SUPPORTED": "the broker is older than this client; update it",

@@ -45,6 +45,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "check": Lazy("check", "One line and an exit code for a monitor."),
         "config": Lazy("config", "The broker's settings: list, show, change while it runs."),
         "bench": Lazy("bench", "Measure the running broker."),
+        "user": Lazy("user", "Who may connect: add, remove, list users of a store."),
     },
     "Spark": {
         "pipeline": Lazy("pipeline", "The example with Spark: flights, counted by hour."),

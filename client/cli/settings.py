@@ -12,6 +12,7 @@ from .output import JSON, PLAIN, TABLE, Output
 
 if TYPE_CHECKING:
     from ...protocol.commands import HelloAnswer
+    from ..core.access import AccessOptions
     from ..sync.admin import Admin
     from ..sync.consumer import Consumer
     from ..sync.producer import Producer
@@ -34,6 +35,12 @@ class Settings:
     timeout: float = TIMEOUT_SECONDS
     mode: str | None = None
     quiet: bool = False
+    user: str | None = None
+    password_file: str | None = None
+    tls: bool | None = None
+    tls_ca: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
 
     @cached_property
     def output(self) -> Output:
@@ -65,12 +72,24 @@ class Settings:
         return ",".join(str(address) for address in parse_addresses(addresses))
 
     @cached_property
+    def access(self) -> AccessOptions:
+        """How to get in: from the options, else from ``FLINTMQ_USER``, ``FLINTMQ_PASSWORD`` and so on.
+
+        Raises ``ConfigurationError`` for a password that is nowhere.
+        """
+        from .access import access_options
+
+        return access_options(self)
+
+    @cached_property
     def hello(self) -> HelloAnswer:
         """What the broker says of itself, asked for by connecting once. Raises ``ConnectionFailed``."""
+        from ..core.access import access_of
         from ..core.address import parse_addresses
         from ..sync.pool import Dialer
 
-        connection = Dialer(parse_addresses(self.addresses)).dial(min(self.timeout, REACH_SECONDS_MAX))
+        dialer = Dialer(parse_addresses(self.addresses), access_of(**self.access))
+        connection = dialer.dial(min(self.timeout, REACH_SECONDS_MAX))
         try:
             return connection.limits
         finally:
@@ -81,18 +100,18 @@ class Settings:
         from ..sync.admin import Admin
 
         _ = self.hello
-        return Admin(self.addresses, timeout=self.timeout)
+        return Admin(self.addresses, timeout=self.timeout, **self.access)
 
     def consumer(self) -> Consumer:
         """A consumer of the broker, which was reached."""
         from ..sync.consumer import Consumer
 
         _ = self.hello
-        return Consumer(self.addresses, timeout=self.timeout)
+        return Consumer(self.addresses, timeout=self.timeout, **self.access)
 
     def producer(self, flush: str | None = None) -> Producer:
         """A producer of the broker, which was reached."""
         from ..sync.producer import Producer
 
         _ = self.hello
-        return Producer(self.addresses, delivery_timeout=self.timeout, flush=flush)
+        return Producer(self.addresses, delivery_timeout=self.timeout, flush=flush, **self.access)

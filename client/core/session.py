@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from ...protocol.commands import HELLO, PROTOCOL_VERSION, Command, HelloAnswer, HelloRequest
+from ...protocol.commands import (
+    AUTH,
+    HELLO,
+    PROTOCOL_VERSION,
+    AuthAnswer,
+    AuthRequest,
+    Command,
+    HelloAnswer,
+    HelloRequest,
+)
 from ...protocol.errors import (
     SUCCESS,
+    AuthenticationFailed,
+    AuthenticationRequired,
     InvalidParameter,
     RemoteProtocolError,
     VersionNotSupported,
@@ -21,6 +33,9 @@ from ...protocol.errors import (
 )
 from ...protocol.fields import decode_fields, encode_fields
 from ...protocol.frames import FRAME_BYTES_MAX, REQUEST, REQUEST_ID_MAX, RESPONSE, FrameParser, encode_head
+
+if TYPE_CHECKING:
+    from .access import Access
 
 _LENGTHS = struct.Struct(">II")
 _SMALL_BYTES_MAX = 1024
@@ -69,6 +84,48 @@ class Session:
         self.asked: deque[Asked] = deque(maxlen=ASKED_MAX)
         """What the broker asked and nobody has taken yet."""
 
+    def greeting(self, client_name: str, access: Access) -> Generator[bytes, Answer, None]:
+        """The conversation that opens the connection: yields what to send, and is sent its answer, until it returns.
+
+        With a user it takes milliseconds of computing. Raises what is wrong with the broker, or its errors.
+        """
+        limits = self.hello_answered((yield self.hello(client_name)))
+        if not limits.auth_required:
+            if access.user:
+                raise AuthenticationFailed(
+                    f"broker {limits.broker!r} does not ask who calls, so that user {access.user!r} cannot know "
+                    "whether it is the broker that is meant: set security.auth there, or leave out user and password"
+                )
+            return
+        if not access.user:
+            raise AuthenticationRequired(
+                f"broker {limits.broker!r} serves only its users: give user and password (flintmq user add makes one)"
+            )
+        yield from self._authenticate(access, limits)
+
+    def _authenticate(self, access: Access, limits: HelloAnswer) -> Generator[bytes, Answer, None]:
+        from ...protocol.scram import MECHANISM, ScramError
+
+        if MECHANISM not in limits.auth.split():
+            raise VersionNotSupported(
+                f"broker {limits.broker!r} authenticates by {limits.auth!r}, this client by {MECHANISM}; "
+                "use a newer client"
+            )
+        exchange = access.exchange()
+        try:
+            answer = yield self._auth(exchange.first(), MECHANISM)
+            answer = yield self._auth(exchange.final(_auth_answered(answer).message))
+            exchange.check(_auth_answered(answer).message)
+        except ScramError as error:
+            raise AuthenticationFailed(f"user {access.user!r} at broker {limits.broker!r}: {error}") from None
+        except AuthenticationFailed as error:
+            error.args = (f"user {access.user!r} at broker {limits.broker!r}: {error.message}",)
+            raise
+
+    def _auth(self, message: str, mechanism: str = "") -> bytes:
+        fields = encode_fields(AuthRequest(message=message, mechanism=mechanism))
+        return self.request(AUTH, fields, 0)[1]
+
     def hello(self, client_name: str) -> bytes:
         """The first request of the connection."""
         fields = encode_fields(HelloRequest(protocol=PROTOCOL_VERSION, client=client_name))
@@ -86,10 +143,6 @@ class Session:
             raise VersionNotSupported(
                 f"broker {limits.broker!r} speaks protocol version {limits.protocol}, this client {PROTOCOL_VERSION}; "
                 "use a client of the broker's release"
-            )
-        if limits.auth_required:
-            raise VersionNotSupported(
-                f"broker {limits.broker!r} demands authentication, which this client does not know; use a newer client"
             )
         self.parser.frame_bytes_max = max(self.parser.frame_bytes_max, limits.frame_bytes_max)
         self.limits = limits
@@ -152,3 +205,20 @@ class Session:
             return None
         parser.start = end
         return Answer(request_id, code, fields, bytes(buffer[body_at:end]))
+
+
+def _auth_answered(answer: Answer) -> AuthAnswer:
+    if answer.code != SUCCESS:
+        raise error_from_answer(answer.code, answer.fields)
+    try:
+        return decode_fields(AuthAnswer, answer.fields)
+    except InvalidParameter as error:
+        raise RemoteProtocolError(f"an answer to AUTH that is none: {error}") from error
+
+
+def advance(greeting: Generator[bytes, Answer, None], answer: Answer | None) -> bytes | None:
+    """What a greeting sends next, after ``answer`` (None: at its beginning); None: it is over."""
+    try:
+        return next(greeting) if answer is None else greeting.send(answer)
+    except StopIteration:
+        return None

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from ...protocol.errors import FlintError
+from ..core.access import AccessOptions, access_of
 from ..core.address import parse_addresses
 from ..core.guard import Guard
 from ..core.stored import StoredMessage
@@ -74,6 +75,7 @@ class PushConsumer:
         delay_level: int = 0,
         suspend: float = 1.0,
         timeout: float = TIMEOUT_SECONDS,
+        **access: Unpack[AccessOptions],
     ) -> None:
         if listener is None:
             raise InvalidArgument("listener is missing; give a function that takes a message, or a batch with batch=")
@@ -93,7 +95,7 @@ class PushConsumer:
         self._workers: list[threading.Thread] = []
         self._ended = threading.Event()
         self._started = False
-        dialer = Dialer(parse_addresses(addresses))
+        dialer = Dialer(parse_addresses(addresses), access_of(**access))
         self._engine = Engine(options, dialer, self._begin, self._replace, self._engine_ended)
 
     @property

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from ...protocol.errors import FlintError
 from ..aio.life import Life
+from ..core.access import AccessOptions, access_of
 from ..core.address import parse_addresses
 from ..core.stored import StoredMessage
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
@@ -56,6 +57,7 @@ class PushConsumer:
         delay_level: int = 0,
         suspend: float = 1.0,
         timeout: float = TIMEOUT_SECONDS,
+        **access: Unpack[AccessOptions],
     ) -> None:
         if listener is None:
             raise InvalidArgument("listener is missing; give a coroutine function that takes a message, or a batch")
@@ -75,7 +77,7 @@ class PushConsumer:
         self._ready: deque[Work] = deque()
         self._tasks: dict[asyncio.Task[None], Work] = {}
         self._end: asyncio.Future[None] | None = None
-        dialer = Dialer(parse_addresses(addresses))
+        dialer = Dialer(parse_addresses(addresses), access_of(**access))
         self._engine = Engine(self._options, dialer, self._post_works, self._post_stuck, self._post_end)
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
+from ..core.access import AccessOptions, access_of
 from ..core.address import parse_addresses
 from ..core.guard import Guard
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
@@ -13,11 +14,20 @@ from .pool import Caller, Dialer
 
 
 class Client:
-    """A client whose every call has a connection for itself. Connects when it is first used."""
+    """A client whose every call has a connection for itself. Connects when it is first used.
 
-    def __init__(self, addresses: str | Iterable[str] = "127.0.0.1:10911", *, timeout: float = TIMEOUT_SECONDS) -> None:
+    ``user``, ``password``, ``tls`` …: how it gets in where a broker asks for that; see ``AccessOptions``.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        **access: Unpack[AccessOptions],
+    ) -> None:
         self._guard = Guard(type(self).__name__)
-        dialer = Dialer(parse_addresses(addresses))
+        dialer = Dialer(parse_addresses(addresses), access_of(**access))
         self._caller = Caller(dialer, self._guard, check_timeout("timeout", timeout))
 
     def close(self) -> None:

@@ -9,15 +9,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...protocol.commands import Command, HelloAnswer
-from ...protocol.errors import FlintError, RemoteProtocolError, RequestTimeout
+from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
+from ..core.access import NO_ACCESS, Access
 from ..core.address import Address
-from ..core.session import Answer, Asked, Session
-from ..core.troubles import broke, closed_here, closed_there, no_broker, no_hello, unanswered, unreachable
+from ..core.session import Answer, Asked, Session, advance
+from ..core.troubles import (
+    broke,
+    closed_here,
+    closed_there,
+    no_broker,
+    no_hello,
+    not_greeted,
+    unanswered,
+    unreachable,
+)
 from ..endpoint import client_name, packed_address
 from .patience import Patience
+
+if TYPE_CHECKING:
+    from .tls import TlsSocket
 
 _JOIN_BYTES_MAX = 16 * 1024
 """A head and a body that are shorter together go out as one piece."""
@@ -28,13 +41,13 @@ Readiness = Callable[[bool, float | None], None]
 
 
 class Connection:
-    """A connection on which HELLO was answered. Not safe for two threads, except ``interrupt`` and ``end``.
+    """A connection that was greeted and can be used. Not safe for two threads, except ``interrupt`` and ``end``.
 
     ``push`` sends without waiting, ``receive`` waits for what comes (and sends what could not go out before);
     ``exchange`` does one request and its answer. Everything but ``RequestTimeout`` leaves the connection useless.
     """
 
-    def __init__(self, sock: socket.socket, address: Address) -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, address: Address) -> None:
         self.address = address
         self.in_use = threading.Lock()
         """Held by who uses the connection while ``end`` may be called."""
@@ -42,26 +55,34 @@ class Connection:
         self._closed = False
         self._session = Session()
         self._unsent: deque[memoryview] = deque()
+        self._gathers = hasattr(sock, "sendmsg")  # of Windows no socket can, and no TLS
+        self._pending: Callable[[], int] | None = getattr(sock, "pending", None)
         self._wait = _readiness(sock)
         self._used_at = time.monotonic()
 
     @classmethod
-    def open(cls, address: Address, timeout: float) -> Connection:
-        """Connect and say HELLO, within ``timeout`` seconds. Raises ``ConnectionFailed``, or what the broker says."""
+    def open(cls, address: Address, timeout: float, access: Access = NO_ACCESS) -> Connection:
+        """Connect, say HELLO and prove who this is, within ``timeout`` seconds.
+
+        Raises ``ConnectionFailed``, or what the broker says.
+        """
         deadline = time.monotonic() + timeout
+        context = access.context()
         try:
             sock = socket.create_connection(address, timeout=timeout)
         except OSError as error:
             raise unreachable(address, error) from error
-        connection = cls(sock, address)
-        try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if context is None:
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection._greet(deadline)
-        except RequestTimeout as error:
-            connection.close()
-            raise no_hello(address, timeout) from error
+            connection = cls(sock, address)
+        else:
+            from .tls import TlsSocket
+
+            connection = cls(TlsSocket.connect(sock, address, context, deadline), address)
+        try:
+            connection._greet(access, deadline, timeout)
         except RemoteProtocolError as error:
             connection.close()
             raise no_broker(address, error) from error
@@ -70,15 +91,23 @@ class Connection:
             raise
         return connection
 
-    def _greet(self, deadline: float) -> None:
-        self.push(self._session.hello(client_name()))
-        while True:
-            answers = self.receive(deadline - time.monotonic())
-            if answers:
-                self._session.hello_answered(answers[0])
-                return
-            if time.monotonic() >= deadline:
-                raise RequestTimeout(f"no answer from {self.address}")
+    def _greet(self, access: Access, deadline: float, timeout: float) -> None:
+        greeting = self._session.greeting(client_name(), access)
+        request = advance(greeting, None)
+        while request is not None:
+            self.push(request)
+            while not (answers := self._receive_greeted(deadline)):
+                if time.monotonic() >= deadline:
+                    raise no_hello(self.address, timeout)
+            request = advance(greeting, answers[0])
+
+    def _receive_greeted(self, deadline: float) -> list[Answer]:
+        try:
+            return self.receive(deadline - time.monotonic())
+        except ConnectionFailed as error:
+            if self._session.limits is not None:
+                raise
+            raise not_greeted(self.address, tls=self._pending is not None) from error
 
     @property
     def limits(self) -> HelloAnswer:
@@ -118,23 +147,18 @@ class Connection:
             return
         size = len(head) + len(body)
         try:
-            if size <= _JOIN_BYTES_MAX:
+            if isinstance(self._sock, socket.socket) and self._gathers and size > _JOIN_BYTES_MAX:
+                sent = self._sock.sendmsg((head, body))
+            else:
                 head = b"".join((head, body)) if body else head
                 body = b""
                 sent = self._sock.send(head)
-            else:
-                sent = self._send_parts(head, body)
         except BlockingIOError:
             sent = 0
         except OSError as error:
             raise broke(self.address, error) from error
         if sent < size:
             self._keep_unsent(sent, head, body)
-
-    def _send_parts(self, head: bytes, body: bytes | memoryview) -> int:
-        if hasattr(self._sock, "sendmsg"):
-            return self._sock.sendmsg((head, body))
-        return self._sock.send(head + bytes(body))  # Windows has no sendmsg
 
     def _keep_unsent(self, sent: int, *parts: bytes | memoryview) -> None:
         for part in parts:
@@ -163,7 +187,21 @@ class Connection:
         if not count:
             raise closed_there(self.address)
         parser.received(count)
+        if self._pending is not None and self._pending():
+            self._receive_pending()
         return self._session.answers()
+
+    def _receive_pending(self) -> None:
+        """What TLS has decrypted already nobody could see at the descriptor."""
+        assert self._pending is not None
+        parser = self._session.parser
+        try:
+            while self._pending():
+                parser.received(self._sock.recv_into(parser.writable()))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise broke(self.address, error) from error
 
     def take_asked(self) -> list[Asked]:
         """What the broker asked of this side since the last call; it arrives with ``receive``."""
@@ -230,7 +268,7 @@ class Connection:
         self._sock.close()
 
 
-def _readiness(sock: socket.socket) -> Readiness:
+def _readiness(sock: socket.socket | TlsSocket) -> Readiness:
     """A function ``(write, timeout)`` that waits until ``sock`` can be read (or, with ``write``, written)."""
     if not hasattr(select, "poll"):  # Windows
 

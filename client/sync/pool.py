@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
+from ..core.access import NO_ACCESS, Access
 from ..core.address import Address, AddressBook
 from ..core.guard import Guard
 from ..core.operations import Operation, Plan
@@ -25,8 +26,9 @@ T = TypeVar("T")
 class Dialer:
     """Connects to the first of several addresses that answers, beginning with the one that did last."""
 
-    def __init__(self, addresses: tuple[Address, ...]) -> None:
+    def __init__(self, addresses: tuple[Address, ...], access: Access = NO_ACCESS) -> None:
         self._addresses = AddressBook(addresses)
+        self._access = access
 
     def failed(self, address: Address) -> None:
         """A connection to this address was of no use: try the next address first."""
@@ -44,7 +46,7 @@ class Dialer:
             if left <= 0 and failures:
                 break
             try:
-                connection = Connection.open(address, max(0.001, min(left, CONNECT_SECONDS_MAX)))
+                connection = Connection.open(address, max(0.001, min(left, CONNECT_SECONDS_MAX)), self._access)
             except (ConnectionFailed, BrokerError) as error:
                 failures.append(error)
             else:

@@ -9,9 +9,10 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from ...protocol.errors import FlintError, RequestTimeout
+from ..core.access import AccessOptions, access_of
 from ..core.address import parse_addresses
 from ..core.compression import COMPRESS_OVER_BYTES
 from ..core.delivery import IN_FLIGHT_BYTES_MAX
@@ -68,6 +69,7 @@ class Producer:
     are compressed (None: none), with ``compression`` ("lz4", "zstd", "zlib", or None for the best installed);
     ``in_flight_bytes_max``: bytes that may be unacknowledged before calls block; ``flush``: "sync" or "async", where
     the broker's own setting is the floor.
+    ``user``, ``password``, ``tls`` …: how it gets in where a broker asks for that; see ``AccessOptions``.
 
     Connects when it is first used, and again whenever the connection went. A message whose acknowledgement got lost is
     sent again, with the same ``message_id``, by which the broker knows it if it was stored.
@@ -82,6 +84,7 @@ class Producer:
         compression: str | None = None,
         in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
         flush: str | None = None,
+        **access: Unpack[AccessOptions],
     ) -> None:
         self._sending = Sending(
             client_name(),
@@ -92,7 +95,7 @@ class Producer:
             flush=flush,
         )
         self._guard = Guard("Producer")
-        dialer = Dialer(parse_addresses(addresses))
+        dialer = Dialer(parse_addresses(addresses), access_of(**access))
         self._caller = Caller(dialer, self._guard, self._sending.delivery_seconds)
         self._delivery = self._sending.delivery
         self._driver = DeliveryDriver(self._delivery, dialer, self._connected, self._settle)

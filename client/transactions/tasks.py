@@ -10,10 +10,11 @@ import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from ...protocol.errors import FlintError
 from ..aio.producer import Producer
+from ..core.access import AccessOptions, access_of
 from ..core.address import parse_addresses
 from ..core.compression import COMPRESS_OVER_BYTES
 from ..core.receipts import Receipt
@@ -122,17 +123,18 @@ class TransactionProducer:
         compress_over: int | None = COMPRESS_OVER_BYTES,
         compression: str | None = None,
         flush: str | None = None,
+        **access: Unpack[AccessOptions],
     ) -> None:
         self._check = requests.check_check(check)
         self._group = requests.check_group(group)
         seconds = requests.check_session(session_timeout)
         self._halves = _Halves(
             self._group, addresses, delivery_timeout=delivery_timeout, compress_over=compress_over,
-            compression=compression, flush=flush,
+            compression=compression, flush=flush, **access,
         )  # fmt: skip
         self._decisions = Decisions()
         self._questions = Questions(self._decisions, self._check_later)
-        dialer = Dialer(parse_addresses(addresses))
+        dialer = Dialer(parse_addresses(addresses), access_of(**access))
         self._registration = Registration(self._group, requests.new_member(), seconds, dialer, self._questions.ask)
         self._questions.registration = self._registration
         self._loop: asyncio.AbstractEventLoop | None = None

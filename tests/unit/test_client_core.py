@@ -131,7 +131,6 @@ class TestSession:
             (15, {"message": "only 2"}, VersionNotSupported),
             (2, {"message": "full"}, SystemBusy),
             (0, {**HELLO_FIELDS, "protocol": 2}, VersionNotSupported),
-            (0, {**HELLO_FIELDS, "auth_required": True}, VersionNotSupported),
             (0, {}, RemoteProtocolError),
             (0, {**HELLO_FIELDS, "flush": 5}, RemoteProtocolError),
         ],

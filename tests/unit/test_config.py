@@ -197,7 +197,7 @@ def test_an_unknown_setting_is_refused_and_the_nearest_suggested(tmp_path: Path,
 
 
 def test_an_unknown_setting_like_no_other_is_told_the_sections() -> None:
-    sections = "delivery, flush, limits, log, metrics, retention, server, store, topics, transactions"
+    sections = "delivery, flush, limits, log, metrics, retention, security, server, store, topics, transactions"
     assert refusal("zzz.qqqqqq=1").endswith(f"the sections are {sections}")
 
 

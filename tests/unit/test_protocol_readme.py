@@ -115,6 +115,7 @@ def _command_list() -> str:
 
 PURPOSES = {
     "HELLO": "open a connection",
+    "AUTH": "say who is calling, and prove it",
     "PRODUCE": "append messages",
     "PULL": "read a queue from an offset on, waiting for messages if asked to",
     "QUERY_BY_KEY": "find messages by a key, newest first",

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from ....protocol.errors import BrokerError
 from ....protocol.frames import Frame
+from ....protocol.scram import ServerExchange
 from ...config import Settings
 from ...delivery.coordinator import GroupCoordinator
 from ...delivery.delays import Delays
@@ -27,6 +28,8 @@ from ...delivery.transactions.service import TransactionalMessageService
 from ...delivery.writer import RecordWriter
 from ...security.access import Access, AccessTable
 from ...security.audit import AuditLog
+from ...security.authenticator import Authenticator
+from ...security.tls import TlsFiles
 from ...security.users import User
 from ...services.allocation import AllocateMappedFileService
 from ...services.disk_stall import DiskStall
@@ -69,6 +72,8 @@ class Broker:
         metrics_address: str,
         audit: AuditLog,
         fatal: Callable[[str, BaseException], None],
+        authenticator: Authenticator | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.settings = self.settings_at_start = settings
         self.limits = settings.limits
@@ -83,6 +88,10 @@ class Broker:
         self.recovery_seconds = recovery_seconds
         self.metrics_address = metrics_address
         """HOST:PORT of the metrics' port; empty where there is none."""
+        self.authenticator = authenticator
+        """None where nobody has to authenticate."""
+        self.tls = tls
+        """None where connections are not encrypted."""
         self.turns = Turns(loop.time, loop.call_soon)
         """What pulls with a filter do, step by step."""
         self.counters = Counters()
@@ -267,6 +276,8 @@ class Peer(Remote, Protocol):
     """Who proved to be at the other side; None: nobody has to prove anything here, and everything is allowed."""
     access: Access | None
     """What that user may do; None where there is none."""
+    exchange: ServerExchange | None
+    """The authentication that has begun."""
     born_host: bytes
     """Address and port of the other side, as a record holds them."""
     frame_bytes: int
@@ -277,7 +288,13 @@ class Peer(Remote, Protocol):
     """The other side has not taken what was sent: do not add to it; see ``when_writable``."""
 
     def greet(self, client: str) -> None:
-        """HELLO was answered: from now on every command is."""
+        """HELLO was answered: from now on every command is, or AUTH where it must come first."""
+
+    def admit(self, user: User) -> None:
+        """It is ``user``: from now on every command is answered."""
+
+    def refuse(self, frame: Frame, error: BrokerError) -> None:
+        """Answer ``frame`` with an error, take nothing more and close the connection."""
 
     def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
         """Answer ``frame`` with SUCCESS; nothing for a one-way frame."""

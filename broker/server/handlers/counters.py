@@ -62,12 +62,14 @@ class Counters:
 
     __slots__ = (
         "connections_accepted", "connections_refused", "dead_messages", "duplicates", "errors", "latencies",
-        "one_way_errors", "produce_latencies", "produced", "pulled", "retried_messages", "sent_back",
+        "one_way_errors", "produce_latencies", "produced", "pulled", "retried_messages", "sent_back", "tls_failures",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.connections_accepted = 0
         self.connections_refused = 0
+        self.tls_failures = 0
+        """Connections that came to no TLS."""
         self.produced = Direction()
         self.pulled = Direction()
         self.duplicates = 0

@@ -8,13 +8,15 @@ from ....protocol.commands import PROTOCOL_VERSION, HelloAnswer, HelloRequest
 from ....protocol.errors import VersionNotSupported
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
+from ....protocol.scram import MECHANISM
 from .context import Peer
 
 VERSION = importlib.metadata.version("flintmq")
 
 
 def hello(peer: Peer, frame: Frame) -> None:
-    """Answer HELLO; after it the connection's other requests are served. A second one is answered again."""
+    """Answer HELLO; after it, and AUTH where that is needed, the connection's other requests are
+    served. A second one is answered again."""
     request = decode_fields(HelloRequest, frame.fields)
     if request.protocol != PROTOCOL_VERSION:
         raise VersionNotSupported(
@@ -34,5 +36,7 @@ def hello(peer: Peer, frame: Frame) -> None:
             produce_frame_bytes_max=settings.limits.produce_frame_bytes_max,
             message_bytes_max=settings.store.message_bytes_max,
             auto_create_queues=settings.topics.default_queues if peer.broker.auto_create else 0,
+            auth_required=peer.broker.authenticator is not None,
+            auth="" if peer.broker.authenticator is None else MECHANISM,
         ),
     )

@@ -59,6 +59,10 @@ CONNECTIONS_ACCEPTED = Metric("flintmq_connections_accepted_total", "counter", "
 CONNECTIONS_REFUSED = Metric(
     "flintmq_connections_refused_total", "counter", "connections that were closed at once, for a limit"
 )
+AUTHENTICATIONS = Metric(
+    "flintmq_authentications_total", "counter", "attempts to authenticate: `success`, `failure`", ("outcome",)
+)
+TLS_FAILURES = Metric("flintmq_tls_failures_total", "counter", "connections that came to no TLS")
 IN_FLIGHT = Metric("flintmq_in_flight_bytes", "gauge", "bytes that have arrived and are not done")
 HELD_PULLS = Metric("flintmq_held_pulls", "gauge", "pulls that wait for messages")
 
@@ -183,7 +187,7 @@ METRICS = (
     BUILD_INFO, WRITABLE, RECOVERY,
     PRODUCED_MESSAGES, PRODUCED_BYTES, PULLED_MESSAGES, PULLED_BYTES,
     REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, FLUSH_STALLED, ERRORS, ONE_WAY_ERRORS, DUPLICATE_FRAMES, PRODUCER_RUNS,
-    CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, IN_FLIGHT, HELD_PULLS,
+    CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, AUTHENTICATIONS, TLS_FAILURES, IN_FLIGHT, HELD_PULLS,
     DELAYED_MESSAGES, DELAYED_DELIVERED, DELAY_LATENESS, DELAYED_PARKED, DELAYED_UNREADABLE,
     TOPICS, QUEUES,
     GROUPS, GROUP_MEMBERS, GROUP_LAG, GROUP_IN_FLIGHT, GROUP_DELAYED, DEAD_LETTERS,

@@ -85,6 +85,13 @@ def _add_waiting(out: Exposition, broker: Broker) -> None:
     out.add_one(catalog.CONNECTIONS, broker.connections)
     out.add_one(catalog.CONNECTIONS_ACCEPTED, broker.counters.connections_accepted)
     out.add_one(catalog.CONNECTIONS_REFUSED, broker.counters.connections_refused)
+    authenticator = broker.authenticator
+    outcomes = {
+        "success": authenticator.successes if authenticator else 0,
+        "failure": authenticator.failures if authenticator else 0,
+    }
+    out.add(catalog.AUTHENTICATIONS, _by("outcome", outcomes))
+    out.add_one(catalog.TLS_FAILURES, broker.counters.tls_failures)
     out.add_one(catalog.IN_FLIGHT, broker.in_flight_bytes)
     out.add_one(catalog.HELD_PULLS, len(broker.holds))
 

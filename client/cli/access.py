@@ -1,0 +1,80 @@
+"""How the command line gets in, and where its password comes from: never from an argument, which others can see."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ...protocol.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ..core.access import AccessOptions
+    from .settings import Settings
+
+PASSWORD_VARIABLE = "FLINTMQ_PASSWORD"  # noqa: S105 - a name
+STDIN = "-"
+
+
+def access_options(settings: Settings) -> AccessOptions:
+    """The options of every client that a command opens. Asks for the password where there is somebody to ask.
+
+    Raises ``ConfigurationError`` where a user has no password.
+    """
+    options: AccessOptions = {}
+    ca = settings.tls_ca or os.environ.get("FLINTMQ_TLS_CA")
+    certificate = settings.tls_certificate or os.environ.get("FLINTMQ_TLS_CERTIFICATE")
+    if ca:
+        options["tls"] = ca
+    elif settings.tls or certificate or _is_on("FLINTMQ_TLS"):
+        options["tls"] = True
+    if certificate:
+        options["tls_certificate"] = certificate
+    key = settings.tls_key or os.environ.get("FLINTMQ_TLS_KEY")
+    if key:
+        options["tls_key"] = key
+    user = settings.user or os.environ.get("FLINTMQ_USER")
+    if user:
+        options["user"] = user
+        options["password"] = given_password(settings.password_file) or _ask(user)
+    elif settings.password_file:
+        raise ConfigurationError("--password-file is given without --user (or FLINTMQ_USER)")
+    return options
+
+
+def given_password(file: str | None) -> str:
+    """The first line of ``file``, else what ``FLINTMQ_PASSWORD`` says; empty where there is neither.
+
+    Raises ``ConfigurationError`` for a file that has none.
+    """
+    if not file:
+        return os.environ.get(PASSWORD_VARIABLE, "")
+    try:
+        text = sys.stdin.readline() if file == STDIN else Path(file).read_text(encoding="utf-8").partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the password cannot be read from {file!r}: {error}") from None
+    password = text.rstrip("\r\n")
+    if not password:
+        raise ConfigurationError(f"the first line of {file!r} is empty; it must be the password")
+    return password
+
+
+def _ask(user: str) -> str:
+    from .command import is_interactive
+
+    if not is_interactive():
+        raise ConfigurationError(f"user {user!r} needs a password: {PASSWORD_VARIABLE}, or --password-file FILE")
+    password: str = click.prompt(f"password of {user}", hide_input=True, err=True)
+    return password
+
+
+def _is_on(variable: str) -> bool:
+    value = os.environ.get(variable, "").strip().lower()
+    if value in ("", "0", "no", "off", "false"):
+        return False
+    if value in ("1", "yes", "on", "true"):
+        return True
+    raise ConfigurationError(f"{variable} is {value!r}; it must be 1 or 0")

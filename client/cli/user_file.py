@@ -1,0 +1,103 @@
+"""Changes the file of users in a store, beside a running broker, which notices.
+
+What is written is a new file that takes the place of the old one: whoever reads has the one or the other, whole. A lock
+on the folder keeps two changes from undoing each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ...protocol.errors import ConfigurationError
+from ...protocol.users import USERS_FILE, Users, encode_users, parse_users
+
+FILE_MODE = 0o600
+STORE_FOLDERS = ("commitlog", "config")
+"""One of them is in every store."""
+
+
+class UserFile:
+    """The users of the store in a folder. Every method raises ``ConfigurationError`` for what cannot be done."""
+
+    def __init__(self, store: str | os.PathLike[str]) -> None:
+        self.store = Path(store).expanduser()
+        self.path = self.store / USERS_FILE
+        if not any((self.store / name).is_dir() for name in STORE_FOLDERS):
+            raise ConfigurationError(
+                f"there is no store in {str(self.store)!r}: name the folder with --store; a broker makes it when it "
+                f"first starts (flintmq-broker serve --store {self.store})"
+            )
+
+    def read(self) -> Users:
+        """Who there is."""
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return Users()
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._refusal("cannot be read", error) from None
+        return parse_users(text, str(self.path))
+
+    def change(self, edit: Callable[[Users], Users]) -> Users:
+        """Replace the users by what ``edit`` makes of them, if it does not raise; what there is now."""
+        with self._locked():
+            users = edit(self.read())
+            try:
+                self._write(encode_users(users))
+            except OSError as error:
+                raise self._refusal("cannot be written", error) from None
+        return users
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            import fcntl
+        except ImportError:  # no store is kept on such a system
+            raise ConfigurationError("users can be changed only where brokers run: on Linux") from None
+        folder = self.path.parent
+        try:
+            if not folder.is_dir():
+                folder.mkdir()
+                self._give_to_owner(folder)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise self._refusal("cannot be written", error) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _write(self, text: str) -> None:
+        fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+                file.write(text)
+                file.flush()
+                os.fsync(descriptor)
+            self._give_to_owner(fresh)
+            fresh.replace(self.path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _give_to_owner(self, path: Path) -> None:
+        """What root makes must be readable for the broker, which runs as the one who owns the store."""
+        if os.geteuid() == 0:
+            owner = self.store.stat()
+            os.chown(path, owner.st_uid, owner.st_gid)
+
+    def _refusal(self, what: str, error: Exception) -> ConfigurationError:
+        remedy = "; do it as the user that the broker runs as" if isinstance(error, PermissionError) else ""
+        reason = getattr(error, "strerror", None) or error
+        return ConfigurationError(f"the users in {str(self.path)!r} {what}: {reason}{remedy}")

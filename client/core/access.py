@@ -1,0 +1,185 @@
+"""How a client gets in: who it says it is, how it proves that, and whether it speaks TLS.
+
+Nothing of it is imported where none of it is asked for: a client without user and TLS stands on msgpack alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ...protocol.errors import AuthenticationFailed
+from ..errors import InvalidArgument, InvalidArgumentType
+
+if TYPE_CHECKING:
+    import ssl
+
+    from ...protocol.scram import ClientExchange, Keys
+
+KEYS_KEPT = 16
+"""Keys of as many brokers and passwords are kept, so that only the first connection derives them."""
+
+Password = str | Callable[[], str]
+
+
+class AccessOptions(TypedDict, total=False):
+    """What every client can be told about getting in.
+
+    ``user``, ``password``: who it is; the password is a text, or a function that returns it, called for each new
+    connection (by an asyncio client in a thread). ``tls``: True for TLS with the CAs that this machine trusts, the path
+    of a PEM file with the CA of the broker's certificate, or an ``ssl.SSLContext``. ``tls_certificate`` and
+    ``tls_key``: paths of this client's certificate and key, where the broker asks for one (the key may be in the
+    certificate's file).
+    """
+
+    user: str | None
+    password: Password | None
+    tls: bool | str | os.PathLike[str] | ssl.SSLContext | None
+    tls_certificate: str | os.PathLike[str] | None
+    tls_key: str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True)
+class Access:
+    """The options, checked. Equal where they are; can be pickled where they can, and shows no password."""
+
+    user: str = ""
+    password: Password = field(default="", repr=False)
+    tls: bool | str | ssl.SSLContext = False
+    tls_certificate: str = ""
+    tls_key: str = ""
+    _kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Access, (self.user, self.password, self.tls, self.tls_certificate, self.tls_key)
+
+    def context(self) -> ssl.SSLContext | None:
+        """What TLS connections are made with; None: without TLS. Raises ``InvalidArgument`` for a file that cannot be
+        used. Files that were replaced are taken again, as certificates of clients often last only hours."""
+        if self.tls is False:
+            return None
+        if not isinstance(self.tls, bool | str):
+            return self.tls
+        from .tls import context_of, stats_of
+
+        seen = stats_of(self.tls, self.tls_certificate, self.tls_key)
+        kept: tuple[object, ssl.SSLContext] | None = self._kept.get("context")
+        if kept is not None and kept[0] == seen:
+            return kept[1]
+        try:
+            context = context_of(self.tls, self.tls_certificate, self.tls_key)
+        except InvalidArgument:
+            if kept is None:
+                raise
+            return kept[1]  # half replaced, perhaps: they are looked at again for the next connection
+        self._kept["context"] = seen, context
+        return context
+
+    def exchange(self) -> ClientExchange:
+        """Begin to prove who this is. Raises ``AuthenticationFailed`` where there is no password to do it with."""
+        from ...protocol.scram import ClientExchange, ScramError, prepare
+
+        password: object = self.password
+        if callable(password):
+            try:
+                password = password()
+            except Exception as error:
+                raise AuthenticationFailed(
+                    f"the function that gives the password of user {self.user!r} failed: {type(error).__name__}"
+                ) from error
+        if not isinstance(password, str):
+            raise AuthenticationFailed(
+                f"the function that gives the password of user {self.user!r} returned {type(password).__name__}"
+            )
+        try:
+            return ClientExchange(self.user, prepare(password), derive=self._derive)
+        except ScramError as error:
+            raise AuthenticationFailed(f"the password of user {self.user!r} cannot be one: {error}") from None
+
+    def _derive(self, password: str, salt: bytes, iterations: int) -> Keys:
+        from ...protocol.scram import derive_keys
+
+        asked = password, salt, iterations
+        keys: Keys | None = self._kept.get(asked)
+        if keys is None:
+            keys = derive_keys(*asked)
+            if len(self._kept) > KEYS_KEPT:
+                self._kept.clear()
+            self._kept[asked] = keys
+        return keys
+
+
+NO_ACCESS = Access()
+"""Of a client that was told nothing."""
+
+
+def access_of(
+    *,
+    user: Any = None,
+    password: Any = None,
+    tls: Any = None,
+    tls_certificate: Any = None,
+    tls_key: Any = None,
+) -> Access:
+    """The arguments of a client (``AccessOptions``), checked.
+
+    Raises ``InvalidArgument``, also for a file that cannot be used.
+    """
+    if user is None and password is None and not (tls or tls_certificate or tls_key):
+        return NO_ACCESS
+    user, password = _checked_user(user, password)
+    tls, tls_certificate, tls_key = _checked_tls(tls, tls_certificate, tls_key)
+    access = Access(user, password, tls, tls_certificate, tls_key)
+    access.context()
+    return access
+
+
+def _checked_user(user: Any, password: Any) -> tuple[str, Password]:
+    if user is None and password is None:
+        return "", ""
+    if not isinstance(user, str | None):
+        raise InvalidArgumentType(f"user must be a str, not {type(user).__name__}")
+    if not isinstance(password, str | None) and not callable(password):
+        raise InvalidArgumentType(f"password must be a str or a function, not {type(password).__name__}")
+    if not user:
+        raise InvalidArgument("password is given without user; give both")
+    if not password:
+        raise InvalidArgument(f"user {user!r} is given without password; give both")
+    from ...protocol.scram import ScramError, prepare
+
+    for what, text in (("user", user), ("password", password)):
+        try:
+            if isinstance(text, str):
+                prepare(text)
+        except ScramError as error:
+            raise InvalidArgument(f"{what} cannot be one: {error}") from None
+    return user, password
+
+
+def _checked_tls(tls: Any, certificate: Any, key: Any) -> tuple[bool | str | ssl.SSLContext, str, str]:
+    if tls is None:
+        tls = bool(certificate)
+    if isinstance(tls, os.PathLike):
+        tls = os.fspath(tls)
+    if not isinstance(tls, bool | str):
+        import ssl
+
+        if not isinstance(tls, ssl.SSLContext):
+            raise InvalidArgumentType(
+                f"tls must be a bool, the path of a CA's PEM file or an ssl.SSLContext, not {type(tls).__name__}"
+            )
+        if certificate or key:
+            raise InvalidArgument("tls_certificate and tls_key go into the SSLContext that is given with tls")
+        return tls, "", ""
+    if tls == "":
+        raise InvalidArgument("tls is empty; give True, or the path of the CA's PEM file")
+    for name, path in (("tls_certificate", certificate), ("tls_key", key)):
+        if not isinstance(path, str | os.PathLike | None):
+            raise InvalidArgumentType(f"{name} must be a path, not {type(path).__name__}")
+    if key and not certificate:
+        raise InvalidArgument("tls_key is given without tls_certificate")
+    if certificate and not tls:
+        raise InvalidArgument("tls_certificate is given with tls=False; leave one of them out")
+    return tls, os.fspath(certificate or ""), os.fspath(key or "")

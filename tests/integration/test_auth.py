@@ -1,0 +1,323 @@
+"""Users over TCP: who gets in, who does not, and what happens when the users change. With both drivers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from flintmq.client import (
+    AuthenticationFailed,
+    AuthenticationRequired,
+    ConnectionFailed,
+    Message,
+    Outcome,
+    TransactionProducer,
+)
+from flintmq.client.core.access import AccessOptions
+from flintmq.protocol.commands import AUTH, GET_ALL_TOPIC_CONFIG, HELLO
+from flintmq.protocol.errors import BrokerError, FrameIllegal, InvalidParameter, SystemBusy
+from flintmq.protocol.scram import MECHANISM, ClientExchange
+from tests.client_drivers import Clients
+from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
+from tests.security_tools import PASSWORD, SCRAM, set_user
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """A broker with the user `billing`, for tests that change nothing."""
+    folder = tmp_path_factory.mktemp("guarded")
+    set_user(folder / "store", "billing")
+    brokers = Brokers(folder)
+    yield brokers.start(store=folder / "store", settings=SCRAM)
+    brokers.stop_all()
+
+
+def authenticate(connection: RawConnection, name: str = "billing", password: str = PASSWORD) -> None:
+    """As the clients do it."""
+    exchange = ClientExchange(name, password)
+    answer = connection.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
+    assert not answer.fields.get("done")
+    answer = connection.call(AUTH, {"message": exchange.final(answer.fields["message"])}).raise_for_error()
+    exchange.check(answer.fields["message"])
+    assert answer.fields["done"]
+
+
+def refused(connection: RawConnection, error: type[BrokerError], match: str) -> None:
+    """The next answer is an error, and the last."""
+    with pytest.raises(error, match=match):
+        connection.receive().raise_for_error()
+    assert connection.is_closed()
+
+
+class TestTheCommand:
+    def test_hello_says_that_it_must_follow(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+        answer = connect(guarded, hello=False).call(HELLO, {"protocol": 1})
+        assert answer.fields["auth_required"]
+        assert answer.fields["auth"] == "SCRAM-SHA-256"
+
+    def test_after_it_everything_is_answered(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+        connection = connect(guarded)
+        authenticate(connection)
+        connection.call(GET_ALL_TOPIC_CONFIG).raise_for_error()
+        connection.call(HELLO, {"protocol": 1}).raise_for_error()  # a second greeting takes nothing away
+        connection.call(GET_ALL_TOPIC_CONFIG).raise_for_error()
+        with pytest.raises(InvalidParameter, match="user 'billing' already"):
+            connection.call(AUTH, {"message": "n,,n=x,r=y", "mechanism": MECHANISM}).raise_for_error()
+
+    def test_before_it_nothing_is(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+        connection = connect(guarded)
+        connection.send(GET_ALL_TOPIC_CONFIG)
+        refused(connection, AuthenticationRequired, "AUTH with SCRAM-SHA-256 must follow HELLO")
+
+    def test_half_way_nothing_is_and_hello_is_no_way_round(
+        self, guarded: RunningBroker, connect: ConnectionFactory
+    ) -> None:
+        connection = connect(guarded)
+        first = ClientExchange("billing", PASSWORD).first()
+        connection.call(AUTH, {"message": first, "mechanism": MECHANISM}).raise_for_error()
+        connection.call(HELLO, {"protocol": 1}).raise_for_error()
+        connection.send(GET_ALL_TOPIC_CONFIG)
+        refused(connection, AuthenticationRequired, "must follow HELLO")
+
+    def test_auth_before_hello_is_refused(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+        connection = connect(guarded, hello=False)
+        connection.send(AUTH, {"message": "n,,n=x,r=y", "mechanism": MECHANISM})
+        refused(connection, BrokerError, "must be HELLO")
+
+    def test_another_mechanism_is_refused(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+        connection = connect(guarded)
+        connection.send(AUTH, {"message": "\0billing\0x", "mechanism": "PLAIN"})
+        refused(connection, AuthenticationFailed, "'PLAIN' is not known; use SCRAM-SHA-256")
+
+    def test_a_first_message_that_is_none_is_refused(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+        connection = connect(guarded)
+        connection.send(AUTH, {"message": "n,,x", "mechanism": MECHANISM})
+        refused(connection, AuthenticationFailed, "not one of SCRAM-SHA-256")
+
+    def test_a_stranger_sends_small_frames(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+        connection = connect(guarded)
+        connection.send(AUTH, {"message": "n,,n=x,r=y", "mechanism": MECHANISM}, b"x" * 5000)
+        refused(connection, FrameIllegal, "4096")
+
+    def test_a_user_sends_large_ones(self, guarded: RunningBroker, connect: ConnectionFactory, topic: str) -> None:
+        connection = connect(guarded)
+        authenticate(connection)
+        connection.produce(topic, b"x" * 50_000).raise_for_error()
+
+    def test_without_authentication_the_broker_says_so(
+        self, shared_broker: RunningBroker, connect: ConnectionFactory
+    ) -> None:
+        connection = connect(shared_broker)
+        with pytest.raises(InvalidParameter, match="nobody has to authenticate"):
+            connection.call(AUTH, {"message": "n,,n=x,r=y", "mechanism": MECHANISM}).raise_for_error()
+
+    def test_a_proof_that_was_seen_is_of_no_use_again(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
+        running = with_user(broker)
+        exchange = ClientExchange("billing", PASSWORD, nonce="seen")
+        connection = connect(running)
+        answer = connection.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM})
+        proof = exchange.final(answer.fields["message"])
+        connection.call(AUTH, {"message": proof}).raise_for_error()
+        replay = connect(running)
+        replay.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
+        replay.send(AUTH, {"message": proof})
+        refused(replay, AuthenticationFailed, "nonce")
+
+
+def with_user(broker: BrokerFactory, **settings: object) -> RunningBroker:
+    """A broker of its own with the user `billing`."""
+    running = broker(settings={**SCRAM, **settings})
+    set_user(running.store, "billing")
+    return running
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class TestWrongOnes:
+    def test_a_wrong_password_and_an_unknown_user_look_the_same(
+        self, broker: BrokerFactory, connect: ConnectionFactory
+    ) -> None:
+        running = with_user(broker)
+        seen = []
+        for name in ("billing", "stranger"):
+            connection = connect(running)
+            exchange = ClientExchange(name, "wrong", nonce="n")
+            answer = connection.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
+            challenge = answer.fields["message"]
+            failure = connection.call(AUTH, {"message": exchange.final(challenge)})
+            assert connection.is_closed()
+            seen.append((failure.code, failure.fields, len(challenge), sorted(answer.fields)))
+        # the salts are of one length; the iterations of this user are fewer than those of users made by `flintmq user`
+        assert seen[0][:2] == seen[1][:2]
+        assert "password is wrong" in str(seen[0][1])
+        assert "did not authenticate as 'stranger'" in running.log
+        assert "wrong, " not in running.log
+
+    def test_after_failures_the_address_waits_and_a_right_password_ends_it(
+        self, broker: BrokerFactory, connect: ConnectionFactory
+    ) -> None:
+        running = with_user(broker)
+        began = time.monotonic()
+        for _ in range(4):
+            with pytest.raises(AuthenticationFailed):
+                authenticate(connect(running), password="wrong")
+        assert time.monotonic() - began >= 0.1 + 0.2 + 0.4  # the least that the pauses take
+        authenticate(connect(running))
+        assert "waits 0.8 s" in running.log
+        with pytest.raises(AuthenticationFailed):
+            authenticate(connect(running), password="wrong")
+        assert running.log.count("waits 0.1 s") == 2
+
+    def test_who_would_wait_too_long_is_told_to_come_again(
+        self, broker: BrokerFactory, connect: ConnectionFactory
+    ) -> None:
+        running = with_user(broker)
+        for _ in range(3):
+            with pytest.raises(AuthenticationFailed):
+                authenticate(connect(running), password="wrong")
+        attempts = []
+        for _ in range(7):
+            connection = connect(running)
+            exchange = ClientExchange("billing", PASSWORD)
+            answer = connection.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
+            attempts.append((connection, connection.send(AUTH, {"message": exchange.final(answer.fields["message"])})))
+        with pytest.raises(SystemBusy, match="attempts to authenticate from") as raised:
+            attempts[-1][0].receive_for(attempts[-1][1]).raise_for_error()
+        assert raised.value.retry_after_ms > 0
+        for connection, request_id in attempts[:4]:  # the first that is right lets the others in
+            connection.receive_for(request_id).raise_for_error()
+
+    def test_who_never_authenticates_is_closed(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
+        running = with_user(broker, **{"security.auth_timeout_ms": 300})
+        silent, half = connect(running, hello=False), connect(running)
+        half.call(AUTH, {"message": ClientExchange("billing", PASSWORD).first(), "mechanism": MECHANISM})
+        refused(half, AuthenticationRequired, "security.auth_timeout_ms, 300 ms")
+        refused(silent, AuthenticationRequired, "security.auth_timeout_ms, 300 ms")
+
+
+class TestClients:
+    def test_all_of_them_work(self, guarded: RunningBroker, clients: Clients, topic: str) -> None:
+        login: AccessOptions = {"user": "billing", "password": PASSWORD}
+        with clients.Producer(guarded.address, **login) as producer:
+            producer.send(Message(topic, b"x" * 10_000))
+        with clients.Consumer(guarded.address, **login) as consumer:
+            assert len(list(consumer.iter(topic, until="latest"))) == 1
+        with clients.Admin(guarded.address, **login) as admin:
+            assert topic in admin.topics()
+
+    def test_push_consumers_and_transactions_work(self, guarded: RunningBroker, clients: Clients, topic: str) -> None:
+        login: AccessOptions = {"user": "billing", "password": PASSWORD}
+        with TransactionProducer(guarded.address, "shop", lambda _: Outcome.UNKNOWN, **login) as producer:
+            producer.send_half(Message(topic, b"paid")).commit()
+        seen: list[bytes] = []
+        with clients.PushConsumer(
+            guarded.address, "g", topic, lambda message: seen.append(message.body), start="first", **login
+        ):
+            eventually(lambda: seen == [b"paid"])
+
+    def test_the_password_can_come_from_a_function(self, guarded: RunningBroker, clients: Clients) -> None:
+        with clients.Admin(guarded.address, user="billing", password=lambda: PASSWORD) as admin:
+            admin.topics()
+
+        def fails() -> str:
+            raise RuntimeError("no vault")
+
+        with (
+            clients.Admin(guarded.address, user="billing", password=fails) as admin,
+            pytest.raises(AuthenticationFailed, match=r"function that gives the password .* failed: RuntimeError"),
+        ):
+            admin.topics()
+
+    def test_a_wrong_password_fails_at_once_and_is_not_said(self, broker: BrokerFactory, clients: Clients) -> None:
+        running = with_user(broker)
+        with clients.Producer(running.address, user="billing", password="mistyped", delivery_timeout=600) as producer:
+            with pytest.raises(AuthenticationFailed, match=r"user 'billing' at broker 'flintmq': .* wrong") as raised:
+                producer.send(Message("orders", b"x"))
+            assert "mistyped" not in repr(raised.value) + repr(producer) + repr(vars(producer))
+        assert running.log.count("did not authenticate") == 1
+
+    def test_no_user_fails_at_once(self, guarded: RunningBroker, clients: Clients) -> None:
+        with (
+            clients.Admin(guarded.address, timeout=600) as admin,
+            pytest.raises(AuthenticationRequired, match="give user and password"),
+        ):
+            admin.topics()
+
+    def test_a_broker_that_does_not_ask_is_not_believed(self, shared_broker: RunningBroker, clients: Clients) -> None:
+        with (
+            clients.Admin(shared_broker.address, user="billing", password=PASSWORD, timeout=600) as admin,
+            pytest.raises(AuthenticationFailed, match="does not ask who calls"),
+        ):
+            admin.topics()
+
+    def test_a_producer_goes_on_after_a_restart(self, broker: BrokerFactory, clients: Clients) -> None:
+        running = with_user(broker)
+        with clients.Producer(running.address, user="billing", password=PASSWORD, delivery_timeout=60) as producer:
+            first = producer.send(Message("orders", b"1"))
+            assert running.stop() == 0
+            broker("--listen", running.address, store=running.store, settings=SCRAM)
+            second = producer.send(Message("orders", b"2"))
+        assert second.physical_offset > first.physical_offset
+
+
+class TestChanges:
+    def test_a_user_that_is_added_can_connect(self, broker: BrokerFactory, clients: Clients) -> None:
+        running = broker(settings=SCRAM)
+        assert "there are no users yet" in running.log
+        with clients.Admin(running.address, user="shop", password="p4ssword") as admin:
+            with pytest.raises(AuthenticationFailed):
+                admin.topics()
+            set_user(running.store, "shop", "p4ssword")
+            admin.topics()
+
+    @pytest.mark.parametrize(("password", "why"), [(None, "was removed"), ("another one", "has another password")])
+    def test_connections_of_who_is_no_user_any_more_are_closed(
+        self, broker: BrokerFactory, connect: ConnectionFactory, password: str | None, why: str
+    ) -> None:
+        running = with_user(broker)
+        set_user(running.store, "shop")
+        gone, stays = connect(running), connect(running)
+        authenticate(gone)
+        authenticate(stays, "shop")
+        set_user(running.store, "billing", password)
+        refused(gone, AuthenticationRequired, f"user 'billing' {why}")
+        stays.call(GET_ALL_TOPIC_CONFIG).raise_for_error()
+
+    def test_a_producer_whose_user_was_removed_fails(self, broker: BrokerFactory, clients: Clients) -> None:
+        running = with_user(broker)
+        with clients.Producer(running.address, user="billing", password=PASSWORD, delivery_timeout=60) as producer:
+            producer.send(Message("orders", b"1"))
+            set_user(running.store, "billing", None)
+
+            def send_until_refused() -> None:
+                while True:
+                    producer.send(Message("orders", b"2"))
+
+            with pytest.raises((AuthenticationFailed, ConnectionFailed)):
+                send_until_refused()
+
+    def test_a_damaged_file_of_users_stops_the_start(self, broker: BrokerFactory, tmp_path: Path) -> None:
+        store = tmp_path / "damaged"
+        set_user(store, "billing")
+        (store / "flintmq" / "users.json").write_text("{")
+        with pytest.raises(AssertionError, match=r"exit 2(.|\n)*users\.json is not JSON"):
+            broker(store=store, settings=SCRAM)
+
+
+class TestBeyondLoopback:
+    def test_it_is_refused_with_what_to_do(self, broker: BrokerFactory) -> None:
+        with pytest.raises(AssertionError, match=r"exit 2(.|\n)*--set security.auth=scram(.|\n)*flintmq user add"):
+            broker("--listen", "0.0.0.0:0")
+
+    def test_with_users_it_is_allowed_and_warned_about_without_tls(self, broker: BrokerFactory) -> None:
+        running = broker("--listen", "0.0.0.0:0", settings=SCRAM)
+        assert "without TLS: passwords are safe, but" in running.log
