@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import shutil
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
+import pytest
 
 from flintmq.broker.store import (
     Appended,
@@ -21,7 +23,9 @@ from flintmq.broker.store import (
     TopicConfig,
 )
 from flintmq.broker.store.files import Files
-from flintmq.protocol.errors import SUCCESS
+from flintmq.protocol.errors import SUCCESS, MessageNotFound
+from flintmq.protocol.ids import offset_id
+from flintmq.protocol.layout import CHECKPOINT, CHECKPOINT_MARK, CHECKPOINT_MARK_AT
 from flintmq.protocol.record import Record, decode_record, encode_host
 
 MIB = 1024 * 1024
@@ -232,6 +236,81 @@ def assert_found(store: MessageStore, sent: Sequence[Sent]) -> None:
             by_key.setdefault((each.topic, key), []).append(each.physical_offset)
     for (topic, key), offsets in by_key.items():
         assert [record.physical_offset for record in find(store, topic, key)] == sorted(offsets, reverse=True), key
+
+
+def lost_of(report: RecoveryReport) -> set[tuple[str, int, int]]:
+    """(topic, queue, queue offset) of each message that a recovery says is lost."""
+    return {
+        (each.topic, each.queue, queue_offset)
+        for hole in report.quarantined
+        for each in hole.lost
+        for queue_offset in range(each.first, each.first + each.messages)
+    }
+
+
+def assert_contained(
+    path: Path, sent: Sequence[Sent], lost: Sequence[Sent], *, exact: bool = True, settings: StoreSettings = SMALL
+) -> None:
+    """A start loses these of the messages and no others, says which, keeps their bytes, and goes on; and the next
+    starts find nothing new. ``exact``: the store's queues say to the byte what was in the damaged places."""
+    damaged = b"".join(each.read_bytes() for each in sorted((path / "commitlog").iterdir()))
+    base = int(min(each.name for each in (path / "commitlog").iterdir()))
+    store, report = reopen(path, settings)
+    assert lost_of(report) == {(each.topic, each.queue, each.queue_offset) for each in lost}
+    for hole in report.quarantined:
+        kept = (path / "flintmq" / "quarantine" / hole.file).read_bytes()
+        if exact:
+            assert kept == damaged[hole.physical_offset - base : hole.end_offset - base]
+        assert len(kept) == hole.bytes
+    kept_messages = [each for each in sent if each not in lost]
+    assert_only_these_are_left(store, kept_messages, lost)
+    assert store.quarantine.lost_messages == len(lost)
+    kill(store)
+    files = tree(path, ignore=("lock",))
+    for end in (kill, MessageStore.close):
+        store, report = reopen(path, settings)
+        assert (report.quarantined, report.rebuilt, report.truncated_bytes) == ([], [], 0)
+        assert_only_these_are_left(store, kept_messages, lost)
+        new = put(store, sent[0].topic, sent[0].queue, plain(1, first=77_000))
+        ends = [each.queue_offset for each in sent if (each.topic, each.queue) == (new[0].topic, new[0].queue)]
+        assert new[0].queue_offset > ends[-1]
+        kept_messages += new
+        end(store)
+    assert_same_files(files, tree(path, ignore=("lock",)))
+    derived = queue_files(path), index_files(path)
+    store = MessageStore(path, settings, store_host=HOST, files=UnsyncedFiles())
+    report = store.open(rebuild=True)
+    assert report.quarantined == []
+    store.close()
+    assert (queue_files(path), index_files(path)) == derived
+
+
+def assert_same_files(before: dict[str, str], after: dict[str, str]) -> None:
+    """No file of the quarantine was changed."""
+    names = [name for name in before if "quarantine" in name and not name.endswith(".bak")]
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}
+
+
+def assert_only_these_are_left(store: MessageStore, kept: Sequence[Sent], lost: Sequence[Sent]) -> None:
+    """Nobody is given anything in the place of the messages that are lost, and all others are there."""
+    assert_holds(store, kept)
+    queues = {(each.topic, each.queue) for each in kept}
+    for each in lost:
+        assert all(find(store, each.topic, key) == [] for key in each.message.keys)
+        assert (each.topic, each.queue) in queues or list(pull_all(store, each.topic, each.queue)) == []
+        with pytest.raises(MessageNotFound, match="is lost: the log was damaged there"):
+            store.view(offset_id(HOST, each.physical_offset), "", False)
+
+
+def without_dispatched(checkpoint: Path) -> bytes:
+    """A checkpoint that says the same of the log, but that nothing of it is in queues and index."""
+    blob = bytearray(checkpoint.read_bytes())
+    at = CHECKPOINT_MARK_AT + CHECKPOINT_MARK.at["dispatched_offset"]
+    blob[at : at + 8] = bytes(8)
+    offsets = blob[CHECKPOINT_MARK_AT + CHECKPOINT_MARK.at["flushed_offset"] : at + 8]
+    crc_at = CHECKPOINT_MARK_AT + CHECKPOINT_MARK.at["crc"]
+    blob[crc_at : crc_at + 4] = zlib.crc32(bytes(blob[: CHECKPOINT.size] + offsets)).to_bytes(4, "big")
+    return bytes(blob)
 
 
 def kill(store: MessageStore) -> None:

@@ -14,6 +14,7 @@ Importing a module of this package compiles its kernels or loads them from the c
 ``gather``     choose ConsumeQueue units, copy and check the records of an answer
 ``sequences``  what producers stored, read back from the log
 ``deliver``    stored messages that are due, as new records of the topics that they are for
+``search``     the next sound record behind damage; loaded where there is some
 ``examine``    for the offline tools: everything that can be wrong with records; no broker loads it
 =============  ======================================================================================
 """
@@ -36,7 +37,7 @@ SERVING_MODULES = (
     "sequences",
     "deliver",
 )
-MODULES = (*SERVING_MODULES, "examine")
+MODULES = (*SERVING_MODULES, "search", "examine")
 
 
 def warm(modules: Iterable[str] = MODULES) -> Iterator[tuple[str, float]]:

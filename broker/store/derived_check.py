@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -79,19 +79,25 @@ class DerivedCheck:
         self._dispatcher = dispatcher
 
     def compare(
-        self, begin: int, end: int, problems: dict[int, str], index_files: int, progress: Progress
-    ) -> tuple[str, int]:
+        self, begin: int, end: int, problems: dict[int, str], index_files: int, progress: Progress,
+        on_gap: Callable[[int, int, int], None],
+    ) -> tuple[str, int]:  # fmt: skip
         """Compare ``[begin, end)`` with every queue that has no entry in ``problems`` yet, which gets one for each that
         differs, and with the first ``index_files`` index files: returns (what is wrong there, how many are right).
 
         The index may reach further than ``end``, and is compared as far: what it holds is not put into it again.
+        ``on_gap(row, first, behind)``: told of queue offsets that no record has; what it raises goes on.
         """
+        following: dict[int, int] = {}
         missing: set[int] = set()
         cursor = IndexCursor(self._index, index_files, begin)
         index_problem = ""
         reach = min(max(end, cursor.reach), self._commitlog.write_offset)
         for derived in self._derive(begin, end, missing):
             for row, first, units in derived.units:
+                if first > following.get(row, first):
+                    on_gap(row, following[row], first)
+                following[row] = first + len(units) // UNIT_BYTES
                 if row not in problems and row not in missing:
                     self._compare_units(row, first, units, problems)
             if not index_problem:

@@ -16,7 +16,7 @@ from ...protocol.layout import INDEX_ENTRY_BYTES, RECORD_STRUCT, UNIT_BYTES
 from ..kernels import dispatch as kernel
 from .commitlog import CommitLog
 from .consume_queue import ConsumeQueue
-from .errors import CorruptLog
+from .errors import CorruptLog, DamagedRecord
 from .index_file import IndexService
 from .queue_table import ConsumeQueueTable
 
@@ -105,10 +105,11 @@ class Dispatcher:
         elif status == kernel.GAP:
             self._close_gap(array, position, on_gap)
         elif status not in (kernel.DONE, kernel.BLANK, kernel.FULL):
-            raise CorruptLog(
+            raise DamagedRecord(
                 f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {stopped_at:,}), "
-                f"below the log's end at {end_offset:,}. Restore the file from a backup; the log was not changed"
-            )
+                f"below the log's end at {end_offset:,}. Start the broker again: a start contains it",
+                stopped_at, kernel.BAD_NAMES[status],
+            )  # fmt: skip
         return result
 
     def derive(
@@ -168,10 +169,12 @@ class Dispatcher:
         """Add the queue of the record for which the last ``derive`` stopped with ``NEW_QUEUE``."""
         topic, queue_id, _ = self.record_queue(log_array, position)
         if not _safe_folder_name(topic) or queue_id < 0:
-            raise CorruptLog(
-                f"a record in {self._commitlog.queue.folder} names topic {topic!r}, queue {queue_id}, which cannot be "
-                "a queue's folder. Restore the log from a backup; it was not changed"
-            )
+            at = RECORD_STRUCT.unpack(log_array[position : position + RECORD_STRUCT.size].tobytes())[6]
+            raise DamagedRecord(
+                f"the record at physical offset {at:,} in {self._commitlog.queue.folder} names topic {topic!r}, queue "
+                f"{queue_id}, which cannot be a queue's folder. Start the broker again: a start contains it",
+                at, "a topic or queue that cannot be one",
+            )  # fmt: skip
         return self._queues.add(topic.decode(), queue_id)
 
     def _close_gap(self, log_array: np.ndarray, position: int, on_gap: OnGap | None) -> None:
@@ -184,11 +187,12 @@ class Dispatcher:
         if queue.max_offset == queue.start_offset:
             queue.begin_at(queue_offset)
         elif queue_offset - queue.max_offset > GAP_MAX:
-            raise CorruptLog(
+            raise DamagedRecord(
                 f"the record at physical offset {self.reput_offset:,} says queue offset {queue_offset:,}, but queue "
-                f"{queue.queue_id} of {queue.topic} ends at {queue.max_offset:,}. Restore the log from a backup; it "
-                "was not changed"
-            )
+                f"{queue.queue_id} of {queue.topic} ends at {queue.max_offset:,}. Start the broker again: a start "
+                "contains it",
+                self.reput_offset, "a queue offset that cannot be",
+            )  # fmt: skip
         else:
             log.warning(
                 "topic %s queue %d: messages %d to %d are not in the log",

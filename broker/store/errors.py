@@ -21,6 +21,16 @@ class CorruptLog(StoreError):
     """The CommitLog has damage that is not the torn end of the last write; it is never cut in silence."""
 
 
+class DamagedRecord(CorruptLog):
+    """A record is there whose parts check, but that cannot be what was written. ``physical_offset``: where it begins;
+    ``reason``: what is wrong with it, in a few words."""
+
+    def __init__(self, message: str, physical_offset: int, reason: str) -> None:
+        super().__init__(message)
+        self.physical_offset = physical_offset
+        self.reason = reason
+
+
 class CorruptFile(StoreError):
     """A configuration file of the store cannot be read, nor its backup."""
 

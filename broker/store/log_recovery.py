@@ -1,12 +1,14 @@
-"""Recovery of the CommitLog: which files belong to it, where it truly ends, and the cut behind that end.
+"""Recovery of the CommitLog: which files belong to it, where it has holes, where it truly ends, and the cut behind that
+end.
 
-Finding the end changes nothing, so that a start that is refused leaves the store as it was.
+Finding holes and end changes nothing but the length of files that were cut short, and that once the start is not
+refused any more.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from ..kernels import dispatch as kernel
 from .checkpoint import Mark, StoreCheckpoint
 from .checksummed import ChecksummedRanges
 from .commitlog import CommitLog
+from .containment import Hole, HoleFinder, UnitEvidence
 from .errors import CorruptLog
 from .files import zero
 from .mapped_file import MappedFile, file_name
@@ -56,16 +59,18 @@ class FileHead:
 
 
 class LogRecovery:
-    """Finds the end of the log (``find_end``), then makes it the end (``cut``).
+    """Finds the holes and the end of the log (``find_end``), then makes it the end (``cut``).
 
     ``log_start``: where the log is known to have begun, -1 where it is not known. ``proves_hole(physical_offset)``:
     whether something outside of the log proves that sound records lie behind it; asked in a store without a mark.
     ``checksummed``: where records must have a checksum over all of them.
+    ``passed_over``: (begin, end) of holes that are known already; what lies in them is not looked at.
     """
 
     def __init__(
         self, commitlog: CommitLog, checkpoint: StoreCheckpoint, progress: Progress, *, clean: bool, log_start: int,
-        proves_hole: Callable[[int], bool], checksummed: ChecksummedRanges,
+        proves_hole: Callable[[int], bool], checksummed: ChecksummedRanges, evidence: UnitEvidence,
+        passed_over: Iterable[tuple[int, int]] = (), verify_all: bool = False,
     ) -> None:  # fmt: skip
         self._commitlog = commitlog
         self._files = commitlog.queue
@@ -75,6 +80,11 @@ class LogRecovery:
         self._log_start = log_start
         self._proves_hole = proves_hole
         self._checksummed = checksummed
+        self._finder = HoleFinder(commitlog, evidence, self.record_is_sound)
+        self._passed_over = dict(passed_over)
+        self._verify_all = verify_all
+        self.holes: list[Hole] = []
+        """What ``find_end`` found in the middle of the log, by physical offset."""
         self.mark: Mark | None = checkpoint.mark
         self.checked_from = 0
         """From here on every record was checked."""
@@ -84,15 +94,16 @@ class LogRecovery:
         self.cut_bytes = 0
 
     def find_end(self) -> int:
-        """The physical offset at which the log ends. Raises ``CorruptLog`` where a file or a record is not what it must
-        be; changes nothing."""
+        """The physical offset at which the log ends. Raises ``CorruptLog`` where a file is missing or belongs to
+        another log; then nothing is changed."""
         self._check_presence()
         heads = [FileHead(file) for file in self._files.files]
         self._check_heads(heads)
         if not heads:
             return self.mark.flushed_offset if self.mark else 0
-        self.checked_from = self._scan_from(heads)
-        end = self._scan(self.checked_from)
+        self._files.lengthen()
+        self.checked_from = self._files.start_offset if self._verify_all else self._scan_from(heads)
+        end = self._scan(self.checked_from, heads)
         self._check_behind(end, heads)
         if self.messages_checked == 0 and self.mark is not None:
             self.last_store_ms = self._checkpoint.physic_msg_timestamp
@@ -119,23 +130,25 @@ class LogRecovery:
             )
 
     def _check_heads(self, heads: list[FileHead]) -> None:
-        """A file that belongs to another log, or begins with nothing although the log goes on behind, is refused."""
-        for number, (file, head) in enumerate(zip(self._files.files, heads, strict=True)):
-            if head.is_record and head.physical_offset != file.start_offset:
+        """A file that belongs to another log is refused; where only its first record lies about its place, that is
+        damage."""
+        for file, head in zip(self._files.files, heads, strict=True):
+            if head.is_record and head.physical_offset != file.start_offset and not self._has_record(file):
                 raise CorruptLog(
                     f"{file.path}: its first record says it lies at physical offset {head.physical_offset:,}, not at "
                     f"{file.start_offset:,}. The file belongs to another log or was renamed; put the right one back. "
                     "Nothing was changed"
                 )
-            if self.mark is not None:
-                known = self.mark.flushed_offset > file.start_offset
-            else:
-                known = any(later.begun for later in heads[number + 1 :])
-            if known and not head.begun:
-                raise CorruptLog(
-                    f"{file.path} does not begin with a record although the log goes on behind byte 0 of it (physical "
-                    f"offset {file.start_offset:,}). Restore the file from a backup; nothing was changed"
-                )
+
+    def _has_record(self, file: MappedFile) -> bool:
+        """Whether any sound record of the file lies where it says."""
+        from ..kernels import search  # here alone: who has no damage need not compile it
+
+        size = file.files.size(file.fd)
+        if size < file.size:
+            return True  # it was cut short, so it belonged here; it must not be mapped as it is
+        parts = np.zeros(kernel.PARTS, np.int64)
+        return bool(search.find_record(file.array(), 0, size, file.start_offset, 0, parts) < size)
 
     def _check_behind(self, end: int, heads: list[FileHead]) -> None:
         """After an orderly stop, nothing but the next file, made ahead and all zeros, lies behind the last record."""
@@ -185,15 +198,19 @@ class LogRecovery:
                 return file.start_offset
         return self._files.start_offset
 
-    def _scan(self, begin: int) -> int:
-        """Check every record from ``begin`` on; the offset of the first that is none."""
+    def _scan(self, begin: int, heads: list[FileHead]) -> int:
+        """Check every record from ``begin`` on, and note the holes; the offset of the first that is none."""
         state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
         flushed = self.mark.flushed_offset if self.mark else 0
         total = max(flushed, self._files.files[-1].start_offset) - begin
         at = begin
         while (file := self._files.find(at)) is not None:
+            if at in self._passed_over:
+                at = self._passed_over[at]
+                continue
             position = at - file.start_offset
             state[kernel.S_CHECKSUMMED], border = self._checksummed.at(at)
+            border = min(border, self._next_passed_over(at))
             stop = min(position + SCAN_STEP_BYTES, file.size, border - file.start_offset)
             status, position = kernel.scan(file.array(), position, stop, file.start_offset, parts, state)
             at = file.start_offset + position
@@ -203,25 +220,51 @@ class LogRecovery:
             if status == kernel.BAD_RECORD_CRC and self.mark is None:
                 self._checksummed.end(at)  # RocketMQ, which wrote last, may have cut the log and written this
                 continue
-            if status == kernel.NO_RECORD and at > flushed and _lost_its_tail(file.array(), position, parts):
+            if status == kernel.NO_RECORD and at != flushed and _lost_its_tail(file.array(), position, parts):
                 position -= int(parts[kernel.R_SIZE])
                 at = file.start_offset + position
                 status = kernel.BAD_PARTS
                 state[kernel.S_RECORDS] -= 1
-            file.release()
             if status == kernel.BLANK:
+                file.release()
                 at = file.end_offset
                 parts[kernel.R_SIZE] = 0
                 continue
-            if at < flushed or (self.mark is None and self._proves_hole(at)):
-                raise CorruptLog(
-                    f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {at:,}), in the "
-                    "middle of the log. Restore the file from a backup; nothing was changed"
-                )
-            break
+            if not self._is_hole(at, heads):
+                file.release()
+                break
+            at = self._note_hole(file, at, int(status), int(state[kernel.S_LAST_STORE_MS]))
+            parts[kernel.R_SIZE] = 0
         self.messages_checked = int(state[kernel.S_RECORDS])
         self.last_store_ms = int(state[kernel.S_LAST_STORE_MS])
         return at
+
+    def _next_passed_over(self, physical_offset: int) -> int:
+        return min((begin for begin in self._passed_over if begin > physical_offset), default=1 << 62)
+
+    def _is_hole(self, physical_offset: int, heads: list[FileHead]) -> bool:
+        """Whether the log goes on behind a place without a sound record."""
+        if self.mark is not None:
+            return physical_offset < self.mark.flushed_offset
+        if self._proves_hole(physical_offset):
+            return True
+        begins_file = physical_offset % self._files.file_bytes == 0
+        files = zip(self._files.files, heads, strict=True)
+        return begins_file and any(head.begun for file, head in files if file.start_offset > physical_offset)
+
+    def _note_hole(self, file: MappedFile, begin: int, status: int, store_ms: int) -> int:
+        """Where the hole ends that begins there: with its file at the latest, and with what was flushed."""
+        limit = min(file.end_offset, self.mark.flushed_offset) if self.mark is not None else file.end_offset
+        end = self._finder.end_of(begin, limit, store_ms)
+        end = min(end, self._next_passed_over(begin))
+        self.holes.append(Hole(begin, end, kernel.BAD_NAMES[status], store_ms))
+        return end
+
+    def hole_at(self, begin: int, reason: str) -> Hole:
+        """The hole that a record makes which cannot be right although its parts check."""
+        file = self._files.find(begin)
+        assert file is not None
+        return Hole(begin, self._finder.end_of(begin, min(file.end_offset, self._commitlog.write_offset), 0), reason, 0)
 
     # The cut.
 
@@ -272,6 +315,33 @@ class LogRecovery:
         fields = RECORD_STRUCT.unpack_from(blob)
         found = (fields[0], bytes(blob[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]]), fields[3], fields[5])
         return found == (size, topic, queue_id, queue_offset)
+
+    def record_there(self, physical_offset: int, size: int) -> tuple[bytes, int, int] | None:
+        """(topic, queue, queue offset) that a sound record of this size says it has; None where there is none."""
+        file = self._files.find(physical_offset)
+        if file is None:
+            return None
+        array, position = file.array(), physical_offset - file.start_offset
+        parts = np.zeros(kernel.PARTS, np.int64)
+        status = kernel.locate(array, position, len(array), physical_offset, parts)
+        if status != kernel.DONE or parts[kernel.R_SIZE] != size:
+            return None
+        fields = RECORD_STRUCT.unpack(array[position : position + RECORD_STRUCT.size].tobytes())
+        return array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), fields[3], fields[5]
+
+    def store_ms_behind(self, physical_offset: int) -> int:
+        """Store time of the first sound record from a record's boundary on, 0 where none comes before damage or the
+        log's end."""
+        parts = np.zeros(kernel.PARTS, np.int64)
+        while (file := self._files.find(physical_offset)) is not None:
+            array, position = file.array(), physical_offset - file.start_offset
+            status = kernel.locate(array, position, len(array), physical_offset, parts)
+            if status == kernel.DONE:
+                return int(parts[kernel.R_STORE_MS])
+            if status != kernel.BLANK:
+                break
+            physical_offset = file.end_offset
+        return 0
 
     def next_queue_offset(self, physical_offset: int, end: int) -> int | None:
         """The queue offset of the next record behind the one at ``physical_offset`` that has its topic and queue; None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import re
 import threading
 from pathlib import Path
@@ -14,6 +15,8 @@ from .files import Files, create_whole
 
 NAME_DIGITS = 20
 _NAME = re.compile(r"\d{20}\Z")
+
+log = logging.getLogger(__name__)
 
 
 def file_name(start_offset: int) -> str:
@@ -89,10 +92,18 @@ class MappedFileQueue:
         self._changing = threading.Lock()
         """Held to replace ``files``: whoever reads takes the list once, and it never changes under him."""
         self._empty_file: Path | None = None
+        self._short: list[tuple[Path, int]] = []
+        """Files that were cut short, and how many bytes they have."""
         self._entered = False
 
-    def load(self) -> None:
-        """Open what is there; changes nothing. Raises ``SettingMismatch`` or ``CorruptLog``, naming the file."""
+    def load(self, recorded_file_bytes: int | None = None, flushed_offset: int = 0) -> None:
+        """Open what is there; changes nothing. Raises ``SettingMismatch`` or ``CorruptLog``, naming the file.
+
+        ``recorded_file_bytes``: the size that the files are known to have been made with, None where nobody wrote it
+        down. One that is shorter is taken for cut short, where the setting is that size: see ``lengthen``.
+        ``flushed_offset``: up to where something was written; an empty last file behind that counts as none.
+        """
+        may_be_short = recorded_file_bytes == self.file_bytes
         if not self.folder.is_dir():
             return
         names = sorted(path.name for path in self.folder.iterdir() if _NAME.match(path.name))
@@ -100,12 +111,28 @@ class MappedFileQueue:
             path = self.folder / name
             fd = self.os.open(path)
             size = self.os.size(fd)
-            if size == 0 and number == len(names) - 1:
+            if size == 0 and number == len(names) - 1 and not (may_be_short and int(name) < flushed_offset):
                 self.os.close(fd)
                 self._empty_file = path
                 continue
+            if size < self.file_bytes and may_be_short:
+                self._short.append((path, size))
+                size = self.file_bytes
             self.files.append(MappedFile(self.os, path, fd, size))
             self._check(self.files[-1], number)
+
+    def lengthen(self) -> None:
+        """Give files that were cut short their length again, with zeros: what they lost is damage, or lay behind the
+        log's end. Raises OSError ENOSPC."""
+        for path, held in self._short:
+            file = next(file for file in self.files if file.path == path)
+            log.warning(
+                "%s has %s bytes instead of %s: it was cut short, and gets zeros at its end",
+                path, f"{held:,}", f"{file.size:,}",
+            )  # fmt: skip
+            self.os.allocate(file.fd, held, file.size - held)
+            self.os.sync_data(file.fd)
+        self._short.clear()
 
     def remove_empty(self) -> None:
         """Remove the file without a byte that a RocketMQ leaves when it stops while it makes its next one."""

@@ -28,6 +28,7 @@ from .group_table import SubscriptionGroupTable
 from .index_file import IndexService
 from .prepared_state import PreparedState
 from .producer_runs import ProducerRuns
+from .quarantine import Quarantine
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .reads import Found, Pulled, Reads
 from .record_filter import RecordFilter
@@ -38,7 +39,8 @@ from .store_lock import StoreLock
 from .store_state import DeletedTopic, QueueEnds, Snapshot, StoreState
 
 OWN_FOLDER = "flintmq"
-QUEUE_SIZE, SLOTS, ENTRIES = "store.consumequeue_file_bytes", "store.index_slots", "store.index_entries"
+LOG_SIZE, QUEUE_SIZE = "store.commitlog_file_bytes", "store.consumequeue_file_bytes"
+SLOTS, ENTRIES = "store.index_slots", "store.index_entries"
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,8 @@ class MessageStore:
         self.state = StoreState(files, own / "state.json")
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below
-        self.reads = Reads(self.commitlog, self.queues, self.index, self.topics, self.state)
+        self.quarantine = Quarantine(files, own / "quarantine")
+        self.reads = Reads(self.commitlog, self.queues, self.index, self.topics, self.state, self.quarantine)
         self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.rewriter = RecordRewriter(self.commitlog, self.reads)
         self.expiry = Expiry(
@@ -98,8 +101,11 @@ class MessageStore:
 
     # Opening and closing.
 
-    def open(self, progress: Progress = _ignore_progress, *, rebuild: bool = False) -> RecoveryReport:
-        """Lock, recover and dispatch everything. Blocks. With ``rebuild``, queues and index are made anew from the log.
+    def open(
+        self, progress: Progress = _ignore_progress, *, rebuild: bool = False, verify_all: bool = False
+    ) -> RecoveryReport:
+        """Lock, recover and dispatch everything. Blocks. With ``rebuild``, queues and index are made anew from the log;
+        with ``verify_all``, all of the log is checked, not only what ``verify_at_start_bytes`` says.
 
         Raises ``StoreLocked``, ``SettingMismatch``, ``CorruptLog`` or ``CorruptFile``; then nothing is open.
         """
@@ -107,7 +113,7 @@ class MessageStore:
         make_durable_folder(self.files, self.path)
         self._lock.take()
         try:
-            report = self._recover(progress, rebuild)
+            report = self._recover(progress, rebuild, verify_all)
         except BaseException as error:
             self._close_files()
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -119,21 +125,25 @@ class MessageStore:
         report.seconds = time.perf_counter() - started
         return report
 
-    def _recover(self, progress: Progress, rebuild: bool) -> RecoveryReport:
+    def _recover(self, progress: Progress, rebuild: bool, verify_all: bool) -> RecoveryReport:
         clean = self.ended_clean = not (self.path / "abort").exists()
-        for table in (self.topics, self.consumer_offsets, self.groups, self.delay_offsets, self.prepared, self.state):
+        for table in (
+            self.topics, self.consumer_offsets, self.groups, self.delay_offsets, self.prepared, self.state,
+            self.quarantine,
+        ):  # fmt: skip
             table.load()
         self._checkpoint.load()
         if self._checkpoint.mark is None:
             self.state.somebody_else_wrote()
-        self.commitlog.queue.load()
         sizes = self.state.sizes
+        mark = self._checkpoint.mark
+        self.commitlog.queue.load(sizes.get(LOG_SIZE), mark.flushed_offset if mark is not None else 0)
         queue_problems = self.queues.load(sizes.get(QUEUE_SIZE))
         index_problem = self.index.load((sizes[SLOTS], sizes[ENTRIES]) if SLOTS in sizes and ENTRIES in sizes else None)
         report = Recovery(
             self.commitlog, self.queues, self.index, self._checkpoint, self.state, self.topics, self.dispatcher,
-            progress, self._begin_changes, clean=clean, queue_problems=queue_problems, index_problem=index_problem,
-            rebuild=rebuild,
+            self.quarantine, progress, self._begin_changes, clean=clean, queue_problems=queue_problems,
+            index_problem=index_problem, rebuild=rebuild, verify_all=verify_all,
         ).run()  # fmt: skip
         self._adopt_topics()
         if not clean:
@@ -169,6 +179,7 @@ class MessageStore:
         else:
             self.state.checksummed.end(self.write_offset)
         self.state.sizes = {
+            LOG_SIZE: self.settings.commitlog_file_bytes,
             QUEUE_SIZE: self.settings.consumequeue_file_bytes,
             SLOTS: self.settings.index_slots,
             ENTRIES: self.settings.index_entries,

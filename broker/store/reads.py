@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -43,6 +44,7 @@ from .config_files import TopicTable
 from .consume_queue import ConsumeQueue
 from .errors import CorruptLog, WouldBlock
 from .index_file import IndexFile, IndexService
+from .quarantine import Quarantine, QuarantinedRange
 from .queue_table import ConsumeQueueTable
 from .record_filter import RecordFilter, keep_matching
 from .store_state import StoreState
@@ -99,7 +101,9 @@ class Reads:
         index: IndexService,
         topics: TopicTable,
         state: StoreState,
+        quarantine: Quarantine,
     ) -> None:
+        self.quarantine = quarantine
         self._commitlog = commitlog
         self._queues = queues
         self._index = index
@@ -165,7 +169,7 @@ class Reads:
 
     def _store_ms(self, queue: ConsumeQueue, queue_offset: int, hot: bool) -> int | None:
         physical_offset, size, _ = queue.unit(queue_offset, hot=hot)
-        record = self._record(physical_offset, size, hot) if size > 0 else None
+        record = self._decoded(self._bytes_at(physical_offset, size, hot), physical_offset) if size > 0 else None
         return record.store_timestamp if record is not None else None
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, hot: bool) -> int:
@@ -273,8 +277,16 @@ class Reads:
             )  # fmt: skip
             offset += seen
             looked += seen
+            if self.quarantine and count:
+                chosen, count, size = self._without_quarantined(chosen, count)
             if count or offset >= max_offset or looked >= looked_max:
                 return chosen, count, size, offset
+
+    def _without_quarantined(self, chosen: np.ndarray, count: int) -> tuple[np.ndarray, int, int]:
+        """The chosen records that are no tombstones, how many, and their bytes."""
+        rows = chosen[: count * kernel.CHOSEN_ROW].reshape(-1, kernel.CHOSEN_ROW)
+        kept = np.ascontiguousarray(rows[~self.quarantine.mask(rows[:, kernel.C_PHYSICAL_OFFSET])])
+        return kept.reshape(-1), len(kept), int(kept[:, kernel.C_SIZE].sum())
 
     def _read_chosen(self, chosen: np.ndarray, count: int, size: int, queue_id: int, hot: bool) -> bytearray:
         records_at = 4 * count
@@ -336,8 +348,11 @@ class Reads:
         return self._record(physical_offset, size, hot)
 
     def _record(self, physical_offset: int, size: int, hot: bool) -> Record | None:
-        """The record there, checked; None where there is none."""
-        blob = self._raw(physical_offset, size, hot)
+        """The record there, checked; None where there is none, or a tombstone."""
+        return self._decoded(self._raw(physical_offset, size, hot), physical_offset)
+
+    @staticmethod
+    def _decoded(blob: bytearray | None, physical_offset: int) -> Record | None:
         if blob is None:
             return None
         try:
@@ -347,6 +362,12 @@ class Reads:
         return record if record.physical_offset == physical_offset else None
 
     def _raw(self, physical_offset: int, size: int, hot: bool) -> bytearray | None:
+        """The bytes of the record there, but of no tombstone."""
+        if self.quarantine and self.quarantine.covers(physical_offset):
+            return None
+        return self._bytes_at(physical_offset, size, hot)
+
+    def _bytes_at(self, physical_offset: int, size: int, hot: bool) -> bytearray | None:
         commitlog = self._commitlog
         file = commitlog.queue.find(physical_offset)
         end = min(file.end_offset, commitlog.write_offset) if file is not None else 0
@@ -459,6 +480,9 @@ class Reads:
         with ``hot`` ``WouldBlock``.
         """
         parsed = parse_offset_id(message_id)
+        damaged = self.quarantine.find(parsed[1]) if parsed is not None else None
+        if damaged is not None:
+            raise MessageNotFound(self._what_was_lost(message_id, damaged))
         if parsed is not None and parsed[1] < visible_below:
             record = self._record(parsed[1], 0, hot)
             if record is not None and self._may_show(record, topic, may_show):
@@ -471,6 +495,14 @@ class Reads:
         where = f"topic {topic!r}" if topic else "any topic"
         raise MessageNotFound(
             f"no message with id {message_id!r} was found in {where}; it may be expired or not indexed yet"
+        )
+
+    def _what_was_lost(self, message_id: str, damaged: QuarantinedRange) -> str:
+        found = datetime.fromtimestamp(damaged.found_ms / 1000, tz=UTC)
+        return (
+            f"the message with id {message_id!r} is lost: the log was damaged there ({damaged.reason} at physical "
+            f"offset {damaged.physical_offset:,}, {damaged.bytes:,} bytes), found at {found:%Y-%m-%d %H:%M:%S} UTC. "
+            f"Its bytes are kept in {self.quarantine.folder / damaged.file}; a backup of the log may have it"
         )
 
 

@@ -2,12 +2,13 @@
 
 The rules, in the order they are applied:
 
-1. Below the checkpoint's flushed offset everything was on disk: a record there that does not check is damage, and the
-   start is refused. Above it the first bad record is the end, because nothing behind it was ever acknowledged under
+1. Below the checkpoint's flushed offset everything was on disk: a record there that does not check is a hole, up to the
+   next sound one. Above it the first bad record is the end, because nothing behind it was ever acknowledged under
    sync flush. A store without FlintMQ's mark (RocketMQ wrote last) has no such line: there, ConsumeQueue units that
    point at sound records behind a bad one prove that it is a hole.
-2. What lies behind the end becomes zeros, on disk, before the first write: no ghost of an old record can come back.
-3. Queues and index are trusted below the dispatched offset as far as they agree with themselves, with what is known to
+2. What is in a hole is kept in ``flintmq/quarantine/``, and tombstones take its place (``containing``).
+3. What lies behind the end becomes zeros, on disk, before the first write: no ghost of an old record can come back.
+4. Queues and index are trusted below the dispatched offset as far as they agree with themselves, with what is known to
    have been there, and with that part of the log that was checked; the rest of the log is dispatched again. One that is
    missing or damaged is moved aside, and the log is dispatched from its beginning, which fills only what is missing.
 
@@ -21,23 +22,28 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ...protocol.layout import UNIT_BYTES
+from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from ...protocol.names import is_system_topic
 from .checkpoint import StoreCheckpoint
 from .commitlog import CommitLog
 from .config_files import TopicTable
 from .consume_queue import ConsumeQueue
+from .containing import Container
+from .containment import Hole, UnitEvidence
 from .derived_check import DerivedCheck
 from .dispatcher import Dispatcher
-from .errors import CorruptLog
+from .errors import CorruptLog, DamagedRecord
 from .index_check import index_problem
 from .index_file import IndexService
 from .log_recovery import LogRecovery, Progress
+from .lost_messages import LostMessages
+from .quarantine import Quarantine, QuarantinedRange
 from .queue_check import count_units, find_start, first_unit, last_record_unit, order_problem, units_behind
 from .queue_table import ConsumeQueueTable
 from .store_state import DeletedTopic, StoreState
 
 DISPATCH_CHUNK_BYTES = 4 * 1024 * 1024
+LIARS_LOOKED_FOR_MAX = 1000
 QUEUE_CHECK_BYTES_MAX = 64 * 1024 * 1024
 """All units are checked where the queues are this small in all; otherwise those of each queue's last file."""
 
@@ -58,6 +64,8 @@ class RecoveryReport:
     messages_checked: int = 0
     messages_recovered: int = 0
     truncated_bytes: int = 0
+    quarantined: list[QuarantinedRange] = field(default_factory=list)
+    """Holes of the log that this start contained."""
     rebuilt: list[str] = field(default_factory=list)
 
 
@@ -73,15 +81,15 @@ class Recovery:
     """One recovery of a locked store whose log, queues and index are loaded.
 
     ``queue_problems``: why queues cannot be used, by row; ``index_problem``: the same of the newest index files;
-    ``rebuild``: use none of them, whether they are right or not.
+    ``rebuild``: use none of them, whether they are right or not; ``verify_all``: check all of the log.
     ``before_changes`` is called when the start is not refused any more, before the first byte is changed.
     """
 
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, checkpoint: StoreCheckpoint,
-        state: StoreState, topics: TopicTable, dispatcher: Dispatcher, progress: Progress,
+        state: StoreState, topics: TopicTable, dispatcher: Dispatcher, quarantine: Quarantine, progress: Progress,
         before_changes: Callable[[], None], *, clean: bool, queue_problems: dict[int, str], index_problem: str,
-        rebuild: bool = False,
+        rebuild: bool = False, verify_all: bool = False,
     ) -> None:  # fmt: skip
         self._commitlog = commitlog
         self._queues = queues
@@ -96,26 +104,48 @@ class Recovery:
         self._index_problem = index_problem
         self._rebuild = rebuild
         self._check = DerivedCheck(commitlog, queues, index, dispatcher)
+        self._quarantine = quarantine
+        self._container = Container(commitlog, quarantine, state.checksummed)
+        self._container.look()
+        self._changed_from = min((each.physical_offset for each in self._container.restored), default=1 << 62)
+        """From here on the log may be another than queues and index know."""
+        self._evidence = UnitEvidence(self._sound_queues)
         self._log = LogRecovery(
             commitlog, checkpoint, progress,
             clean=clean, log_start=state.snapshot.log_start, proves_hole=self._units_prove_records_behind,
             checksummed=state.checksummed,
+            evidence=self._evidence, verify_all=verify_all,
+            passed_over=[(each.physical_offset, each.end_offset) for each in self._container.pending],
         )  # fmt: skip
         self._refilled: set[int] = set()
         """Rows of the queues that were filled again from the log's beginning."""
         self.report = RecoveryReport(clean)
 
     def run(self) -> RecoveryReport:
-        """Recover. Raises ``CorruptLog``, with nothing changed, where the log has a hole or a foreign file."""
+        """Recover. Raises ``CorruptLog``, with nothing changed, where a file of the log is missing or foreign."""
         self._check_log_is_there()
         end = self._log.find_end()
         self._before_changes()
         self._log.cut(end)
+        self._contain(self._log.holes, end)
         for topic in self._state.log_ends_at(end):
             self._queues.topic_deleted(topic)
         self._leave_deleted_topics(end)
         self.report.messages_checked = self._log.messages_checked
         self.report.truncated_bytes = self._log.cut_bytes
+        while True:
+            try:
+                self._derive(end)
+                break
+            except DamagedRecord as damaged:
+                self._contain([self._log.hole_at(damaged.physical_offset, damaged.reason)], end)
+        self._mark(end, end)
+        self._quarantine.set_filled()
+        self._queues.deleted_below = self._state.deleted_below
+        return self.report
+
+    def _derive(self, end: int) -> None:
+        """Make queues and index agree with the log. Raises ``DamagedRecord`` where a record of it cannot be right."""
         begin = self._commitlog.start_offset
         dispatched = min(max(self._first_undispatched(end), begin), end)
         counts, index_keep = self._examine(dispatched, end)
@@ -126,9 +156,29 @@ class Recovery:
         self._dispatch(needed, end)
         self._queues.sync()
         self._index.sync()
-        self._mark(end, end)
-        self._queues.deleted_below = self._state.deleted_below
-        return self.report
+
+    def _contain(self, holes: list[Hole], end: int) -> None:
+        """Fill holes of the log, and let the units of what was in them point at what is there now."""
+        lost = LostMessages(
+            self._commitlog, self._queues, self._dispatcher, self._evidence, self._log.record_is_sound,
+            self._first_queue_offset, holes, self._first_trusted(), end,
+        ).find()  # fmt: skip
+        contained = self._container.contain(
+            holes, lost, [self._log.store_ms_behind(hole.end) or self._log.last_store_ms for hole in holes]
+        )
+        self._container.patch_units(self._queues, contained)
+        self.report.quarantined += contained
+        self._changed_from = min([self._changed_from, *(each.physical_offset for each in contained)])
+
+    def _first_trusted(self) -> int:
+        """Below which physical offset every record has its unit."""
+        mark = self._log.mark
+        return mark.dispatched_offset if mark is not None and not self._queue_problems else 0
+
+    def _first_queue_offset(self, topic: str, queue_id: int) -> int:
+        """Where a queue's offsets begin: behind those that it had before its topic was deleted."""
+        deleted = self._state.deleted.get(topic)
+        return deleted.next_offsets.get(queue_id, 0) if deleted is not None else 0
 
     def _mark(self, end: int, dispatched: int) -> None:
         """Have the checkpoint say that queues and index are whole below ``dispatched``, on disk."""
@@ -221,9 +271,11 @@ class Recovery:
         if self._log.mark is None and self._index_begins_late(keep):
             wrong, keep = "the index does not reach back to the first message with a key", 0
             self._index_problem = self._index_problem or wrong
-        keep = self._drop_unfounded(keep)
-        begin = max(self._log.checked_from, self._commitlog.start_offset)
-        wrong, keep = self._check.compare(begin, dispatched, self._queue_problems, keep, self._progress)
+        keep = self._drop_unfounded(self._drop_changed(keep))
+        begin = max(min(self._log.checked_from, self._changed_from), self._commitlog.start_offset)
+        wrong, keep = self._check.compare(
+            begin, dispatched, self._queue_problems, keep, self._progress, self._look_for_liars
+        )
         self._index_problem = self._index_problem or wrong
         for row, problem in self._queue_problems.items():
             queue = self._queues.rows[row]
@@ -266,7 +318,32 @@ class Recovery:
         last = last_record_unit(queue, count)
         if last is None or last[1] < self._commitlog.start_offset or self._record_is_there(queue, last):
             return ""
+        self._check_whether_it_lies(queue, last)
         return f"unit {last[0]:,} points at no record of the queue"
+
+    def _look_for_liars(self, row: int, first: int, behind: int) -> None:
+        """No record of the checked log has these queue offsets: do their units say which should have?"""
+        queue = self._queues.rows[row]
+        for queue_offset in range(first, min(behind, queue.end_byte // UNIT_BYTES, first + LIARS_LOOKED_FOR_MAX)):
+            physical_offset, size, _ = queue.unit(queue_offset, hot=False)
+            if 0 < size != PRE_BLANK_SIZE:
+                self._check_whether_it_lies(queue, (queue_offset, physical_offset, size))
+
+    def _check_whether_it_lies(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> None:
+        """Raise ``DamagedRecord`` where a record lies exactly where the unit points, says that it is another message,
+        and that message's own unit knows nothing of it."""
+        queue_offset, physical_offset, size = unit
+        said = self._log.record_there(physical_offset, size)
+        if said is None or said == (queue.topic.encode(), queue.queue_id, queue_offset):
+            return
+        other = self._queues.get(said[0].decode("utf-8", "replace"), said[1])
+        if other is not None and said[2] >= 0 and other.unit(said[2], hot=False)[0] == physical_offset:
+            return
+        raise DamagedRecord(
+            f"the record at physical offset {physical_offset:,} is message {queue_offset:,} of queue {queue.queue_id} "
+            f"of {queue.topic}, but says it is another",
+            physical_offset, "a record that says it is another message",
+        )  # fmt: skip
 
     def _record_is_there(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
         queue_offset, physical_offset, size = unit
@@ -299,6 +376,14 @@ class Recovery:
             return False
         files = [file for file in self._index.files[:keep] if file.index_count > 1]
         return not files or files[0].header.begin_physical_offset > first
+
+    def _drop_changed(self, keep: int) -> int:
+        """Leave out the files that may have keys of messages that are lost, or lack those of restored ones."""
+        first = self._changed_from
+        stay = next((k for k in range(keep) if self._index.files[k].end_physical_offset >= first), keep)
+        if stay < keep:
+            self._index_problem = self._index_problem or f"{self._index.files[stay].path}: messages in it are lost"
+        return stay
 
     def _drop_unfounded(self, keep: int) -> int:
         """Leave out files whose last message, where indexing would go on, is not in the log."""
@@ -371,11 +456,12 @@ class Recovery:
         following = self._log.next_queue_offset(physical_offset, self._commitlog.write_offset)
         if following is not None and following <= queue_offset:
             file = self._commitlog.queue.find(physical_offset)
-            raise CorruptLog(
+            raise DamagedRecord(
                 f"{file.path if file else self._commitlog.queue.folder}: the record at physical offset "
                 f"{physical_offset:,} says it is message {queue_offset:,} of queue {queue.queue_id} of {queue.topic}, "
-                f"but message {following:,} comes behind it. Restore the file from a backup; the log was not changed"
-            )
+                f"but message {following:,} comes behind it",
+                physical_offset, "a record that says it is another message",
+            )  # fmt: skip
         # Its units in front of the gap were lost: fill it from the log, once. A gap that is still there then is in the
         # log itself.
         if queue.max_offset > queue.start_offset and queue.row not in self._refilled:

@@ -94,14 +94,16 @@ class RecordRewriter:
     def read(self, chosen: np.ndarray, *, hot: bool) -> Waiting:
         """The records of ``chosen``: a row of (physical offset, size, anything) each, in the order of the log.
 
-        What lies outside of the log is left out, and what no file could hold. With ``hot``, raises ``WouldBlock`` where
-        it would wait for the disk.
+        What lies outside of the log is left out, tombstones, and what no file could hold. With ``hot``, raises
+        ``WouldBlock`` where it would wait for the disk.
         """
         rows = chosen.reshape(-1, CHOSEN_ROW)
         begin, end = self._commitlog.start_offset, self._commitlog.write_offset
         offsets, sizes = rows[:, C_PHYSICAL_OFFSET], rows[:, C_SIZE]
         sizes_max = self._commitlog.queue.file_bytes - _LONGER_AT_MOST - BLANK_BYTES_MIN
         inside = (offsets >= begin) & (offsets <= end - sizes) & (sizes >= RECORD_BYTES_MIN) & (sizes <= sizes_max)
+        if self._reads.quarantine:
+            inside &= ~self._reads.quarantine.mask(offsets)
         if not inside.all():
             rows = rows[inside]
         flat = np.ascontiguousarray(rows).reshape(-1)

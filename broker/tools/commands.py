@@ -106,8 +106,8 @@ def verify(store: Path, mode: str, show: int, index_slots: int | None) -> int:
 def rebuild(store: Path, index_slots: int | None) -> int:
     """Make ConsumeQueues and index of a stopped STORE anew from its log.
 
-    The files that are there are moved to flintmq/aside first and removed at the end. A damaged log is refused before
-    anything is changed. Interrupted or killed, the next start of a broker, or of this, goes on.
+    The files that are there are moved to flintmq/aside first and removed at the end. Damage of the log is
+    contained as by a start. Interrupted or killed, the next start of a broker, or of this, goes on.
     """
     from .rebuild import rebuild as run
 

@@ -48,8 +48,7 @@ KINDS: dict[str, Kind] = {
     ),
     "record-crc": Kind(
         "records whose checksum over all of them is wrong",
-        "a field of the header or a property is not what was stored; a broker refuses to start where it checks the "
-        "file",
+        "a field of the header or a property is not what was stored; a start that checks the file contains it",
         _RESTORE,
     ),
     "properties": Kind(

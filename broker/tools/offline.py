@@ -25,6 +25,7 @@ from ..store.files import Files
 from ..store.index_file import IndexFile, index_file_bytes
 from ..store.mapped_file import MappedFile, file_name
 from ..store.message_store import ENTRIES, OWN_FOLDER, QUEUE_SIZE, SLOTS
+from ..store.quarantine import Quarantine
 from ..store.queue_table import LIGHT_QUEUE_PREFIX, ConsumeQueueTable
 from ..store.settings import StoreSettings
 from ..store.store_lock import StoreLock
@@ -77,6 +78,7 @@ class OfflineStore:
         own = path / OWN_FOLDER
         self.clean = not (path / "abort").exists()
         self.state = StoreState(self.files, own / "state.json")
+        self.quarantine = Quarantine(self.files, own / "quarantine")
         self.checkpoint = StoreCheckpoint(self.files, path / "checkpoint")
         self.topics = TopicTable(self.files, path / "config" / "topics.json")
         self.consumer_offsets = ConsumerOffsetTable(self.files, path / "config" / "consumerOffset.json")
@@ -167,6 +169,7 @@ class OfflineStore:
             (self.topics.load, self.path / "config" / "topics.json"),
             (self.consumer_offsets.load, self.path / "config" / "consumerOffset.json"),
             (self.state.load, self.state.path),
+            (self.quarantine.load, self.quarantine.path),
         ):
             self._load_table(load, table)
         self.checkpoint.load()

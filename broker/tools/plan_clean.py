@@ -70,7 +70,7 @@ def _expiry(store: OfflineStore) -> Expiry:
         queue.max_offset = count_units(queue, FOREVER)
         queue.start_offset = queue.min_hint = find_start(queue, queue.max_offset)
     index = IndexService(store.files, store.path / "index", own / "aside", own / "new", 1, 1)
-    reads = Reads(commitlog, store.queues, index, store.topics, store.state)
+    reads = Reads(commitlog, store.queues, index, store.topics, store.state, store.quarantine)
     delay_offsets = DelayOffsetTable(store.files, store.path / "config" / "delayOffset.json")
     delay_offsets.load()
     prepared = PreparedState(store.files, own / "prepared.json")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from flintmq.broker.kernels import dispatch as kernel
-from flintmq.broker.store import CorruptLog, MessageStore
+from flintmq.broker.store import MessageStore
 from flintmq.protocol.javahash import index_key_hash
 from flintmq.protocol.layout import INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, PRE_BLANK_SIZE, UNIT_STRUCT
 from flintmq.protocol.record import Record
@@ -22,6 +22,7 @@ from tests.store_tools import (
     Message,
     Sent,
     append,
+    assert_contained,
     assert_found,
     assert_holds,
     copy_store,
@@ -409,21 +410,18 @@ def test_any_mixture_of_damage_is_repaired(
 # What only the log knows, and what it does not.
 
 
-def test_a_hole_found_while_queues_are_filled_is_refused_and_named(tmp_path: Path) -> None:
+def test_a_hole_found_while_queues_are_filled_is_contained(tmp_path: Path) -> None:
     """In a part of the log that is not read at every start."""
     settings = dataclasses.replace(SMALL, verify_at_start_bytes=0)
     store = open_store(tmp_path / "store", settings)
     sent = [each for number in range(15) for each in put(store, "orders", 0, plain(1, size=400_000, first=number))]
     store.close()
-    log = store.path / "commitlog" / f"{0:020d}"
-    overwrite(log, sent[3].physical_offset, bytes(60))
+    overwrite(store.path / "commitlog" / f"{0:020d}", sent[3].physical_offset, bytes(60))
     store = open_store(store.path, settings)
     assert store.max_offset("orders", 0) == 15
     store.close()
     shutil.rmtree(store.path / "consumequeue")
-    for _ in range(2):
-        with pytest.raises(CorruptLog, match=f"{log.name}.*{sent[3].physical_offset:,}.*the log was not changed"):
-            open_store(store.path, settings)
+    assert_contained(store.path, sent, [sent[3]], settings=settings)
 
 
 def test_messages_that_are_not_in_the_log_leave_a_gap_and_no_shift(tmp_path: Path) -> None:
@@ -587,20 +585,22 @@ def test_damage_does_not_spread(filled: Callable[[END], tuple[Path, list[Sent]]]
 
 
 @pytest.mark.parametrize("number", [0, 1, 7])
-def test_a_record_that_lies_about_its_place_is_refused_before_it_hides_those_behind_it(
-    tmp_path: Path, number: int
+@pytest.mark.parametrize("lost", ["queue", "checkpoint", "nothing"])
+def test_a_record_that_lies_about_its_place_hides_none_of_those_behind_it(
+    tmp_path: Path, number: int, lost: str
 ) -> None:
     """No checksum covers a record's head. A queue filled up to what it says would leave out what follows."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(20))
-    put(store, "bills", 0, plain(5))
+    sent += put(store, "bills", 0, plain(5))
     store.close()
     log = store.path / "commitlog" / FIRST
     overwrite(log, sent[number].physical_offset + 20, struct.pack(">q", number + 4096))
-    shutil.rmtree(store.path / "consumequeue")
-    for _ in range(2):
-        with pytest.raises(CorruptLog, match=rf"physical offset {sent[number].physical_offset:,} says it is message"):
-            open_store(store.path)
+    if lost == "queue":
+        shutil.rmtree(store.path / "consumequeue")
+    elif lost == "checkpoint":
+        (store.path / "checkpoint").unlink()
+    assert_contained(store.path, sent, [sent[number]])
 
 
 @pytest.mark.parametrize("topic", [b"../../outside", b"..", b"a/b", b"\xff\xfe", b"nul\0", b""])
@@ -609,7 +609,9 @@ def test_a_topic_that_is_no_name_makes_no_folder(tmp_path: Path, topic: bytes) -
     path = tmp_path / "deep" / "store"
     (path / "commitlog").mkdir(parents=True)
     (path / "commitlog" / FIRST).write_bytes(record.encode().ljust(SMALL.commitlog_file_bytes, b"\0"))
-    with pytest.raises(CorruptLog, match="cannot be a queue's folder"):
-        open_store(path)
+    store, report = reopen(path)
+    assert [each.reason for each in report.quarantined] == ["a topic or queue that cannot be one"]
+    assert len(store.topics) == 0
+    store.close()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["deep"]
     assert not list((path / "consumequeue").iterdir())

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import CorruptLog, MessageStore, StoreLocked
+from flintmq.broker.store import MessageStore, StoreLocked
+from flintmq.broker.store.tombstones import LostRange
 from flintmq.broker.tools.rebuild import Rebuilt, rebuild
 from flintmq.protocol.layout import CHECKPOINT_MARK_AT, RECORD_HEAD_BYTES
 from tests.store_tools import (
@@ -26,7 +27,6 @@ from tests.store_tools import (
     put,
     queue_files,
     reopen,
-    tree,
 )
 from tests.tools_runs import findings
 from tests.unit.test_store_golden import CHANGED, content, copy_sparse, pristine
@@ -139,13 +139,15 @@ def test_where_the_offsets_of_an_expired_queue_go_on_is_kept(tmp_path: Path, had
     store.close()
 
 
-def test_a_damaged_log_is_refused_and_nothing_is_changed(path: Path, source: Filled) -> None:
+def test_a_damaged_log_is_contained_as_by_a_start(path: Path, source: Filled) -> None:
     sent = source[1][100]
     overwrite(path / "commitlog" / f"{0:020d}", sent.physical_offset + RECORD_HEAD_BYTES, b"!")
-    before = tree(path)
-    with pytest.raises(CorruptLog, match="nothing was changed"):
-        rebuild(path, quiet)
-    assert tree(path) == before
+    (hole,) = rebuild(path, quiet).quarantined
+    assert (hole.physical_offset, hole.lost) == (
+        sent.physical_offset,
+        (LostRange(sent.topic, sent.queue, sent.queue_offset, 1),),
+    )
+    assert rebuild(path, quiet).quarantined == []
 
 
 def test_a_store_that_a_broker_has_open_is_refused(path: Path) -> None:

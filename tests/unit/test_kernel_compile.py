@@ -13,13 +13,25 @@ import numpy as np
 import pytest
 
 from flintmq.broker import kernels
-from flintmq.broker.kernels import crc32, deliver, dispatch, examine, gather, index, jit, produce, sequences, text
+from flintmq.broker.kernels import (
+    crc32,
+    deliver,
+    dispatch,
+    examine,
+    gather,
+    index,
+    jit,
+    produce,
+    search,
+    sequences,
+    text,
+)
 
 pytestmark = pytest.mark.skipif(jit.INTERPRETED, reason="nothing is compiled")
 
 KERNELS = {
     f"{module.__name__.rpartition('.')[2]}.{name.lstrip('_')}": value
-    for module in (crc32, text, produce, dispatch, index, gather, sequences, deliver, examine)
+    for module in (crc32, text, produce, dispatch, index, gather, sequences, deliver, search, examine)
     for name, value in vars(module).items()
     # What is only ever inlined into kernels may still be compiled, for other types, when a kernel is.
     if not getattr(value, "_can_compile", True) and value.__module__ == module.__name__
@@ -36,6 +48,7 @@ def test_every_kernel_is_known_to_these_tests() -> None:
         "gather": {"choose", "plan_reads", "gather", "finish"},
         "sequences": {"stored_runs"},
         "deliver": {"find_targets", "deliver"},
+        "search": {"find_record"},
         "examine": {"examine", "next_record", "compare_entries", "pick"},
     }
     assert {f"{module}.{name}" for module, names in expected.items() for name in names} <= set(KERNELS)

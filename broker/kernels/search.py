@@ -1,0 +1,39 @@
+"""The search for the next sound record behind damage, byte by byte. Loaded where there is damage, and only there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...protocol.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN
+from .dispatch import DONE, PARTS, R_STORE_MS, _body_sound, _locate
+from .jit import bytes_array, i64, i64_array, kernel
+from .words import load_be32, load_be64
+
+_AT_MAGIC = RECORD.at["magic"]
+_AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
+
+
+@kernel(i64, bytes_array, i64, i64, i64, i64, i64_array)
+def find_record(log: np.ndarray, at: int, end: int, file_base: int, store_ms_min: int, parts: np.ndarray) -> int:
+    """The first position in ``[at, end)`` where a sound record of that place lies, stored at ``store_ms_min`` or later;
+    ``end`` where there is none.
+
+    ``file_base``: physical offset of the array's first byte; ``parts`` (``PARTS`` integers) gets the record's parts.
+    The record ends within the array, not necessarily in front of ``end``.
+    """
+    last = min(end, len(log) - RECORD_BYTES_MIN + 1)
+    while at < last:
+        magic = load_be32(log, at + _AT_MAGIC)
+        if (
+            magic in (MAGIC_V1, MAGIC_V2)
+            and load_be64(log, at + _AT_PHYSICAL_OFFSET) == file_base + at
+            and _locate(log, at, len(log), file_base + at, parts) == DONE
+            and parts[R_STORE_MS] >= store_ms_min
+            and _body_sound(log, at, parts)
+        ):
+            return at
+        at += 1
+    return end
+
+
+__all__ = ["PARTS", "find_record"]

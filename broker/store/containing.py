@@ -1,0 +1,212 @@
+"""Containing damage of the CommitLog: what was there is kept in the quarantine, tombstones take its place.
+
+The order of writing makes a stop at any point harmless: the copies, the index that says what will be filled with what,
+the tombstones, queues and index, and at last that it is done. Whoever starts in between does the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from ...protocol.layout import UNIT_STRUCT
+from ..kernels import dispatch as kernel
+from .checksummed import ChecksummedRanges
+from .commitlog import CommitLog
+from .containment import Hole
+from .mapped_file import MappedFile
+from .quarantine import Quarantine, QuarantinedRange
+from .queue_table import ConsumeQueueTable
+from .tombstones import LostRange, Tombstone, blank, plan, that_fit
+
+WRITE_BYTES = 1 << 20
+SHOWN_LOST = 5
+
+log = logging.getLogger(__name__)
+
+
+class Container:
+    """Fills holes of a log, and keeps what was in them. For recovery."""
+
+    def __init__(self, commitlog: CommitLog, quarantine: Quarantine, checksummed: ChecksummedRanges) -> None:
+        self._commitlog = commitlog
+        self._checksummed = checksummed
+        self._quarantine = quarantine
+        self.pending: list[QuarantinedRange] = []
+        """Ranges of the index that are not known to be filled."""
+        self.restored: list[QuarantinedRange] = []
+        """Ranges of the index in whose place the log has something sound again."""
+
+    def look(self) -> None:
+        """Compare the index with the log: ``pending`` and ``restored``. Changes nothing."""
+        for each in self._quarantine:
+            file = self._file(each)
+            if file is None or each.end_offset > file.end_offset:
+                continue
+            if not each.filled and self._is_half_filled(each):
+                self.pending.append(each)
+            elif not each.filled or not self._is_filled(file, each):
+                self.restored.append(each)
+
+    def _file(self, each: QuarantinedRange) -> MappedFile | None:
+        return self._commitlog.queue.find(each.physical_offset)
+
+    def _is_half_filled(self, each: QuarantinedRange) -> bool:
+        """Whether every byte is the one that was kept, or that of the tombstones: else somebody changed the file."""
+        path = self._quarantine.folder / each.file
+        if not path.is_file():
+            return True
+        files = self._commitlog.os
+        fd = files.open(path)
+        try:
+            for at, blob in _pieces(each):
+                held, kept = bytearray(len(blob)), bytearray(len(blob))
+                self.read(at, memoryview(held))
+                files.read(fd, memoryview(kept), at - each.physical_offset, wait=True)
+                now, before, after = (np.frombuffer(each_blob, np.uint8) for each_blob in (held, kept, blob))
+                if not ((now == before) | (now == after)).all():
+                    return False
+            return True
+        finally:
+            files.close(fd)
+
+    def _is_filled(self, file: MappedFile, each: QuarantinedRange) -> bool:
+        """Whether its first tombstone is there, or at least nothing sound: then it is damaged again, and found so."""
+        _, blob = next(_pieces(each))
+        size = min(int.from_bytes(blob[:4], "big"), len(blob))
+        held = bytearray(size)
+        self.read(each.physical_offset, memoryview(held))
+        if held == blob[:size]:
+            return True
+        parts = np.zeros(kernel.PARTS, np.int64)
+        array, at = file.array(), each.physical_offset - file.start_offset
+        return kernel.locate(array, at, len(array), each.physical_offset, parts) != kernel.DONE
+
+    def read(self, physical_offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from the log, within one file."""
+        self._commitlog.queue.read(physical_offset, buffer, hot=False)
+
+    # Changes.
+
+    def contain(
+        self, holes: Iterable[Hole], lost: Iterable[list[LostRange]], next_store_ms: Iterable[int]
+    ) -> list[QuarantinedRange]:
+        """Keep what is in the holes and fill them, and those that are pending; all of these, by physical offset.
+
+        ``lost``: the messages of each hole; ``next_store_ms``: the store time of what follows each, for one with
+        nothing in front. They count as filled once ``Quarantine.set_filled`` is called.
+        """
+        if self.restored:
+            for each in self.restored:
+                log.warning(
+                    "the log has something sound at physical offset %s again, where it was damaged: the messages are "
+                    "delivered again; what was found there before is still in %s",
+                    f"{each.physical_offset:,}", self._quarantine.folder / each.file,
+                )  # fmt: skip
+            self._quarantine.drop(self.restored)
+        found_ms = int(time.time() * 1000)
+        added = []
+        for hole, messages, next_ms in zip(holes, lost, next_store_ms, strict=True):
+            file = self._commitlog.queue.find(hole.begin)
+            assert file is not None
+            size, ends_file = hole.end - hole.begin, hole.end == file.end_offset
+            is_checksummed, border = self._checksummed.at(hole.begin)
+            checksum = is_checksummed or border < hole.end
+            fitting = tuple(that_fit(messages, size, ends_file=ends_file, checksum=checksum))
+            store_ms = hole.store_ms or next_ms
+            added.append(
+                QuarantinedRange(hole.begin, size, hole.reason, found_ms, store_ms, fitting, ends_file, checksum)
+            )
+        if added:
+            added = self._quarantine.add(added, self.read)
+        for each in added:
+            self._say(each)
+        ranges = sorted([*self.pending, *added], key=lambda each: each.physical_offset)
+        for each in ranges:
+            self._fill(each)
+        return ranges
+
+    def _fill(self, each: QuarantinedRange) -> None:
+        file = self._file(each)
+        assert file is not None
+        for at, blob in _pieces(each):
+            file.files.write(file.fd, blob, at - file.start_offset)
+        file.files.sync_data(file.fd)
+
+    def _say(self, each: QuarantinedRange) -> None:
+        file = self._file(each)
+        assert file is not None
+        log.error(
+            "%s is damaged: %s at byte %s (physical offset %s), %s bytes. %s. The bytes are kept in %s; the log goes "
+            "on behind them. Restore the file from a backup to have the messages again, or have producers send them",
+            file.path, each.reason, f"{each.physical_offset - file.start_offset:,}", f"{each.physical_offset:,}",
+            f"{each.bytes:,}", lost_text(each.lost), self._quarantine.folder / each.file,
+        )  # fmt: skip
+
+    def patch_units(self, queues: ConsumeQueueTable, ranges: Iterable[QuarantinedRange]) -> None:
+        """Have the units of lost messages point at their tombstones, where their queues have units for them: the
+        queues need not be filled again."""
+        for each in ranges:
+            run: list[Tombstone] = []
+            for tombstone in _plan(each):
+                last = run[-1] if run else None
+                if last is not None and tombstone[:3] != (last.topic, last.queue, last.queue_offset + 1):
+                    _patch(queues, run)
+                    run = []
+                if tombstone.has_unit:
+                    run.append(tombstone)
+            _patch(queues, run)
+
+
+def _patch(queues: ConsumeQueueTable, run: list[Tombstone]) -> None:
+    """Write the units of tombstones whose queue offsets follow each other."""
+    queue = queues.get(run[0].topic.decode("utf-8", "replace"), run[0].queue) if run else None
+    if queue is None:
+        return
+    first = run[0].queue_offset
+    held = queue.read_units(first, len(run), hot=False)
+    units = b"".join(UNIT_STRUCT.pack(each.physical_offset, each.size, 0) for each in run)[: len(held)]
+    if units and any(held) and held != units:
+        queue.write_at(first, memoryview(units))
+
+
+def _plan(each: QuarantinedRange) -> Iterator[Tombstone]:
+    return plan(each.physical_offset, each.bytes, each.lost, ends_file=each.ends_file, checksum=each.checksum)
+
+
+def _pieces(each: QuarantinedRange) -> Iterator[tuple[int, bytes]]:
+    """(physical offset, bytes) of all that fills a range, in pieces of whole records."""
+    at, blob = each.physical_offset, bytearray()
+    for tombstone in _plan(each):
+        blob += tombstone.encode(each.store_ms, checksum=each.checksum)
+        if len(blob) >= WRITE_BYTES:
+            yield at, bytes(blob)
+            at, blob = at + len(blob), bytearray()
+    if each.ends_file:
+        blob += blank(each.end_offset - at - len(blob))
+        yield at, bytes(blob)
+        at += len(blob)
+        while at < each.end_offset:
+            size = min(WRITE_BYTES, each.end_offset - at)
+            yield at, bytes(size)
+            at += size
+    elif blob:
+        yield at, bytes(blob)
+
+
+def lost_text(lost: Iterable[LostRange]) -> str:
+    """Which messages are lost, in a sentence without its full stop."""
+    ranges = list(lost)
+    count = sum(each.messages for each in ranges)
+    if not count:
+        return "No message is known to be lost"
+    named = [
+        f"{each.topic} queue {each.queue}: {each.first:,}"
+        + (f" to {each.first + each.messages - 1:,}" if each.messages > 1 else "")
+        for each in ranges[:SHOWN_LOST]
+    ]
+    more = f" and {len(ranges) - SHOWN_LOST:,} more ranges" if len(ranges) > SHOWN_LOST else ""
+    return f"{count:,} message{'s are' if count > 1 else ' is'} lost ({'; '.join(named)}{more})"

@@ -1,0 +1,323 @@
+"""Damage in the middle of a log, of every shape: what it hits is lost and said, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.store import MessageStore, StoreSettings
+from flintmq.protocol.layout import RECORD
+from flintmq.protocol.record import Record
+from tests.store_tools import (
+    SMALL,
+    Message,
+    Sent,
+    append,
+    assert_contained,
+    assert_holds,
+    assert_only_these_are_left,
+    kill,
+    lost_of,
+    open_store,
+    overwrite,
+    plain,
+    put,
+    reopen,
+    restore,
+    save,
+    without_dispatched,
+)
+
+FILE_BYTES = SMALL.commitlog_file_bytes
+FIRST, SECOND, THIRD = (f"{number * FILE_BYTES:020d}" for number in range(3))
+PAGE_BYTES = 4096
+CHECKSUMMED = dataclasses.replace(SMALL, record_checksum=True)
+
+
+def undispatched(path: Path) -> None:
+    """Nothing but the log says which messages there are."""
+    shutil.rmtree(path / "consumequeue")
+    (path / "checkpoint").write_bytes(without_dispatched(path / "checkpoint"))
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    """Turn one bit of a log's first file."""
+    log = path / "commitlog" / FIRST
+    overwrite(log, at, bytes([log.read_bytes()[at] ^ 1 << bit]))
+
+
+def two_topics(path: Path, *, size: int = 100, frames: int = 60, settings: StoreSettings = SMALL) -> list[Sent]:
+    """A stopped store whose messages of two topics and three queues lie mixed."""
+    store = open_store(path, settings)
+    source, sent = random.Random(1), []
+    for number in range(frames):
+        topic, queue = source.choice([("orders", 0), ("orders", 1), ("bills", 0)])
+        count = source.randrange(1, 6)
+        sent += put(store, topic, queue, plain(count, size=source.randrange(8, 2 * size), first=10 * number))
+    store.close()
+    return sent
+
+
+def hit_by(sent: Sequence[Sent], begin: int, end: int, log_end: int) -> list[Sent]:
+    """The messages whose records have a byte in ``[begin, end)``."""
+    behind = [each.physical_offset for each in sent[1:]] + [log_end]
+    return [each for each, stop in zip(sent, behind, strict=True) if each.physical_offset < end and stop > begin]
+
+
+# Shapes of damage.
+
+
+@pytest.mark.parametrize("known", ["by queues", "by the log alone"])
+@pytest.mark.parametrize("content", ["zeros", "ones", "random"])
+@pytest.mark.parametrize("settings", [SMALL, CHECKSUMMED], ids=["plain", "checksummed"])
+def test_a_lost_page_costs_the_messages_on_it(
+    tmp_path: Path, known: str, content: str, settings: StoreSettings
+) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path, settings=settings)
+    page = {"zeros": bytes(PAGE_BYTES), "ones": b"\xff" * PAGE_BYTES, "random": random.Random(4).randbytes(PAGE_BYTES)}
+    begin = sent[30].physical_offset + 92
+    overwrite(path / "commitlog" / FIRST, begin, page[content])
+    if known == "by the log alone":
+        undispatched(path)
+    assert_contained(path, sent, hit_by(sent, begin, begin + PAGE_BYTES, 1 << 40), settings=settings)
+
+
+def test_zeros_over_the_end_of_a_record_and_what_follows_cost_that_record_too(tmp_path: Path) -> None:
+    """No checksum covers its properties, but they never end in zeros."""
+    path = tmp_path / "store"
+    sent = two_topics(path)
+    overwrite(path / "commitlog" / FIRST, sent[30].physical_offset - 3, bytes(PAGE_BYTES))
+    assert_contained(
+        path, sent, hit_by(sent, sent[29].physical_offset, sent[30].physical_offset + PAGE_BYTES - 3, 1 << 40)
+    )
+
+
+def test_every_hole_of_many_is_contained_for_itself(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path)
+    lost = [sent[number] for number in (0, 1, 7, 20, 22, 23, len(sent) - 1)]
+    for each in lost:
+        flip(path, each.physical_offset + 95)
+    assert_contained(path, sent, lost)
+
+
+def test_a_whole_file_of_zeros_costs_what_was_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path, size=200_000, frames=30)
+    assert (path / "commitlog" / THIRD).exists()
+    (path / "commitlog" / SECOND).write_bytes(bytes(FILE_BYTES))
+    assert_contained(path, sent, [each for each in sent if FILE_BYTES <= each.physical_offset < 2 * FILE_BYTES])
+
+
+def test_a_blank_record_that_is_damaged_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path, size=200_000, frames=30)
+    last = [each for each in sent if each.physical_offset < FILE_BYTES][-1]
+    (size,) = struct.unpack_from(">i", (path / "commitlog" / FIRST).read_bytes(), last.physical_offset)
+    overwrite(path / "commitlog" / FIRST, last.physical_offset + size, b"\x11" * 8)
+    assert_contained(path, sent, [])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damage_at_random_costs_what_it_hits(tmp_path: Path, seed: int) -> None:
+    """Zeros and random bytes over what a checksum covers, anywhere, in a log of three files."""
+    source = random.Random(seed)
+    path = tmp_path / "store"
+    sent = two_topics(path, size=150_000, frames=40)
+    lost: list[Sent] = []
+    for _ in range(source.randrange(1, 5)):
+        victim = source.choice(sent)
+        begin = victim.physical_offset + source.choice([0, 2, 30, 95])
+        blob = source.choice([bytes(64), source.randbytes(30), bytes(300_000)])
+        begin_file, end_file = begin // FILE_BYTES * FILE_BYTES, begin // FILE_BYTES * FILE_BYTES + FILE_BYTES
+        blob = blob[: end_file - begin]
+        overwrite(path / "commitlog" / f"{begin_file:020d}", begin - begin_file, blob)
+        same_file = [each for each in sent if each.physical_offset // FILE_BYTES * FILE_BYTES == begin_file]
+        lost += hit_by(same_file, begin, begin + len(blob), end_file)
+    if source.random() < 0.5:
+        (path / "abort").touch()
+    assert_contained(path, sent, [each for each in sent if each in lost])
+
+
+# Every bit of a record's head.
+
+UNCHECKED = {
+    "queue_id", "flag", "queue_offset", "sys_flag", "born_timestamp", "born_host", "store_timestamp", "store_host",
+    "reconsume_times", "prepared_transaction_offset",
+}  # fmt: skip
+"""Fields that no checksum covers without ``__CRC32#``."""
+
+
+def test_with_a_checksum_over_all_of_it_no_byte_of_a_record_can_change(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = open_store(path, CHECKSUMMED)
+    sent = put(store, "orders", 0, plain(3, size=10))
+    store.close()
+    saved = save(path)
+    others = [sent[0], sent[2]]
+    for at in range(sent[1].physical_offset, sent[2].physical_offset):
+        restore(path, saved)
+        flip(path, at, at % 8)
+        store, report = reopen(path, CHECKSUMMED)
+        assert lost_of(report) == {("orders", 0, 1)}, at
+        assert_only_these_are_left(store, others, [sent[1]])
+        kill(store)
+        assert reopen_is_quiet(path)
+
+
+def reopen_is_quiet(path: Path) -> bool:
+    store, report = reopen(path, CHECKSUMMED)
+    kill(store)
+    return not report.quarantined and not report.rebuilt
+
+
+@pytest.mark.parametrize("field", list(RECORD.at))
+def test_whatever_bit_of_a_head_is_hit_the_messages_around_it_stay(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "store"
+    store = open_store(path)
+    sent = put(store, "orders", 0, plain(3))
+    sent += put(store, "bills", 0, plain(2))
+    store.close()
+    saved = save(path)
+    width = next(each.width for each in RECORD.fields if each.name == field)
+    for bit in range(8 * width):
+        restore(path, saved)
+        flip(path, sent[1].physical_offset + RECORD.at[field] + bit // 8, bit % 8)
+        store, report = reopen(path)
+        others = [each for each in sent if each is not sent[1]]
+        if field in UNCHECKED and not report.quarantined:
+            records = {record.physical_offset for record in pull_around(store, others)}
+            assert records >= {each.physical_offset for each in others}, (field, bit)
+        else:
+            assert lost_of(report) == {("orders", 0, 1)}, (field, bit)
+            assert_only_these_are_left(store, others, [sent[1]])
+        kill(store)
+
+
+def pull_around(store: MessageStore, sent: Sequence[Sent]) -> list[Record]:
+    from tests.store_tools import matches, pull_all
+
+    records = [record for queue in {(each.topic, each.queue) for each in sent} for record in pull_all(store, *queue)]
+    by_offset = {record.physical_offset: record for record in records}
+    assert all(matches(by_offset[each.physical_offset], each) for each in sent)
+    return records
+
+
+# Bodies that hold records.
+
+
+def forged(queue_offset: int, physical_offset: int, topic: bytes = b"orders", body: bytes = b"forged") -> bytes:
+    """A record that somebody sent as part of a body, in the hope that it is taken for one."""
+    return Record(
+        topic=topic, body=body, queue_offset=queue_offset, physical_offset=physical_offset,
+        store_timestamp=1 << 42, properties=b"KEYS\x01forged\x02",
+    ).encode()  # fmt: skip
+
+
+def hostile(begin: int, head_bytes: int, count: int, topic: bytes, queue_offset: int) -> bytes:
+    """A body with a chain of records that fit where they lie. ``begin``: where its own record will begin."""
+    body = bytearray(b"x" * 40)
+    for number in range(count):
+        body += forged(queue_offset + number, begin + head_bytes + len(body), topic)
+    return bytes(body)
+
+
+@pytest.mark.parametrize("known", ["by queues", "by the log alone"])
+@pytest.mark.parametrize("damage", ["length", "head", "magic"])
+@pytest.mark.parametrize("topic", [b"orders", b"bills", b"other"])
+def test_records_forged_in_a_body_are_not_found(tmp_path: Path, known: str, damage: str, topic: bytes) -> None:
+    path = tmp_path / "store"
+    store = open_store(path)
+    sent = put(store, "orders", 0, plain(5)) + put(store, "bills", 0, plain(3))
+    begin = store.write_offset
+    sent += put(store, "orders", 0, [Message(hostile(begin, RECORD.size, 6, topic, 5))])
+    sent += put(store, "orders", 0, plain(5, first=5)) + put(store, "bills", 0, plain(4, first=3))
+    store.close()
+    damages = {"length": (0, b"\x7f"), "head": (0, bytes(60)), "magic": (0, bytes(8))}
+    at, blob = damages[damage]
+    overwrite(path / "commitlog" / FIRST, begin + at, blob)
+    if known == "by the log alone":
+        undispatched(path)
+    assert_contained(path, sent, [sent[8]])
+
+
+@pytest.mark.parametrize("known", ["by queues", "by the log alone"])
+def test_a_forged_record_that_ends_where_its_message_ends_is_not_found(tmp_path: Path, known: str) -> None:
+    """The log goes on behind it; but it says that it is a message that comes later."""
+    path = tmp_path / "store"
+    store = open_store(path)
+    sent = put(store, "bills", 0, plain(3))
+    begin = store.write_offset
+    inner = forged(3, begin + RECORD.size, b"bills", b"\0")
+    tail = bytes([6]) + b"orders" + bytes(2)  # what the broker writes behind the body: topic and no properties
+    head = bytearray(inner[: RECORD.size])
+    head[0:4] = struct.pack(">i", RECORD.size + 1 + len(tail))
+    head[8:12] = struct.pack(">i", zlib.crc32(b"\0") & 0x7FFFFFFF)
+    sent += put(store, "orders", 0, [Message(bytes(head) + b"\0")])
+    assert store.write_offset == begin + 2 * RECORD.size + 1 + len(tail)
+    sent += put(store, "orders", 0, plain(4, first=1)) + put(store, "bills", 0, plain(4, first=3))
+    store.close()
+    overwrite(path / "commitlog" / FIRST, begin, b"\x7f")
+    if known == "by the log alone":
+        undispatched(path)
+    assert_contained(path, sent, [sent[3]])
+
+
+# What comes back, and what the quarantine itself may lose.
+
+
+def test_a_file_that_is_restored_gives_its_messages_back(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path)
+    whole = (path / "commitlog" / FIRST).read_bytes()
+    flip(path, sent[9].physical_offset + 95)
+    store, report = reopen(path)
+    assert len(report.quarantined) == 1
+    store.close()
+    (path / "commitlog" / FIRST).write_bytes(whole)
+    store, report = reopen(path)
+    assert report.quarantined == []
+    assert not store.quarantine
+    assert_holds(store, sent)
+    store.close()
+    assert list((path / "flintmq" / "quarantine").glob("*.bin"))
+
+
+def test_what_is_damaged_again_is_kept_beside_what_was_kept_before(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path)
+    flip(path, sent[9].physical_offset + 95)
+    kill(open_store(path))
+    before = save(path / "flintmq" / "quarantine")
+    flip(path, sent[9].physical_offset + 5)
+    store, report = reopen(path)
+    assert len(report.quarantined) == 1
+    assert_only_these_are_left(store, [each for each in sent if each is not sent[9]], [sent[9]])
+    assert store.quarantine.lost_messages == 1
+    kill(store)
+    after = save(path / "flintmq" / "quarantine")
+    assert {name: after[name] for name in before if name.endswith(".bin")} == {
+        name: blob for name, blob in before.items() if name.endswith(".bin")
+    }
+    assert len(json.loads(after["index.json"])["holes"]) == 2
+
+
+def test_a_message_appended_behind_a_hole_at_the_end_follows_what_was_lost(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = open_store(path)
+    sent = put(store, "orders", 0, plain(5))
+    store.close()
+    flip(path, sent[4].physical_offset + 100)
+    store = open_store(path)
+    (new,) = append(store, "orders", 0, plain(1, first=100))
+    assert new.queue_offset == 5
+    store.close()
