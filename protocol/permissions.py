@@ -14,7 +14,7 @@ names them, or ``admin`` on the broker. A group's retry topic comes with the gro
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
@@ -50,6 +50,11 @@ class Grant:
     kind: str
     name: str = ""
     prefix: bool = False
+
+    @property
+    def on(self) -> tuple[str, str, bool]:
+        """The object."""
+        return self.kind, self.name, self.prefix
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in ``users.json``."""
@@ -115,6 +120,25 @@ class Permissions:
     def as_json(self) -> list[dict[str, Any]]:
         """As they stand in ``users.json``."""
         return [grant.as_json() for grant in self.grants]
+
+    def plus(self, grants: Iterable[Grant]) -> Permissions:
+        """These and more; actions on one object stand in one grant."""
+        found = {grant.on: grant for grant in self.grants}
+        for grant in grants:
+            before = found.get(grant.on)
+            found[grant.on] = grant if before is None else replace(grant, actions=grant.actions | before.actions)
+        return Permissions(found.values())
+
+    def minus(self, grants: Iterable[Grant]) -> Permissions:
+        """These without some actions. Raises ``ConfigurationError`` where they have none of them."""
+        found = {grant.on: grant for grant in Permissions().plus(self.grants).grants}
+        for grant in grants:
+            before = found.pop(grant.on, None)
+            if before is None or before.actions.isdisjoint(grant.actions):
+                raise ConfigurationError(f"there is no grant of {', '.join(sorted(grant.actions))} on {grant}")
+            if left := before.actions - grant.actions:
+                found[grant.on] = replace(before, actions=left)
+        return Permissions(found.values())
 
     def allows(self, action: str, kind: str, name: str = "") -> bool:
         """Whether any grant allows ``action`` on that object."""

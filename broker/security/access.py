@@ -112,16 +112,22 @@ class AccessTable:
         if access is None:
             self._raw[name] = raw
             access = self._by_user[name] = Access(name, _parsed(name, raw))
+        elif raw != self._raw[name]:
+            self._change(access, raw)
+            self._changed()
         return access
+
+    def _change(self, access: Access, raw: object) -> None:
+        self._raw[access.name] = raw
+        access.change(_parsed(access.name, raw))
 
     def update(self, users: Mapping[str, object]) -> None:
         """The file of users changed: ``users`` has everybody's grants. Who is not in it may nothing any more."""
         others = False
         for name, access in self._by_user.items():
-            raw = users.get(name, [])
+            raw = users.get(name, ())
             if raw != self._raw[name]:
-                self._raw[name] = raw
-                access.change(_parsed(name, raw))
+                self._change(access, raw)
                 others = True
         if others:
             self._changed()

@@ -161,6 +161,23 @@ def test_a_grant_that_cannot_be_is_refused_by_its_place(raw: object, says: str) 
     assert says in str(refused.value)
 
 
+def test_grants_are_added_and_taken_away_by_object() -> None:
+    before = permissions({"actions": ["publish"], "topic": "orders"}, {"actions": ["publish"], "topicPrefix": "orders"})
+    more = permissions({"actions": ["consume"], "topic": "orders"}, {"actions": ["consume"], "group": "orders"})
+    after = before.plus(more.grants)
+    assert after.as_json() == [
+        {"actions": ["publish", "consume"], "topic": "orders"},
+        {"actions": ["publish"], "topicPrefix": "orders"},
+        {"actions": ["consume"], "group": "orders"},
+    ]
+    assert after.minus(more.grants).as_json() == [
+        {"actions": ["publish"], "topicPrefix": "orders"},
+        {"actions": ["publish"], "topic": "orders"},
+    ]
+    with pytest.raises(ConfigurationError, match="no grant of consume on topics that begin with 'orders'"):
+        after.minus(permissions({"actions": ["consume"], "topicPrefix": "orders"}).grants)
+
+
 # ---- while the broker runs
 
 
