@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flintmq.client.cli.user_file import UserFile
-from flintmq.protocol.scram import ITERATIONS_MIN, make_verifier
+from flintmq.protocol.commands import AUTH
+from flintmq.protocol.scram import ITERATIONS_MIN, MECHANISM, ClientExchange, make_verifier
 from flintmq.protocol.users import User, Users
+from tests.conftest import RawConnection
 
 PASSWORD = "correct horse"
 SCRAM = {"security.auth": "scram"}
@@ -27,3 +31,28 @@ def set_user(store: Path, name: str, password: str | None = PASSWORD) -> None:
         return dataclasses.replace(users, by_name=others)
 
     UserFile(store).change(edit)
+
+
+def set_grants(store: Path, grants: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """Make users, or change what they may do; all have ``PASSWORD``."""
+    (store / "config").mkdir(parents=True, exist_ok=True)
+    verifier = make_verifier(PASSWORD, ITERATIONS_MIN)
+
+    def edit(users: Users) -> Users:
+        found = dict(users.by_name)
+        for name, permissions in grants.items():
+            before = found.get(name, User(name, verifier))
+            found[name] = dataclasses.replace(before, permissions=tuple(permissions))
+        return dataclasses.replace(users, by_name=found)
+
+    UserFile(store).change(edit)
+
+
+def authenticate(connection: RawConnection, name: str = "billing", password: str = PASSWORD) -> None:
+    """As the clients do it."""
+    exchange = ClientExchange(name, password)
+    answer = connection.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
+    assert not answer.fields.get("done")
+    answer = connection.call(AUTH, {"message": exchange.final(answer.fields["message"])}).raise_for_error()
+    exchange.check(answer.fields["message"])
+    assert answer.fields["done"]

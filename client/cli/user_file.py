@@ -11,9 +11,13 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import click
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.users import USERS_FILE, Users, encode_users, parse_users
+from ...protocol.users import USERS_FILE, User, Users, check_user_name, encode_users, parse_users
+from .failures import nearest
 
 FILE_MODE = 0o600
 STORE_FOLDERS = ("commitlog", "config")
@@ -101,3 +105,19 @@ class UserFile:
         remedy = "; do it as the user that the broker runs as" if isinstance(error, PermissionError) else ""
         reason = getattr(error, "strerror", None) or error
         return ConfigurationError(f"the users in {str(self.path)!r} {what}: {reason}{remedy}")
+
+
+def store_option(function: Any) -> Any:
+    """``--store``, with the default that the broker has."""
+    return click.option(
+        "--store", envvar="FLINTMQ_STORE__PATH", default="./flintmq-store", show_default=True, metavar="DIR",
+        help="The store's folder.",
+    )(function)  # fmt: skip
+
+
+def user_named(users: Users, name: str) -> User:
+    """The user of that name. Raises ``ConfigurationError`` where there is none."""
+    found = users.by_name.get(check_user_name(name))
+    if found is None:
+        raise ConfigurationError(f"there is no user {name!r}{nearest(name, users.by_name)}")
+    return found

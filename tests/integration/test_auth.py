@@ -22,7 +22,7 @@ from flintmq.protocol.errors import BrokerError, FrameIllegal, InvalidParameter,
 from flintmq.protocol.scram import MECHANISM, ClientExchange
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
-from tests.security_tools import PASSWORD, SCRAM, set_user
+from tests.security_tools import PASSWORD, SCRAM, authenticate, set_user
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +33,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]
     brokers = Brokers(folder)
     yield brokers.start(store=folder / "store", settings=SCRAM)
     brokers.stop_all()
-
-
-def authenticate(connection: RawConnection, name: str = "billing", password: str = PASSWORD) -> None:
-    """As the clients do it."""
-    exchange = ClientExchange(name, password)
-    answer = connection.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
-    assert not answer.fields.get("done")
-    answer = connection.call(AUTH, {"message": exchange.final(answer.fields["message"])}).raise_for_error()
-    exchange.check(answer.fields["message"])
-    assert answer.fields["done"]
 
 
 def refused(connection: RawConnection, error: type[BrokerError], match: str) -> None:

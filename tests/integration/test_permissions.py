@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -16,13 +13,14 @@ from flintmq.broker.server.dispatch import RULES
 from flintmq.broker.server.handlers.rules import anybody
 from flintmq.protocol import commands
 from flintmq.protocol.commands import COMMANDS, CONSUMER_OFFSET_STRUCT, PHYSICAL_OFFSET_STRUCT, Command
-from flintmq.protocol.errors import MessageNotFound, NoPermission, TopicNotExist
+from flintmq.protocol.errors import MemberUnknown, MessageNotFound, NoPermission, TopicNotExist
 from flintmq.protocol.frames import ONE_WAY
-from flintmq.protocol.ids import encode_offset_id
+from flintmq.protocol.ids import offset_id
 from flintmq.protocol.permissions import ACTIONS
-from tests.conftest import Answer, BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
-from tests.group_tools import until
+from flintmq.protocol.record import decode_record
+from tests.conftest import Answer, Brokers, ConnectionFactory, RawConnection, RunningBroker
 from tests.security_tools import SCRAM, authenticate, set_grants
+from tests.store_tools import split_answer
 
 Grants = list[dict[str, Any]]
 
@@ -269,9 +267,7 @@ def everything(admin: RawConnection) -> Any:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_command_is_refused_without_each_of_its_grants_and_served_with_exactly_them(
-    name: str, log_in: LogIn
-) -> None:
+def test_a_command_is_refused_without_each_of_its_grants_and_served_with_exactly_them(name: str, log_in: LogIn) -> None:
     case = BY_NAME[name]
     admin = log_in("admin")
     prepared = prepare(admin, case)
@@ -285,7 +281,10 @@ def test_a_command_is_refused_without_each_of_its_grants_and_served_with_exactly
             peer.send(case.command, prepared.fields, prepared.body, kind=ONE_WAY)
             peer.call(commands.HELLO, {"protocol": 1}).raise_for_error()
         assert everything(admin) == before, user
-    log_in(user_of(name, None)).call(case.command, prepared.fields, prepared.body).raise_for_error()
+    served = log_in(user_of(name, None)).call(case.command, prepared.fields, prepared.body)
+    if case.command is commands.UNREGISTER_CLIENT and served.code == MemberUnknown.code:
+        return  # which it was asked
+    served.raise_for_error()
 
 
 def check_refused(case: Case, missing: int, user: str, answer: Answer) -> None:
@@ -307,10 +306,15 @@ def check_refused(case: Case, missing: int, user: str, answer: Answer) -> None:
     if case.command is commands.ABORT_PREPARED:
         assert "publish on any topic" in message
         return
-    names = [str(value) for key, value in grant.items() if key != "actions"]
-    assert grant["actions"][0] in message or case.name == "stats-for-a-producer"
-    assert names == ["True"] or names[0] in message
+    missed = [grant] if missing >= 0 else case.grants
+    if case.name != "stats-for-a-producer":
+        assert any(says(message, each) for each in missed)
     assert f"flintmq user grant {user} --" in message
+
+
+def says(message: str, grant: dict[str, Any]) -> bool:
+    ((kind, name),) = [(key, value) for key, value in grant.items() if key != "actions"]
+    return f"{grant['actions'][0]} on {'the broker' if kind == 'broker' else f'{kind} {name}'}" in message
 
 
 # ---- lists show what one may see
@@ -369,7 +373,7 @@ def test_no_prefix_shows_the_brokers_own_topics(seen: RawConnection, log_in: Log
     system = {row["topic"] for row in everything_there if row["system"]}
     assert system
     assert not names & system
-    for topic in system | {"OFFSET_MOVED_EVENT", "TRANS_CHECK_MAX_TIME_TOPIC", "%DLQ%x", "%RETRY%.x"}:
+    for topic in system | {"OFFSET_MOVED_EVENT", "TRANS_CHECK_MAX_TIME_TOPIC", "%DLQ%x"}:
         assert wide.pull(topic).code == NoPermission.code, topic
 
 
@@ -417,15 +421,15 @@ def test_a_message_by_id_that_one_may_not_read_is_as_if_it_were_not_there(seen: 
     def by_id(message_id: str, **fields: Any) -> Answer:
         return finder.call(commands.VIEW_MESSAGE_BY_ID, {"id": message_id, **fields})
 
-    def offset_id(answer: Answer) -> str:
+    def id_of(answer: Answer) -> str:
         (physical_offset,) = PHYSICAL_OFFSET_STRUCT.unpack(answer.raise_for_error().body)
         return offset_id_of(seen, shown, physical_offset)
 
-    assert by_id(offset_id(shown)).code == 0
+    assert by_id(id_of(shown)).code == 0
     never = by_id("00" * 16)
-    for answer in (by_id(offset_id(hidden)), by_id(offset_id(half))):
+    for answer in (by_id(id_of(hidden)), by_id(id_of(half))):
         assert answer.code == never.code == MessageNotFound.code
-    assert answer.fields["message"].replace(offset_id(half), "") == never.fields["message"].replace("00" * 16, "")
+    assert answer.fields["message"].replace(id_of(half), "") == never.fields["message"].replace("00" * 16, "")
     # the unique key is that of two messages, of which one may be found
     key = "AB" * 10 + f"{5:012X}"
     found = by_id(key).raise_for_error()
@@ -435,17 +439,12 @@ def test_a_message_by_id_that_one_may_not_read_is_as_if_it_were_not_there(seen: 
 
 
 def offset_id_of(admin: RawConnection, sample: Answer, physical_offset: int) -> str:
-    """The id of a message, taken from the store host of another one."""
-    body = admin.pull("seen", sample.fields["queue"], sample.fields["queue_offset"]).raise_for_error().body
-    from flintmq.protocol.record import decode_record
-
-    record = decode_record(body, 4 * 1 if len(body) else 0, check_crc=False)
-    return encode_offset_id(record.store_host, physical_offset)
+    """The offset id of a message; the broker's address is taken from another one."""
+    pulled = admin.pull("seen", sample.fields["queue"], sample.fields["queue_offset"]).raise_for_error()
+    return offset_id(decode_record(split_answer(pulled.body, pulled.fields["count"])[0]).store_host, physical_offset)
 
 
-def test_a_member_reads_what_its_group_tries_again_and_not_its_dead_letters(
-    seen: RawConnection, log_in: LogIn
-) -> None:
+def test_a_member_reads_what_its_group_tries_again_and_not_its_dead_letters(seen: RawConnection, log_in: LogIn) -> None:
     member, undertaker, wide = log_in("member"), log_in("undertaker"), log_in("wide")
     sent = seen.produce("seen", b"m", queue=0).raise_for_error()
     for level in (1, -1):

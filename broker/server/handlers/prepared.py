@@ -33,12 +33,15 @@ from .context import Peer
 FLUSHES = frozenset({"", "sync", "async"})
 
 
-def check_prepared(request: ProduceRequest, is_half: bool) -> None:
-    """Raise ``InvalidParameter`` where messages to be prepared ask for something else too."""
+def check_prepared(peer: Peer, request: ProduceRequest, is_half: bool) -> None:
+    """Raise ``InvalidParameter`` where messages to be prepared ask for something else too, ``NoPermission`` where the
+    attempt has messages that the user has nothing to do with."""
     if is_half or delay_of(request.common) is not None:
         what = "half messages" if is_half else "delayed"
         raise InvalidParameter(f"messages that are prepared cannot be {what}: leave out prepare, or the property")
     _check_name(request.prepare)
+    if (may_end := _may_end(peer)) is not None:
+        _check_may_end(peer, request.prepare, may_end)
 
 
 def append_prepared(peer: Peer, frame: Frame, request: ProduceRequest, queue: int) -> None:
@@ -54,8 +57,6 @@ def append_prepared(peer: Peer, frame: Frame, request: ProduceRequest, queue: in
         peer.suspend()
         broker.writer.with_topics(TOPICS, lambda error: peer.resume(frame, error))
         return
-    if (may_end := _may_end(peer)) is not None:
-        _check_may_end(peer, request.prepare, may_end)
     broker.prepared.check_new(request.prepare)
     real = {PROPERTY_REAL_TOPIC: request.topic, PROPERTY_REAL_QUEUE: str(queue)}
     batch = ProduceBatch(

@@ -15,6 +15,7 @@ from ....protocol.errors import (
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name, is_system_topic, may_produce_to
+from ....protocol.permissions import GROUP, PUBLISH, Need
 from ...delivery.routing import Route, delay_of, route
 from ...delivery.transactions.frames import half_request
 from ...store import ProduceBatch, TopicConfig, common_properties
@@ -38,8 +39,10 @@ def produce(peer: Peer, frame: Frame) -> None:
     if not may_produce_to(name):
         raise NoPermission(f"topic {name} is the broker's own; produce to another")
     half = half_request(request.common) if request.common else None
+    if half is not None and peer.access is not None:
+        peer.access.check(Need((PUBLISH,), GROUP, half.group))
     if request.prepare:
-        check_prepared(request, half is not None)
+        check_prepared(peer, request, half is not None)
     topic = broker.store.topics.get(name)
     if topic is None or name in broker.topic_changes.pending:
         _wait_for_topic(peer, frame, request)

@@ -22,7 +22,7 @@ from ....protocol.errors import NoPermission
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name
-from ....protocol.permissions import GROUP, PUBLISH, TOPIC, Need
+from ....protocol.permissions import PUBLISH, TOPIC
 from ...delivery.transactions.frames import HalfRequest, half_frame
 from ...delivery.transactions.history import History
 from ...delivery.transactions.records import TOPICS, Half
@@ -50,8 +50,6 @@ def append_half_messages(peer: Peer, frame: Frame, request: ProduceRequest, half
         peer.suspend()
         broker.writer.with_topics(TOPICS, lambda error: peer.resume(frame, error))
         return
-    if peer.access is not None:
-        peer.access.check(Need((PUBLISH,), GROUP, half.group))
     made = half_frame(request, half, queue, frame.body)
     broker.transactions.check_new(made.transaction_ids)
     born_ms = request.born_ms

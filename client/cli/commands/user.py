@@ -15,10 +15,10 @@ from ....protocol.scram import ScramError, Verifier, make_verifier
 from ....protocol.users import User, Users, check_user_name
 from ..access import given_password
 from ..command import Group, confirm, is_interactive, note, pass_settings
-from ..failures import nearest
 from ..output import Column, number
 from ..settings import Settings
-from ..user_file import UserFile
+from ..user_file import UserFile, store_option, user_named
+from .user_grants import grant, revoke, show_grants
 
 GENERATED_BYTES = 18
 """Random bytes of a password that is made up: 24 characters."""
@@ -33,20 +33,12 @@ def user() -> None:
 
     \b
         flintmq user add billing --store /var/lib/flintmq --generate
-        flintmq user passwd billing --store /var/lib/flintmq
+        flintmq user grant billing --consume orders --group billing --store /var/lib/flintmq
         flintmq user list --store /var/lib/flintmq
 
     Run it where the store is, as the user that the broker runs as. A running broker notices within 2 seconds, and
     closes the connections of who was removed or has another password.
     """
-
-
-def store_option(function: Any) -> Any:
-    """``--store``, with the default that the broker has."""
-    return click.option(
-        "--store", envvar="FLINTMQ_STORE__PATH", default="./flintmq-store", show_default=True, metavar="DIR",
-        help="The store's folder.",
-    )(function)  # fmt: skip
 
 
 def _password_options(function: Any) -> Any:
@@ -129,14 +121,6 @@ def show(settings: Settings, store: str) -> None:
     )
 
 
-def user_named(users: Users, name: str) -> User:
-    """The user of that name. Raises ``ConfigurationError`` where there is none."""
-    found = users.by_name.get(check_user_name(name))
-    if found is None:
-        raise ConfigurationError(f"there is no user {name!r}{nearest(name, users.by_name)}")
-    return found
-
-
 def _refuse_existing(users: Users, name: str) -> None:
     if name in users.by_name:
         raise ConfigurationError(f"there is a user {name!r} already; flintmq user passwd {name} changes its password")
@@ -169,3 +153,7 @@ def _tell(settings: Settings, name: str, what: str, password: str) -> None:
     note(settings, f"user {name} {what}" + ("; its password, which is shown nowhere again:" if password else ""))
     if password:
         click.echo(password)
+
+
+for _command in (grant, revoke, show_grants):
+    user.add_command(_command)

@@ -23,12 +23,11 @@ from ....protocol.permissions import (
     make_grant,
 )
 from ....protocol.users import Users
-from ..command import note, pass_settings
+from ..command import Command, note, pass_settings
 from ..escaping import escape
 from ..output import TABLE, Column
 from ..settings import Settings
-from ..user_file import UserFile
-from .user import store_option, user, user_named
+from ..user_file import UserFile, store_option, user_named
 
 COLUMNS = (Column("actions", "MAY", ", ".join), Column("on", "ON"), Column("name", "NAME"))
 DATA_COLUMNS = (Column("actions", "MAY"), Column("on", "ON"), Column("name", "NAME"), Column("prefix", "PREFIX"))
@@ -62,7 +61,7 @@ def _grant_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@user.command("grant")
+@click.command("grant", cls=Command)
 @click.argument("name")
 @_grant_options
 @store_option
@@ -83,7 +82,7 @@ def grant(settings: Settings, name: str, store: str, **given: Any) -> None:
     note(settings, f"user {name} has {_count(found)} now; a running broker goes by it within 2 seconds")
 
 
-@user.command("revoke")
+@click.command("revoke", cls=Command)
 @click.argument("name")
 @_grant_options
 @click.option("--all", "everything", is_flag=True, help="All that it was granted.")
@@ -105,11 +104,11 @@ def revoke(settings: Settings, name: str, store: str, everything: bool, **given:
     note(settings, f"user {name} has {_count(found)} left; a running broker goes by it within 2 seconds")
 
 
-@user.command("show")
+@click.command("show", cls=Command)
 @click.argument("name")
 @store_option
 @pass_settings
-def show(settings: Settings, name: str, store: str) -> None:
+def show_grants(settings: Settings, name: str, store: str) -> None:
     """Show what a user may do."""
     permissions = Permissions.parse(user_named(UserFile(store).read(), name).permissions, name)
     table = settings.output.mode == TABLE
@@ -161,5 +160,3 @@ def _change(store: str, name: str, edit: Callable[[Permissions], Permissions]) -
 def _count(permissions: Permissions) -> str:
     count = len(permissions.grants)
     return f"{count} grant{'' if count == 1 else 's'}"
-
-
