@@ -1,4 +1,5 @@
-"""The commands ``verify``, ``rebuild``, ``dump``, ``stat`` and ``plan-clean`` of ``flintmq-broker``.
+"""The commands ``verify``, ``rebuild``, ``dump``, ``stat``, ``plan-clean``, ``backup`` and ``restore`` of
+``flintmq-broker``.
 
 Only what ``--help`` needs is imported here; each command imports its work when it runs, with the kernels.
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 import click
 
-from .output import JSON, MODES, PLAIN, TABLE, escape, progress_bar, to_json
+from .output import JSON, MODES, PLAIN, TABLE, escape, progress_bar, show_bytes, to_json
 
 EXIT_FINDINGS = 1
 EXIT_REFUSED = 2
@@ -71,7 +72,8 @@ def _tool(work: Callable[..., int]) -> Callable[..., None]:
             click.echo("flintmq-broker: interrupted", err=True)
             code = EXIT_INTERRUPTED
         except (FlintError, OSError) as error:
-            click.echo(f"flintmq-broker: {escape(str(error))}", err=True)
+            for line in (str(error), *getattr(error, "__notes__", ())):
+                click.echo(f"flintmq-broker: {escape(line)}", err=True)
             code = EXIT_REFUSED
         sys.exit(code)
 
@@ -214,10 +216,64 @@ def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], m
     return 0
 
 
+@click.command()
+@_STORE
+@click.argument("dest", type=click.Path(path_type=Path))
+@_tool
+def backup(store: Path, dest: Path) -> int:
+    """Copy STORE into the folder DEST, also while a broker serves it.
+
+    The copy holds everything that was acknowledged as on disk before it began. Run again, it adds what is new;
+    interrupted, it goes on. `restore` makes a store of it, `backup.json` in it says what it holds.
+    """
+    from .backup import backup as run
+
+    try:
+        with progress_bar() as progress:
+            made = run(store, dest, progress)
+    except KeyboardInterrupt:
+        click.echo("flintmq-broker: not complete; the next run goes on, and a backup from before still holds", err=True)
+        raise
+    log_bytes = made.manifest.log_end - made.manifest.log_begin
+    click.echo(
+        f"backed up  {log_bytes:,} bytes of log up to physical offset {made.manifest.log_end:,} and "
+        f"{len(made.manifest.tables)} tables into {escape(str(dest))}"
+    )
+    rate = made.copied_bytes / max(made.seconds, 1e-3)
+    click.echo(
+        f"copied     {show_bytes(made.copied_bytes)} in {made.seconds:.1f} s, {show_bytes(rate)} a second; "
+        f"{show_bytes(made.kept_bytes)} were there"
+    )
+    return 0
+
+
+@click.command()
+@click.argument("backup_folder", metavar="BACKUP", type=click.Path(path_type=Path))
+@_STORE
+@_tool
+def restore(backup_folder: Path, store: Path) -> int:
+    """Make the folder STORE, which must be empty, a store with what BACKUP holds.
+
+    Every byte is checked on its way. The first start of a broker on it makes queues and index anew from the log.
+    """
+    from .restore import restore as run
+
+    with progress_bar() as progress:
+        restored = run(backup_folder, store, progress)
+    manifest = restored.manifest
+    click.echo(
+        f"restored   {manifest.log_end - manifest.log_begin:,} bytes of log up to physical offset "
+        f"{manifest.log_end:,} and {len(manifest.tables)} tables, as of {escape(manifest.made_at)}, in "
+        f"{restored.seconds:.1f} s"
+    )
+    click.echo(f"next       flintmq-broker serve --store {escape(str(store))}")
+    return 0
+
+
 def _open(store: Path, findings: Any, running: bool, index_slots: int | None) -> Any:
     from .opening import open_for_reading
 
     return open_for_reading(store, findings, running=running, index_slots=index_slots)
 
 
-COMMANDS = (verify, rebuild, dump, stat, plan_clean)
+COMMANDS = (verify, rebuild, dump, stat, plan_clean, backup, restore)

@@ -48,9 +48,10 @@ class Bench:
             yield store
 
     @contextmanager
-    def broker(self, flush: str = "async") -> Iterator[Broker]:
-        """A broker on an empty store that has the topic; gone afterwards, with everything it stored."""
-        with self.store() as store, Broker(store, flush) as broker:
+    def broker(self, flush: str = "async", *options: str) -> Iterator[Broker]:
+        """A broker on an empty store that has the topic; gone afterwards, with everything it stored. ``options``: more
+        of its command line."""
+        with self.store() as store, Broker(store, flush, *options) as broker:
             with RawClient(broker.address) as client:
                 client.create_topic(TOPIC, QUEUES)
             touch_memory(self.touched_gib, self.folder)

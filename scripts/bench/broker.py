@@ -26,8 +26,8 @@ CAUGHT_UP_SECONDS_MAX = 120.0
 class Broker(LocalBroker):
     """Context manager; can also be killed. ``start_seconds``: from starting the process to its open port."""
 
-    def __init__(self, store: Path, flush: str) -> None:
-        super().__init__(store, "--flush", flush)
+    def __init__(self, store: Path, flush: str, *options: str) -> None:
+        super().__init__(store, "--flush", flush, *options)
         self.start_seconds = 0.0
         self._killed = False
 

@@ -1,0 +1,366 @@
+"""``flintmq-broker backup``: a copy of a store that can be restored, also of one that a broker is serving.
+
+What is copied, in this order, and why:
+
+1. The tables: ``config/`` and ``flintmq/``. What they say on disk is about records that are on disk. So they are taken
+   first, and the log behind them: they may be behind the log, as after a crash, never ahead of it.
+2. The checkpoint is asked how far the log is flushed. Below that a broker never changes it.
+3. The log's files are opened, all of them before the first is copied: retention may take their names away meanwhile,
+   their content stays until they are closed.
+
+ConsumeQueues and index follow from the log and are not copied; a broker makes them when it starts on what was restored.
+Files that the backup has from before, whole, are not copied again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+
+from ..store.checkpoint import StoreCheckpoint
+from ..store.errors import StoreLocked
+from ..store.files import Files, make_durable_folder
+from ..store.message_store import OWN_FOLDER
+from .backup_manifest import (
+    LOG_FOLDER,
+    MANIFEST,
+    PROGRESS,
+    TABLES_PREFIX,
+    BackedUp,
+    BackupError,
+    Manifest,
+    load_progress,
+    save_progress,
+    write_new,
+)
+from .findings import Findings
+from .offline import ReadOnlyFiles
+from .opening import open_for_reading
+from .output import Progress
+
+CHUNK_BYTES = 4 << 20
+ENDS_BYTES = 64 << 10
+"""Of a whole file that the backup has already, so much is compared at both ends."""
+ATTEMPTS = 50
+PAUSE_S = 0.02
+SPARE_DESCRIPTORS = 64
+_LOG_NAME = re.compile(r"\d{20}\Z", re.ASCII)
+_LEFT_OUT = {f"{OWN_FOLDER}/new", f"{OWN_FOLDER}/aside"}
+"""Files that are being made, and damaged ones that were replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a backup did. ``copied_bytes``: what was written; ``kept_bytes``: what was there already."""
+
+    manifest: Manifest
+    copied_bytes: int
+    kept_bytes: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Source:
+    """The log as it is to be copied: descriptors of its files by name, in order, and its end."""
+
+    end: int
+    last_store_ms: int
+    running: bool
+    fds: dict[str, int]
+    file_bytes: int
+
+    def wanted(self, name: str) -> int:
+        """How much of the file belongs to the log."""
+        return min(self.end - int(name), self.file_bytes)
+
+
+def backup(store: Path, folder: Path, progress: Progress) -> Made:
+    """Back up the store at ``store`` into ``folder``: anew, on top of the backup that is there, or on with one that was
+    interrupted. Blocks.
+
+    Raises ``BackupError``; then a backup that was whole before still is.
+    """
+    if not (store / LOG_FOLDER).is_dir():
+        raise BackupError(
+            f"{store} is no store: it has no folder `{LOG_FOLDER}`. Name the folder that the broker serves"
+        )
+    if folder.resolve().is_relative_to(store.resolve()):
+        raise BackupError(f"{folder} lies in the store itself: choose a folder elsewhere, best on another disk")
+    started = time.perf_counter()
+    with _target(folder):
+        try:
+            return _Backup(store, folder, progress).run(started)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise BackupError(
+                f"there is no room in {folder}: {error}. Free space, then run it again: what is copied stays"
+            ) from error
+
+
+@contextmanager
+def _target(folder: Path) -> Iterator[None]:
+    """The folder, made if need be, for this backup alone."""
+    is_begun = (folder / MANIFEST).exists() or (folder / PROGRESS).exists()
+    if folder.exists() and not is_begun and (not folder.is_dir() or any(folder.iterdir())):
+        raise BackupError(f"{folder} is neither empty nor a backup: choose another folder")
+    make_durable_folder(Files(), folder)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise BackupError(f"another backup into {folder} is going on: wait for it") from None
+    finally:
+        os.close(fd)
+
+
+class _Backup:
+    """One run."""
+
+    def __init__(self, store: Path, folder: Path, progress: Progress) -> None:
+        self._store = store
+        self._folder = folder
+        self._progress = progress
+        self._files = Files()
+        self._before = Manifest.load(folder)
+        self._known = {
+            each.path: each for each in (*(self._before.log if self._before else ()), *load_progress(folder))
+        }
+        self._copied_bytes = 0
+        self._kept_bytes = 0
+
+    def run(self, started: float) -> Made:
+        save_progress(self._files, self._folder, list(self._known.values()))
+        make_durable_folder(self._files, self._folder / LOG_FOLDER)
+        tables_folder = self._folder / self._tables_name()
+        with ExitStack() as stack:
+            tables, source = self._take(tables_folder, stack)
+            log = self._copy_log(source)
+        manifest = Manifest(
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            version=metadata.version("flintmq"),
+            source=str(self._store.resolve()),
+            running=source.running,
+            log_begin=min((int(name) for name in source.fds), default=source.end),
+            log_end=source.end,
+            file_bytes=source.file_bytes,
+            last_store_ms=source.last_store_ms,
+            tables_folder=tables_folder.name,
+            tables=tables,
+            log=log,
+        )
+        manifest.save(self._files, self._folder)
+        self._remove_what_it_does_not_name(manifest)
+        return Made(manifest, self._copied_bytes, self._kept_bytes, time.perf_counter() - started)
+
+    def _tables_name(self) -> str:
+        number = int(self._before.tables_folder.removeprefix(TABLES_PREFIX)) + 1 if self._before else 1
+        return f"{TABLES_PREFIX}{number}"
+
+    def _take(self, tables_folder: Path, stack: ExitStack) -> tuple[list[BackedUp], _Source]:
+        """The tables copied, then the log behind them opened. Retention may take a file in between: then once more."""
+        for _ in range(ATTEMPTS):
+            if tables_folder.exists():
+                shutil.rmtree(tables_folder)
+            with ExitStack() as attempt:
+                end = self._hold(attempt)
+                try:
+                    tables = self._copy_tables(tables_folder)
+                    source = self._open_log(attempt, end)
+                except FileNotFoundError:
+                    pass  # retention took it
+                else:
+                    if source is not None:
+                        stack.push(attempt.pop_all())
+                        return tables, source
+                    if end is not None:
+                        break  # nobody is writing the checkpoint just now
+            time.sleep(PAUSE_S)
+        raise BackupError(
+            f"{self._store} cannot be backed up: its checkpoint does not say how far the log is flushed, as where "
+            "RocketMQ has the store or had it last. Start and stop FlintMQ's broker on it, then run this again"
+        )
+
+    def _hold(self, stack: ExitStack) -> int | None:
+        """Keep brokers out of a stopped store; the end of its log. None where a broker has it open."""
+        try:
+            _, end = stack.enter_context(open_for_reading(self._store, Findings(), running=False, index_slots=None))
+        except StoreLocked:
+            return None
+        return end
+
+    # Tables.
+
+    def _copy_tables(self, folder: Path) -> list[BackedUp]:
+        """Every file of ``config/`` and ``flintmq/``. One that goes away meanwhile was not needed any more."""
+        copied = []
+        for path in self._table_files():
+            name = str(path.relative_to(self._store))
+            try:
+                content, mode = path.read_bytes(), path.stat().st_mode & 0o777
+            except FileNotFoundError:
+                continue
+            target = folder / name
+            make_durable_folder(self._files, target.parent)
+            write_new(self._files, target, content, mode)
+            copied.append(BackedUp(name, len(content), hashlib.sha256(content).hexdigest(), mode))
+            self._copied_bytes += len(content)
+        make_durable_folder(self._files, folder)
+        return copied
+
+    def _table_files(self) -> Iterator[Path]:
+        """In each folder JSON first: a ``cursor.json`` speaks of rows that are in other files by then, which grow."""
+        for name in ("config", OWN_FOLDER):
+            for folder, folders, names in os.walk(self._store / name):
+                relative = Path(folder).relative_to(self._store)
+                folders[:] = sorted(each for each in folders if str(relative / each) not in _LEFT_OUT)
+                names.sort(key=lambda each: (not each.endswith(".json"), each))
+                for each in names:
+                    if not each.endswith(".tmp"):
+                        yield Path(folder) / each
+
+    # The log.
+
+    def _open_log(self, stack: ExitStack, end: int | None) -> _Source | None:
+        """Its files, open. ``end``: of a stopped store. None where the checkpoint has no mark. Raises
+        ``FileNotFoundError`` where a file just went."""
+        checkpoint = StoreCheckpoint(ReadOnlyFiles(), self._store / "checkpoint")
+        checkpoint.load()
+        if checkpoint.mark is None:
+            return None
+        running = end is None
+        end = checkpoint.mark.flushed_offset if end is None else end
+        log_folder = self._store / LOG_FOLDER
+        names = sorted(path.name for path in log_folder.iterdir() if _LOG_NAME.match(path.name))
+        names = [name for name in names if int(name) < end]
+        _allow_descriptors(len(names))
+        fds = {}
+        for name in names:
+            fds[name] = os.open(log_folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, fds[name])
+        sizes = {os.fstat(fd).st_size for fd in fds.values()}
+        file_bytes = max(sizes, default=0)
+        follow_on = all(int(name) + file_bytes == int(later) for name, later in pairwise(names))
+        if len(sizes) > 1 or not follow_on or end > (int(names[-1]) + file_bytes if names else end):
+            raise BackupError(
+                f"the log in {log_folder} is not whole up to {end:,}, where it is known to end: a file is missing or "
+                f"of another size. `flintmq-broker verify {self._store}` says more"
+            )
+        return _Source(end, checkpoint.physic_msg_timestamp, running, fds, file_bytes)
+
+    def _copy_log(self, source: _Source) -> list[BackedUp]:
+        before = self._before
+        if (
+            before
+            and before.log
+            and before.source != str(self._store.resolve())
+            and not self._known.keys() & source.fds
+        ):
+            raise self._another_log(before.log[-1].path)
+        copied: list[BackedUp] = []
+        total = sum(source.wanted(name) for name in source.fds)
+        for name, fd in source.fds.items():
+            done = sum(each.bytes for each in copied)
+            known = self._known.get(name)
+            if known is not None and self._is_there(name, fd, known, source):
+                self._kept_bytes += known.bytes
+                copied.append(known)
+                continue
+            copied.append(self._copy_file(name, fd, source.wanted(name), known, (done, total)))
+            self._known[name] = copied[-1]
+            save_progress(self._files, self._folder, list(self._known.values()))
+        self._progress("copying", total, total)
+        return copied
+
+    def _is_there(self, name: str, fd: int, known: BackedUp, source: _Source) -> bool:
+        """Whether the backup has the whole file already. Whole files never change, so a look at both ends tells whether
+        it is this one."""
+        target = self._folder / LOG_FOLDER / name
+        if not known.bytes == source.wanted(name) == source.file_bytes:
+            return False
+        if not target.exists() or target.stat().st_size != known.bytes:
+            return False
+        held = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return all(
+                os.pread(fd, ENDS_BYTES, at) == os.pread(held, ENDS_BYTES, at)
+                for at in (0, max(known.bytes - ENDS_BYTES, 0))
+            )
+        finally:
+            os.close(held)
+
+    def _copy_file(
+        self, name: str, fd: int, wanted: int, known: BackedUp | None, progress: tuple[int, int]
+    ) -> BackedUp:
+        """Copy the first ``wanted`` bytes of a log file, or what is missing of them; all are read and summed."""
+        files, target = self._files, self._folder / LOG_FOLDER / name
+        keep = known.bytes if known is not None and target.exists() and target.stat().st_size >= known.bytes else 0
+        if keep > wanted:
+            raise self._another_log(name)
+        digest = hashlib.sha256()
+        buffer = memoryview(bytearray(CHUNK_BYTES))
+        out = files.open(target, create=True)
+        try:
+            files.resize(out, keep)  # what an interrupted run wrote behind it may not be on disk
+            at = 0
+            while at < wanted:
+                chunk = buffer[: min(CHUNK_BYTES, (keep if at < keep else wanted) - at)]
+                if files.read(fd, chunk, at, wait=True) != len(chunk):
+                    raise BackupError(f"{self._store / LOG_FOLDER / name} ended at byte {at:,} while it was copied")
+                digest.update(chunk)
+                if at >= keep:
+                    files.write(out, chunk, at)
+                    self._copied_bytes += len(chunk)
+                at += len(chunk)
+                if at == keep and known is not None and digest.hexdigest() != known.sha256:
+                    raise self._another_log(name)
+                self._progress("copying", progress[0] + at, progress[1])
+            files.sync_data(out)
+        finally:
+            files.close(out)
+        files.sync_folder(target.parent)
+        self._kept_bytes += keep
+        return BackedUp(name, wanted, digest.hexdigest())
+
+    def _another_log(self, name: str) -> BackupError:
+        return BackupError(
+            f"{self._folder / LOG_FOLDER / name} is not the beginning of {self._store / LOG_FOLDER / name}: the backup "
+            "is of another store, or of this one before it was restored. Choose another folder; this one still holds "
+            "what it held"
+        )
+
+    def _remove_what_it_does_not_name(self, manifest: Manifest) -> None:
+        """Log files that retention has taken, tables of the backup before, and the notes of this run."""
+        named = {each.path for each in manifest.log}
+        for path in (self._folder / LOG_FOLDER).iterdir():
+            if path.name not in named:
+                path.unlink()
+        for path in self._folder.glob(f"{TABLES_PREFIX}*"):
+            if path.name != manifest.tables_folder:
+                shutil.rmtree(path)
+        (self._folder / PROGRESS).unlink()
+        self._files.sync_folder(self._folder)
+
+
+def _allow_descriptors(count: int) -> None:
+    """Have the system allow so many open files, if it can."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + SPARE_DESCRIPTORS
+    if wanted > soft != resource.RLIM_INFINITY:
+        if hard != resource.RLIM_INFINITY and wanted > hard:
+            raise BackupError(f"the log has {count:,} files, and no more than {hard:,} may be open: raise `ulimit -n`")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

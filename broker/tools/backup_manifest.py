@@ -1,0 +1,135 @@
+"""What a backup is made of: ``backup.json``, written last, by rename. A folder without it is no backup yet.
+
+DEST/backup.json            what there is: each file with its size and SHA-256, and where the log ends
+DEST/backup-progress.json   only while one is made: the log files that are copied already
+DEST/commitlog/             the log's files, the last one up to the log's end
+DEST/tables-N/              config/ and flintmq/ as they were; N grows, so that the backup before stays whole
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...protocol.errors import FlintError
+from ..store.config_files import SHAPE_ERRORS
+from ..store.files import Files, replace_file
+
+MANIFEST, PROGRESS = "backup.json", "backup-progress.json"
+LOG_FOLDER, TABLES_PREFIX = "commitlog", "tables-"
+FORMAT = 1
+
+
+class BackupError(FlintError):
+    """A backup cannot be made or restored; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUp:
+    """One file of a backup: its path below ``commitlog`` or the folder of the tables, its size in bytes, the SHA-256
+    of its content, and its permissions."""
+
+    path: str
+    bytes: int
+    sha256: str
+    mode: int = 0o644
+
+
+@dataclass(slots=True)
+class Manifest:
+    """A whole backup. The log's records lie in ``[log_begin, log_end)``, physical offsets; ``file_bytes``: what a whole
+    CommitLog file takes; ``last_store_ms``: store time of the last record; ``running``: made beside a broker."""
+
+    made_at: str
+    version: str
+    source: str
+    running: bool
+    log_begin: int
+    log_end: int
+    file_bytes: int
+    last_store_ms: int
+    tables_folder: str
+    tables: list[BackedUp] = field(default_factory=list)
+    log: list[BackedUp] = field(default_factory=list)
+    format: int = FORMAT
+
+    @property
+    def bytes(self) -> int:
+        """All files together."""
+        return sum(each.bytes for each in (*self.tables, *self.log))
+
+    def save(self, files: Files, folder: Path) -> None:
+        """Make it the manifest of ``folder``, durably: the backup is whole from then on."""
+        replace_file(files, folder / MANIFEST, json.dumps(asdict(self), indent=1, ensure_ascii=False).encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest | None:
+        """That of ``folder``; None where there is none. Raises ``BackupError`` where it cannot be read."""
+        table = _read(folder / MANIFEST)
+        if table is None:
+            return None
+        if not isinstance(table, dict):
+            raise _unreadable(folder / MANIFEST, TypeError("not a JSON object"))
+        if table.get("format") != FORMAT:
+            raise BackupError(
+                f"{folder / MANIFEST} is of format {table.get('format')!r}, this FlintMQ reads format {FORMAT}: use "
+                "the one that made it"
+            )
+        try:
+            files = {name: [_file(row) for row in table[name]] for name in ("tables", "log")}
+            return cls(**{**table, **files})
+        except SHAPE_ERRORS as error:
+            raise _unreadable(folder / MANIFEST, error) from None
+
+
+def write_new(files: Files, path: Path, content: bytes, mode: int) -> None:
+    """Write a small file that is not there yet, with these permissions from its first byte on; its content is on disk
+    when it returns."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        files.write(fd, content, 0)
+        files.sync_data(fd)
+    finally:
+        files.close(fd)
+    files.sync_folder(path.parent)
+
+
+def save_progress(files: Files, folder: Path, copied: list[BackedUp]) -> None:
+    """Note which log files a backup that is being made has already; durable when it returns."""
+    replace_file(files, folder / PROGRESS, json.dumps([asdict(each) for each in copied], indent=1).encode())
+
+
+def load_progress(folder: Path) -> list[BackedUp]:
+    """What was noted; nothing where no backup was interrupted."""
+    rows = _read(folder / PROGRESS)
+    try:
+        return [_file(row) for row in rows or []]
+    except SHAPE_ERRORS as error:
+        raise _unreadable(folder / PROGRESS, error) from None
+
+
+def _file(row: dict[str, Any]) -> BackedUp:
+    """One row. A path that leads out of the backup is none."""
+    found = BackedUp(str(row["path"]), int(row["bytes"]), str(row["sha256"]), int(row["mode"]))
+    path = Path(found.path)
+    if path.is_absolute() or ".." in path.parts or not path.parts or found.bytes < 0:
+        raise ValueError(f"{found.path!r} is no file of a backup")
+    return found
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except SHAPE_ERRORS as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> BackupError:
+    return BackupError(
+        f"{path} cannot be read: {type(error).__name__}: {error}. The backup is damaged: make another in a new folder"
+    )

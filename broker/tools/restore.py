@@ -1,0 +1,162 @@
+"""``flintmq-broker restore``: a backup becomes a store that a broker can start on.
+
+The checkpoint is written first and says how far the log goes; the log's files come last, in their order, each whole or
+not at all. So no broker starts on a store that is only half restored: it misses a file, and says so. All content is
+held against the backup's SHA-256 on its way.
+
+The store looks as after a crash, with ``abort``: the start makes queues and index from the log, and pulls consumers'
+offsets back that are ahead of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..store.checkpoint import StoreCheckpoint
+from ..store.files import Files, make_durable_folder
+from ..store.message_store import OWN_FOLDER
+from .backup_manifest import LOG_FOLDER, MANIFEST, PROGRESS, BackedUp, BackupError, Manifest, write_new
+from .output import Progress
+
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored."""
+
+    manifest: Manifest
+    seconds: float
+
+
+def restore(folder: Path, store: Path, progress: Progress) -> Restored:
+    """Make the folder ``store``, which is not there or empty, a store with what the backup in ``folder`` holds. Blocks.
+
+    Raises ``BackupError`` where the backup is not whole, or a file of it is not the one that was written.
+    """
+    started = time.perf_counter()
+    manifest = _load(folder)
+    if store.exists() and (not store.is_dir() or any(store.iterdir())):
+        raise BackupError(f"{store} is not empty: name a folder that is not there, or remove what is in it")
+    _check_sizes(folder, manifest)
+    try:
+        _Restoring(folder, store, manifest, progress).run()
+    except BaseException as error:
+        if isinstance(error, (BackupError, OSError, KeyboardInterrupt)):
+            error.add_note(f"{store} is not complete, and no broker starts on it: remove it before you try again")
+        raise
+    return Restored(manifest, time.perf_counter() - started)
+
+
+def _load(folder: Path) -> Manifest:
+    manifest = Manifest.load(folder)
+    if manifest is not None:
+        return manifest
+    if (folder / PROGRESS).exists():
+        raise BackupError(
+            f"{folder} holds a backup that is not complete: there is no {MANIFEST}. Run `flintmq-broker backup` into "
+            "it again; what is copied already stays"
+        )
+    raise BackupError(f"{folder} is no backup: there is no {MANIFEST} in it")
+
+
+def _check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Before anything is written: are the files there?"""
+    for path, each in _all(folder, manifest):
+        size = path.stat().st_size if path.is_file() else -1
+        if size < each.bytes:
+            is_what = "is missing" if size < 0 else f"has {size:,} bytes instead of {each.bytes:,}"
+            raise BackupError(
+                f"{path} {is_what}: the backup is damaged. While the store is there, `flintmq-broker backup` into a "
+                "new folder makes another"
+            )
+
+
+def _all(folder: Path, manifest: Manifest) -> list[tuple[Path, BackedUp]]:
+    tables = [(folder / manifest.tables_folder / each.path, each) for each in manifest.tables]
+    return tables + [(folder / LOG_FOLDER / each.path, each) for each in manifest.log]
+
+
+class _Restoring:
+    """One run."""
+
+    def __init__(self, folder: Path, store: Path, manifest: Manifest, progress: Progress) -> None:
+        self._folder = folder
+        self._store = store
+        self._manifest = manifest
+        self._progress = progress
+        self._files = Files()
+        self._done = 0
+
+    def run(self) -> None:
+        files, store, manifest = self._files, self._store, self._manifest
+        for name in (LOG_FOLDER, "config", f"{OWN_FOLDER}/new"):
+            make_durable_folder(files, store / name)
+        self._write_checkpoint()
+        write_new(files, store / "abort", b"", 0o644)
+        for each in manifest.tables:
+            self._restore_table(each)
+        for each in manifest.log:
+            self._restore_log_file(each)
+
+    def _write_checkpoint(self) -> None:
+        checkpoint = StoreCheckpoint(self._files, self._store / "checkpoint")
+        checkpoint.create()
+        checkpoint.reset(
+            flushed_offset=self._manifest.log_end, dispatched_offset=self._manifest.log_begin,
+            physic_ms=self._manifest.last_store_ms, logics_ms=0, index_ms=0,
+        )  # fmt: skip
+        checkpoint.close()
+        self._files.sync_folder(self._store)
+
+    def _restore_table(self, each: BackedUp) -> None:
+        source = self._folder / self._manifest.tables_folder / each.path
+        content = source.read_bytes()
+        if len(content) != each.bytes or hashlib.sha256(content).hexdigest() != each.sha256:
+            raise _damaged(source)
+        target = self._store / each.path
+        make_durable_folder(self._files, target.parent)
+        write_new(self._files, target, content, each.mode)
+        self._count(each.bytes)
+
+    def _restore_log_file(self, each: BackedUp) -> None:
+        """Copy it under another name, as long as the log's files are, then have it appear."""
+        files, source = self._files, self._folder / LOG_FOLDER / each.path
+        target = self._store / LOG_FOLDER / each.path
+        scratch = self._store / OWN_FOLDER / "new" / f"restored-{each.path}"
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
+        held = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            out = files.open(scratch, create=True)
+            try:
+                files.resize(out, self._manifest.file_bytes)
+                at = 0
+                while at < each.bytes:
+                    chunk = buffer[: min(CHUNK_BYTES, each.bytes - at)]
+                    if files.read(held, chunk, at, wait=True) != len(chunk):
+                        raise _damaged(source)
+                    digest.update(chunk)
+                    files.write(out, chunk, at)
+                    at += len(chunk)
+                    self._count(len(chunk))
+                if digest.hexdigest() != each.sha256:
+                    raise _damaged(source)
+                files.sync_data(out)
+            finally:
+                files.close(out)
+        finally:
+            os.close(held)
+        files.rename(scratch, target)
+        files.sync_folder(target.parent)
+
+    def _count(self, count: int) -> None:
+        self._done += count
+        self._progress("restoring", self._done, self._manifest.bytes)
+
+
+def _damaged(path: Path) -> BackupError:
+    return BackupError(f"{path} is not what was backed up: its SHA-256 is another. The backup is damaged there")
