@@ -117,7 +117,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(broker: BrokerFactory, tmp
     folder = tmp_path / "backup"
     load = Load(served.address, "load")
     with load.running():
-        load.wait_for(8_000)
+        load.wait_for(5_000)
     with subprocess.Popen(
         command("backup", served.store, folder), env=broker_environment(), stderr=subprocess.DEVNULL
     ) as process:
