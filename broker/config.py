@@ -135,7 +135,9 @@ class LimitsSection(Section):
     frame_bytes_max: Annotated[int, Whole(HEADER_BYTES_MAX + 4096, 1024 * MIB)] = FRAME_BYTES_MAX
     produce_frame_bytes_max: Annotated[int, Whole(4096, 1024 * MIB)] = 1 * MIB
     connection_in_flight_bytes_max: Annotated[int, Whole(4096, 2**40)] = 8 * MIB
-    in_flight_bytes_max: Annotated[int, Whole(4096, 2**40)] = 256 * MIB
+    in_flight_bytes_max: Annotated[int, Whole(4096, 2**40)] = 128 * MIB
+    receive_bytes_max: Annotated[int, Whole(4096, 2**40)] = 64 * MIB
+    send_bytes_max: Annotated[int, Whole(4096, 2**40)] = 64 * MIB
     busy_retry_after_ms: Annotated[int, Whole(1, 60_000)] = 100
     held_pulls_max: Annotated[int, Whole(0, 10_000_000)] = 100_000
     held_pulls_per_connection_max: Annotated[int, Whole(1, 1_000_000)] = 4096

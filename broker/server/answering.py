@@ -14,19 +14,22 @@ from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure
 from ...protocol.fields import encode_fields
 from ...protocol.frames import REQUEST, RESPONSE, Frame, encode_head
 from .handlers.context import Broker
+from .sending import SMALL_BYTES
 
 log = logging.getLogger(__name__)
 
 WRITE_EARLY_BYTES = 256 * 1024
 """Answers of one turn that are larger than this together do not wait for its end."""
+WAITING_ANSWER_BYTES = 400
+"""What an answer that waits for a flush takes beside its bytes."""
 
 
 class Answering:
     """What a connection has to answer.
 
     ``unflushed``: PRODUCE answers in the order of their requests, from the first one that waits for a flush on:
-    ``(end_offset, answer, request_id, frame_bytes, began)``; an ``end_offset`` of 0 waits only for those before it, and
-    is counted already.
+    ``(end_offset, answer, request_id, counted_bytes, began)``; an ``end_offset`` of 0 waits only for those before it,
+    and is counted already.
     """
 
     __slots__ = (
@@ -74,6 +77,20 @@ class Answering:
             self.transport.write(out[0])
         else:
             self.transport.writelines(out)
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if unsent_bytes > SMALL_BYTES:
+            self._note_unsent(unsent_bytes)
+
+    def _note_unsent(self, unsent_bytes: int) -> None:
+        memory = self.broker.send_memory
+        memory.note(self, unsent_bytes)
+        if memory.is_short() and not self.transport.is_closing():
+            # It is a slow reader by now, and handled as one until it has taken its answers: see ``resume_writing``.
+            self.transport.set_write_buffer_limits(high=SMALL_BYTES)
+
+    def unsent_bytes(self) -> int:
+        """See ``Sender``."""
+        return 0 if self.write_closed else self.transport.get_write_buffer_size()
 
     def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
         """See ``Peer.answer``."""
@@ -123,20 +140,23 @@ class Answering:
     def send_in_order(self, answer: bytes) -> None:
         """See ``Peer.send_in_order``."""
         if self.unflushed:
-            self.unflushed.append((0, answer, 0, 0, 0.0))
+            self._add_unflushed(0, answer, 0, 0, 0.0)
         elif self.running:
             self.out.append(answer)
         else:
             self.send(answer)
 
+    def _add_unflushed(self, end_offset: int, answer: bytes, request_id: int, frame_bytes: int, began: float) -> None:
+        counted = frame_bytes + len(answer) + WAITING_ANSWER_BYTES
+        self.unflushed.append((end_offset, answer, request_id, counted, began))
+        self.unflushed_bytes += counted
+        self.broker.in_flight_bytes += counted
+
     def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
         """See ``Peer.send_when_flushed``; a one-way frame only counts as in flight."""
-        frame_bytes = self.frame_bytes
         if frame.kind != REQUEST:
             answer = b""
-        self.unflushed.append((end_offset, answer, frame.request_id, frame_bytes, self.turn_began))
-        self.unflushed_bytes += frame_bytes
-        self.broker.in_flight_bytes += frame_bytes
+        self._add_unflushed(end_offset, answer, frame.request_id, self.frame_bytes, self.turn_began)
         self.flush_offset = end_offset
 
     def wait_for_flush(self) -> None:
@@ -156,8 +176,8 @@ class Answering:
         turn_began, count = 0.0, 0
         observe = self.broker.counters.produce_latencies.observe
         while unflushed and (unflushed[0][0] <= flushed_offset or (error is not None and unflushed[0][4] < since)):
-            end_offset, answer, request_id, frame_bytes, began = unflushed.popleft()
-            done_bytes += frame_bytes
+            end_offset, answer, request_id, counted_bytes, began = unflushed.popleft()
+            done_bytes += counted_bytes
             if end_offset:
                 if began != turn_began and count:  # those of one turn took equally long
                     observe(now - turn_began, count)

@@ -7,9 +7,11 @@ from its socket, until all reasons are gone. What has arrived stays in the parse
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import ipaddress
 import logging
 import math
+import termios
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +27,7 @@ from ...protocol.errors import (
     RemoteProtocolError,
     UnknownCommand,
 )
-from ...protocol.frames import REQUEST, RESPONSE, Frame, FrameParser
+from ...protocol.frames import REQUEST, RESPONSE, Frame
 from ...protocol.record import encode_host
 from ...protocol.scram import MECHANISM, ServerExchange
 from ..security.authenticator import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
@@ -34,6 +36,7 @@ from .answering import encode_error
 from .dispatch import HANDLERS, HANDLERS_BEFORE_AUTH, HANDLERS_BEFORE_HELLO, HANDLERS_OF_USERS, ONE_WAY_CODES
 from .handlers.auditing import audit_refused
 from .handlers.context import Broker
+from .receiving import FLOOR_BYTES, SharingParser
 from .waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -43,17 +46,21 @@ STOP_SUSPENDED = 1
 STOP_WRITE = 2
 """The client does not take its answers."""
 STOP_IN_FLIGHT = 4
-"""Too many bytes of this connection wait for a flush."""
+"""Too many bytes of this connection wait for a flush, or far too many of all."""
 STOP_MEMORY = 8
-"""Half a frame, and too many bytes of all connections have arrived."""
+"""Half a frame, and no memory for the rest: too many bytes of all connections have arrived."""
 STOP_TURN = 16
 """It had its turn; others are served before it goes on."""
 STOP_ENDING = 32
 """Nothing more is taken from it."""
 
-TURN_S = 0.005
+TURN_S = 0.002
 """A turn of one connection ends after this long."""
+TURN_BYTES = 256 * 1024
+"""Or after so much: the system reads on for as long as it is let, and a frame of a megabyte takes milliseconds."""
 TURN_CHECK_FRAMES = 16
+SILENT_S = 10.0
+"""Who holds memory with half a frame, and sends nothing more, is closed after this where others wait for memory."""
 LINGER_S = 2.0
 """After a refusal the rest of what a client sends is thrown away this long: closing at once would reset the connection,
 and the client might never see why."""
@@ -71,8 +78,8 @@ class Connection(Waiting, asyncio.BufferedProtocol):
 
     __slots__ = (
         "arrived", "authenticate_by", "born_host", "close_by", "ending", "exchange", "half_since", "handlers",
-        "idle_since", "lingering", "on_lost", "parser", "reading", "reads", "reads_seen", "stops", "write_level",
-        "write_since",
+        "idle_since", "lingering", "memory", "on_lost", "parser", "reading", "reads", "reads_seen", "stops",
+        "write_level", "write_since",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, address: tuple[str, int], on_lost: Callable[[Connection], None]) -> None:
@@ -82,7 +89,8 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         self.exchange: ServerExchange | None = None
         self.authenticate_by = 0.0
         """When it must have said who it is (the loop's clock); 0: it need not, or has."""
-        self.parser = FrameParser(broker.limits.frame_bytes_max)
+        self.memory = broker.receive_memory
+        self.parser = SharingParser(broker.limits.frame_bytes_max, self.memory)
         if broker.authenticator is not None:  # a stranger gets little room and little time
             self.parser.frame_bytes_max = UNKNOWN_FRAME_BYTES_MAX
             self.authenticate_by = broker.loop.time() + broker.settings.security.auth_timeout_ms / 1000
@@ -139,6 +147,10 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         self.arrived = self.unflushed_bytes = 0
         self.unflushed.clear()
         self.out.clear()
+        self.parser.let_go()
+        self.parser.release()
+        self.memory.forget(self)
+        self.broker.send_memory.note(self, 0)
         if exc is not None:
             log.debug("connection from %s:%d broke: %s", *self.address, exc)
         self.tell_lost()
@@ -154,6 +166,8 @@ class Connection(Waiting, asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """The client has taken its answers."""
         self.write_paused = False
+        if not self.transport.is_closing():
+            self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
         self.unstop(STOP_WRITE)
         self.run_deferred()
 
@@ -162,7 +176,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
     def _run(self) -> None:
         """Handle whole frames until there is none, or the connection is stopped."""
         parser = self.parser
-        frames = 0
+        frames = handled_bytes = 0
         incomplete = False
         self.running = True
         self.turn_began = time.monotonic()
@@ -176,7 +190,12 @@ class Connection(Waiting, asyncio.BufferedProtocol):
                 self.frame_bytes = parser.start - begin
                 frame.began = self.turn_began
                 self.handle(frame)
-                if not frames % TURN_CHECK_FRAMES and time.monotonic() > self.turn_began + TURN_S:
+                if self.stops & STOP_SUSPENDED:
+                    self.parser.keep(frame)
+                handled_bytes += self.frame_bytes
+                if handled_bytes > TURN_BYTES or (
+                    not frames % TURN_CHECK_FRAMES and time.monotonic() > self.turn_began + TURN_S
+                ):
                     self.stop(STOP_TURN)
                     self.broker.loop.call_soon(self.unstop, STOP_TURN)
         except RemoteProtocolError as error:
@@ -193,6 +212,13 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         if self.written:
             broker.counters.produce_latencies.observe(time.monotonic() - self.turn_began, self.written)
             self.written = 0
+        if self.lost:
+            return
+        if frames:
+            self.memory.done(self.parser)
+        if not self.parser.settle():
+            self.stop(STOP_MEMORY)
+            self.memory.wait(self)
         arrived = self.parser.end - self.parser.start
         if arrived != self.arrived:
             broker.in_flight_bytes += arrived - self.arrived
@@ -202,8 +228,10 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             return
         if frames or not self.half_since:
             self.half_since = broker.loop.time()
-        if broker.in_flight_bytes > broker.limits.in_flight_bytes_max:
-            self.stop(STOP_MEMORY)
+
+    def has_memory(self) -> None:
+        """See ``Receiver``."""
+        self.unstop(STOP_MEMORY)
 
     def handle(self, frame: Frame) -> None:
         """See ``Peer.handle``."""
@@ -289,6 +317,10 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - one request must not take its connection, or the broker, down
             self.unexpected(frame, error)
         self.running = False
+        if self.stops & STOP_SUSPENDED:
+            self.parser.keep(frame)
+        else:
+            self.parser.let_go()
         self._after_run(1, incomplete=False)
         self.check_end()
         if not self.stops:
@@ -297,7 +329,21 @@ class Connection(Waiting, asyncio.BufferedProtocol):
     def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
         """See ``Peer.send_when_flushed``."""
         super().send_when_flushed(frame, answer, end_offset)
-        if self.unflushed_bytes > self.broker.limits.connection_in_flight_bytes_max:
+        self._check_in_flight()
+
+    def send_in_order(self, answer: bytes) -> None:
+        """See ``Peer.send_in_order``."""
+        super().send_in_order(answer)
+        if self.unflushed:
+            self._check_in_flight()
+
+    def _check_in_flight(self) -> None:
+        """Take nothing more of a connection that has enough to wait for, or that goes on although it is refused."""
+        broker = self.broker
+        if (
+            self.unflushed_bytes > broker.limits.connection_in_flight_bytes_max
+            or broker.in_flight_bytes > broker.in_flight_bytes_end
+        ):
             self.stop(STOP_IN_FLIGHT)
 
     def flushed(self, error: BrokerError | None, since: float = math.inf) -> None:
@@ -356,6 +402,9 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             return
         self.ending = True
         self.stop(STOP_ENDING)
+        self.parser.start = self.parser.end
+        if not self.running:
+            self.parser.settle()
         for pull in self.held_pulls:
             pull.cancel()
         self.held_pulls.clear()
@@ -395,8 +444,6 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         if self.reads != self.reads_seen:
             self.reads_seen = self.reads
             self.idle_since = now
-        else:
-            self.parser.trim()
         if self.unflushed:
             self._sweep_unflushed()
         if self.close_by:
@@ -409,22 +456,33 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self._refuse(
                 AuthenticationRequired(f"not authenticated within security.auth_timeout_ms, {timeout_ms} ms"), 0
             )
-        elif self.half_since and now - self.half_since > limits.half_frame_timeout_ms / 1000:
-            self._refuse(
-                FrameIllegal(
-                    f"half a frame for longer than limits.half_frame_timeout_ms, {limits.half_frame_timeout_ms} ms: "
-                    f"{self.parser.pending_bytes} bytes of it came"
-                ),
-                0,
-            )
-        elif self.stops & STOP_MEMORY:
-            if self.broker.in_flight_bytes <= limits.in_flight_bytes_max:
-                self.unstop(STOP_MEMORY)
+        elif self.half_since and not self.stops & ~STOP_MEMORY:
+            self._sweep_half_frame(now)
         elif self.stops or self.held_pulls or not self.is_idle():
             self.idle_since = now
         elif now - self.idle_since > limits.idle_timeout_ms / 1000:
             log.debug("connection from %s:%d closed: idle", *self.address)
             self._end()
+
+    def _sweep_half_frame(self, now: float) -> None:
+        """Close who has begun a frame and does not go on; sooner where others wait for the memory that it takes."""
+        timeout_ms = self.broker.limits.half_frame_timeout_ms
+        crowds = bool(self.memory) and self.parser.own_bytes > FLOOR_BYTES and now - self.idle_since > SILENT_S
+        if not crowds and now - self.half_since <= timeout_ms / 1000:
+            return
+        if self.stops and self._has_unread():
+            return  # it is the broker that does not go on
+        than = f"limits.half_frame_timeout_ms, {timeout_ms} ms"
+        if crowds:
+            than = f"{SILENT_S:.0f} s without a byte, while others wait for memory"
+        pending = self.parser.pending_bytes
+        self._refuse(FrameIllegal(f"half a frame for longer than {than}: {pending} bytes of it came"), 0)
+
+    def _has_unread(self) -> bool:
+        """Whether something has arrived that was not read."""
+        sock = self.transport.get_extra_info("socket")
+        unread = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
+        return any(unread)
 
     def _sweep_unflushed(self) -> None:
         """Tell those that the flush did not finish in time; what they sent is written."""

@@ -92,15 +92,20 @@ class Waiting(Asking):
     def read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
         """See ``Peer.read``."""
 
-        def read_hot() -> None:
-            try:
-                result = read(True)
-            except WouldBlock:
-                self._read_cold(frame, read, done)
-            else:
-                done(result)
+        self.attempt(frame, lambda: self._read(frame, read, done))
 
-        self.attempt(frame, read_hot)
+    def _read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+        if self.broker.send_memory.is_short():
+            self.check_may_wait()
+            go_on = self.later(frame, lambda: self._read(frame, read, done))
+            self.broker.send_memory.wait(lambda: go_on(None))
+            return
+        try:
+            result = read(True)
+        except WouldBlock:
+            self._read_cold(frame, read, done)
+        else:
+            done(result)
 
     def _read_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
         frame.buffer = _NO_BODY

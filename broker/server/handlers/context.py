@@ -39,6 +39,8 @@ from ...services.reput import ReputMessageService
 from ...services.store_stats import StoreStatsService
 from ...services.turns import Turns
 from ...store import MessageStore
+from ..receiving import ReceiveMemory
+from ..sending import SendMemory
 from .counters import Counters
 
 T = TypeVar("T")
@@ -135,6 +137,8 @@ class Broker:
         self.in_flight_bytes = 0
         self.in_flight_bytes_max = settings.limits.in_flight_bytes_max
         """From what on PRODUCE is refused; -1, so that it always is, while the disk is stalled."""
+        self.in_flight_bytes_end = self.in_flight_bytes_max + self.in_flight_bytes_max // 8
+        """From what on nobody is read who waits for a flush: the refusals that wait in their order count too."""
         self.stall = DiskStall(
             flush,
             stall_s=settings.flush.stall_ms / 1000,
@@ -145,6 +149,8 @@ class Broker:
         self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
         self.when_settings_change: list[Callable[[Settings], None]] = []
         """Called with all settings after each change of some."""
+        self.receive_memory = ReceiveMemory(settings.limits.receive_bytes_max, loop.call_soon)
+        self.send_memory = SendMemory(settings.limits.send_bytes_max, loop.time, loop.call_later)
         self.connections = 0
         self.next_queue: dict[str, int] = {}
         self.fatal = fatal
@@ -179,7 +185,9 @@ class Broker:
         return self.stall.refusal()
 
     def _stall_changed(self) -> None:
-        self.in_flight_bytes_max = -1 if self.stall.seconds() else self.limits.in_flight_bytes_max
+        in_flight_bytes_max = self.limits.in_flight_bytes_max
+        self.in_flight_bytes_max = -1 if self.stall.seconds() else in_flight_bytes_max
+        self.in_flight_bytes_end = in_flight_bytes_max + in_flight_bytes_max // 8
 
     def flushed(self) -> None:
         """A flush is over: what is on disk may be seen now."""

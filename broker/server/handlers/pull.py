@@ -64,6 +64,9 @@ def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] |
         peer.check_may_wait()
         _FilteredPull(peer, frame, request, tags, records).go_on()
         return
+    if peer.broker.send_memory.is_short():
+        _Pull(peer, frame, request, tags).read()
+        return
     try:
         pulled = _read(peer.broker, request, request.offset, request.max_count, request.max_bytes, tags, hot=True)
     except WouldBlock:
@@ -80,6 +83,7 @@ def _read(
     records: Filter | None = None, at_least_one: bool = True, *, hot: bool,
 ) -> Pulled:  # fmt: skip
     """See ``Reads.pull``; where a group asks for what retention took, it is moved on."""
+    max_bytes = min(max_bytes, broker.send_memory.answer_bytes())
     try:
         return broker.store.pull(
             request.topic, request.queue, offset, max_count, max_bytes, tags, hot, records, at_least_one

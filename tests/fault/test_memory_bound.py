@@ -1,0 +1,134 @@
+"""However much clients send at a time: the broker's own memory stays within its bound, and it goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from flintmq.protocol.commands import PULL
+from tests.conftest import RawConnection, RunningBroker
+from tests.fault.test_stalled_disk import HANGING_DISK, HOUR_MS
+from tests.overload_tools import anonymous_bytes, soon
+
+Factory: TypeAlias = Callable[..., RunningBroker]
+Connect: TypeAlias = Callable[..., RawConnection]
+
+MIB = 1024 * 1024
+BOUND_BYTES = 512 * MIB
+"""What broker/README.md promises for the default limits."""
+ROOT = Path(__file__).parents[2]
+
+
+class Peak:
+    """The most memory of its own that a process took while this was entered."""
+
+    def __init__(self, pid: int) -> None:
+        self.bytes = 0
+        self._pid = pid
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._note()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.01):
+            self._note()
+
+    def _note(self) -> None:
+        self.bytes = max(self.bytes, anonymous_bytes(self._pid))
+
+
+@contextmanager
+def flood(
+    running: RunningBroker, *, connections: int, bytes_each: int, frame_bytes: int, body_bytes: int
+) -> Iterator[str]:
+    """Producers that read no answer, once all that they have is on its way; see ``tests.flood``."""
+    arguments = map(str, (running.port, connections, bytes_each, frame_bytes, body_bytes))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.flood", *arguments],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline()
+    finally:
+        process.stdin.close()
+        assert process.wait(60) == 0
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("bytes_each", "frame_bytes", "body_bytes"),
+    [(4 * MIB + 300_000, 1_000_000, 10_000), (100_000, 300, 100)],
+    ids=["4 GiB in large frames", "300,000 small frames"],
+)
+def test_a_thousand_producers_that_read_no_answer_stay_within_the_bound_while_the_disk_hangs(
+    broker: Factory, connect: Connect, tmp_path: Path, bytes_each: int, frame_bytes: int, body_bytes: int
+) -> None:
+    switch = tmp_path / "flushes hang"
+    # Nothing but the limits holds them back: the disk is never noticed to hang.
+    settings = {"flush.stall_ms": HOUR_MS, "flush.sync_timeout_ms": HOUR_MS}
+    running = broker("--flush", "sync", settings=settings, program=["-c", HANGING_DISK, str(switch)])
+    witness = connect(running)
+    witness.produce("flood", b"before", queue=0).raise_for_error()
+    switch.touch()
+    try:
+        with (
+            Peak(running.process.pid) as peak,
+            flood(
+                running, connections=1000, bytes_each=bytes_each, frame_bytes=frame_bytes, body_bytes=body_bytes
+            ) as said,
+        ):
+            assert said.startswith("sent "), "it came through"
+            assert witness.pull("flood").fields["count"] == 1, "whoever reads is served"
+    finally:
+        switch.unlink()
+    assert peak.bytes < BOUND_BYTES
+    soon(lambda: witness.produce("flood", b"after", queue=0).code == 0)
+
+
+def test_readers_that_take_no_answer_stay_within_the_bound(broker: Factory, connect: Connect) -> None:
+    running = broker("--flush", "async")
+    witness = connect(running)
+    for _ in range(64):
+        witness.produce("orders", bytes(500_000), queue=0).raise_for_error()
+    with Peak(running.process.pid) as peak:
+        readers = [connect(running) for _ in range(100)]
+        for reader in readers:
+            for _ in range(3):
+                reader.send(PULL, {"topic": "orders", "queue": 0, "offset": 0, "max_bytes": 16 * MIB, "max_count": 100})
+        for _ in range(20):
+            assert witness.pull("orders", max_bytes=100).fields["count"] == 1, "whoever reads is served"
+        for reader in readers[:10]:  # what waits for others is sent when it can be
+            for _ in range(3):
+                assert reader.receive().raise_for_error().fields["count"] >= 1
+    assert peak.bytes < BOUND_BYTES
+
+
+def test_a_message_for_many_that_wait_stays_within_the_bound(broker: Factory, connect: Connect) -> None:
+    running = broker("--flush", "async")
+    witness = connect(running)
+    witness.produce("orders", b"first", queue=0).raise_for_error()
+    waiting = [connect(running) for _ in range(1_200)]
+    for reader in waiting:
+        reader.send(PULL, {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 600_000})
+    with Peak(running.process.pid) as peak:
+        witness.produce("orders", bytes(500_000), queue=0).raise_for_error()
+        for reader in waiting:
+            assert len(reader.receive().raise_for_error().body) > 500_000
+    assert peak.bytes < BOUND_BYTES

@@ -1,0 +1,174 @@
+"""The memory that connections share: what they read into, what they keep of it, and who goes on first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flintmq.broker.server.receiving import FLOOR_BYTES, SHARED_BYTES, ReceiveMemory, SharingParser
+from flintmq.broker.server.sending import ANSWER_BYTES_MIN, LOOK_EVERY_S, SMALL_BYTES, SendMemory
+from flintmq.protocol.frames import FRAME_BYTES_MAX, REQUEST, Frame, encode_frame
+
+KIB = 1024
+MIB = 1024 * 1024
+
+
+class Reader:
+    """One connection's receiving side, which reads from bytes that are there already."""
+
+    def __init__(self, memory: ReceiveMemory, arrived: bytes) -> None:
+        self.memory = memory
+        self.parser = SharingParser(FRAME_BYTES_MAX, memory)
+        self.unread = memoryview(arrived)
+        self.waits = False
+        self.bodies: list[bytes] = []
+
+    def has_memory(self) -> None:
+        self.waits = False
+
+    def read(self, at_most: int) -> None:
+        """Read once and handle what came, as a connection does."""
+        room = self.parser.writable()
+        size = min(len(room), at_most, len(self.unread))
+        room[:size] = self.unread[:size]
+        self.unread = self.unread[size:]
+        self.parser.received(size)
+        frames = 0
+        while (frame := self.parser.next_frame()) is not None:
+            self.bodies.append(bytes(frame.body))
+            frames += 1
+        if frames:
+            self.memory.done(self.parser)
+        if not self.parser.settle():
+            self.waits = True
+            self.memory.wait(self)
+
+
+def frame(body: bytes) -> bytes:
+    return encode_frame(REQUEST, 10, 1, {}, body)
+
+
+def soon_calls() -> tuple[list[Callable[[], None]], Callable[[], None]]:
+    """What was asked to be called soon, and a function that calls it."""
+    calls: list[Callable[[], None]] = []
+
+    def run() -> None:
+        while calls:
+            calls.pop(0)()
+
+    return calls, run
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 600 * KIB), min_size=1, max_size=4), min_size=1, max_size=6),
+    max_bytes=st.sampled_from([4096, 100 * KIB, MIB, 64 * MIB]),
+    order=st.randoms(use_true_random=False),
+)
+def test_all_frames_of_all_arrive_whole_and_memory_stays_within_its_bound(
+    sizes: list[list[int]], max_bytes: int, order: object
+) -> None:
+    calls, run = soon_calls()
+    memory = ReceiveMemory(max_bytes, calls.append)
+    numbers = count()
+    sent = [[next(numbers).to_bytes(2, "big") * (size // 2) for size in own] for own in sizes]
+    readers = [Reader(memory, b"".join(map(frame, bodies))) for bodies in sent]
+    largest = max(len(frame(body)) for bodies in sent for body in bodies)
+    while any(reader.unread for reader in readers):
+        ready = [reader for reader in readers if reader.unread and not reader.waits]
+        assert ready, "somebody can always go on"
+        reader = order.choice(ready)  # type: ignore[attr-defined]
+        reader.read(order.choice([1, 1000, 70_000, MIB]))  # type: ignore[attr-defined]
+        run()
+        own = sum(reader.parser.own_bytes for reader in readers)
+        assert own == memory.used_bytes
+        assert own <= max_bytes + largest + (len(readers) + 1) * 2 * FLOOR_BYTES
+    assert [reader.bodies for reader in readers] == sent
+    assert memory.used_bytes == 0, "who has nothing pending has no buffer"
+
+
+def test_who_waits_for_memory_goes_on_in_the_order_in_which_they_came() -> None:
+    calls, run = soon_calls()
+    memory = ReceiveMemory(100 * KIB, calls.append)
+    readers = [Reader(memory, frame(bytes(500 * KIB))) for _ in range(4)]
+    for reader in readers:
+        while reader.unread and not reader.waits:
+            reader.read(SHARED_BYTES)
+    order: list[Reader] = []
+    while any(reader.unread for reader in readers):
+        run()
+        going = [reader for reader in readers if reader.unread and not reader.waits]
+        order += [reader for reader in going if reader not in order]
+        going[0].read(SHARED_BYTES)
+    assert order == readers
+
+
+def test_a_frame_that_is_kept_outlives_what_others_read() -> None:
+    calls, _ = soon_calls()
+    memory = ReceiveMemory(MIB, calls.append)
+    parser, other = SharingParser(FRAME_BYTES_MAX, memory), SharingParser(FRAME_BYTES_MAX, memory)
+    both = frame(b"keep me") + frame(b"next")
+    parser.writable()[: len(both)] = both
+    parser.received(len(both))
+    kept = parser.next_frame()
+    assert isinstance(kept, Frame)
+    parser.keep(kept)
+    assert parser.settle()
+    other.writable()[:1000] = b"x" * 1000
+    assert bytes(kept.body) == b"keep me"
+    parser.let_go()
+    following = parser.next_frame()
+    assert following is not None
+    assert bytes(following.body) == b"next"
+    parser.settle()
+    assert memory.used_bytes == 0
+
+
+class Slow:
+    """A connection that has not taken ``unsent``."""
+
+    def __init__(self, unsent: int) -> None:
+        self.unsent = unsent
+
+    def unsent_bytes(self) -> int:
+        return self.unsent
+
+
+def test_nothing_is_read_while_too_much_was_not_taken_and_those_who_ask_go_on_in_their_order() -> None:
+    clock = [0.0]
+    timers: list[tuple[float, Callable[[], None]]] = []
+    memory = SendMemory(MIB, lambda: clock[0], lambda seconds, call: timers.append((seconds, call)))
+    slow = Slow(MIB)
+    memory.note(slow, MIB)
+    assert memory.answer_bytes() == ANSWER_BYTES_MIN
+    clock[0] += 1
+    assert memory.is_short()
+    called: list[int] = []
+    for number in range(3):
+
+        def read(number: int = number) -> None:
+            called.append(number)
+            memory.note(Slow(0), 600 * KIB)
+
+        memory.wait(read)
+    ((seconds, look),) = timers
+    assert seconds == LOOK_EVERY_S
+    look()
+    assert called == [], "nothing was taken yet"
+    slow.unsent = 0
+    timers.pop()[1]()
+    assert called == [0, 1], "and no more than there is room for"
+    timers.pop()[1]()
+    assert called == [0, 1, 2]
+
+
+def test_what_little_a_connection_has_not_taken_does_not_count() -> None:
+    memory = SendMemory(MIB, lambda: 0.0, lambda seconds, call: None)
+    slow = Slow(SMALL_BYTES)
+    memory.note(slow, SMALL_BYTES)
+    assert memory.used_bytes == 0
+    memory.note(slow, SMALL_BYTES + 1)
+    memory.note(slow, 0)
+    assert memory.used_bytes == 0
