@@ -253,14 +253,14 @@ def everything(admin: RawConnection) -> Any:
     """What the broker holds: its log's end, its topics, offsets, groups, transactions, attempts, settings."""
     info = msgpack.unpackb(admin.call(commands.GET_BROKER_RUNTIME_INFO).raise_for_error().body)
     others = [
-        admin.call(command, fields).raise_for_error().body
-        for command, fields in (
-            (commands.GET_ALL_TOPIC_CONFIG, {}),
-            (commands.GET_CONSUME_STATS, {}),
-            (commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}),
-            (commands.GET_TRANSACTIONS, {}),
-            (commands.GET_PREPARED, {}),
-            (commands.GET_BROKER_CONFIG, {}),
+        admin.call(command).raise_for_error().body
+        for command in (
+            commands.GET_ALL_TOPIC_CONFIG,
+            commands.GET_CONSUME_STATS,
+            commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            commands.GET_TRANSACTIONS,
+            commands.GET_PREPARED,
+            commands.GET_BROKER_CONFIG,
         )
     ]
     return info["write_offset"], info["group_members"], others
@@ -460,7 +460,9 @@ def test_a_member_reads_what_its_group_tries_again_and_not_its_dead_letters(seen
 
 def test_answers_keep_their_order_where_some_frames_are_refused(log_in: LogIn) -> None:
     peer = log_in("seer")
-    fields = [{"topic": topic, "count": 1, "queue": 0} for topic in ("seen", "hidden", "seen", "hidden", "seen")]
+    fields: Grants = [
+        {"topic": topic, "count": 1, "queue": 0} for topic in ("seen", "hidden", "seen", "hidden", "seen")
+    ]
     ids = [peer.send(commands.PRODUCE, each, ROW) for each in fields]
     answers = [peer.receive() for _ in ids]
     assert [answer.request_id for answer in answers] == ids

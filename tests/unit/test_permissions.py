@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flintmq.broker.delivery.producer_groups import ProducerGroups
 from flintmq.broker.security.access import REMEMBERED_MAX, Access, AccessTable
 from flintmq.protocol.delivery import UNREADABLE_TOPICS, dead_letter_topic, retry_topic
 from flintmq.protocol.errors import ConfigurationError, NoPermission
@@ -24,6 +25,7 @@ from flintmq.protocol.permissions import (
     Need,
     Permissions,
 )
+from tests.remotes import FakeRemote
 
 OWN_TOPICS = sorted({
     *SYSTEM_TOPICS, *UNREADABLE_TOPICS, "rmq_sys_anything", "RMQ_SYS_ANYTHING", retry_topic("billing"),
@@ -236,3 +238,14 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(access.publishes) <= REMEMBERED_MAX
     assert len(access._met) <= REMEMBERED_MAX
     assert all(len(need.name) < 300 for need in access._met)
+
+
+def test_a_producer_is_asked_only_about_topics_that_it_may_publish_to() -> None:
+    groups = ProducerGroups(lambda: 0.0)
+    of_orders, of_bills = FakeRemote("orders"), FakeRemote("bills")
+    of_orders.allowed, of_bills.allowed = {"orders"}, {"bills"}
+    groups.heart_beat("shop", "a", of_orders, 10.0)
+    groups.heart_beat("shop", "b", of_bills, 10.0)
+    assert {groups.one_of("shop", "orders") for _ in range(4)} == {of_orders}
+    assert {groups.one_of("shop", "bills") for _ in range(4)} == {of_bills}
+    assert groups.one_of("shop", "secrets") is None

@@ -15,6 +15,7 @@ import msgpack
 import pytest
 
 from flintmq.broker.filters import parser
+from flintmq.broker.server.dispatch import RULES
 from flintmq.protocol import commands, frames, layout
 from flintmq.protocol.commands import (
     COMMANDS,
@@ -37,6 +38,7 @@ from flintmq.protocol.fields import I32_MAX, I64_MAX, Rule, encode_fields, field
 from flintmq.protocol.frames import REQUEST, RESPONSE, FrameParser, encode_frame
 from flintmq.protocol.layout import RECORD, SysFlag
 from flintmq.protocol.names import PRODUCE_FORBIDDEN_TOPICS, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from flintmq.protocol.permissions import ANY
 from flintmq.protocol.record import (
     COMMON_ONLY_PROPERTIES,
     FORBIDDEN_PROPERTIES,
@@ -111,6 +113,21 @@ def _command_list() -> str:
             for purpose in [PURPOSES[command.name]]
         ],
     )
+
+
+def _permissions() -> str:
+    """What a request takes by its fields; what its handler finds in the body or the log comes on top."""
+    rows: list[tuple[object, ...]] = []
+    for command in COMMANDS.values():
+        if command.from_broker:
+            continue
+        said = [
+            f"{' or '.join(f'`{action}`' for action in need.actions)} on "
+            f"{'some' if need.name == ANY else 'the'} {need.kind}"
+            for need in RULES[command.code]({"topic": "t", "group": "g"})
+        ]
+        rows.append((f"{command.name}", ", ".join(said) or "–"))
+    return _table("command | takes", rows)
 
 
 PURPOSES = {
@@ -274,6 +291,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "other topics of the broker": _other_system_topics,
     "broker limits": _broker_limits,
     "commands": _command_list,
+    "permissions": _permissions,
     "results": _results,
     "record": _record_layout,
     "forbidden properties": _forbidden,

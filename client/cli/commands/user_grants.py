@@ -66,7 +66,7 @@ def _grant_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @_grant_options
 @store_option
 @pass_settings
-def grant(settings: Settings, name: str, store: str, **given: Any) -> None:
+def grant(settings: Settings, /, name: str, store: str, **given: Any) -> None:
     """Let a user do something. What nothing grants is refused.
 
     \b
@@ -88,7 +88,7 @@ def grant(settings: Settings, name: str, store: str, **given: Any) -> None:
 @click.option("--all", "everything", is_flag=True, help="All that it was granted.")
 @store_option
 @pass_settings
-def revoke(settings: Settings, name: str, store: str, everything: bool, **given: Any) -> None:
+def revoke(settings: Settings, /, name: str, store: str, everything: bool, **given: Any) -> None:
     """Take something away that a user was granted: the same options as for grant."""
     grants = [] if everything else _grants(given)
 
