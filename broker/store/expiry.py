@@ -101,12 +101,11 @@ class Expiry:
             _, at, size = max(
                 (unit for unit in units if unit is not None), key=lambda unit: unit[1], default=(0, -1, 0)
             )
-            record = self._reads.record_at(at, size) if at >= file.start_offset else None
-            if at < file.start_offset:
-                record = self._reads.record_at(file.end_offset, 0)
-            if record is None:
+            begins_here = at >= file.start_offset
+            newest = self._reads.stored_ms(at, size) if begins_here else self._reads.stored_ms(file.end_offset, 0)
+            if newest is None:
                 return None
-            newest = self._newest[file.start_offset] = record.store_timestamp
+            self._newest[file.start_offset] = newest
         return newest
 
     def forget_below(self, log_start: int) -> None:

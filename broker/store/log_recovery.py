@@ -207,6 +207,7 @@ class LogRecovery:
         while (file := self._files.find(at)) is not None:
             if at in self._passed_over:
                 at = self._passed_over[at]
+                parts[kernel.R_SIZE] = 0
                 continue
             position = at - file.start_offset
             state[kernel.S_CHECKSUMMED], border = self._checksummed.at(at)

@@ -98,6 +98,8 @@ class Quarantine:
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._bounds = np.zeros(0, np.int64)
+        self.lost_messages = 0
+        """How many messages are known to have been in them."""
 
     def load(self) -> None:
         """Read the index. Raises ``CorruptFile``."""
@@ -115,6 +117,7 @@ class Quarantine:
                 ends.append(each.end_offset)
         self._bounds = np.array([bound for pair in zip(begins, ends, strict=True) for bound in pair], np.int64)
         self._begins, self._ends = begins, ends
+        self.lost_messages = self._count_lost()
 
     def __bool__(self) -> bool:
         return bool(self.ranges)
@@ -148,9 +151,7 @@ class Quarantine:
         """Bytes of the log that are in quarantine."""
         return sum(end - begin for begin, end in zip(self._begins, self._ends, strict=True))
 
-    @property
-    def lost_messages(self) -> int:
-        """How many messages are known to have been in them."""
+    def _count_lost(self) -> int:
         spans: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for hole in self.ranges:
             for topic, queue, first, count in hole.lost:

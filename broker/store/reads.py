@@ -169,7 +169,12 @@ class Reads:
 
     def _store_ms(self, queue: ConsumeQueue, queue_offset: int, hot: bool) -> int | None:
         physical_offset, size, _ = queue.unit(queue_offset, hot=hot)
-        record = self._decoded(self._bytes_at(physical_offset, size, hot), physical_offset) if size > 0 else None
+        return self.stored_ms(physical_offset, size, hot=hot) if size > 0 else None
+
+    def stored_ms(self, physical_offset: int, size: int, *, hot: bool = False) -> int | None:
+        """When the record there was stored, ms; of a tombstone, when the one in front of it was. None where there is
+        none."""
+        record = self._decoded(self._bytes_at(physical_offset, size, hot), physical_offset)
         return record.store_timestamp if record is not None else None
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, hot: bool) -> int:

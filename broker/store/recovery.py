@@ -66,7 +66,22 @@ class RecoveryReport:
     truncated_bytes: int = 0
     quarantined: list[QuarantinedRange] = field(default_factory=list)
     """Holes of the log that this start contained."""
+    quarantine: Quarantine | None = None
+    """All that are known."""
     rebuilt: list[str] = field(default_factory=list)
+
+
+def damage_line(report: RecoveryReport) -> str:
+    """What of the log is damaged, for whoever starts a broker; empty where nothing is."""
+    kept = report.quarantine
+    if not kept:
+        return ""
+    holes = len(kept.ranges)
+    new = len(report.quarantined)
+    return (
+        f"{holes:,} hole{'s' * (holes != 1)} of the log{f', {new:,} found now' if new else ''}: {kept.bytes:,} "
+        f"bytes, {kept.lost_messages:,} messages known to be lost. {kept.path} says which, beside what was there"
+    )
 
 
 class IncompleteQueue(Exception):
@@ -119,7 +134,7 @@ class Recovery:
         )  # fmt: skip
         self._refilled: set[int] = set()
         """Rows of the queues that were filled again from the log's beginning."""
-        self.report = RecoveryReport(clean)
+        self.report = RecoveryReport(clean, quarantine=quarantine)
 
     def run(self) -> RecoveryReport:
         """Recover. Raises ``CorruptLog``, with nothing changed, where a file of the log is missing or foreign."""

@@ -1,5 +1,5 @@
-"""The commands ``verify``, ``rebuild``, ``dump``, ``stat``, ``plan-clean``, ``backup`` and ``restore`` of
-``flintmq-broker``.
+"""The commands ``verify``, ``rebuild``, ``repair``, ``dump``, ``stat``, ``plan-clean``, ``backup`` and ``restore``
+of ``flintmq-broker``.
 
 Only what ``--help`` needs is imported here; each command imports its work when it runs, with the kernels.
 """
@@ -111,6 +111,7 @@ def rebuild(store: Path, index_slots: int | None) -> int:
     The files that are there are moved to flintmq/aside first and removed at the end. Damage of the log is
     contained as by a start. Interrupted or killed, the next start of a broker, or of this, goes on.
     """
+    from ..store.containing import lost_text
     from .rebuild import rebuild as run
 
     try:
@@ -119,6 +120,11 @@ def rebuild(store: Path, index_slots: int | None) -> int:
     except KeyboardInterrupt:
         click.echo("flintmq-broker: not complete; the next start of a broker, or of this, goes on", err=True)
         raise
+    for hole in rebuilt.quarantined:
+        click.echo(
+            f"contained {hole.bytes:,} damaged bytes at physical offset {hole.physical_offset:,}: "
+            f"{lost_text(hole.lost)}"
+        )
     if rebuilt.cut_bytes:
         click.echo(f"cut      {rebuilt.cut_bytes:,} bytes of a torn write behind the end of the log")
     rate = rebuilt.messages / max(rebuilt.seconds, 1e-3)
@@ -127,6 +133,39 @@ def rebuild(store: Path, index_slots: int | None) -> int:
         f"in {rebuilt.seconds:.2f} s, {rate:,.0f} a second; the old files are removed"
     )
     return 0
+
+
+@click.command()
+@_STORE
+@click.option("--apply", is_flag=True, help="Do it. Without, what would be done is said, and nothing is changed.")
+@click.option("--show", type=click.IntRange(0), default=10, metavar="N", help="Findings shown of each kind.  [10]")
+@_INDEX_SLOTS
+@_tool
+def repair(store: Path, apply: bool, show: int, index_slots: int | None) -> int:
+    """Repair a stopped STORE: contain what is damaged in its log, make queues and index anew where they are wrong.
+
+    Messages that were damaged are lost; their bytes are kept in flintmq/quarantine. Where a backup has the file, put
+    that back instead. Exit code 0: nothing is wrong, or not any more; 1: something is; 2: refused.
+    """
+    from .repair import done_lines, examine, plan_lines
+    from .repair import repair as run
+
+    with progress_bar() as progress:
+        found = examine(store, progress, index_slots=index_slots)
+        repaired = run(store, found, progress, index_slots=index_slots) if apply and found.findings.total else None
+    for note in found.findings.notes:
+        click.echo(f"note      {escape(note)}")
+    if repaired is not None:
+        for line in done_lines(store, repaired, show):
+            click.echo(line)
+        return EXIT_FINDINGS if repaired.after.findings.total else 0
+    for line in plan_lines(store, found, show):
+        click.echo(line)
+    if not found.findings.total:
+        click.echo("sound     nothing is wrong")
+        return 0
+    click.echo("dry run   nothing was changed; --apply does it")
+    return EXIT_FINDINGS
 
 
 @click.command()
@@ -276,4 +315,4 @@ def _open(store: Path, findings: Any, running: bool, index_slots: int | None) ->
     return open_for_reading(store, findings, running=running, index_slots=index_slots)
 
 
-COMMANDS = (verify, rebuild, dump, stat, plan_clean, backup, restore)
+COMMANDS = (verify, rebuild, repair, dump, stat, plan_clean, backup, restore)

@@ -18,6 +18,9 @@ class Kind:
 
 
 _RESTORE = "restore the file from a backup; no other file has these bytes"
+_REPAIR = (
+    f"{_RESTORE}. Without one, `flintmq-broker repair STORE` contains the damage: what it hit is lost, all else goes on"
+)
 _REBUILD = "`flintmq-broker rebuild STORE` makes queues and index anew from the log"
 
 KINDS: dict[str, Kind] = {
@@ -37,19 +40,19 @@ KINDS: dict[str, Kind] = {
     ),
     "record": Kind(
         "stretches of the log without a readable record",
-        "the messages in them are lost; a broker refuses to start, or, where nothing proves that the log goes on "
-        "behind them, cuts it there",
-        _RESTORE,
+        "the messages in them are lost; a start that checks the file contains them, or, where nothing proves that the "
+        "log goes on behind them, cuts it there",
+        _REPAIR,
     ),
     "body-crc": Kind(
         "bodies whose checksum is wrong",
-        "a client that reads the message gets an error instead; a broker refuses to start where it checks the file",
-        _RESTORE,
+        "a client that reads the message gets an error instead; a start that checks the file contains it",
+        _REPAIR,
     ),
     "record-crc": Kind(
         "records whose checksum over all of them is wrong",
         "a field of the header or a property is not what was stored; a start that checks the file contains it",
-        _RESTORE,
+        _REPAIR,
     ),
     "properties": Kind(
         "properties that cannot be read", "keys, tag and id of the message are not what was sent", _RESTORE
@@ -62,9 +65,9 @@ KINDS: dict[str, Kind] = {
     "queue-offset": Kind(
         "queue offsets that do not follow each other",
         "messages are missing in front of the record, or it lies about its place",
-        _RESTORE,
+        _REPAIR,
     ),
-    "topic": Kind("records whose topic cannot be one", "no queue can be made for them", _RESTORE),
+    "topic": Kind("records whose topic cannot be one", "no queue can be made for them", _REPAIR),
     "behind-end": Kind(
         "bytes behind the end of the log",
         "after an orderly stop nothing lies there; the broker refuses to start if it looks like a file of the log",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+from ..store.containing import lost_text
 from .findings import Findings
 from .log_end import check_behind, find_end
 from .log_pass import SEGMENT_BYTES, LogPass, Progress
 from .offline import OfflineStore
 from .tables import check_checkpoint, check_log_is_whole, check_offsets, check_tables
 from .units import UnitPass
+
+QUARANTINED_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ def verify(
         end = find_end(store)
         check_behind(store, end)
         check_checkpoint(store, end)
+        _note_quarantine(store)
         log = LogPass(store, end, progress, segment_bytes=segment_bytes)
         log.run()
         if log.begun_again:
@@ -83,6 +88,19 @@ def verify(
             seconds=time.perf_counter() - started,
             threads=log.threads,
         )
+
+
+def _note_quarantine(store: OfflineStore) -> None:
+    """Known losses, which are no findings any more."""
+    for hole in list(store.quarantine)[:QUARANTINED_SHOWN]:
+        found = datetime.fromtimestamp(hole.found_ms / 1000, tz=UTC)
+        store.findings.note(
+            f"quarantined: {hole.bytes:,} bytes at physical offset {hole.physical_offset:,} ({hole.reason}), found "
+            f"{found:%Y-%m-%d %H:%M} UTC. {lost_text(hole.lost)}; kept in {store.quarantine.folder / hole.file}"
+        )
+    more = len(store.quarantine.ranges) - QUARANTINED_SHOWN
+    if more > 0:
+        store.findings.note(f"{more:,} more quarantined ranges: see {store.quarantine.path}")
 
 
 def _note_what_is_left(findings: Findings, log: LogPass) -> None:

@@ -75,6 +75,9 @@ def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, position: 
             numbers[physical_offset] = position + len(numbers)
     at = note.physical_offset + len(note.encode())
     while at < store.write_offset:
+        if (hole := store.quarantine.find(at)) is not None:
+            at = hole.end_offset
+            continue
         record = store.reads.record_at(at, 0)
         if record is None:
             file = store.commitlog.queue.find(at)
@@ -102,7 +105,9 @@ def _notes(store: MessageStore, first: int) -> Iterator[Record]:
         position = 0
         for size in chosen[C_SIZE::CHOSEN_ROW].tolist():
             try:
-                yield decode_record(body, position)
+                note = decode_record(body, position)
+                if not store.quarantine.covers(note.physical_offset):
+                    yield note
             except CorruptRecord as error:
                 log.error("a note of %s is damaged and left out: %s", OP_PREPARED_TOPIC, error)
             position += size

@@ -26,6 +26,12 @@ BUILD_INFO = Metric("flintmq_build_info", "gauge", "always 1; who the broker is"
 WRITABLE = Metric("flintmq_writable", "gauge", "1 while messages are taken, 0 while they are refused: see `/readyz`")
 RECOVERY = Metric("flintmq_recovery_seconds", "gauge", "what opening the store took at the start")
 
+QUARANTINED_HOLES = Metric(
+    "flintmq_quarantined_holes", "gauge", "damaged stretches of the CommitLog, kept in `flintmq/quarantine/`"
+)
+QUARANTINED_BYTES = Metric("flintmq_quarantined_bytes", "gauge", "bytes of the CommitLog in them")
+LOST_MESSAGES = Metric("flintmq_lost_messages", "gauge", "messages that are known to have been in them")
+
 PRODUCED_MESSAGES = Metric("flintmq_produced_messages_total", "counter", "messages stored", ("topic",))
 PRODUCED_BYTES = Metric(
     "flintmq_produced_bytes_total", "counter", "bytes of the PRODUCE bodies they came in", ("topic",)
@@ -184,7 +190,7 @@ PROCESS_FDS_MAX = Metric("process_max_fds", "gauge", "how many there may be; -1:
 PROCESS_STARTED = Metric("process_start_time_seconds", "gauge", "when it started, seconds since 1970")
 
 METRICS = (
-    BUILD_INFO, WRITABLE, RECOVERY,
+    BUILD_INFO, WRITABLE, RECOVERY, QUARANTINED_HOLES, QUARANTINED_BYTES, LOST_MESSAGES,
     PRODUCED_MESSAGES, PRODUCED_BYTES, PULLED_MESSAGES, PULLED_BYTES,
     REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, FLUSH_STALLED, ERRORS, ONE_WAY_ERRORS, DUPLICATE_FRAMES, PRODUCER_RUNS,
     CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, AUTHENTICATIONS, TLS_FAILURES, IN_FLIGHT, HELD_PULLS,

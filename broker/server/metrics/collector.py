@@ -43,6 +43,10 @@ def _add_broker(out: Exposition, broker: Broker) -> None:
     out.add(catalog.BUILD_INFO, [(labels(catalog.BUILD_INFO.labels, who), 1)])
     out.add_one(catalog.WRITABLE, 0 if broker.write_refusal() else 1)
     out.add_one(catalog.RECOVERY, broker.recovery_seconds)
+    quarantine = broker.store.quarantine
+    out.add_one(catalog.QUARANTINED_HOLES, len(quarantine.ranges))
+    out.add_one(catalog.QUARANTINED_BYTES, quarantine.bytes)
+    out.add_one(catalog.LOST_MESSAGES, quarantine.lost_messages)
 
 
 def _add_traffic(out: Exposition, broker: Broker) -> None:

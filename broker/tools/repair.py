@@ -1,0 +1,105 @@
+"""``flintmq-broker repair``: damage of a stopped store, and what is done about it.
+
+What is wrong is found by ``verify``; a dry run says for each kind of it what a repair would do. A repair is a start of
+the store that checks all of the log, contains what is damaged in it, and makes queues and index anew where they are
+wrong. Done again, it finds nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from ..store.containing import lost_text
+from ..store.message_store import MessageStore
+from ..store.quarantine import QuarantinedRange
+from .findings import KINDS, Findings
+from .offline import OfflineStore
+from .output import Progress, escape
+from .report import finding_line
+from .verify import Verified, verify
+
+CONTAINED = "contained: the bytes go to flintmq/quarantine, tombstones take their place, the messages are lost"
+REBUILT = "made anew from the log"
+BY_HAND = "left to you"
+
+ACTIONS: dict[str, str] = {
+    **dict.fromkeys(("record", "body-crc", "record-crc", "topic", "queue-offset"), CONTAINED),
+    **dict.fromkeys(("unit-missing", "unit-wrong", "unit-stray", "unit-order", "queue-end"), REBUILT),
+    **dict.fromkeys(("index-header", "index-chain", "index-missing", "index-wrong", "index-stray"), REBUILT),
+    "file-size": "a file that is too short gets zeros, and what it lost is contained; queues and index are made anew",
+    "behind-end": "cut: nothing that was acknowledged lies behind the end of the log",
+    "checkpoint": "written anew",
+    "table": "read from its .bak, and written anew",
+    "consumer-offset": "pulled back to the end of the queue",
+    **dict.fromkeys(("missing-file", "foreign-file", "properties", "store-time"), BY_HAND),
+}
+"""What ``repair`` does about each kind of finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair did. ``contained``: holes of the log; ``rebuilt``: why queues or index were made anew;
+    ``cut_bytes``: what lay behind the log's end; ``after``: what ``verify`` says now."""
+
+    contained: list[QuarantinedRange]
+    rebuilt: list[str]
+    cut_bytes: int
+    after: Verified
+
+
+def examine(path: Path, progress: Progress, *, index_slots: int | None = None) -> Verified:
+    """What is wrong with the store at ``path``. Changes nothing. Raises as ``verify``."""
+    return verify(path, lambda done, total: progress("verifying", done, total), index_slots=index_slots)
+
+
+def needs_rebuild(found: Verified) -> bool:
+    """Whether anything is wrong with queues or index, which a start may pass over where it does not compare them."""
+    return any(ACTIONS[kind] == REBUILT for kind in found.findings.counts)
+
+
+def repair(path: Path, found: Verified, progress: Progress, *, index_slots: int | None = None) -> Repaired:
+    """Repair the store at ``path``, of which ``examine`` found this. Raises ``FlintError`` where it is locked, or where
+    a start is refused (a file of the log is missing or of another log); then nothing is changed."""
+    with OfflineStore(path, Findings(), index_slots=index_slots) as opened:
+        settings = opened.settings
+    store = MessageStore(path, settings)
+    report = store.open(progress, rebuild=needs_rebuild(found), verify_all=True)
+    store.consumer_offsets.clamp(store.reads.end_offset)
+    store.close()
+    after = examine(path, progress, index_slots=index_slots)
+    return Repaired(report.quarantined, report.rebuilt, report.truncated_bytes, after)
+
+
+def plan_lines(path: Path, found: Verified, shown: int) -> Iterator[str]:
+    """What a repair would do, by kind of finding, with ``shown`` of each."""
+    for kind, group in groupby(found.findings, key=lambda finding: finding.kind):
+        count = found.findings.counts[kind]
+        yield f"{KINDS[kind].title}: {count:,}"
+        for finding, _ in zip(group, range(shown), strict=False):
+            yield f"  {finding_line(finding, path)}"
+        if count > shown:
+            yield f"  … and {count - shown:,} more"
+        by_hand = ACTIONS[kind] == BY_HAND
+        yield f"  repair: {f'{BY_HAND}: {KINDS[kind].remedy}' if by_hand else ACTIONS[kind]}"
+
+
+def done_lines(path: Path, repaired: Repaired, shown: int) -> Iterator[str]:
+    """What was done, and what is still wrong."""
+    for hole in repaired.contained:
+        yield (
+            f"contained {hole.bytes:,} bytes at physical offset {hole.physical_offset:,} ({hole.reason}): "
+            f"{lost_text(hole.lost)}; kept in flintmq/quarantine/{hole.file}"
+        )
+    for reason in repaired.rebuilt:
+        yield f"rebuilt   {escape(reason)}"
+    if repaired.cut_bytes:
+        yield f"cut       {repaired.cut_bytes:,} bytes behind the end of the log"
+    left = repaired.after.findings
+    if left.total:
+        yield f"left      {left.total:,} finding{'s' * (left.total != 1)}"
+        yield from plan_lines(path, repaired.after, shown)
+    else:
+        yield "sound     nothing is wrong any more"
