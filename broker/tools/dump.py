@@ -66,7 +66,14 @@ class Wanted:
 
 
 def records(store: OfflineStore, end: int, wanted: Wanted) -> Iterator[Record]:
-    """The records wanted of the log below ``end``. What is damaged is entered into the store's findings."""
+    """The records wanted of the log below ``end``, without tombstones. What is damaged is entered into the store's
+    findings."""
+    for record in _records(store, end, wanted):
+        if not store.quarantine.covers(record.physical_offset):
+            yield record
+
+
+def _records(store: OfflineStore, end: int, wanted: Wanted) -> Iterator[Record]:
     begin, end = max(wanted.from_offset, store.log_start), min(wanted.to_offset, end)
     if wanted.key is None:
         yield from _scan(store, begin, end, wanted)

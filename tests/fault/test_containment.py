@@ -11,9 +11,14 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flintmq.broker.store import MessageStore, StoreSettings
+from flintmq.broker.tools.dump import Wanted, records
+from flintmq.broker.tools.findings import Findings
+from flintmq.broker.tools.log_end import find_end
+from flintmq.broker.tools.offline import OfflineStore
 from flintmq.protocol.layout import RECORD
 from flintmq.protocol.record import Record
 from tests.store_tools import (
@@ -26,6 +31,7 @@ from tests.store_tools import (
     assert_only_these_are_left,
     kill,
     lost_of,
+    make_topic,
     open_store,
     overwrite,
     plain,
@@ -35,6 +41,7 @@ from tests.store_tools import (
     save,
     without_dispatched,
 )
+from tests.tools_runs import verified
 
 FILE_BYTES = SMALL.commitlog_file_bytes
 FIRST, SECOND, THIRD = (f"{number * FILE_BYTES:020d}" for number in range(3))
@@ -320,4 +327,36 @@ def test_a_message_appended_behind_a_hole_at_the_end_follows_what_was_lost(tmp_p
     store = open_store(path)
     (new,) = append(store, "orders", 0, plain(1, first=100))
     assert new.queue_offset == 5
+    store.close()
+
+
+def test_who_reads_the_files_gets_no_tombstones_either(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path, settings=CHECKSUMMED)
+    lost = [sent[9], sent[10]]
+    for each in lost:
+        flip(path, each.physical_offset + 95)
+    open_store(path, CHECKSUMMED).close()
+    kept = [each.physical_offset for each in sent if each not in lost]
+    store = OfflineStore(path, Findings(), index_slots=SMALL.index_slots)
+    with store:
+        assert [each.physical_offset for each in records(store, find_end(store).offset, Wanted())] == kept
+    assert verified(path).findings.total == 0
+
+
+def test_messages_that_wait_and_are_lost_are_not_parked_or_delivered(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = open_store(path)
+    make_topic(store, "SCHEDULE_TOPIC_XXXX", 18)
+    sent = put(store, "SCHEDULE_TOPIC_XXXX", 0, plain(5))
+    store.close()
+    flip(path, sent[2].physical_offset + 95)
+    store = open_store(path)
+    queue = store.queues.get("SCHEDULE_TOPIC_XXXX", 0)
+    assert queue is not None
+    units = [queue.unit(number, hot=False) for number in range(5)]
+    chosen = np.array([(at, size, number) for number, (at, size, _) in enumerate(units)], np.int64).reshape(-1)
+    waiting = store.rewriter.read(chosen, hot=False)
+    assert (waiting.count, waiting.unsound) == (4, 0)
+    assert store.reads.stored_ms(*units[2][:2]) == sent[1].store_ms
     store.close()

@@ -49,7 +49,7 @@ def lying_head(path: Path, sent: list[Sent]) -> None:
     flip(path, sent[9].physical_offset + 20, 6)
 
 
-damages = [bodies, head_without_queues, cut_short, the_end_too, lying_head]
+damages: list[Callable[[Path, list[Sent]], None]] = [bodies, head_without_queues, cut_short, the_end_too, lying_head]
 
 
 @pytest.mark.parametrize("damage", damages)

@@ -21,7 +21,7 @@ from flintmq.client.spark.archive.topics import check_topics
 from flintmq.client.spark.errors import DataLoss, InvalidOption
 from flintmq.protocol.record import Record
 from tests.archive_tools import MadeLog, make_log, read_offsets
-from tests.store_tools import Message, append, kill, open_store, plain, put
+from tests.store_tools import Message, append, kill, open_store, overwrite, plain, put
 
 FILE_BYTES = 4096
 
@@ -326,3 +326,23 @@ def test_the_readme_lists_every_option() -> None:
     section = readme.partition("## Archives\n")[2].partition("\n## ")[0]
     listed = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE))
     assert listed == {option.name: option.meaning for option in ARCHIVE_OPTIONS if option.name != "path"}
+
+
+# ---- what a broker has in quarantine ----
+
+
+def test_tombstones_are_no_rows_also_where_the_index_is_read_from_its_bak(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    sent = put(store, "orders", 0, plain(20))
+    store.close()
+    for number in (3, 4, 9):
+        overwrite(store.path / "commitlog" / f"{0:020d}", sent[number].physical_offset + 95, b"!")
+    open_store(store.path).close()
+    kept = [each.physical_offset for number, each in enumerate(sent) if number not in (3, 4, 9)]
+    assert read_offsets(store.path) == kept
+    index = store.path / "flintmq" / "quarantine" / "index.json"
+    index.write_bytes(b"\0" * 40)
+    assert read_offsets(store.path) == kept
+    index.with_name("index.json.bak").write_bytes(b"{}")
+    with pytest.raises(CorruptLog, match=r"index\.json.* cannot be read"):
+        read_offsets(store.path)

@@ -27,6 +27,7 @@ from ....protocol.layout import (
 )
 from ..errors import DataLoss, InvalidOption
 from .errors import SKIP_HINT, CorruptLog
+from .quarantine import quarantined_ranges
 from .queues import Queues
 
 COMMITLOG = "commitlog"
@@ -39,11 +40,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file of the log: ``[start, end)`` in physical offsets. ``end`` is where the file's own bytes end."""
+    """A file of the log: ``[start, end)`` in physical offsets. ``end`` is where the file's own bytes end;
+    ``quarantined``: (begin, end) of what was damaged in it and holds tombstones now, which are no messages."""
 
     path: Path
     start: int
     end: int
+    quarantined: tuple[tuple[int, int], ...] = ()
 
     @contextmanager
     def open(self) -> Iterator[int]:
@@ -123,6 +126,12 @@ def find_log(path: str, *, fail_on_corruption: bool = True) -> LogFiles:
     files = _check_sizes(files, fail_on_corruption)
     if flushed_offset is not None:
         _check_reaches(folder, files, flushed_offset, fail_on_corruption)
+    ranges = quarantined_ranges(store, fail_on_corruption=fail_on_corruption)
+    if ranges:
+        files = [
+            replace(file, quarantined=tuple(each for each in ranges if file.start <= each[0] < file.end))
+            for file in files
+        ]
     stopped_in_order = store is not None and (store / "checkpoint").exists() and not (store / "abort").exists()
     return LogFiles(folder, store, tuple(files), flushed_offset, stopped_in_order)
 

@@ -73,7 +73,7 @@ class PartitionReader:
             while at is not None and at < stretch.end:
                 walk = Walk(stretch, fd, at, verify=options.verify_checksums)
                 for block in walk:
-                    wanted = block.records.select(self._wanted(block.records))
+                    wanted = block.records.select(self._wanted(block.records, stretch))
                     # Checking bodies in the walk's own pass is cheaper, unless most are of other topics.
                     walk.verify = options.verify_checksums and 2 * len(wanted) > len(block)
                     if len(wanted):
@@ -82,9 +82,11 @@ class PartitionReader:
                     return
                 at = self._behind(walk.damage, stretch, fd)
 
-    def _wanted(self, block: RecordBlock) -> Rows:
+    def _wanted(self, block: RecordBlock, stretch: Stretch) -> Rows:
         options, stored_ms = self._options, block.parts[Part.STORED_MS]
         rows = self._topics.rows(block)
+        for begin, end in stretch.file.quarantined:
+            rows &= (block.parts[Part.PHYSICAL_OFFSET] < begin) | (block.parts[Part.PHYSICAL_OFFSET] >= end)
         if options.starting_ms is not None:
             rows &= stored_ms >= options.starting_ms
         if options.ending_ms is not None:
