@@ -15,7 +15,7 @@ from ...protocol.errors import ConfigurationError, SystemBusy
 from ..security.tls import handshake_failure
 from ..setting_rules import parse_address
 from .answering import encode_error
-from .connection import LINGER_S, Connection, unmapped
+from .connection import Connection, unmapped
 from .handlers.context import Broker
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ REFUSAL_LOGGED_S = 1.0
 """Refused connections are logged at most this often: they may come by the thousand."""
 STORE_FILES_MIN = 4096
 """Descriptors that are kept for the store, or half of all where there are few: its files must never lack them."""
+TLS_SHUTDOWN_S = 1.0
+"""How long the last bytes of a TLS connection wait for the client to take them, and to say that it did."""
 SWEEP_S = (0.05, 1.0)
 """Least and most time between two looks at all connections for what takes too long."""
 
@@ -254,7 +256,7 @@ class Server:
         try:
             await loop.connect_accepted_socket(
                 lambda: connection, sock,
-                ssl=tls.context, ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=LINGER_S,
+                ssl=tls.context, ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )  # fmt: skip
         except OSError as error:
             self._broker.counters.tls_failures += 1

@@ -127,7 +127,7 @@ def access_of(
 
     Raises ``InvalidArgument``, also for a file that cannot be used.
     """
-    if user is None and password is None and not (tls or tls_certificate or tls_key):
+    if user is None and password is None and tls in (None, False) and not (tls_certificate or tls_key):
         return NO_ACCESS
     user, password = _checked_user(user, password)
     tls, tls_certificate, tls_key = _checked_tls(tls, tls_certificate, tls_key)

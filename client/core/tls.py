@@ -78,7 +78,10 @@ def handshake_failed(address: Address, error: OSError) -> ConnectionFailed:
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsFailed(prefix + _distrust(address, error))
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError) or not isinstance(error, ssl.SSLError):
-        return ConnectionFailed(f"{prefix}the connection went during the handshake: {_reason(error)}")
+        return ConnectionFailed(
+            f"{prefix}the connection went during the handshake ({_reason(error)}); perhaps the two have no version of "
+            "TLS in common, or the broker asks for a certificate: its log says why"
+        )
     hint = _OPENSSL_HINTS.get(error.reason or "")
     return TlsFailed(prefix + (f"{hint} ({error.reason})" if hint else str(error)))
 

@@ -1,0 +1,148 @@
+"""`flintmq user` on a store's folder, and the command line against a broker that serves only users."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from flintmq.protocol.users import USERS_FILE, parse_users
+from tests.cli_tools import Cli, Terminal
+from tests.conftest import BrokerFactory
+from tests.security_tools import PASSWORD, SCRAM, set_user
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """The folder of a store, as far as the command looks."""
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def cli(tmp_path: Path, store: Path) -> Cli:
+    return Cli(tmp_path / "home", variables={"FLINTMQ_STORE__PATH": str(store)})
+
+
+def names(store: Path) -> list[str]:
+    return list(parse_users((store / USERS_FILE).read_text(), "").by_name)
+
+
+class TestFile:
+    def test_a_user_is_added_listed_changed_and_removed(self, cli: Cli, store: Path) -> None:
+        made = cli.run("user", "add", "billing", "--generate")
+        assert made.code == 0
+        assert len(made.lines) == 1
+        assert len(made.lines[0]) == 24
+        assert "shown nowhere again" in made.err
+        assert stat.S_IMODE((store / USERS_FILE).stat().st_mode) == 0o600
+        assert made.lines[0] not in (store / USERS_FILE).read_text()
+        assert cli.run("user", "add", "shop", "--admin", "--generate", "-q").code == 0
+        listed = cli.run("user", "list", "-o", "json").rows
+        assert listed == [
+            {"user": "billing", "grants": 0, "iterations": 15_000},
+            {"user": "shop", "grants": 1, "iterations": 15_000},
+        ]
+        changed = cli.run("user", "passwd", "shop", "--generate", "-o", "json").rows
+        assert changed[0]["outcome"] == "changed"
+        assert cli.run("user", "list", "-o", "json").rows[1]["grants"] == 1  # what it may do stays
+        assert cli.run("user", "remove", "billing", "--yes").code == 0
+        assert names(store) == ["shop"]
+
+    def test_what_others_wrote_stays(self, cli: Cli, store: Path) -> None:
+        set_user(store, "billing")
+        text = (store / USERS_FILE).read_text()
+        (store / USERS_FILE).write_text(text.replace('"version": 1', '"version": 1, "later": [1]'))
+        assert cli.run("user", "add", "shop", "--generate").code == 0
+        assert '"later": [\n  1\n ]' in (store / USERS_FILE).read_text()
+        assert names(store) == ["billing", "shop"]
+
+    def test_a_password_comes_from_a_file_or_a_variable(self, cli: Cli, store: Path, tmp_path: Path) -> None:
+        (tmp_path / "secret").write_text("a good one\nnot this\n")
+        assert cli.run("user", "add", "a", "--password-file", str(tmp_path / "secret")).code == 0
+        assert cli.run("user", "add", "b", "--password-file", "-", stdin="another\n").code == 0
+        cli.variables["FLINTMQ_PASSWORD"] = "a third one"
+        assert cli.run("user", "add", "c").code == 0
+        assert names(store) == ["a", "b", "c"]
+
+    def test_a_password_is_asked_for_twice_on_a_terminal(self, cli: Cli, store: Path) -> None:
+        terminal = Terminal(cli, ["user", "add", "billing"], 100)
+        terminal.read_until("new password of billing")
+        terminal.type("secret enough\n")
+        terminal.read_until("confirmation")
+        terminal.type("secret enough\n")
+        assert terminal.finish() == 0
+        assert "secret enough" not in terminal.text
+        assert names(store) == ["billing"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "why"),
+        [
+            (["add", "a/b", "--generate"], "cannot be a user's name"),
+            (["add", "there", "--generate"], "there is a user 'there' already; flintmq user passwd there"),
+            (["add", "x"], "needs a password: --generate makes one up"),
+            (["passwd", "ther", "--generate"], "there is no user 'ther'; did you mean 'there'?"),
+            (["remove", "nobody", "--yes"], "there is no user 'nobody'"),
+            (["add", "x", "--generate", "--store", "/nowhere"], "there is no store in '/nowhere'"),
+            (["add", "x", "--password-file", "/nowhere"], "cannot be read from '/nowhere'"),
+        ],
+    )
+    def test_what_cannot_be_done_is_said_and_changes_nothing(
+        self, cli: Cli, store: Path, arguments: list[str], why: str
+    ) -> None:
+        set_user(store, "there")
+        before = (store / USERS_FILE).read_bytes()
+        done = cli.run("user", *arguments)
+        assert (done.code, done.out) == (2, "")
+        assert why in done.err
+        assert (store / USERS_FILE).read_bytes() == before
+        assert os.listdir(store / "flintmq") == ["users.json"]
+
+    def test_a_damaged_file_is_not_overwritten(self, cli: Cli, store: Path) -> None:
+        set_user(store, "there")
+        (store / USERS_FILE).write_text("{")
+        done = cli.run("user", "add", "x", "--generate")
+        assert done.code == 2
+        assert "users.json is not JSON" in done.err
+        assert (store / USERS_FILE).read_text() == "{"
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+    def test_what_root_makes_belongs_to_who_owns_the_store(self, cli: Cli, store: Path) -> None:
+        os.chown(store, 12345, 12345)
+        assert cli.run("user", "add", "billing", "--generate").code == 0
+        for path in (store / "flintmq", store / USERS_FILE):
+            assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12345)
+
+
+class TestAgainstABroker:
+    def test_users_get_in_from_the_shell(self, broker: BrokerFactory, tmp_path: Path) -> None:
+        running = broker(settings=SCRAM)
+        cli = Cli(tmp_path / "home", running.address, {"FLINTMQ_STORE__PATH": str(running.store)})
+        refused = cli.run("send", "orders", "x")
+        assert refused.code == 1
+        assert "AUTHENTICATION_REQUIRED (1402)" in refused.err
+        assert "--user NAME" in refused.err
+        (tmp_path / "secret").write_text(f"{PASSWORD}\n")
+        assert cli.run("user", "add", "ops", "--admin", "--password-file", str(tmp_path / "secret")).code == 0
+        assert cli.run("send", "orders", "x", "--user", "ops", "--password-file", str(tmp_path / "secret")).code == 0
+        cli.variables |= {"FLINTMQ_USER": "ops", "FLINTMQ_PASSWORD": PASSWORD}
+        assert cli.run("pull", "orders", "--count", "1").lines == ["x"]
+        assert cli.run("bench", "produce", "--count", "2000", "-q").code == 0
+        cli.variables["FLINTMQ_PASSWORD"] = "another"
+        wrong = cli.run("status")
+        assert wrong.code == 1
+        assert "AUTHENTICATION_FAILED (1403)" in wrong.err
+        assert "another" not in wrong.err
+        del cli.variables["FLINTMQ_PASSWORD"]
+        assert "user 'ops' needs a password: FLINTMQ_PASSWORD, or --password-file FILE" in cli.run("status").err
+
+    def test_the_password_is_asked_for_on_a_terminal(self, broker: BrokerFactory, tmp_path: Path) -> None:
+        running = broker(settings=SCRAM)
+        set_user(running.store, "ops")
+        terminal = Terminal(Cli(tmp_path / "home", running.address), ["topic", "list", "--user", "ops"], 100)
+        terminal.read_until("password of ops")
+        terminal.type(f"{PASSWORD}\n")
+        assert terminal.finish() == 0
+        assert PASSWORD not in terminal.text

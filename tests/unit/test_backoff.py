@@ -1,0 +1,239 @@
+"""Pauses after failed authentications: how long, for whom, and that they cannot be got round. With a clock by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import hmac
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.security import backoff as backoff_module
+from flintmq.broker.security.authenticator import WRONG, Authenticator
+from flintmq.broker.security.backoff import FORGET_S, PAUSE_S_MAX, WAIT_S_MAX, Backoff, network_of, pause_after
+from flintmq.broker.security.users import UserTable
+from flintmq.protocol.errors import AuthenticationFailed, SystemBusy
+from flintmq.protocol.scram import ClientExchange
+from tests.security_tools import PASSWORD, set_user
+
+HOST = "192.0.2.7"
+
+
+class Handle:
+    """A call that is due."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Do not call."""
+        self.cancelled = True
+
+
+class Loop:
+    """A clock that moves when it is told to, and calls what is due."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._numbers = itertools.count()
+        self._due: list[tuple[float, int, Handle, Callable[[str], None], str]] = []
+
+    def time(self) -> float:
+        """Seconds."""
+        return self.now
+
+    def call_at(self, when: float, call: Callable[[str], None], argument: str) -> Handle:
+        """Call then."""
+        handle = Handle()
+        heapq.heappush(self._due, (when, next(self._numbers), handle, call, argument))
+        return handle
+
+    def pass_time(self, seconds: float) -> None:
+        """So much time passes."""
+        end = self.now + seconds
+        while self._due and self._due[0][0] <= end:
+            when, _, handle, call, argument = heapq.heappop(self._due)
+            self.now = max(self.now, when)
+            if not handle.cancelled:
+                call(argument)
+        self.now = end
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def backoff(loop: Loop) -> Backoff:
+    return Backoff(loop.time, loop.call_at)
+
+
+def test_pauses_double_up_to_a_bound(backoff: Backoff) -> None:
+    pauses = [backoff.failed(HOST) for _ in range(100)]
+    assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.0])
+    assert set(pauses[5:]) == {PAUSE_S_MAX}
+    assert pause_after(10**9) == PAUSE_S_MAX
+
+
+def test_who_never_failed_waits_for_nothing(backoff: Backoff) -> None:
+    assert not backoff.must_wait(HOST)
+    backoff.failed(HOST)
+    assert backoff.must_wait(HOST)
+    assert not backoff.must_wait("192.0.2.8")
+
+
+def test_the_pause_ends(backoff: Backoff, loop: Loop) -> None:
+    backoff.failed(HOST)
+    loop.pass_time(0.11)
+    assert not backoff.must_wait(HOST)
+
+
+def test_attempts_side_by_side_are_judged_one_behind_the_other(backoff: Backoff, loop: Loop) -> None:
+    for _ in range(3):
+        backoff.failed(HOST)
+    judged: list[float] = []
+
+    def judge() -> None:
+        judged.append(loop.now - 1000.0)
+        backoff.failed(HOST)
+
+    for _ in range(3):
+        backoff.wait(HOST, judge)
+    loop.pass_time(60)
+    assert judged == pytest.approx([0.4, 0.4 + 0.8, 0.4 + 0.8 + 1.6])
+
+
+def test_one_that_is_right_lets_all_others_in(backoff: Backoff, loop: Loop) -> None:
+    for _ in range(3):
+        backoff.failed(HOST)
+    judged: list[str] = []
+
+    def right(name: str) -> Callable[[], None]:
+        def judge() -> None:
+            judged.append(name)
+            backoff.succeeded(HOST)
+
+        return judge
+
+    for name in "abc":
+        backoff.wait(HOST, right(name))
+    loop.pass_time(0.39)
+    assert judged == []
+    loop.pass_time(0.02)
+    assert judged == ["a", "b", "c"]
+    assert len(backoff) == 0
+    assert not backoff.must_wait(HOST)
+
+
+def test_one_that_is_wrong_among_them_has_the_rest_wait_again(backoff: Backoff, loop: Loop) -> None:
+    for _ in range(3):
+        backoff.failed(HOST)
+    judged: list[str] = []
+
+    def right() -> None:
+        judged.append("right")
+        backoff.succeeded(HOST)
+
+    def wrong() -> None:
+        judged.append("wrong")
+        backoff.failed(HOST)
+
+    backoff.wait(HOST, right)
+    backoff.wait(HOST, wrong)
+    backoff.wait(HOST, lambda: judged.append("last"))
+    loop.pass_time(0.41)
+    assert judged == ["right", "wrong"]
+    loop.pass_time(0.1)
+    assert judged == ["right", "wrong", "last"]
+
+
+def test_who_would_wait_too_long_is_told_how_long(backoff: Backoff) -> None:
+    for _ in range(6):
+        backoff.failed(HOST)
+    backoff.wait(HOST, lambda: None)
+    with pytest.raises(SystemBusy, match=r"^6 attempts .* have failed, and 1 wait") as raised:
+        backoff.wait(HOST, lambda: None)
+    assert raised.value.retry_after_ms > WAIT_S_MAX * 1000
+
+
+def test_an_attempt_that_is_taken_back_costs_nobody_time(backoff: Backoff, loop: Loop) -> None:
+    backoff.failed(HOST)
+    judged: list[str] = []
+    take_back = backoff.wait(HOST, lambda: judged.append("gone"))
+    backoff.wait(HOST, lambda: judged.append("stays"))
+    take_back()
+    take_back()
+    loop.pass_time(0.11)
+    assert judged == ["stays"]
+
+
+def test_failures_are_forgotten_after_a_while(backoff: Backoff, loop: Loop) -> None:
+    for _ in range(10):
+        backoff.failed(HOST)
+    loop.pass_time(FORGET_S + 10)
+    assert backoff.failed(HOST) == pytest.approx(0.1)
+
+
+def test_the_table_is_bounded_and_forgets_the_oldest(backoff: Backoff, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff_module, "ADDRESSES_MAX", 50)
+    for number in range(200):
+        backoff.failed(f"192.0.2.{number}")
+    assert len(backoff) == 50
+    assert not backoff.must_wait("192.0.2.149")
+    assert backoff.must_wait("192.0.2.150")
+
+
+def test_one_ipv6_network_is_one_address() -> None:
+    assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1%eth0") != network_of("2001:db8:0:1::1")
+    assert network_of("192.0.2.1") != network_of("192.0.2.2")
+
+
+class TestSameWork:
+    """A wrong password and a user that does not exist take the same steps, so that they take the same time."""
+
+    def hashes(self, users: UserTable, loop: Loop, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+        """The lengths of key and message of every hash that one failed attempt costs the broker."""
+        authenticator = Authenticator(users, Backoff(loop.time, loop.call_at))
+        exchange = ClientExchange(name, "wrong", nonce="n" * 24)
+        seen: list[tuple[int, int]] = []
+        real_hmac, real_sha256 = hmac.digest, hashlib.sha256
+
+        def counted_hmac(key: bytes, message: bytes, digest: str) -> bytes:
+            seen.append((len(key), len(message)))
+            return real_hmac(key, message, digest)
+
+        def counted_sha256(data: bytes) -> object:
+            seen.append((0, len(data)))
+            return real_sha256(data)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(hmac, "digest", counted_hmac)
+            patched.setattr(hashlib, "sha256", counted_sha256)
+            server, challenge = authenticator.begin(exchange.first())
+            of_first = list(seen)
+        answer = exchange.final(challenge)
+        seen.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(hmac, "digest", counted_hmac)
+            patched.setattr(hashlib, "sha256", counted_sha256)
+            with pytest.raises(AuthenticationFailed) as raised:
+                authenticator.finish(server, answer, HOST)
+        assert raised.value.message == WRONG
+        return of_first + seen
+
+    def test_they_cost_the_same_hashes(self, loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        set_user(tmp_path, "billing", PASSWORD)
+        users = UserTable(tmp_path)
+        users.load()
+        known = self.hashes(users, loop, "billing", monkeypatch)
+        assert len(known) == 4  # a decoy's salt, the proof's signature, its hash, the broker's signature
+        # the text that is signed has the iterations in it, which this user has fewer of: a digit less
+        unknown = self.hashes(users, loop, "strange", monkeypatch)
+        assert [key for key, _ in known] == [key for key, _ in unknown]
+        assert [message for _, message in unknown] == [
+            message + (1 if key and message > 100 else 0) for key, message in known
+        ]
