@@ -238,10 +238,11 @@ class Connection(asyncio.BufferedProtocol):
         error: ConnectionFailed
         if isinstance(exc, OSError):
             error = broke(self.address, exc)
-        elif self._session.limits is None and self._transport is not None:
-            error = not_greeted(self.address, tls=self._transport.get_extra_info("sslcontext") is not None)
         else:
             error = closed_there(self.address)
+        if self._session.limits is None and self._transport is not None:
+            tls = self._transport.get_extra_info("sslcontext") is not None
+            error = not_greeted(self.address, error, tls=tls)
         self._guarded_fail(error)
 
     def _ended(self) -> None:

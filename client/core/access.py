@@ -55,6 +55,20 @@ class Access:
     def __reduce__(self) -> tuple[Any, ...]:
         return Access, (self.user, self.password, self.tls, self.tls_certificate, self.tls_key)
 
+    @property
+    def options(self) -> AccessOptions:
+        """The arguments of a client that gets in the same way."""
+        if self is NO_ACCESS or self == NO_ACCESS:
+            return {}
+        options: AccessOptions = {"tls": self.tls}
+        if self.user:
+            options |= {"user": self.user, "password": self.password}
+        if self.tls_certificate:
+            options["tls_certificate"] = self.tls_certificate
+        if self.tls_key:
+            options["tls_key"] = self.tls_key
+        return options
+
     def context(self) -> ssl.SSLContext | None:
         """What TLS connections are made with; None: without TLS. Raises ``InvalidArgument`` for a file that cannot be
         used. Files that were replaced are taken again, as certificates of clients often last only hours."""

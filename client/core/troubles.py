@@ -43,14 +43,14 @@ def closed_here(address: Address) -> ConnectionFailed:
     return ConnectionFailed(f"the connection to the broker at {address} was closed")
 
 
-def not_greeted(address: Address, *, tls: bool) -> ConnectionFailed:
-    """The other end closed the connection before it could be used."""
+def not_greeted(address: Address, error: FlintError, *, tls: bool) -> ConnectionFailed:
+    """The connection went before HELLO was answered."""
     perhaps = (
         "perhaps it asks for a certificate (tls_certificate, tls_key), or does not accept this one"
         if tls
         else "perhaps it wants TLS (tls=True)"
     )
-    return ConnectionFailed(f"the broker at {address} closed the connection instead of answering HELLO; {perhaps}")
+    return ConnectionFailed(f"{error}, instead of answering HELLO; {perhaps}")
 
 
 def silent(address: Address, seconds: float) -> ConnectionFailed:

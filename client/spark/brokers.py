@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ..core import operations
+from ..core.access import NO_ACCESS, Access
 from ..core.address import parse_addresses
 from ..core.guard import Guard
 from ..core.operations import Operation
@@ -21,7 +22,7 @@ from ..core.retry import is_retriable
 from ..core.session import Answer
 from ..core.topics import QueueStats, TopicInfo
 from ..core.troubles import unanswered
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, TlsFailed
 from ..sync.connection import Connection
 from ..sync.pool import Caller, Dialer
 
@@ -37,6 +38,7 @@ class BrokerAddress:
 
     name: str
     address: str
+    access: Access = NO_ACCESS
 
 
 def parse_bootstrap(written: str) -> tuple[BrokerAddress, ...]:
@@ -58,26 +60,28 @@ def parse_bootstrap(written: str) -> tuple[BrokerAddress, ...]:
     return tuple(found.values())
 
 
-_callers: dict[tuple[int, str], Caller] = {}
+_callers: dict[tuple[int, str, Access], Caller] = {}
 _lock = threading.Lock()
 
 
-def caller_of(address: str, timeout: float) -> Caller:
+def caller_of(broker: BrokerAddress, timeout: float) -> Caller:
     """The connections of this process to a broker: Spark's workers are used again, and read many partitions."""
-    key = os.getpid(), address
+    key = os.getpid(), broker.address, broker.access
     with _lock:
         caller = _callers.get(key)
         if caller is None:
             # A fork copies the table, but the connections in it are the parent's.
             for other in [other for other in _callers if other[0] != key[0]]:
                 del _callers[other]
-            caller = _callers[key] = Caller(Dialer(parse_addresses(address)), Guard("Spark source"), timeout)
+            caller = _callers[key] = Caller(
+                Dialer(parse_addresses(broker.address), broker.access), Guard("Spark source"), timeout
+            )
         return caller
 
 
 def call(broker: BrokerAddress, operation: Operation[T], timeout: float) -> T:
     """The operation's result, within ``timeout`` seconds; a broker that is away meanwhile is waited for."""
-    return caller_of(broker.address, timeout).call(operation, time.monotonic() + timeout)
+    return caller_of(broker, timeout).call(operation, time.monotonic() + timeout)
 
 
 class Asker(Generic[T]):
@@ -88,7 +92,7 @@ class Asker(Generic[T]):
     """
 
     def __init__(self, broker: BrokerAddress, timeout: float) -> None:
-        self._caller = caller_of(broker.address, timeout)
+        self._caller = caller_of(broker, timeout)
         self._timeout = timeout
         self._connection: Connection | None = None
         self._asked: Operation[T] | None = None
@@ -171,6 +175,8 @@ def greet(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:
     """The topics of a broker that must be there now. Raises ``ConnectionFailed``, which says what to do."""
     try:
         return topics_of(broker, min(timeout, FIRST_CONTACT_SECONDS))
+    except TlsFailed:  # it is there, and says itself what to do
+        raise
     except ConnectionFailed as error:
         raise ConnectionFailed(
             f"option 'bootstrap': no broker answers at {broker.address}: {error}. Start it, or correct the address"

@@ -9,11 +9,13 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from ...protocol.fields import I64_MAX
+from ..core.access import access_of
 from ..core.tags import TagFilter, parse_tags
 from ..core.times import to_millis
 from ..errors import InvalidArgument
@@ -32,6 +34,8 @@ class Option:
     name: str
     parse: Callable[[str], Any]
     meaning: str
+    secret: bool = False
+    """Whether no message may show its text."""
 
 
 def parse_options(given: Mapping[str, str], table: Iterable[Option], source: str) -> dict[str, Any]:
@@ -48,7 +52,8 @@ def parse_options(given: Mapping[str, str], table: Iterable[Option], source: str
         try:
             values[option.name] = option.parse(str(written))
         except (ValueError, InvalidArgument) as error:
-            raise InvalidOption(f"option {option.name!r} is {written!r}: {error}") from None
+            shown = "…" if option.secret else repr(written)
+            raise InvalidOption(f"option {option.name!r} is {shown}: {error}") from None
     return values
 
 
@@ -114,6 +119,13 @@ def not_empty(written: str) -> str:
     return written
 
 
+def tls(written: str) -> bool | str:
+    """``true``, ``false``, or a path."""
+    if written.lower() in ("true", "false"):
+        return written.lower() == "true"
+    return not_empty(written)
+
+
 Offsets = Mapping[str, Mapping[int, int]]
 """Offsets by topic (``topic`` or ``topic@broker``) and queue; −2 the beginning, −1 the end."""
 
@@ -151,6 +163,46 @@ def _checkpoint_form(name: str, offset: Any, how: str) -> tuple[str, dict[str, A
     return topic + at + broker, {queue: offset}
 
 
+# ---- getting in ----
+
+ACCESS_OPTIONS = (
+    Option("user", not_empty, "who it is, where the broker serves only users"),
+    Option("password", not_empty, "its password; Spark shows it nowhere", secret=True),
+    Option("passwordFile", not_empty, "instead: a file whose first line it is, there on the driver"),
+    Option("tls", tls, "`true`: TLS with the CAs that each machine trusts; or the path of the CA's PEM file"),
+    Option("tlsCertificate", not_empty, "path of a certificate (PEM), where the broker asks for one"),
+    Option("tlsKey", not_empty, "path of its key"),
+)
+"""The files of ``tls``… must be on every machine that runs tasks."""
+
+
+def with_access(brokers: Iterable[BrokerAddress], values: Mapping[str, Any]) -> tuple[BrokerAddress, ...]:
+    """The brokers with what the options say about getting in. Raises ``InvalidOption``."""
+    password = values.get("password")
+    if file := values.get("passwordFile"):
+        if password is not None:
+            raise InvalidOption("options 'password' and 'passwordFile' exclude each other: leave one out")
+        password = _first_line(file)
+    try:
+        access = access_of(
+            user=values.get("user"), password=password, tls=values.get("tls"),
+            tls_certificate=values.get("tlsCertificate"), tls_key=values.get("tlsKey"),
+        )  # fmt: skip
+    except InvalidArgument as error:
+        raise InvalidOption(f"options 'user', 'password', 'tls', …: {error}") from None
+    return tuple(replace(broker, access=access) for broker in brokers)
+
+
+def _first_line(file: str) -> str:
+    try:
+        password = Path(file).read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"option 'passwordFile' is {file!r}: it cannot be read: {error}") from None
+    if not password:
+        raise InvalidOption(f"option 'passwordFile' is {file!r}: its first line is empty")
+    return password
+
+
 # ---- the source's options ----
 
 READ_OPTIONS = (
@@ -178,6 +230,7 @@ READ_OPTIONS = (
     Option(
         "timeoutMs", positive, f"how long a broker may take for an answer, restarts included (default {TIMEOUT_MS})"
     ),
+    *ACCESS_OPTIONS,
 )
 
 
@@ -228,7 +281,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         )
     filter_: TagFilter | None = values.get("tags")
     return ReadOptions(
-        bootstrap=values["bootstrap"],
+        bootstrap=with_access(values["bootstrap"], values),
         subscribe=values.get("subscribe", ()),
         subscribe_pattern=values.get("subscribePattern"),
         starting_offsets=values.get("startingOffsets"),

@@ -10,7 +10,7 @@ from ...protocol.names import check_name, may_produce_to
 from ..core.compression import COMPRESS_OVER_BYTES
 from .brokers import BrokerAddress, parse_bootstrap
 from .errors import InvalidOption
-from .options import TIMEOUT_MS, Option, parse_options, positive, refuse
+from .options import ACCESS_OPTIONS, TIMEOUT_MS, Option, parse_options, positive, refuse, with_access
 
 AT_LEAST_ONCE = "at-least-once"
 EXACTLY_ONCE = "exactly-once"
@@ -77,6 +77,7 @@ WRITE_OPTIONS = (
         "compressOver", compress_over,
         f"bodies longer than so many bytes are compressed (default {COMPRESS_OVER_BYTES}); `never`: none",
     ),
+    *ACCESS_OPTIONS,
 )  # fmt: skip
 
 
@@ -102,8 +103,9 @@ def write_options(given: Mapping[str, str], *, streaming: bool = False) -> Write
         raise InvalidOption(
             'option \'bootstrap\' is missing: set it to a broker\'s address: option("bootstrap", "127.0.0.1:10911")'
         )
+    (broker,) = with_access([values["bootstrap"]], values)
     return WriteOptions(
-        broker=values["bootstrap"],
+        broker=broker,
         topic=values.get("topic"),
         flush=values.get("flush"),
         delivery=values.get("delivery", AT_LEAST_ONCE),

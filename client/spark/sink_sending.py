@@ -87,7 +87,7 @@ _lock = threading.Lock()
 
 def producer_of(options: WriteOptions) -> Producer:
     """The producer of this process for a broker: Spark's workers are used again, for many tasks and topics."""
-    key = os.getpid(), options.broker.address, options.timeout, options.compress_over, options.flush
+    key = os.getpid(), options.broker, options.timeout, options.compress_over, options.flush
     with _lock:
         producer = _producers.get(key)
         if producer is None:
@@ -99,5 +99,6 @@ def producer_of(options: WriteOptions) -> Producer:
                 delivery_timeout=options.timeout,
                 compress_over=options.compress_over,
                 flush=options.flush,
+                **options.broker.access.options,
             )
         return producer

@@ -95,19 +95,23 @@ class Connection:
         greeting = self._session.greeting(client_name(), access)
         request = advance(greeting, None)
         while request is not None:
-            self.push(request)
-            while not (answers := self._receive_greeted(deadline)):
-                if time.monotonic() >= deadline:
-                    raise no_hello(self.address, timeout)
+            try:
+                self.push(request)
+                answers = self._receive_until(deadline)
+            except ConnectionFailed as error:
+                if self._session.limits is not None:
+                    raise
+                raise not_greeted(self.address, error, tls=self._pending is not None) from error
+            if not answers:
+                raise no_hello(self.address, timeout)
             request = advance(greeting, answers[0])
 
-    def _receive_greeted(self, deadline: float) -> list[Answer]:
-        try:
-            return self.receive(deadline - time.monotonic())
-        except ConnectionFailed as error:
-            if self._session.limits is not None:
-                raise
-            raise not_greeted(self.address, tls=self._pending is not None) from error
+    def _receive_until(self, deadline: float) -> list[Answer]:
+        """The next answers; none where none came until ``deadline``."""
+        while not (answers := self.receive(deadline - time.monotonic())):
+            if time.monotonic() >= deadline:
+                break
+        return answers
 
     @property
     def limits(self) -> HelloAnswer:

@@ -31,16 +31,24 @@ def test_every_option_is_understood_whatever_its_case() -> None:
         "delivery": "at-least-once",
         "timeoutMS": "1500",
         "compressover": "never",
+        "USER": "spark",
+        "password": "s3cret",
+        "TLS": "true",
     }
-    assert len(given) == len(WRITE_OPTIONS)
+    files = {"passwordfile", "tlscertificate", "tlskey"}  # which have to be there
+    assert {name.lower() for name in given} == {option.name.lower() for option in WRITE_OPTIONS} - files
     options = write_options(given)
     assert (options.broker.name, options.broker.address) == ("east", "h:1")
     assert (options.topic, options.flush, options.timeout, options.compress_over) == ("orders", "sync", 1.5, None)
+    assert options.broker.access.options == {"user": "spark", "password": "s3cret", "tls": True}
 
 
 def test_options_go_to_executors_and_tell_producers_apart() -> None:
     options = write_options(LEAST)
     assert pickle.loads(pickle.dumps(options)) == options
+    user = write_options({**LEAST, "user": "spark", "password": "s3cret"})
+    assert pickle.loads(pickle.dumps(user)) == user != options
+    assert "s3cret" not in repr(user)
     assert hash(options) == hash(write_options(LEAST)) != hash(write_options({**LEAST, "flush": "sync"}))
 
 
