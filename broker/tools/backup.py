@@ -50,8 +50,8 @@ from .findings import Findings
 from .offline import ReadOnlyFiles
 from .opening import open_for_reading
 from .output import Progress
+from .summed_copy import copy_summed
 
-CHUNK_BYTES = 4 << 20
 ENDS_BYTES = 64 << 10
 """Of a whole file that the backup has already, so much is compared at both ends."""
 ATTEMPTS = 50
@@ -311,24 +311,22 @@ class _Backup:
         keep = known.bytes if known is not None and target.exists() and target.stat().st_size >= known.bytes else 0
         if keep > wanted:
             raise self._another_log(name)
-        digest = hashlib.sha256()
-        buffer = memoryview(bytearray(CHUNK_BYTES))
+        digest, done = hashlib.sha256(), [progress[0]]
+
+        def step(count: int) -> None:
+            done[0] += count
+            self._progress("copying", done[0], progress[1])
+
         out = files.open(target, create=True)
         try:
             files.resize(out, keep)  # what an interrupted run wrote behind it may not be on disk
-            at = 0
-            while at < wanted:
-                chunk = buffer[: min(CHUNK_BYTES, (keep if at < keep else wanted) - at)]
-                if files.read(fd, chunk, at, wait=True) != len(chunk):
-                    raise BackupError(f"{self._store / LOG_FOLDER / name} ended at byte {at:,} while it was copied")
-                digest.update(chunk)
-                if at >= keep:
-                    files.write(out, chunk, at)
-                    self._copied_bytes += len(chunk)
-                at += len(chunk)
-                if at == keep and known is not None and digest.hexdigest() != known.sha256:
-                    raise self._another_log(name)
-                self._progress("copying", progress[0] + at, progress[1])
+            at = copy_summed(files, fd, out, 0, keep, digest, step, write=False)
+            if keep and known is not None and digest.hexdigest() != known.sha256:
+                raise self._another_log(name)
+            at = copy_summed(files, fd, out, at, wanted, digest, step)
+            if at != wanted:
+                raise BackupError(f"{self._store / LOG_FOLDER / name} ended at byte {at:,} while it was copied")
+            self._copied_bytes += at - keep
             files.sync_data(out)
         finally:
             files.close(out)

@@ -21,8 +21,7 @@ from ..store.files import Files, make_durable_folder
 from ..store.message_store import OWN_FOLDER
 from .backup_manifest import LOG_FOLDER, MANIFEST, PROGRESS, BackedUp, BackupError, Manifest, write_new
 from .output import Progress
-
-CHUNK_BYTES = 4 << 20
+from .summed_copy import copy_summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +127,14 @@ class _Restoring:
         files, source = self._files, self._folder / LOG_FOLDER / each.path
         target = self._store / LOG_FOLDER / each.path
         scratch = self._store / OWN_FOLDER / "new" / f"restored-{each.path}"
-        digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
         held = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
             out = files.open(scratch, create=True)
             try:
                 files.resize(out, self._manifest.file_bytes)
-                at = 0
-                while at < each.bytes:
-                    chunk = buffer[: min(CHUNK_BYTES, each.bytes - at)]
-                    if files.read(held, chunk, at, wait=True) != len(chunk):
-                        raise _damaged(source)
-                    digest.update(chunk)
-                    files.write(out, chunk, at)
-                    at += len(chunk)
-                    self._count(len(chunk))
-                if digest.hexdigest() != each.sha256:
+                digest = hashlib.sha256()
+                at = copy_summed(files, held, out, 0, each.bytes, digest, self._count)
+                if at != each.bytes or digest.hexdigest() != each.sha256:
                     raise _damaged(source)
                 files.sync_data(out)
             finally:

@@ -57,7 +57,7 @@ CASE = Case(
     (
         Measure("start", "after kill −9, until the port is open", "s", 2.0),
         Measure("recovery", "after kill −9, in the store", "s"),
-        Measure("rebuild", "rebuild of all queues and index", "msg/s", 1_000_000),
+        Measure("rebuild", "rebuild of all queues and index", "msg/s", 1_500_000),
     ),
     samples,
 )

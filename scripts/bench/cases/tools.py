@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from pathlib import Path
 
 from lib.local_broker import EXECUTABLE, settings_free_environment
@@ -33,8 +34,10 @@ def samples(bench: Bench) -> Samples:
         verify(store, count)  # brings the files into the page cache
         for _ in range(bench.runs):
             touch_memory(bench.touched_gib, bench.folder)
-            verified = verify(store, count)
-            yield {"verify": verified, "rebuild": rebuild(store, count)}
+            figures = {"verify": verify(store, count), "rebuild": rebuild(store, count)}
+            with bench.store() as folder:
+                figures.update(back_up(store, folder, count))
+            yield figures
 
 
 def verify(store: Path, count: int) -> float:
@@ -53,6 +56,24 @@ def rebuild(store: Path, count: int) -> float:
     return count / max(float(match[2]), 0.01)
 
 
+def back_up(store: Path, folder: Path, count: int) -> dict[str, float]:
+    """A backup, another one on top of it that finds nothing new, and a restored store that is as good as the first."""
+    began = time.perf_counter()
+    _run("backup", store, folder / "backup")
+    made = time.perf_counter()
+    _run("backup", store, folder / "backup")
+    again = time.perf_counter()
+    _run("restore", folder / "backup", folder / "restored")
+    restored = time.perf_counter()
+    size = sum(path.stat().st_size for path in (folder / "backup" / "commitlog").iterdir())
+    rebuild(folder / "restored", count)
+    return {
+        "backup": size / (made - began) / 1e9,
+        "backup_again": again - made,
+        "restore": size / (restored - again) / 1e9,
+    }
+
+
 def _run(*arguments: object) -> str:
     done = subprocess.run(
         [EXECUTABLE, *map(str, arguments)], capture_output=True, text=True, timeout=SECONDS_MAX,
@@ -68,7 +89,10 @@ CASE = Case(
     "offline tools, 1 GiB of 100-byte messages",
     (
         Measure("verify", "verify, of the log", "GB/s", 1.0),
-        Measure("rebuild", "rebuild queues and index", "msg/s", 1_000_000),
+        Measure("rebuild", "rebuild queues and index", "msg/s", 1_500_000),
+        Measure("backup", "backup, its process and all `fdatasync`s included", "GB/s"),
+        Measure("backup_again", "another one on top of it, nothing new", "s"),
+        Measure("restore", "restore, every byte checked", "GB/s"),
     ),
     samples,
 )
