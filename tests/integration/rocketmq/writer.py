@@ -7,6 +7,7 @@ dispatches and syncs.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import os
@@ -268,8 +269,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=sys.maxsize)
     parser.add_argument("--aged-rounds", type=int, default=0, help="as many rounds before, by a clock an hour behind")
+    parser.add_argument("--checksum", action="store_true", help="records carry a checksum over all of them")
     options = parser.parse_args()
-    store = MessageStore(options.store, SETTINGS)
+    store = MessageStore(options.store, dataclasses.replace(SETTINGS, record_checksum=options.checksum))
     report = store.open()
     say({"opened": asdict(report)})
     for name, queues in TOPICS.items():

@@ -1,0 +1,77 @@
+"""Apache RocketMQ itself holds FlintMQ's checksums over whole records against the records, and FlintMQ RocketMQ's.
+
+Optional, as ``test_rocketmq_accepts``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.broker.store import MessageStore
+from flintmq.protocol.layout import RECORD
+from flintmq.protocol.record import check_record_crc
+from tests.integration.rocketmq.harness import Message, RocketMQ, Writer
+from tests.integration.rocketmq.writer import SETTINGS
+from tests.integration.test_rocketmq_accepts import append_with, assert_same, classes, rocketmq, writer
+from tests.tools_runs import findings
+
+__all__ = ["classes", "rocketmq", "writer"]
+pytestmark = [pytest.mark.java, pytest.mark.timeout(600)]
+
+ON: dict[str, Any] = {"enabledAppendPropCRC": True, "forceVerifyPropCRC": True}
+NAME = "__CRC32#"
+
+
+def without(messages: list[Message]) -> list[Message]:
+    """The messages without the checksum, which is of the record."""
+    return [
+        {**each, "properties": {name: value for name, value in each["properties"].items() if name != NAME}}
+        for each in messages
+    ]
+
+
+def test_each_finds_the_others_checksums_right(
+    writer: Callable[..., Writer], rocketmq: Callable[..., RocketMQ], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    written = writer(store, "--rounds", 30, "--checksum")
+    written.finish()
+    assert findings(store) == []
+
+    running = rocketmq(store, **ON)
+    assert running.opened == {"min": 0, "max": written.end}
+    theirs = append_with(running, 40, 0)
+    _, read = running.read()
+    assert_same(without(read), [*written.acknowledged, *without(theirs)])
+    running.close()
+    log = b"".join(path.read_bytes() for path in sorted((store / "commitlog").iterdir()))
+    for message in theirs:
+        check_record_crc(log, message["physical_offset"])
+
+    flint = MessageStore(store, SETTINGS)
+    assert flint.open().truncated_bytes == 0
+    assert flint.state.checksummed.at(written.end - 1)[0]
+    assert not flint.state.checksummed.at(written.end)[0]
+    flint.close()
+    assert findings(store) == []
+
+
+def test_rocketmq_sees_a_changed_header_by_it(
+    writer: Callable[..., Writer], rocketmq: Callable[..., RocketMQ], tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    written = writer(store, "--rounds", 5, "--checksum")
+    written.finish()
+    at = written.acknowledged[-3]["physical_offset"]
+    path = store / "commitlog" / f"{at // SETTINGS.commitlog_file_bytes * SETTINGS.commitlog_file_bytes:020d}"
+    log = bytearray(path.read_bytes())
+    log[at % SETTINGS.commitlog_file_bytes + RECORD.at["flag"]] ^= 1
+    path.write_bytes(log)
+    assert {(each.kind, each.physical_offset) for each in findings(store)} == {("record-crc", at)}
+    running = rocketmq(store, **ON)
+    assert running.opened == {"min": 0, "max": at}  # where it cuts the log
+    running.close()
