@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from ...protocol.layout import UNIT_STRUCT
+from ...protocol.record import decode_record
+from ...protocol.record_crc import without_record_crc
 from ..kernels import dispatch as kernel
 from .checksummed import ChecksummedRanges
 from .commitlog import CommitLog
@@ -39,9 +41,12 @@ class Container:
         """Ranges of the index that are not known to be filled."""
         self.restored: list[QuarantinedRange] = []
         """Ranges of the index in whose place the log has something sound again."""
+        self.unlisted: list[QuarantinedRange] = []
+        """Ranges that the index has lost."""
 
     def look(self) -> None:
-        """Compare the index with the log: ``pending`` and ``restored``. Changes nothing."""
+        """Compare the index with the log: ``pending``, ``restored`` and ``unlisted``. Changes nothing."""
+        self.find_unlisted()
         for each in self._quarantine:
             file = self._file(each)
             if file is None or each.end_offset > file.end_offset:
@@ -50,6 +55,49 @@ class Container:
                 self.pending.append(each)
             elif not each.filled or not self._is_filled(file, each):
                 self.restored.append(each)
+
+    def find_unlisted(self) -> None:
+        """Look for tombstones of which there is a copy, but which the index has lost: ``unlisted``. Changes nothing."""
+        for name, physical_offset, size, found_ms in self._quarantine.unlisted():
+            found = self._tombstones_at(physical_offset, size)
+            if found is not None:
+                lost, store_ms, ends_file = found
+                self.unlisted.append(
+                    QuarantinedRange(
+                        physical_offset, size, "what it was is not known: the index was lost", found_ms, store_ms,
+                        tuple(lost), ends_file, self._checksummed.at(physical_offset)[0], name, filled=True,
+                    )
+                )  # fmt: skip
+
+    def _tombstones_at(self, begin: int, size: int) -> tuple[list[LostRange], int, bool] | None:
+        """(the messages, the store time, whether a blank record follows) of the tombstones that fill a range exactly;
+        None where something else is there, too."""
+        file = self._commitlog.queue.find(begin)
+        if file is None or begin + size > file.end_offset:
+            return None
+        array, at, end = file.array(), begin - file.start_offset, begin + size - file.start_offset
+        parts = np.zeros(kernel.PARTS, np.int64)
+        lost: list[LostRange] = []
+        store_ms = 0
+        while at < end:
+            status = kernel.locate(array, at, len(array), file.start_offset + at, parts)
+            if status == kernel.BLANK and end == file.size:
+                return lost, store_ms, True
+            if status != kernel.DONE:
+                return None
+            record = decode_record(array[at : at + int(parts[kernel.R_SIZE])].tobytes())
+            if any(record.body) or without_record_crc(record.properties):
+                return None
+            store_ms = record.store_timestamp
+            if not record.sys_flag:
+                each = LostRange(record.topic.decode("utf-8", "replace"), record.queue_id, record.queue_offset, 1)
+                last = lost[-1] if lost else None
+                if last is not None and last[:2] == each[:2] and last.first + last.messages == each.first:
+                    lost[-1] = last._replace(messages=last.messages + 1)
+                else:
+                    lost.append(each)
+            at += int(parts[kernel.R_SIZE])
+        return (lost, store_ms, False) if at == end else None
 
     def _file(self, each: QuarantinedRange) -> MappedFile | None:
         return self._commitlog.queue.find(each.physical_offset)
@@ -107,6 +155,13 @@ class Container:
                     f"{each.physical_offset:,}", self._quarantine.folder / each.file,
                 )  # fmt: skip
             self._quarantine.drop(self.restored)
+            self.restored = []
+        if self.unlisted:
+            log.warning(
+                "%s had lost %s ranges, which are entered again", self._quarantine.path, f"{len(self.unlisted):,}"
+            )
+            self._quarantine.enter(self.unlisted)
+            self.unlisted = []
         found_ms = int(time.time() * 1000)
         added = []
         for hole, messages, next_ms in zip(holes, lost, next_store_ms, strict=True):

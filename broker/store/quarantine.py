@@ -7,6 +7,8 @@ each what it was. Where they were found the log now has tombstones (``tombstones
 from __future__ import annotations
 
 import bisect
+import logging
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +17,14 @@ from typing import Any
 import numpy as np
 
 from .config_files import ConfigFile
+from .errors import CorruptFile
 from .files import Files, make_durable_folder
 from .tombstones import LostRange
 
+_COPY_NAME = re.compile(r"(\d{20})-(\d{1,19})(-\d{1,9})?\.bin\Z", re.ASCII)
 COPY_CHUNK_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
 
 ReadLog = Callable[[int, memoryview], None]
 """Fills a buffer with the bytes of the log at a physical offset."""
@@ -102,8 +108,21 @@ class Quarantine:
         """How many messages are known to have been in them."""
 
     def load(self) -> None:
-        """Read the index. Raises ``CorruptFile``."""
-        self._take(self._file.load(lambda table: [QuarantinedRange.from_json(row) for row in table.get("holes", [])]))
+        """Read the index. One that cannot be read counts as empty: ``unlisted`` says what it may lack."""
+        try:
+            ranges = self._file.load(lambda table: [QuarantinedRange.from_json(row) for row in table.get("holes", [])])
+        except CorruptFile as error:
+            log.error("%s. It is made anew from the copies beside it and from the log", error)
+            ranges = []
+        self._take(ranges)
+
+    def unlisted(self) -> Iterator[tuple[str, int, int, int]]:
+        """(name, physical offset, bytes, found at ms) of copies that the index does not know."""
+        known = {each.file for each in self.ranges}
+        for path in sorted(self.folder.glob("*.bin")) if self.folder.is_dir() else ():
+            match = _COPY_NAME.match(path.name)
+            if match is not None and path.name not in known:
+                yield path.name, int(match[1]), int(match[2]), int(path.stat().st_mtime * 1000)
 
     def _take(self, ranges: list[QuarantinedRange]) -> None:
         self.ranges = sorted(ranges, key=lambda each: (each.physical_offset, each.found_ms))
@@ -178,6 +197,10 @@ class Quarantine:
         """All of them are filled."""
         if not all(each.filled for each in self.ranges):
             self._save([replace(each, filled=True) for each in self.ranges])
+
+    def enter(self, ranges: list[QuarantinedRange]) -> None:
+        """Enter ranges whose copies and tombstones are there already."""
+        self._save([*self.ranges, *ranges])
 
     def drop(self, ranges: list[QuarantinedRange]) -> None:
         """Take ranges out of the index; the copies stay."""

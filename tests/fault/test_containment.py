@@ -8,7 +8,7 @@ import random
 import shutil
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -360,3 +360,45 @@ def test_messages_that_wait_and_are_lost_are_not_parked_or_delivered(tmp_path: P
     assert (waiting.count, waiting.unsound) == (4, 0)
     assert store.reads.stored_ms(*units[2][:2]) == sent[1].store_ms
     store.close()
+
+
+def broken_index(folder: Path) -> None:
+    (folder / "index.json").write_bytes(bytes(100))
+
+
+def broken_index_and_bak(folder: Path) -> None:
+    broken_index(folder)
+    (folder / "index.json.bak").write_text('{"holes": [{"physicalOffset": 1}]}')
+
+
+def no_index(folder: Path) -> None:
+    for path in folder.glob("index.json*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("damage", [broken_index, broken_index_and_bak, no_index])
+@pytest.mark.parametrize("settings", [SMALL, CHECKSUMMED], ids=["plain", "checksummed"])
+def test_an_index_of_the_quarantine_that_is_lost_comes_back(
+    tmp_path: Path, damage: Callable[[Path], None], settings: StoreSettings
+) -> None:
+    """Without it, tombstones would be messages."""
+    path = tmp_path / "store"
+    sent = two_topics(path, settings=settings)
+    lost = [sent[3], *sent[20:31]]
+    overwrite(
+        path / "commitlog" / FIRST, sent[20].physical_offset, bytes(sent[31].physical_offset - sent[20].physical_offset)
+    )
+    flip(path, sent[3].physical_offset + 95)
+    open_store(path, settings).close()
+    folder = path / "flintmq" / "quarantine"
+    holes = json.loads((folder / "index.json").read_text())["holes"]
+    damage(folder)
+    for number in range(2):
+        store, report = reopen(path, settings)
+        assert number == 0 or report.quarantined == [] == report.rebuilt  # the .bak may say: not filled yet
+        assert_only_these_are_left(store, [each for each in sent if each not in lost], lost)
+        assert store.quarantine.lost_messages == len(lost)
+        store.close()
+    again = json.loads((folder / "index.json").read_text())["holes"]
+    same = ("physicalOffset", "bytes", "file", "storeTimestamp", "endsFile", "checksum", "filled", "lost")
+    assert [[each[name] for name in same] for each in again] == [[each[name] for name in same] for each in holes]
