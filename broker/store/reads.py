@@ -42,7 +42,7 @@ from ..kernels import gather as kernel
 from .commitlog import CommitLog
 from .config_files import TopicTable
 from .consume_queue import ConsumeQueue
-from .errors import CorruptLog, WouldBlock
+from .errors import CorruptLog, DamagedRecord, WouldBlock
 from .index_file import IndexFile, IndexService
 from .quarantine import Quarantine, QuarantinedRange
 from .queue_table import ConsumeQueueTable
@@ -247,7 +247,12 @@ class Reads:
             read_count = min(max(max_count, FILTERED_RECORDS_MIN), FILTERED_RECORDS_MAX)
             read_bytes = FILTERED_BYTES_MAX
         chosen, count, size, next_offset = self._choose(queue, offset, max_offset, read_count, read_bytes, tags, hot)
-        body = self._read_chosen(chosen, count, size, queue_id, hot) if count else bytearray()
+        body = bytearray()
+        if count:
+            body, sound = self._read_chosen(chosen, count, size, queue, hot)
+            if sound < count:  # what stands in front of a damaged record is delivered; the next pull says what it is
+                next_offset = int(chosen[sound * kernel.CHOSEN_ROW + kernel.C_QUEUE_OFFSET])
+                count = sound
         if records is not None and count:
             kept = keep_matching(body, count, records, max_count, max_bytes, one_at_least=one_at_least)
             if kept.looked < count:
@@ -293,15 +298,25 @@ class Reads:
         kept = np.ascontiguousarray(rows[~self.quarantine.mask(rows[:, kernel.C_PHYSICAL_OFFSET])])
         return kept.reshape(-1), len(kept), int(kept[:, kernel.C_SIZE].sum())
 
-    def _read_chosen(self, chosen: np.ndarray, count: int, size: int, queue_id: int, hot: bool) -> bytearray:
+    def _read_chosen(
+        self, chosen: np.ndarray, count: int, size: int, queue: ConsumeQueue, hot: bool
+    ) -> tuple[bytearray, int]:
+        """The chosen records up to the first that is damaged, and how many. Raises ``DamagedRecord`` for the first."""
         records_at = 4 * count
         body = bytearray(records_at + size)
         self._copy_chosen(chosen, count, body, records_at, hot)
-        bad = kernel.finish(np.frombuffer(body, np.uint8), records_at, chosen, count, queue_id)
-        if bad != kernel.SOUND:
-            physical_offset = int(chosen[bad * kernel.CHOSEN_ROW])
-            raise CorruptLog(f"there is no sound record at physical offset {physical_offset:,}, where a queue points")
-        return body
+        bad = kernel.finish(np.frombuffer(body, np.uint8), records_at, chosen, count, queue.queue_id)
+        if bad == kernel.SOUND:
+            return body, count
+        if bad:
+            return self._read_chosen(chosen, bad, int(chosen[1 : 3 * bad : 3].sum()), queue, hot)
+        physical_offset, queue_offset = int(chosen[kernel.C_PHYSICAL_OFFSET]), int(chosen[kernel.C_QUEUE_OFFSET])
+        raise DamagedRecord(
+            f"message {queue_offset:,} of queue {queue.queue_id} of {queue.topic!r} is damaged: no sound record is "
+            f"at physical offset {physical_offset:,}, where the queue points. Stop the broker and run `flintmq-broker "
+            f"repair --apply` on its store, which keeps the bytes aside; or go on from offset {queue_offset + 1:,}",
+            physical_offset, "no sound record where a queue points",
+        )  # fmt: skip
 
     def records(self, chosen: np.ndarray, *, hot: bool) -> bytearray:
         """The bytes of records one behind the other, not looked at: ``chosen`` has a row of (physical offset, size,

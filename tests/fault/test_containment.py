@@ -11,16 +11,22 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from flintmq.broker.store import MessageStore, StoreSettings
+from flintmq.broker.tools.commands import repair
 from flintmq.broker.tools.dump import Wanted, records
 from flintmq.broker.tools.findings import Findings
 from flintmq.broker.tools.log_end import find_end
 from flintmq.broker.tools.offline import OfflineStore
+from flintmq.protocol.commands import GET_BROKER_RUNTIME_INFO, UPDATE_AND_CREATE_TOPIC
+from flintmq.protocol.errors import BrokerFailure
 from flintmq.protocol.layout import RECORD
 from flintmq.protocol.record import Record
+from tests.conftest import BrokerFactory, ConnectionFactory
 from tests.store_tools import (
     SMALL,
     Message,
@@ -402,3 +408,38 @@ def test_an_index_of_the_quarantine_that_is_lost_comes_back(
     again = json.loads((folder / "index.json").read_text())["holes"]
     same = ("physicalOffset", "bytes", "file", "storeTimestamp", "endsFile", "checksum", "filled", "lost")
     assert [[each[name] for name in same] for each in again] == [[each[name] for name in same] for each in holes]
+
+
+# Damage that no start has looked at.
+
+
+def test_a_pull_gives_what_is_in_front_of_damage_and_then_names_it(
+    broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
+    """In a file that was not checked at the start; nobody comes past it without being told."""
+    running = broker(settings={"store.verify_at_start_bytes": 0})
+    connection = connect(running)
+    connection.call(UPDATE_AND_CREATE_TOPIC, {"topic": "orders", "queues": 1}).raise_for_error()
+    connection.produce("orders", *(b"%08d" % number for number in range(20)), queue=0).raise_for_error()
+    at = struct.unpack_from(">i", (running.store / "commitlog" / FIRST).read_bytes(), 0)[0] * 7
+    connection.close()
+    assert running.stop() == 0
+    overwrite(running.store / "commitlog" / FIRST, at, bytes(60))
+    again = broker(store=running.store, settings={"store.verify_at_start_bytes": 0})
+    connection = connect(again)
+    answer = connection.pull("orders", 0, 0).raise_for_error()
+    assert (answer.fields["count"], answer.fields["next_offset"]) == (7, 7)
+    with pytest.raises(BrokerFailure, match=r"message 7 of queue 0 of 'orders' is damaged.*repair --apply.*offset 8"):
+        connection.pull("orders", 0, 7).raise_for_error()
+    assert connection.pull("orders", 0, 8).raise_for_error().fields["count"] == 12
+    connection.close()
+    assert again.stop() == 0
+    repaired = CliRunner().invoke(repair, [str(running.store), "--apply"])
+    assert repaired.exit_code == 0, repaired.output
+    third = broker(store=running.store)
+    assert any(line.startswith("damage: 1 hole of the log") for line in third.output)
+    connection = connect(third)
+    answer = connection.pull("orders", 0, 0).raise_for_error()
+    assert (answer.fields["count"], answer.fields["next_offset"]) == (19, 20)
+    info = msgpack.unpackb(connection.call(GET_BROKER_RUNTIME_INFO, {}).body)
+    assert (info["quarantined_holes"], info["lost_messages"]) == (1, 1)

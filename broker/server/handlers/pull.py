@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 
 from ....protocol.commands import PullRequest
@@ -23,7 +24,7 @@ from ....protocol.layout import RECORD_BYTES_MIN
 from ....protocol.permissions import CONSUME, GROUP, TOPIC, Need
 from ...filters import Filter, compile_filter
 from ...services.long_polling import HeldPull, Wake
-from ...store import Pulled, WouldBlock
+from ...store import CorruptLog, Pulled, WouldBlock
 from .context import Broker, Peer
 
 HEAD_BYTES_MAX = 1024
@@ -36,6 +37,8 @@ PASSED_OVER_S = 1.0
 """A group's pull that passed over messages is held no longer than this."""
 
 _NO_BODY = bytearray()
+
+log = logging.getLogger(__name__)
 
 
 def pull(peer: Peer, frame: Frame) -> None:
@@ -95,6 +98,9 @@ def _read(
                 request.group, request.member, request.topic, request.queue, offset, error.min_offset,
             )  # fmt: skip
         raise
+    except CorruptLog as error:
+        log.error("%s", error)
+        raise BrokerFailure(str(error)) from error
 
 
 def _check_holder(broker: Broker, request: PullRequest) -> None:
