@@ -9,6 +9,8 @@ from .layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 
+_LEADS_AWAY = re.compile("[/\0\ud800-\udfff]")
+
 SYSTEM_TOPICS = frozenset({
     "TBW102",
     "SCHEDULE_TOPIC_XXXX",
@@ -50,6 +52,12 @@ def check_name(kind: str, name: str) -> str:
     if not _NAME.match(name):
         raise InvalidParameter(f"{kind} {name!r} has characters that are not allowed; use % | a-z A-Z 0-9 _ -")
     return name
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a topic that was found on disk can be a folder of its own: it leads nowhere else. Of names that come from
+    clients ``check_name`` demands more."""
+    return name not in ("", ".", "..") and len(name.encode(errors="replace")) <= 255 and not _LEADS_AWAY.search(name)
 
 
 def check_client_group(name: str) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,17 +49,24 @@ def _digest() -> str:
 
 
 def _private_folder(path: Path) -> bool:
-    """Make ``path`` if need be; whether it is the user's own, closed to others and writable (its content is pickle)."""
+    """Make ``path`` if need be; whether it is the user's own, closed to others and writable."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
-        if status.st_uid != os.geteuid():
-            return False
-        if status.st_mode & 0o022:
-            path.chmod(0o700)
     except OSError:
         return False
-    return os.access(path, os.W_OK)
+    return _is_trusted(path, {os.geteuid()}) and os.access(path, os.W_OK)
+
+
+def _is_trusted(path: Path, owners: Set[int]) -> bool:
+    """Whether ``path`` is a folder of one of these users that nobody else could have put anything into: its content is
+    pickle, and loading that runs whatever is in it."""
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
+        return False
+    if status.st_mode & 0o022:
+        log.warning("%s could be written by others: the compiled kernels in it are not used; remove it", path)
+        return False
+    return True
 
 
 def _cache_folder() -> Path | None:
@@ -74,7 +82,7 @@ def _cache_folder() -> Path | None:
     # A folder that is filled already wins, also where it cannot be written (an image run by another user).
     for parent in parents:
         folder = parent / name
-        if folder.is_dir() and os.access(folder, os.R_OK) and folder.stat().st_uid in (0, os.geteuid()):
+        if folder.is_dir() and os.access(folder, os.R_OK) and _is_trusted(folder, {0, os.geteuid()}):
             return folder
     for parent in parents:
         if _private_folder(parent / name):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...protocol.names import SYSTEM_GROUP_PREFIX
+from ...protocol.names import SYSTEM_GROUP_PREFIX, is_folder_name
 from .errors import CorruptFile
 from .files import Files, make_durable_folder, replace_file
 
@@ -168,6 +168,9 @@ class TopicTable:
     @staticmethod
     def _read(table: dict[str, Any]) -> tuple[dict[str, TopicConfig], dict[str, Any]]:
         rows = table.pop("topicConfigTable", {})
+        for name in rows:
+            if not is_folder_name(name):
+                raise ValueError(f"{name[:300]!r} cannot be a topic: it would not be a folder within the store")
         return {name: TopicConfig.from_json(name, row) for name, row in rows.items()}, table
 
     def get(self, name: str) -> TopicConfig | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...protocol.layout import INDEX_ENTRY_BYTES, RECORD_STRUCT, UNIT_BYTES
+from ...protocol.names import is_folder_name
 from ..kernels import dispatch as kernel
 from .commitlog import CommitLog
 from .consume_queue import ConsumeQueue
@@ -222,7 +223,6 @@ class _Unfinished:
 
 def _safe_folder_name(topic: bytes) -> bool:
     try:
-        topic.decode()
+        return is_folder_name(topic.decode())
     except UnicodeDecodeError:
         return False
-    return 0 < len(topic) <= 255 and b"/" not in topic and b"\0" not in topic and topic not in (b".", b"..")

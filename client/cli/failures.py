@@ -110,6 +110,6 @@ def describe(error: FlintError) -> list[str]:
     code = error_code(error)
     lines = [f"{code}: {message}", *map(escape, getattr(error, "__notes__", ()))]
     step = NEXT_STEPS.get(code.partition(" ")[0])
-    if step:
+    if step and "`flintmq " not in message:  # the broker says more exactly what to do
         lines.append(f"next: {step}")
     return lines

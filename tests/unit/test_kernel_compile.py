@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -125,6 +126,36 @@ def test_compiled_code_is_kept_in_a_folder_of_the_users_own_that_is_named_by_the
         pytest.skip("no folder can be written here")
     assert folder.name == jit._digest()
     assert not folder.stat().st_mode & 0o022
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o720, 0o1777])
+def test_a_folder_that_others_could_have_filled_is_not_used(
+    tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path))
+    folder = tmp_path / jit._digest()
+    folder.mkdir()
+    folder.chmod(mode)
+    assert jit._cache_folder() is None
+    assert f"{folder} could be written by others" in caplog.text
+    folder.chmod(0o755)
+    assert jit._cache_folder() == folder
+
+
+def test_a_folder_of_another_user_or_a_link_to_one_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path / "linked"))
+    (tmp_path / "linked").mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (tmp_path / "linked" / jit._digest()).symlink_to(elsewhere)
+    assert jit._cache_folder() is None
+
+    monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path / "others"))
+    (tmp_path / "others" / jit._digest()).mkdir(parents=True, mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert jit._is_trusted(tmp_path / "others" / jit._digest(), {os.geteuid()}) is False
+    if os.getuid() != 0:  # root's are trusted: an image is made by root and run by another user
+        assert jit._cache_folder() is None
 
 
 def test_the_cache_goes_where_the_environment_says_and_is_closed_to_others(tmp_path: Path) -> None:

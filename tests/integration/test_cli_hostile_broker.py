@@ -1,0 +1,203 @@
+"""A broker that wants to drive the terminal: whatever it answers, nothing but text is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from flintmq.protocol import commands
+from flintmq.protocol.commands import COMMANDS, RUNTIME_INFO, Command
+from flintmq.protocol.errors import ERRORS_BY_CODE
+from flintmq.protocol.frames import RESPONSE, Frame, FrameParser, encode_frame
+from flintmq.protocol.record import Record, encode_host, encode_properties
+from tests.cli_tools import Cli, Done
+
+EVIL = "e\x1b]0;owned\x07\x1b[2J\r\x08\x9b31m\u202evil\u2028\x00"
+"""Sets a terminal's title, clears it, goes back on the line, colours, and turns text round."""
+HOST = encode_host("127.0.0.1", 1)
+DRIVES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+Answerer = Callable[[Command, dict[str, Any]], tuple[int, dict[str, Any], bytes]]
+
+
+class HostileBroker:
+    """Speaks frames; ``answer`` makes the code, the fields and the body of every answer but that to HELLO."""
+
+    def __init__(self, answer: Answerer) -> None:
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(60.0)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        parser = FrameParser()
+        with sock, contextlib.suppress(OSError):
+            while True:
+                while (frame := parser.next_frame()) is None:
+                    if not (count := sock.recv_into(parser.writable())):
+                        return
+                    parser.received(count)
+                sock.sendall(self._frame(frame))
+
+    def _frame(self, frame: Frame) -> bytes:
+        code, fields, body = self._answer(COMMANDS[frame.code], frame.fields)
+        if frame.code == commands.HELLO.code:
+            code, body = 0, b""
+            fields = {
+                "protocol": 1, "broker": EVIL, "version": EVIL, "flush": "sync\x1b[m", "frame_bytes_max": 2**24,
+                "produce_frame_bytes_max": 2**20, "message_bytes_max": 2**19,
+            }  # fmt: skip
+        return encode_frame(RESPONSE, code, frame.request_id, fields, body)
+
+
+@pytest.fixture
+def hostile() -> Iterator[Callable[[Answerer], HostileBroker]]:
+    """``hostile(answer)`` starts such a broker."""
+    started: list[HostileBroker] = []
+
+    def start(answer: Answerer) -> HostileBroker:
+        started.append(HostileBroker(answer))
+        return started[-1]
+
+    yield start
+    for broker in started:
+        broker.close()
+
+
+LINES: list[list[str]] = [
+    ["topic", "list"], ["topic", "list", "-m", "--system"], ["topic", "status", "t"], ["topic", "create", "t"],
+    ["topic", "update", "t", "--queues", "9"], ["topic", "delete", "t", "-y"],
+    ["group", "list"], ["group", "status", "g"], ["group", "reset", "g", "t", "--to", "earliest"],
+    ["group", "delete", "g", "-y"], ["group", "moved"],
+    ["offset", "show", "g"], ["dlq", "list"], ["dlq", "show", "g"], ["tx", "list"], ["tx", "list", "--parked"],
+    ["delay", "list"], ["status"], ["check"], ["config", "list"], ["config", "get", "log.level"],
+    ["config", "set", "log.level=info"], ["pull", "t"], ["query", "key", "t", "k"], ["query", "id", "A" * 32],
+    ["send", "t", "x"], ["query", "time", "t", "@-1h"],
+]  # fmt: skip
+
+
+def check_harmless(line: list[str], done: Done) -> None:
+    for stream in (done.out, done.err):
+        assert not (found := DRIVES.search(stream)), (line, found, stream)
+
+
+def run_all(broker: HostileBroker, folder: Path, mode: str) -> list[str]:
+    """Everything that was printed."""
+    printed = []
+    with Cli(folder, broker.address) as cli:
+        for line in LINES:
+            done = cli.run("-o", mode, "--timeout", "1", *line)
+            check_harmless(line, done)
+            printed.append(done.out + done.err)
+    return printed
+
+
+@pytest.mark.parametrize("code", [16, 17, 26, 29, 999])
+def test_errors_are_text(hostile: Callable[[Answerer], HostileBroker], tmp_path: Path, code: int) -> None:
+    broker = hostile(lambda command, fields: (code, {"message": EVIL, EVIL: EVIL, "queues": 3}, b""))
+    printed = run_all(broker, tmp_path, "table")
+    assert code == 999 or code in ERRORS_BY_CODE
+    assert sum("e\\x1b]0;owned\\x07" in text for text in printed) > len(LINES) * 3 // 4
+
+
+def record() -> bytes:
+    properties = {"TAGS": EVIL.replace("\x01", "").replace("\x02", ""), "KEYS": "k\x1b[2J", "a\x1b": "b\x9b"}
+    return Record(
+        topic=b"t", body=EVIL.encode(), properties=encode_properties(properties), queue_id=0, queue_offset=0,
+        physical_offset=0, store_timestamp=1, born_timestamp=1, store_host=HOST, born_host=HOST,
+    ).encode()  # fmt: skip
+
+
+def content(command: Command, fields: dict[str, Any]) -> tuple[int, dict[str, Any], bytes]:
+    """Answers that are well formed, with hostile text wherever text goes."""
+    if command is commands.GET_ALL_TOPIC_CONFIG:
+        rows: Any = [
+            {"topic": name, "read_queues": 1, "write_queues": 1, "perm": 6, "order": False, "system": False}
+            for name in (EVIL, "t", f"%DLQ%{EVIL}", "%DLQ%g")
+        ]
+        return 0, {"count": len(rows)}, msgpack.packb(rows)
+    if command is commands.GET_TOPIC_STATS_INFO:
+        return 0, {"count": 1}, struct.pack(">iqqq", 0, 0, 1, 1_000)
+    if command is commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG:
+        rows = [
+            {
+                "group": name,
+                "mode": EVIL,
+                "state": EVIL,
+                "members": 1,
+                "epoch": 1,
+                "topics": [EVIL],
+                "retry_times_max": 1,
+            }
+            for name in (EVIL, "g")
+        ]
+        return 0, {"count": len(rows)}, msgpack.packb(rows)
+    if command is commands.GET_CONSUMER_CONNECTION_LIST:
+        member = {
+            "member": EVIL, "client": EVIL, "address": EVIL, "epoch": 1, "since_ms": 1, "heartbeat_ms": 1,
+            "orderly": False, "queues": 1, "subscriptions": [[EVIL, EVIL, EVIL]],
+        }  # fmt: skip
+        group = {"group": EVIL, "mode": EVIL, "state": EVIL, "epoch": 1, "members": [member], "delayed": 1,
+                 "queues": [[EVIL, 0, EVIL, 1, 1, 0, 2]]}  # fmt: skip
+        return 0, {"group": EVIL}, msgpack.packb(group)
+    if command is commands.GET_CONSUME_STATS:
+        return 0, {"count": 1}, msgpack.packb([[EVIL, EVIL, 0, 1, 0, 2]])
+    if command is commands.GET_TRANSACTIONS:
+        row = {"id": EVIL, "topic": EVIL, "queue": 0, "group": EVIL, "born_ms": 1, "stored_ms": 1, "checks": 1,
+               "half_queue_offset": 0, "half_physical_offset": 0, "delivered": False}  # fmt: skip
+        return 0, {"count": 1, "open": 1, "parked": 1}, msgpack.packb([row])
+    if command is commands.GET_BROKER_RUNTIME_INFO:
+        info: dict[str, Any] = dict.fromkeys(RUNTIME_INFO, 1)
+        texts = dict.fromkeys(("name", "version", "store_path", "flush", "write_refusal", "metrics_address"), EVIL)
+        return 0, {}, msgpack.packb({**info, **texts, f"errors_{EVIL}": 3, EVIL: EVIL})
+    if command is commands.GET_BROKER_CONFIG:
+        row = {"name": "log.level", "value": EVIL, "at_start": EVIL, "hot": True, "rule": EVIL}
+        return 0, {"count": 2}, msgpack.packb([row, {**row, "name": EVIL}])
+    if command is commands.UPDATE_BROKER_CONFIG:
+        return 0, {"count": 1}, msgpack.packb([[EVIL, EVIL, EVIL]])
+    if command in (commands.PULL, commands.QUERY_BY_KEY, commands.VIEW_MESSAGE_BY_ID):
+        blob = record()
+        body = len(blob).to_bytes(4, "big") + blob
+        return 0, {"count": 1, "next_offset": 1, "min_offset": 0, "max_offset": 1, "cursor": ""}, body
+    if command in (commands.GET_MAX_OFFSET, commands.SEARCH_OFFSET_BY_TIMESTAMP):
+        return 0, {"offset": 1}, b""
+    if command is commands.GET_MIN_OFFSET:
+        return 0, {"offset": 0}, b""
+    return 1, {"message": EVIL}, b""
+
+
+@pytest.mark.parametrize("mode", ["table", "json", "plain"])
+def test_what_it_lists_is_text(hostile: Callable[[Answerer], HostileBroker], tmp_path: Path, mode: str) -> None:
+    printed = run_all(hostile(content), tmp_path, mode)
+    escaped = "\\u001b" if mode == "json" else "\\x1b"
+    assert sum(escaped in text for text in printed) > len(LINES) // 3
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", b"\xa5" + EVIL.encode()[:5], msgpack.packb(EVIL), msgpack.packb([{EVIL: EVIL}])]
+)
+def test_answers_that_cannot_be_read_are_errors_in_text(
+    hostile: Callable[[Answerer], HostileBroker], tmp_path: Path, body: bytes
+) -> None:
+    broker = hostile(lambda command, fields: (0, {"count": 1, EVIL: EVIL, "group": EVIL}, body))
+    assert all(text.strip() for text in run_all(broker, tmp_path, "table"))
