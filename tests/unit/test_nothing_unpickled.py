@@ -24,6 +24,8 @@ def found_in(source: str) -> Iterator[str]:
             names = [node.module or ""]
         else:
             names = []
+        if not isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
+            continue
         for name in names:
             if name.partition(".")[0] in LOADERS:
                 yield f"line {node.lineno}: imports {name}"
