@@ -151,7 +151,7 @@ class Connection:
             return
         size = len(head) + len(body)
         try:
-            if isinstance(self._sock, socket.socket) and self._gathers and size > _JOIN_BYTES_MAX:
+            if size > _JOIN_BYTES_MAX and self._gathers and isinstance(self._sock, socket.socket):
                 sent = self._sock.sendmsg((head, body))
             else:
                 head = b"".join((head, body)) if body else head

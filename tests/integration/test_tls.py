@@ -116,6 +116,21 @@ class TestClients:
             admin.topics()
 
 
+@pytest.fixture(
+    scope="module",
+    params=[("other.example", False, "is for another host"), ("127.0.0.1", True, "has expired")],
+    ids=["another host", "expired"],
+)
+def unfit(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, authority: Authority
+) -> Iterator[tuple[RunningBroker, str]]:
+    """A broker whose certificate is not good, and why."""
+    host, expired, why = request.param
+    brokers = Brokers(tmp_path_factory.mktemp("unfit"))
+    yield brokers.start(settings=authority.issue("unfit", host, expired=expired).broker_settings), why
+    brokers.stop_all()
+
+
 class TestWhatDoesNotFit:
     """Each says what is wrong, and is not tried again."""
 
@@ -136,14 +151,10 @@ class TestWhatDoesNotFit:
         said = self.refusal(clients, encrypted.address, TlsFailed, tls=Authority(tmp_path).path)
         assert "its certificate is not trusted" in said
 
-    @pytest.mark.parametrize(
-        ("host", "expired", "why"),
-        [("other.example", False, "is for another host"), ("127.0.0.1", True, "has expired")],
-    )
     def test_a_certificate_that_is_not_good(
-        self, broker: BrokerFactory, authority: Authority, clients: Clients, host: str, expired: bool, why: str
+        self, unfit: tuple[RunningBroker, str], authority: Authority, clients: Clients
     ) -> None:
-        running = broker(settings=authority.issue("bad", host, expired=expired).broker_settings)
+        running, why = unfit
         assert f"its certificate {why}" in self.refusal(clients, running.address, TlsFailed, tls=authority.path)
         eventually(lambda: "no TLS came about" in running.log)
 
@@ -287,29 +298,6 @@ class TestNewCertificates:
         eventually(lambda: "SIGHUP" in running.log)
         with Admin(running.address) as admin:
             admin.topics()
-
-
-class TestSettings:
-    def test_what_cannot_be_used_is_refused_at_the_start(
-        self, broker: BrokerFactory, authority: Authority, tmp_path: Path
-    ) -> None:
-        mine, other = authority.issue("mine"), authority.issue("other")
-        junk = tmp_path / "junk.pem"
-        junk.write_text("junk")
-        for settings, why in (
-            ({"security.tls_certificate": mine.certificate}, "TLS needs security.tls_key too"),
-            (
-                {"security.tls_certificate": mine.certificate, "security.tls_key": str(tmp_path / "none")},
-                "security.tls_key = .*: cannot be read: No such file",
-            ),
-            (
-                {"security.tls_certificate": mine.certificate, "security.tls_key": other.key},
-                "must be that certificate's",
-            ),
-            ({**mine.broker_settings, "security.tls_client_ca": str(junk)}, "security.tls_client_ca .* must be PEM"),
-        ):
-            with pytest.raises(AssertionError, match=rf"exit 2(.|\n)*{why}"):
-                broker(settings=settings)
 
 
 class TestHandshakes:
