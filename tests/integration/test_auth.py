@@ -267,6 +267,22 @@ class TestClients:
             assert "mistyped" not in repr(raised.value) + repr(producer) + repr(vars(producer))
         assert own.log.count("did not authenticate") == 1
 
+    def test_members_of_groups_and_transactions_fail_at_once_too(self, own: Own, clients: Clients) -> None:
+        address = own.running.address
+        consumer = clients.PushConsumer(
+            address, "g", "orders", lambda message: None, user=own.name, password="mistyped", timeout=60
+        )
+        with pytest.raises(AuthenticationFailed, match="wrong"), consumer:
+            pass
+        check = lambda _: Outcome.UNKNOWN  # noqa: E731
+        with (
+            TransactionProducer(
+                address, "shop", check, user=own.name, password="mistyped", delivery_timeout=60
+            ) as producer,
+            pytest.raises(AuthenticationFailed, match="wrong"),
+        ):
+            producer.send_half(Message("orders", b"x"))
+
     def test_no_user_fails_at_once(self, guarded: RunningBroker, clients: Clients) -> None:
         with (
             clients.Admin(guarded.address, timeout=600) as admin,

@@ -21,12 +21,14 @@ from flintmq.client import (
     InvalidArgumentType,
     Message,
     Outcome,
+    Producer,
     TlsFailed,
     TransactionProducer,
 )
 from flintmq.client.core.access import AccessOptions
+from flintmq.protocol.commands import HELLO, PULL
 from tests.client_drivers import Clients
-from tests.conftest import BrokerFactory, Brokers, RunningBroker
+from tests.conftest import BrokerFactory, Brokers, RawConnection, RunningBroker
 from tests.security_tools import PASSWORD, SCRAM, set_user
 from tests.tls_tools import Authority
 
@@ -317,6 +319,22 @@ class TestHandshakes:
         ):
             admin.topics()
             assert running.stop() == 0
+
+    def test_who_does_not_take_its_answers_is_not_served_and_then_closed(
+        self, broker: BrokerFactory, authority: Authority
+    ) -> None:
+        limits = {"limits.write_buffer_bytes_max": 65_536, "limits.slow_reader_timeout_ms": 500}
+        running = broker(settings={**authority.issue("lazy").broker_settings, **limits})
+        with Producer(running.address, tls=authority.path, compress_over=None) as producer:
+            producer.send_bulk("orders", [b"x" * 10_000] * 200, queue=0)
+        context = ssl.create_default_context(cafile=authority.path)
+        plain = socket.create_connection((running.host, running.port), timeout=60)
+        lazy = RawConnection(context.wrap_socket(plain, server_hostname=running.host))
+        lazy.call(HELLO, {"protocol": 1}).raise_for_error()
+        for _ in range(100):  # of a megabyte each
+            lazy.send(PULL, {"topic": "orders", "queue": 0, "offset": 0, "max_count": 100})
+        eventually(lambda: "it did not take" in running.log)
+        lazy.close()
 
     def test_old_versions_are_not_spoken(self, broker: BrokerFactory, authority: Authority) -> None:
         running = broker(settings={**authority.issue("new").broker_settings, "security.tls_min": "1.3"})

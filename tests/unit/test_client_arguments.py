@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -245,3 +247,12 @@ class TestSharding:
         counts.learned([TopicInfo("t", 4, 4)], 100.0)
         counts.forget()
         assert counts.of("t", 100.0) is None
+
+
+def test_who_uses_neither_users_nor_tls_imports_nothing_of_it() -> None:
+    program = (
+        "import sys; from flintmq.client import Producer; Producer('127.0.0.1:1').close(); "
+        "print({'ssl', 'stringprep', 'flintmq.protocol.scram', 'flintmq.client.core.tls'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "set()\n"
