@@ -50,9 +50,7 @@ class Banner:
     ) -> None:
         """The banner. Its last line says where the open port is."""
         from .setting_rules import format_address  # with pydantic, which is there by now
-        from .store.recovery import damage_line
 
-        damage = damage_line(report)
         how = "after a clean stop" if report.clean else "after an unclean stop"
         if report.truncated_bytes:
             how += f", {report.truncated_bytes:,} torn bytes cut"
@@ -62,7 +60,7 @@ class Banner:
             ("store", settings.store.path),
             ("flush", FLUSH_MEANING[settings.flush.policy]),
             ("recovery", f"{report.seconds:.2f} s {how}, {report.messages_recovered:,} messages"),
-            *([("damage", damage)] if damage else []),
+            *([("damage", report.damage)] if report.damage else []),
             ("metrics", f"http://{metrics_address}/metrics" if metrics_address else "off"),
         ]
         where = f"listening on {format_address(*address)}"

@@ -41,6 +41,8 @@ class LostMessages:
 
     def find(self) -> list[list[LostRange]]:
         """The messages of each hole, in the order of the holes; in each the oldest of a queue first."""
+        if not self._holes:
+            return []
         begin = max(self._dispatched, self._commitlog.start_offset)
         for queue in self._evidence.queues():
             count = count_units(queue, begin)

@@ -66,18 +66,16 @@ class RecoveryReport:
     truncated_bytes: int = 0
     quarantined: list[QuarantinedRange] = field(default_factory=list)
     """Holes of the log that this start contained."""
-    quarantine: Quarantine | None = None
-    """All that are known."""
+    damage: str = ""
+    """All that are known, in a line for whoever starts a broker; empty where there are none."""
     rebuilt: list[str] = field(default_factory=list)
 
 
-def damage_line(report: RecoveryReport) -> str:
-    """What of the log is damaged, for whoever starts a broker; empty where nothing is."""
-    kept = report.quarantine
+def damage_line(kept: Quarantine, new: int) -> str:
+    """What of the log is damaged; empty where nothing is. ``new``: holes that this start found."""
     if not kept:
         return ""
     holes = len(kept.ranges)
-    new = len(report.quarantined)
     return (
         f"{holes:,} hole{'s' * (holes != 1)} of the log{f', {new:,} found now' if new else ''}: {kept.bytes:,} "
         f"bytes, {kept.lost_messages:,} messages known to be lost. {kept.path} says which, beside what was there"
@@ -134,7 +132,7 @@ class Recovery:
         )  # fmt: skip
         self._refilled: set[int] = set()
         """Rows of the queues that were filled again from the log's beginning."""
-        self.report = RecoveryReport(clean, quarantine=quarantine)
+        self.report = RecoveryReport(clean)
 
     def run(self) -> RecoveryReport:
         """Recover. Raises ``CorruptLog``, with nothing changed, where a file of the log is missing or foreign."""
@@ -156,6 +154,7 @@ class Recovery:
                 self._contain([self._log.hole_at(damaged.physical_offset, damaged.reason)], end)
         self._mark(end, end)
         self._quarantine.set_filled()
+        self.report.damage = damage_line(self._quarantine, len(self.report.quarantined))
         self._queues.deleted_below = self._state.deleted_below
         return self.report
 

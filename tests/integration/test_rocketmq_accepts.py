@@ -193,6 +193,64 @@ def test_rocketmq_has_all_that_was_acknowledged_before_a_kill(
     flint.close()
 
 
+def zeros(log: bytearray, at: int) -> None:
+    log[at : at + 4096] = bytes(4096)
+
+
+def a_bit(log: bytearray, at: int) -> None:
+    log[at + 30] ^= 1  # of its physical offset
+
+
+def the_end_of_the_file(log: bytearray, at: int) -> None:
+    log[at:] = bytes(len(log) - at)
+
+
+@pytest.mark.parametrize("damage", [zeros, a_bit, the_end_of_the_file])
+def test_rocketmq_reads_on_behind_damage_that_a_start_contained(
+    writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path, damage: Callable[[bytearray, int], None]
+) -> None:
+    store = tmp_path / "store"
+    written = writer(store, "--rounds", ROUNDS)
+    written.finish()
+    messages = sorted(written.acknowledged, key=by_position)
+    log = store / "commitlog" / f"{0:020d}"
+    first_file = [each for each in messages if each["physical_offset"] < SETTINGS.commitlog_file_bytes]
+    victim = next(
+        each for each in first_file[len(first_file) // 2 :] if each["body_sha1"] != hashlib.sha1(b"").hexdigest()
+    )
+    content = bytearray(log.read_bytes())
+    damage(content, victim["physical_offset"])
+    log.write_bytes(content)
+
+    flint = MessageStore(store, SETTINGS)
+    report = flint.open()
+    assert len(report.quarantined) == 1
+    places = {
+        (each.topic, each.queue, each.first + number)
+        for each in report.quarantined[0].lost
+        for number in range(each.messages)
+    }
+    kept = [each for each in messages if (each["topic"], each["queue"], each["queue_offset"]) not in places]
+    assert len(kept) == len(messages) - len(places) < len(messages)
+    assert_same(read_flint(flint), kept)
+    flint.close()
+
+    running = rocketmq(store)
+    assert running.opened == {"min": 0, "max": written.end}
+    ends, read = running.read()
+    assert_dense(ends["queues"], read)
+    assert_same([each for each in read if (each["topic"], each["queue"], each["queue_offset"]) not in places], kept)
+    assert_found(running.find(keys_of(kept)), keys_of(kept))
+    kept += append_with(running, 40, 0)
+    running.close()
+    assert errors_logged(running) == []
+
+    flint = open_flint(store)
+    assert_same(read_flint(flint), kept)
+    assert find_flint(flint, keys_of(kept)) == keys_of(kept)
+    flint.close()
+
+
 def append_with(running: RocketMQ, count: int, first: int) -> list[Message]:
     """Append messages through RocketMQ to all queues of all topics in turn; as it reads them back."""
     queues = [(topic, queue) for topic, count in TOPICS.items() for queue in range(count)]
