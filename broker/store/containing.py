@@ -182,6 +182,7 @@ class Container:
         ranges = sorted([*self.pending, *added], key=lambda each: each.physical_offset)
         for each in ranges:
             self._fill(each)
+        self.pending = []
         return ranges
 
     def _fill(self, each: QuarantinedRange) -> None:
