@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import resource
@@ -26,6 +25,7 @@ import click
 
 from ..protocol.errors import ConfigurationError, FlintError
 from .banner import Banner
+from .logs import set_up_logging
 from .notify import ServiceManager
 from .tools.commands import COMMANDS
 
@@ -83,7 +83,7 @@ def serve(
         settings = _settings(config, assignments, flags)
     except ConfigurationError as error:
         _give_up(error, EXIT_CONFIGURATION)
-    _set_up_logging(settings)
+    set_up_logging(settings.log.level, settings.log.format)
     _tune()
     sys.exit(_run(settings, banner))
 
@@ -261,32 +261,6 @@ def _tune() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-class _JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, and the traceback where there is one."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
-
-
-def _set_up_logging(settings: Settings) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    if settings.log.format == "json":
-        handler.setFormatter(_JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(name)s: %(message)s"))
-    logging.basicConfig(level=settings.log.level.upper(), handlers=[handler])
-    for noisy in ("asyncio", "numba"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 # ---- warm ----

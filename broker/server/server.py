@@ -13,6 +13,8 @@ import time
 
 from ...protocol.errors import ConfigurationError, SystemBusy
 from ..security.tls import handshake_failure
+from ..security.user_changes import user_changes
+from ..security.users import User
 from ..setting_rules import parse_address
 from .answering import encode_error
 from .connection import Connection, unmapped
@@ -99,6 +101,8 @@ class Server:
         self._sweep_s = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._users_generation = 0
+        self._users: list[User] | None = None
+        """As they were when they were looked at last."""
         self.take_limits()
         broker.when_settings_change.append(lambda settings: self.take_limits())
 
@@ -294,6 +298,12 @@ class Server:
         for connection in list(self._connections):
             connection.sweep(now)
 
+    def _audit_users(self, users: list[User]) -> None:
+        """Say in the audit log how the file of users differs from what it was."""
+        for change in user_changes(self._users, users) if self._users is not None else ():
+            self._broker.audit.write(change.action, f"user {change.name}", before=change.before, after=change.after)
+        self._users = users
+
     def look_at_files(self, *, force: bool = False) -> None:
         """Take users and certificates that were replaced; ``force``: certificates also where nothing shows it."""
         if self._broker.tls is not None:
@@ -304,6 +314,7 @@ class Server:
         authenticator.users.refresh()
         if authenticator.users.generation != self._users_generation:
             self._users_generation = authenticator.users.generation
+            self._audit_users(list(authenticator.users))
             self._broker.access.update({user.name: user.permissions for user in authenticator.users})
             for connection in list(self._connections):
                 connection.users_changed()

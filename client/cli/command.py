@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from ...protocol.errors import FlintError, GroupNotExist, TopicNotExist
-from .escaping import escape
+from ...protocol.escaping import escape
 from .failures import EXIT_ERROR, EXIT_USAGE, nearest
 from .output import MODES
 from .settings import TIMEOUT_SECONDS, Settings

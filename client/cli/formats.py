@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias
 
+from ...protocol.escaping import escape, escape_bytes, escape_json
 from ..core.stored import StoredMessage
-from .escaping import escape, escape_bytes, escape_json
 from .failures import nearest
 from .units import iso
 

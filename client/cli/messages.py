@@ -6,9 +6,9 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
+from ...protocol.escaping import escape, escape_bytes
 from ..core.receipts import Receipt
 from ..core.stored import StoredMessage
-from .escaping import escape, escape_bytes
 from .formats import Format
 from .output import JSON, PLAIN, Column, Output, number, to_json
 from .units import show_moment

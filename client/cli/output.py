@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .escaping import escape, escape_json
+from ...protocol.escaping import escape, escape_json
 from .units import iso
 
 if TYPE_CHECKING:

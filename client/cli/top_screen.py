@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from .escaping import escape
+from ...protocol.escaping import escape
 from .sampling import Rates
 from .units import show_bytes, show_count, show_rate, show_seconds
 

@@ -195,6 +195,26 @@ def test_settings_and_transactions_by_hand_are_in_the_audit_log(running: Running
         assert lines == ([{**who, "after": "rollback"}] if by_hand else [])
 
 
+def test_changes_of_users_are_in_the_audit_log_when_the_broker_notices(
+    running: RunningBroker, log_in: LogIn, tmp_path: Path
+) -> None:
+    grant = {"actions": ["publish"], "topic": "orders"}
+    user(running, tmp_path, "add", "eve", "--generate")
+    user(running, tmp_path, "grant", "eve", "--publish", "orders")
+    until(lambda: bool(audit_of_users(running)), "the line")
+    user(running, tmp_path, "remove", "eve", "--yes")
+    until(lambda: audit_of_users(running)[-1][0] == "USER_REMOVED", "the line")
+    actions = [action for action, _, _ in audit_of_users(running)]
+    assert actions in (["USER_ADDED", "USER_GRANTS", "USER_REMOVED"], ["USER_ADDED", "USER_REMOVED"])
+    assert audit_of_users(running)[-1] == ("USER_REMOVED", [grant], None)
+
+
+def audit_of_users(running: RunningBroker) -> list[tuple[str, Any, Any]]:
+    """(action, before, after) of the user ``eve``."""
+    lines = [json.loads(line) for line in (running.store.parent / "audit.log").read_text().splitlines()]
+    return [(row["action"], row.get("before"), row.get("after")) for row in lines if row["object"] == "user eve"]
+
+
 def test_a_wrong_password_is_in_the_audit_log_and_no_secret_ever_is(
     running: RunningBroker, connect: ConnectionFactory, log_in: LogIn
 ) -> None:

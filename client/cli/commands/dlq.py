@@ -10,6 +10,7 @@ import click
 
 from ....protocol.delivery import PROPERTY_ORIGIN_MESSAGE_ID, dead_letter_topic
 from ....protocol.errors import FlintError
+from ....protocol.escaping import escape, escape_bytes
 from ...errors import CorruptMessage
 from ..command import Group, confirm, note, pass_settings
 from ..dead_letters import (
@@ -23,7 +24,6 @@ from ..dead_letters import (
     original_topic,
     own_properties,
 )
-from ..escaping import escape, escape_bytes
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from ..messages import message_row
 from ..output import JSON, Column, number, to_json

@@ -11,8 +11,8 @@ import click
 
 from ....protocol.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
 from ....protocol.errors import TopicNotExist
+from ....protocol.escaping import escape
 from ..command import Group, confirm, note, pass_settings
-from ..escaping import escape
 from ..failures import EXIT_ERROR, EXIT_OK
 from ..lags import lag_by_group, lag_of
 from ..output import JSON, PLAIN, Column, number, to_json

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from ....protocol.errors import ConfigurationError
+from ....protocol.escaping import escape
 from ..command import Group, note, pass_settings
-from ..escaping import escape
 from ..output import Column, number, to_json
 from ..params import GROUP, TOPIC
 from ..positions import check_committable, check_queues

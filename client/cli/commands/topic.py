@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
+from ....protocol.escaping import escape
 from ..command import Group, confirm, note, pass_settings
-from ..escaping import escape
 from ..output import TABLE, Column, number
 from ..params import PERMISSION, TOPIC, show_permission
 from ..settings import Settings

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ....protocol.errors import ConfigurationError
+from ....protocol.escaping import escape
 from ....protocol.permissions import (
     ACTIONS,
     ADMIN,
@@ -24,7 +25,6 @@ from ....protocol.permissions import (
 )
 from ....protocol.users import Users
 from ..command import Command, note, pass_settings
-from ..escaping import escape
 from ..output import TABLE, Column
 from ..settings import Settings
 from ..user_file import UserFile, store_option, user_named
