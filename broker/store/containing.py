@@ -41,14 +41,18 @@ class Container:
         """Ranges of the index that are not known to be filled."""
         self.restored: list[QuarantinedRange] = []
         """Ranges of the index in whose place the log has something sound again."""
+        self.expired: list[QuarantinedRange] = []
+        """Ranges of the index that retention has taken from the log."""
         self.unlisted: list[QuarantinedRange] = []
         """Ranges that the index has lost."""
 
     def look(self) -> None:
-        """Compare the index with the log: ``pending``, ``restored`` and ``unlisted``. Changes nothing."""
+        """Compare the index with the log: ``pending``, ``restored``, ``expired``, ``unlisted``. Changes nothing."""
         self.find_unlisted()
         for each in self._quarantine:
             file = self._file(each)
+            if each.end_offset <= self._commitlog.start_offset:
+                self.expired.append(each)
             if file is None or each.end_offset > file.end_offset:
                 continue
             if not each.filled and self._is_half_filled(each):
@@ -162,6 +166,9 @@ class Container:
             )
             self._quarantine.enter(self.unlisted)
             self.unlisted = []
+        if self.expired:
+            self._quarantine.forget(self.expired)
+            self.expired = []
         found_ms = int(time.time() * 1000)
         added = []
         for hole, messages, next_ms in zip(holes, lost, next_store_ms, strict=True):

@@ -74,6 +74,8 @@ class QuarantinedRange:
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> QuarantinedRange:
         """From such a row. Raises one of ``SHAPE_ERRORS``."""
+        if not _COPY_NAME.match(row["file"]):
+            raise ValueError(f"{row['file']!r} is no copy's name")
         return cls(
             physical_offset=int(row["physicalOffset"]),
             bytes=int(row["bytes"]),
@@ -205,6 +207,14 @@ class Quarantine:
     def drop(self, ranges: list[QuarantinedRange]) -> None:
         """Take ranges out of the index; the copies stay."""
         self._save([each for each in self.ranges if each not in ranges])
+
+    def forget(self, ranges: list[QuarantinedRange]) -> None:
+        """Take ranges out of the index, and remove the copies: retention has taken the messages around them."""
+        self.drop(ranges)
+        for each in ranges:
+            path = self.folder / each.file
+            if path.is_file():
+                self._files.unlink(path)
 
     def _save(self, ranges: list[QuarantinedRange]) -> None:
         self._file.save({"holes": [each.to_json() for each in ranges]})

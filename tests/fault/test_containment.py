@@ -410,6 +410,24 @@ def test_an_index_of_the_quarantine_that_is_lost_comes_back(
     assert [[each[name] for name in same] for each in again] == [[each[name] for name in same] for each in holes]
 
 
+def test_retention_takes_what_is_kept_of_a_hole_with_the_log_around_it(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path, size=200_000, frames=30)
+    in_first = [each for each in sent if each.physical_offset < FILE_BYTES]
+    flip(path, in_first[3].physical_offset + 95)
+    behind = next(each for each in sent if each.physical_offset > FILE_BYTES)
+    overwrite(path / "commitlog" / SECOND, behind.physical_offset - FILE_BYTES + 95, b"!")
+    store = open_store(path)
+    assert len(store.quarantine.ranges) == 2
+    assert store.expire(1) == FILE_BYTES
+    store.close()
+    store = open_store(path)
+    (hole,) = store.quarantine.ranges
+    assert hole.physical_offset == behind.physical_offset
+    assert [each.name for each in (path / "flintmq" / "quarantine").glob("*.bin")] == [hole.file]
+    store.close()
+
+
 # Damage that no start has looked at.
 
 
