@@ -11,12 +11,22 @@ from typing import Any
 import msgpack
 import pytest
 
-from flintmq.client import Admin, Message, NoPermission, Producer
+from flintmq.client import (
+    Admin,
+    Message,
+    NoPermission,
+    Outcome,
+    Producer,
+    PushConsumer,
+    StoredMessage,
+    TransactionProducer,
+    TryLater,
+)
 from flintmq.protocol import commands
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT
 from tests.cli_tools import Cli, Done
 from tests.conftest import Brokers, ConnectionFactory, RawConnection, RunningBroker
-from tests.group_tools import until
+from tests.group_tools import Seen, until
 from tests.security_tools import PASSWORD, SCRAM, authenticate, set_grants
 
 ADMIN = [{"actions": ["admin"], "broker": True}]
@@ -238,3 +248,52 @@ def test_hostile_names_stay_on_their_line(running: RunningBroker, connect: Conne
     assert '\n{"action":"forged"}' not in text
     assert all(line.isascii() and line.isprintable() for line in text.splitlines())
     assert json.loads(text.splitlines()[-1])["object"] == f"topic {topic}"
+
+
+# ---- the clients, with what the README says that they take
+
+
+def test_a_group_consumes_and_tries_again_with_its_topic_and_group_alone(running: RunningBroker, log_in: LogIn) -> None:
+    log_in("admin").call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": "consumed"}).raise_for_error()
+    grants = [{"actions": ["consume"], "topic": "consumed"}, {"actions": ["consume"], "group": "eaters"}]
+    set_grants(running.store, {"eater": grants, "sender": [{"actions": ["publish"], "topic": "consumed"}]})
+    failed: list[str] = []
+
+    def fail_once(message: StoredMessage) -> None:
+        if message.message_id not in failed:
+            failed.append(message.message_id)
+            raise TryLater(1)
+
+    seen = Seen(fail_once)
+    consumer = PushConsumer(
+        running.address, group="eaters", topics="consumed", listener=seen, start="first", user="eater",
+        password=PASSWORD,
+    )  # fmt: skip
+    with consumer, Producer(running.address, user="sender", password=PASSWORD) as producer:
+        producer.send(Message("consumed", b"1", keys=["k"]))
+        assert [message.body for message in seen.wait(2)] == [b"1", b"1"]
+
+
+def test_a_transaction_takes_its_topic_and_its_producer_group(running: RunningBroker, log_in: LogIn) -> None:
+    log_in("admin").call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": "sold"}).raise_for_error()
+    grants = [{"actions": ["publish"], "topic": "sold"}, {"actions": ["publish"], "group": "sellers"}]
+    set_grants(running.store, {"seller": grants, "topic-alone": grants[:1]})
+
+    def unknown(message: StoredMessage) -> Outcome:
+        return Outcome.UNKNOWN
+
+    def seller(name: str) -> TransactionProducer:
+        return TransactionProducer(running.address, "sellers", unknown, user=name, password=PASSWORD)
+
+    with (
+        seller("seller") as producer,
+        producer.transaction(Message("sold", b"1")),
+    ):
+        pass
+    assert log_in("admin").pull("sold", 0).code != NoPermission.code
+    with (
+        pytest.raises(NoPermission, match="publish on group sellers"),
+        seller("topic-alone") as producer,
+        producer.transaction(Message("sold", b"1")),
+    ):
+        pass
