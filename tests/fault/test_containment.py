@@ -225,6 +225,28 @@ def pull_around(store: MessageStore, sent: Sequence[Sent]) -> list[Record]:
     return records
 
 
+def test_a_hole_of_which_nobody_knows_the_messages_is_filled_with_what_is_in_no_queue(tmp_path: Path) -> None:
+    """The last message, of which nothing but the log knew."""
+    path = tmp_path / "store"
+    store = open_store(path)
+    sent = put(store, "orders", 0, plain(5))
+    store.close()
+    shutil.rmtree(path / "flintmq")
+    undispatched(path)
+    flip(path, sent[4].physical_offset + 100)
+    store, report = reopen(path)
+    assert [each.lost for each in report.quarantined] == [()]
+    assert_holds(store, sent[:4])
+    sent[4:] = put(store, "orders", 0, plain(2, first=50))
+    kill(store)
+    for _ in range(2):
+        store, report = reopen(path)
+        assert (report.quarantined, report.rebuilt) == ([], [])
+        assert_holds(store, sent)
+        store.close()
+    assert verified(path).findings.total == 0
+
+
 # Bodies that hold records.
 
 
