@@ -117,7 +117,8 @@ def _check_loopback(name: str, listen: str) -> None:
 _REMEDIES = {
     "server.listen": "serve with --set security.auth=scram and make users with `flintmq user add NAME --store DIR`, "
     "or listen on 127.0.0.1, or say --insecure where the network keeps strangers out",
-    "metrics.listen": "listen on 127.0.0.1, or say --insecure where the network keeps strangers out",
+    "metrics.listen": "listen on 127.0.0.1, or set metrics.insecure, or say --insecure, where the network keeps "
+    "strangers out",
 }
 
 
