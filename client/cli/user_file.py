@@ -77,7 +77,7 @@ class UserFile:
             os.close(descriptor)
 
     def _write(self, text: str) -> None:
-        fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.tmp")
         descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
