@@ -33,7 +33,7 @@ from .dispatch import (
 )
 from .gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
 from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
-from .record_crc import store_record_crc
+from .record_crc import record_crc_sound, store_record_crc
 from .text import find_byte
 from .words import copy_bytes, load_be32, load_be64, store_be16, store_be32, store_be64
 
@@ -198,22 +198,28 @@ def _group_of(records: np.ndarray, at: int, end: int, queue_id: int, slots: np.n
 
 
 @inlined
-def _plan_body(records: np.ndarray, at: int, parts: np.ndarray, plan: np.ndarray, row: int) -> bool:
-    """Sum the body; whether it is the one that the record speaks of."""
+def _plan_body(records: np.ndarray, at: int, parts: np.ndarray, plan: np.ndarray, row: int,
+               is_checksummed: bool) -> bool:  # fmt: skip
+    """Sum the body; whether it is the one that the record speaks of, and the checksum over all holds if one is due."""
     body_crc = crc32_of(records, parts[R_BODY_AT], parts[R_BODY_END])
     plan[row + P_BODY_CRC] = body_crc
-    is_empty = parts[R_BODY_AT] == parts[R_BODY_END]
-    return is_empty or body_crc & 0x7FFFFFFF == load_be32(records, at + _AT_BODY_CRC)
+    if parts[R_BODY_AT] < parts[R_BODY_END] and body_crc & 0x7FFFFFFF != load_be32(records, at + _AT_BODY_CRC):
+        return False
+    return not is_checksummed or record_crc_sound(
+        records, at, at + parts[R_SIZE], parts[R_BODY_AT], parts[R_BODY_END], parts[R_PROPERTIES_AT], body_crc
+    )
 
 
-@kernel(i64, bytes_array, i64_array, i64, i32_array, i64_array, i64_array, i64_array)
+@kernel(i64, bytes_array, i64_array, i64, i32_array, i64_array, i64_array, i64_array, i64, i64)
 def find_targets(records: np.ndarray, chosen: np.ndarray, count: int, slots: np.ndarray, plan: np.ndarray,
-                 groups: np.ndarray, scratch: np.ndarray) -> int:  # fmt: skip
+                 groups: np.ndarray, scratch: np.ndarray, checksummed_from: int,
+                 checksummed_to: int) -> int:  # fmt: skip
     """Plan ``count`` records that lie one behind the other in ``records``; returns how many groups there are.
 
     ``chosen``: (physical offset, size, anything) of each, as ``gather`` has it. ``slots``: zeros, a power of two of
     them, more than twice as many as records; ``plan`` has a row for each record, ``groups`` one more; ``scratch``:
-    ``PARTS`` + ``FOUND`` integers.
+    ``PARTS`` + ``FOUND`` integers. Records in ``[checksummed_from, checksummed_to)``, physical offsets, must have a
+    checksum over all of them.
     """
     found = scratch[PARTS:]
     for k in range(GROUP_ROW):
@@ -224,11 +230,13 @@ def find_targets(records: np.ndarray, chosen: np.ndarray, count: int, slots: np.
     for k in range(count):
         row = k * PLAN_ROW
         size = chosen[k * CHOSEN_ROW + C_SIZE]
-        status = _locate(records, at, at + size, chosen[k * CHOSEN_ROW + C_PHYSICAL_OFFSET], scratch)
+        physical_offset = chosen[k * CHOSEN_ROW + C_PHYSICAL_OFFSET]
+        is_checksummed = checksummed_from <= physical_offset < checksummed_to
+        status = _locate(records, at, at + size, physical_offset, scratch)
         plan[row + P_AT] = at
         plan[row + P_GROUP] = UNSOUND
         plan[row + P_DUE_MS] = -1
-        if status == DONE and scratch[R_SIZE] == size and _plan_body(records, at, scratch, plan, row):
+        if status == DONE and scratch[R_SIZE] == size and _plan_body(records, at, scratch, plan, row, is_checksummed):
             plan[row + P_BODY_AT] = scratch[R_BODY_AT]
             plan[row + P_BODY_END] = scratch[R_BODY_END]
             plan[row + P_PROPERTIES_AT] = scratch[R_PROPERTIES_AT]

@@ -32,6 +32,13 @@ class ChecksummedRanges:
                 return True, FOREVER if end == OPEN else end
         return False, FOREVER
 
+    def around(self, physical_offset: int) -> tuple[int, int]:
+        """The range that a physical offset lies in; an empty one where records there need none."""
+        for begin, end in self._ranges:
+            if begin <= physical_offset and (end == OPEN or physical_offset < end):
+                return begin, FOREVER if end == OPEN else end
+        return 0, 0
+
     def begin(self, physical_offset: int) -> None:
         """What is appended from here on has one."""
         if not self._ranges or self._ranges[-1][1] != OPEN:

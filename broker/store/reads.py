@@ -35,10 +35,12 @@ from ...protocol.record import (
     PROPERTY_UNIQ_KEY,
     CorruptRecord,
     Record,
+    check_record_crc,
     decode_record,
     split_keys,
 )
 from ..kernels import gather as kernel
+from .checksummed import ChecksummedRanges
 from .commitlog import CommitLog
 from .config_files import TopicTable
 from .consume_queue import ConsumeQueue
@@ -371,12 +373,18 @@ class Reads:
         """The record there, checked; None where there is none, or a tombstone."""
         return self._decoded(self._raw(physical_offset, size, hot), physical_offset)
 
-    @staticmethod
-    def _decoded(blob: bytearray | None, physical_offset: int) -> Record | None:
+    @property
+    def checksummed(self) -> ChecksummedRanges:
+        """Where every record must have a checksum over all of it."""
+        return self._state.checksummed
+
+    def _decoded(self, blob: bytearray | None, physical_offset: int) -> Record | None:
         if blob is None:
             return None
         try:
             record = decode_record(blob)
+            if self.checksummed.at(physical_offset)[0]:
+                check_record_crc(blob)
         except CorruptRecord:
             return None
         return record if record.physical_offset == physical_offset else None
@@ -468,6 +476,8 @@ class Reads:
             return None
         try:
             record = decode_record(blob, check_crc=False)
+            if self.checksummed.at(physical_offset)[0]:
+                check_record_crc(blob)
         except CorruptRecord:
             return None
         if record.topic != topic.encode() or record.physical_offset != physical_offset:

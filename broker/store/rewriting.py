@@ -33,9 +33,10 @@ class Waiting:
 
     ``targets``: the topic and queue that each group of them goes to, the first for those that do not say (None), and
     ``counts``, how many of them there are. ``unsound``: how many are not the records that were asked for.
+    ``checksummed``: between these physical offsets a record must have a checksum over all of it, or is not sound.
     """
 
-    def __init__(self, body: bytearray, chosen: np.ndarray) -> None:
+    def __init__(self, body: bytearray, chosen: np.ndarray, checksummed: tuple[int, int]) -> None:
         count = len(chosen) // CHOSEN_ROW
         self.count = count
         self.chosen = chosen
@@ -44,7 +45,7 @@ class Waiting:
         self.groups = np.empty((count + 1) * kernel.GROUP_ROW, np.int64)
         slots = np.zeros(1 << (2 * count + 1).bit_length(), np.int32)
         scratch = np.empty(PARTS + kernel.FOUND, np.int64)
-        found = kernel.find_targets(self.records, chosen, count, slots, self.plan, self.groups, scratch)
+        found = kernel.find_targets(self.records, chosen, count, slots, self.plan, self.groups, scratch, *checksummed)
         self.targets: list[Place | None] = [None]
         self.counts: list[int] = []
         for number, row in enumerate(self.groups[: found * kernel.GROUP_ROW].reshape(-1, kernel.GROUP_ROW).tolist()):
@@ -107,7 +108,11 @@ class RecordRewriter:
         if not inside.all():
             rows = rows[inside]
         flat = np.ascontiguousarray(rows).reshape(-1)
-        return Waiting(self._reads.records(flat, hot=hot) if len(flat) else bytearray(), flat)
+        if not len(flat):
+            return Waiting(bytearray(), flat, (0, 0))
+        # Records that wait lie close together: where the option was turned on among them, the last ones tell.
+        checksummed = self._reads.checksummed.around(int(flat[C_PHYSICAL_OFFSET - CHOSEN_ROW]))
+        return Waiting(self._reads.records(flat, hot=hot), flat, checksummed)
 
     def deliver(
         self,

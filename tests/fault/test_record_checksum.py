@@ -23,6 +23,8 @@ from tests.store_tools import (
     append,
     assert_holds,
     copy_store,
+    dispatch,
+    find,
     kill,
     make_topic,
     open_store,
@@ -272,3 +274,29 @@ def deliver(store: MessageStore, waiting: list[Record], sizes: list[int]) -> lis
         assert found[-1].topic == b"orders"
         begin += int.from_bytes(log[begin : begin + 4], "big")
     return found
+
+
+def test_what_is_damaged_while_a_broker_runs_is_neither_found_nor_delivered(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store", ON)
+    make_topic(store, "SCHEDULE_TOPIC_XXXX", 18)
+    sent = put(store, "orders", 0, [TRIED, *plain(2)])
+    waiting = [
+        Record(b"SCHEDULE_TOPIC_XXXX", b"body", b"REAL_TOPIC\x01orders\x02REAL_QID\x010\x02", queue_id=0)
+        for _ in range(2)
+    ]
+    store.append_records(waiting)
+    dispatch(store)
+    sizes = [len(record.encode(checksum=True)) for record in waiting]
+    assert [record.body for record in find(store, "orders", "k-1")] == [TRIED.body]
+    assert store.reads.record(sent[0].physical_offset, 0, hot=False) is not None
+    with (store.path / "commitlog" / FIRST_FILE).open("r+b") as file:
+        for at in (sent[0].physical_offset, waiting[0].physical_offset):
+            file.seek(at + RECORD.at["flag"])
+            file.write(b"\x01")
+    assert find(store, "orders", "k-1") == []
+    assert store.reads.record(sent[0].physical_offset, 0, hot=False) is None
+    assert len(find(store, "orders", "key-0")) == 1
+    rows = [(each.physical_offset, size, 0) for each, size in zip(waiting, sizes, strict=True)]
+    read = store.rewriter.read(np.array(rows, np.int64).reshape(-1), hot=False)
+    assert (read.unsound, read.group_of.tolist()[0], sum(read.counts)) == (1, -1, 1)
+    kill(store)

@@ -65,8 +65,9 @@ def some_records(chance: random.Random, count: int) -> tuple[list[bytes], list[C
         )
         for k in range(count)
     ]  # fmt: skip
-    write_log(every, 4096)
-    blobs = [record.encode() for record in every]
+    checksum = chance.choice([False, True])
+    write_log(every, 4096, checksum=checksum)
+    blobs = [record.encode(checksum=checksum) for record in every]
     chosen = [(record.physical_offset, len(blob), k) for k, (record, blob) in enumerate(zip(every, blobs, strict=True))]
     for k in range(count):
         if not chance.randrange(6):
@@ -78,7 +79,9 @@ def some_records(chance: random.Random, count: int) -> tuple[list[bytes], list[C
     return blobs, chosen
 
 
-def find_targets(blobs: list[bytes], chosen: list[Chosen], sentinel: int) -> tuple[Fenced, Fenced, Fenced, int]:
+def find_targets(
+    blobs: list[bytes], chosen: list[Chosen], checksummed: tuple[int, int], sentinel: int
+) -> tuple[Fenced, Fenced, Fenced, int]:
     """The records' array, the plan, the groups, and how many of them there are."""
     count = len(blobs)
     records = fenced(b"".join(blobs), sentinel=sentinel)
@@ -87,7 +90,9 @@ def find_targets(blobs: list[bytes], chosen: list[Chosen], sentinel: int) -> tup
     plan = room(count * kernel.PLAN_ROW, np.int64, sentinel)
     groups = room((count + 1) * kernel.GROUP_ROW, np.int64, sentinel)
     scratch = room(PARTS + kernel.FOUND, np.int64, sentinel)
-    found = kernel.find_targets(records.array, rows.array, count, slots.array, plan.array, groups.array, scratch.array)
+    found = kernel.find_targets(
+        records.array, rows.array, count, slots.array, plan.array, groups.array, scratch.array, *checksummed
+    )
     assert all(array.intact for array in (records, rows, slots, plan, groups, scratch))
     assert records.bytes() == b"".join(blobs)
     return records, plan, groups, found
@@ -101,14 +106,16 @@ def row_of(array: Fenced, number: int, width: int) -> list[int]:
 @given(seeds, st.integers(0, 12), sentinels)
 @examples(300)
 def test_records_are_grouped_by_where_they_go_as_the_twin_finds(seed: int, count: int, sentinel: int) -> None:
-    blobs, chosen = some_records(random.Random(seed), count)
-    records, plan, groups, found = find_targets(blobs, chosen, sentinel)
+    chance = random.Random(seed)
+    blobs, chosen = some_records(chance, count)
+    checksummed = chance.choice([(0, 0), (0, 1 << 62), (4096 + chance.randrange(1000), 4096 + chance.randrange(3000))])
+    records, plan, groups, found = find_targets(blobs, chosen, checksummed, sentinel)
     named: list[twin.Target | None] = [None]
     for number in range(1, found):
         row = row_of(groups, number, kernel.GROUP_ROW)
         at = row[kernel.G_TOPIC_AT]
         named.append((records.bytes()[at : at + row[kernel.G_TOPIC_BYTES]], row[kernel.G_QUEUE_ID]))
-    expected = twin.plan(blobs, chosen)
+    expected = twin.plan(blobs, chosen, checksummed)
     seen = [0] * found
     for k, planned in enumerate(expected):
         row = row_of(plan, k, kernel.PLAN_ROW)
@@ -138,7 +145,7 @@ def test_records_are_written_as_the_twin_writes_them_and_go_on_in_the_next_file(
 ) -> None:
     chance = random.Random(seed)
     blobs, chosen = some_records(chance, count)
-    records, plan, groups, found = find_targets(blobs, chosen, sentinel)
+    records, plan, groups, found = find_targets(blobs, chosen, (0, 0), sentinel)
     host = bytes(range(100, 120)) if v6 else bytes(range(100, 108))
     texts, queue_offsets, targets = bytearray(host), [], []
     for number in range(found):

@@ -45,12 +45,16 @@ def _digits(text: bytes, digits_max: int) -> int:
     return int(text) if text and len(text) <= digits_max and not text.strip(b"0123456789") else -1
 
 
-def plan(records: Sequence[bytes], chosen: Sequence[Chosen]) -> list[Planned | None]:
-    """Of each record what the kernel finds; None: it is not sound, or not the one that was asked for."""
+def plan(
+    records: Sequence[bytes], chosen: Sequence[Chosen], checksummed: tuple[int, int] = (0, 0)
+) -> list[Planned | None]:
+    """Of each record what the kernel finds; None: it is not sound, or not the one that was asked for. ``checksummed``:
+    between these physical offsets a record must have a checksum over all of it."""
     planned: list[Planned | None] = []
     for blob, (physical_offset, size, _) in zip(records, chosen, strict=True):
         try:
-            record = read_record(blob, 0, physical_offset, check_body=True)
+            must_have = checksummed[0] <= physical_offset < checksummed[1]
+            record = read_record(blob, 0, physical_offset, check_body=True, checksummed=must_have)
         except Stopped:
             planned.append(None)
             continue

@@ -21,6 +21,9 @@ def test_a_range_opens_where_the_option_is_turned_on_and_ends_where_it_is_turned
     ranges.begin(500)
     assert list(ranges) == [(100, 300), (500, OPEN)]
     assert ranges.at(300) == (False, 500)
+    assert [ranges.around(offset) for offset in (99, 100, 299, 300, 500)] == [
+        (0, 0), (100, 300), (100, 300), (0, 0), (500, FOREVER),
+    ]  # fmt: skip
 
 
 def test_turned_off_and_on_with_nothing_in_between_it_is_one_range_and_none_where_nothing_was_written() -> None:
