@@ -134,6 +134,7 @@ class LimitsSection(Section):
     connections_per_address_max: Annotated[int, Whole(1, 1_000_000)] = 1_000
     frame_bytes_max: Annotated[int, Whole(HEADER_BYTES_MAX + 4096, 1024 * MIB)] = FRAME_BYTES_MAX
     produce_frame_bytes_max: Annotated[int, Whole(4096, 1024 * MIB)] = 1 * MIB
+    produce_messages_max: Annotated[int, Whole(1, I32_MAX)] = 16_384
     connection_in_flight_bytes_max: Annotated[int, Whole(4096, 2**40)] = 8 * MIB
     in_flight_bytes_max: Annotated[int, Whole(4096, 2**40)] = 128 * MIB
     receive_bytes_max: Annotated[int, Whole(4096, 2**40)] = 64 * MIB

@@ -54,13 +54,12 @@ STOP_TURN = 16
 STOP_ENDING = 32
 """Nothing more is taken from it."""
 
-TURN_S = 0.002
+TURN_S = 0.001
 """A turn of one connection ends after this long."""
 TURN_BYTES = 256 * 1024
 """Or after so much: the system reads on for as long as it is let, and a frame of a megabyte takes milliseconds."""
-TURN_CHECK_FRAMES = 16
 SILENT_S = 10.0
-"""Who holds memory with half a frame, and sends nothing more, is closed after this where others wait for memory."""
+"""Who holds memory with half a frame, or with answers, and does nothing, is closed after this where it is short."""
 LINGER_S = 2.0
 """After a refusal the rest of what a client sends is thrown away this long: closing at once would reset the connection,
 and the client might never see why."""
@@ -193,11 +192,9 @@ class Connection(Waiting, asyncio.BufferedProtocol):
                 if self.stops & STOP_SUSPENDED:
                     self.parser.keep(frame)
                 handled_bytes += self.frame_bytes
-                if handled_bytes > TURN_BYTES or (
-                    not frames % TURN_CHECK_FRAMES and time.monotonic() > self.turn_began + TURN_S
-                ):
+                if handled_bytes > TURN_BYTES or time.monotonic() > self.turn_began + TURN_S:
                     self.stop(STOP_TURN)
-                    self.broker.loop.call_soon(self.unstop, STOP_TURN)
+                    self.broker.next_turn(lambda: self.unstop(STOP_TURN))
         except RemoteProtocolError as error:
             self._refuse(FrameIllegal(str(error)), 0)
         self.running = False
@@ -504,9 +501,14 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         if level < self.write_level:
             self.write_level = level
             self.write_since = now
-        elif now - self.write_since > self.broker.limits.slow_reader_timeout_ms / 1000:
+        elif now - self.write_since > self._patience_s():
             log.warning("connection from %s:%d closed: it did not take %d bytes of answers", *self.address, level)
             self.abort()
+
+    def _patience_s(self) -> float:
+        """How long a client may take nothing; less where its answers are in the way of others."""
+        seconds = self.broker.limits.slow_reader_timeout_ms / 1000
+        return min(seconds, SILENT_S) if self.broker.send_memory.is_short() else seconds
 
 
 def unmapped(host: str) -> str:

@@ -1,8 +1,9 @@
 """Memory for answers that were made and that their clients have not taken.
 
 Each connection may have ``limits.write_buffer_bytes_max`` of them; this bounds all together. While they take more than
-``limits.send_bytes_max``, nothing more is read for anybody: who asks waits, in the order in which they asked. The
-nearer the bound is, the smaller are the answers that are read; and who has not taken what was sent is not served then.
+``limits.send_bytes_max``, nothing more is read for who has not taken what was sent: such a request waits. Who has is
+served on, up to half as much again, so that slow readers hold up nobody else. The nearer the bound is, the smaller are
+the answers that are read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ SMALL_BYTES = 16 * 1024
 """So much of one connection does not count, and is all that it may have while memory is short."""
 ANSWER_BYTES_MIN = 64 * 1024
 """Answers are not made smaller than this, unless less is asked for."""
+TRIED_MAX = 64
+"""So many of those that wait are tried at a time."""
 LOOK_EVERY_S = 0.005
 """While somebody waits it is looked so often at what was taken meanwhile."""
 
@@ -49,18 +52,24 @@ class SendMemory:
         if counted:
             self._senders[sender] = counted
 
+    def may_read(self, sender: Sender) -> bool:
+        """Whether an answer may be read for ``sender``."""
+        if not self.is_short():
+            return True
+        return sender not in self._senders and self.used_bytes < self.max_bytes + self.max_bytes // 2
+
     def is_short(self) -> bool:
-        """Whether nothing may be read for anybody."""
+        """Whether slow readers are not served."""
         if self.used_bytes >= self.max_bytes and self._clock() != self._looked_at:
             self._look()
         return self.used_bytes >= self.max_bytes
 
     def answer_bytes(self) -> int:
         """How large an answer may be that is read now. Any thread."""
-        return max((self.max_bytes - self.used_bytes) // 4, ANSWER_BYTES_MIN)
+        return max((self.max_bytes - self.used_bytes) // 8, ANSWER_BYTES_MIN)
 
     def wait(self, call: Callable[[], None]) -> None:
-        """Call when there is memory again."""
+        """Call when there may be memory again; where there is not, it waits again."""
         self._waiting.append(call)
         self._look_later()
 
@@ -77,6 +86,6 @@ class SendMemory:
     def _go_on(self) -> None:
         self._due = False
         self._look()
-        while self._waiting and self.used_bytes < self.max_bytes:
+        for _ in range(min(len(self._waiting), TRIED_MAX)):
             self._waiting.popleft()()
         self._look_later()

@@ -95,7 +95,7 @@ class Waiting(Asking):
         self.attempt(frame, lambda: self._read(frame, read, done))
 
     def _read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
-        if self.broker.send_memory.is_short():
+        if not self.broker.send_memory.may_read(self):
             self.check_may_wait()
             go_on = self.later(frame, lambda: self._read(frame, read, done))
             self.broker.send_memory.wait(lambda: go_on(None))

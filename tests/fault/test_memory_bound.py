@@ -114,9 +114,8 @@ def test_readers_that_take_no_answer_stay_within_the_bound(broker: Factory, conn
                 reader.send(PULL, {"topic": "orders", "queue": 0, "offset": 0, "max_bytes": 16 * MIB, "max_count": 100})
         for _ in range(20):
             assert witness.pull("orders", max_bytes=100).fields["count"] == 1, "whoever reads is served"
-        for reader in readers[:10]:  # what waits for others is sent when it can be
-            for _ in range(3):
-                assert reader.receive().raise_for_error().fields["count"] >= 1
+        late = connect(running)
+        assert late.pull("orders", max_bytes=16 * MIB, max_count=100).fields["count"] >= 1, "if only with little"
     assert peak.bytes < BOUND_BYTES
 
 

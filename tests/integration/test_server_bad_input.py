@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
+import resource
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +34,7 @@ from flintmq.protocol.errors import (
     VersionNotSupported,
 )
 from flintmq.protocol.frames import FRAME_BYTES_MAX, ONE_WAY, REQUEST, RESPONSE, encode_frame
+from tests.overload_tools import soon
 
 Broker = Any
 Connect = Callable[..., Any]
@@ -516,6 +520,34 @@ def test_connections_beyond_the_limit_are_told_so(broker: Callable[..., Broker],
         pass
     assert connect(running).produce("orders", b"x").code == 0
     assert info(second)["connections_refused"] == 1
+
+
+def test_a_frame_of_too_many_messages_is_refused_with_the_limit(peer: Any, topic: str) -> None:
+    answer = peer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 16_385}, rows([b"", {}]) * 16_385)
+    assert answer.code == MessageIllegal.code
+    assert answer.fields["produce_messages_max"] == 16_384
+    assert "limits.produce_messages_max is 16384: split it" in answer.fields["message"]
+    whole = peer.call(PRODUCE, {"topic": topic, "queue": 0, "count": 16_384}, rows([b"", {}]) * 16_384)
+    assert whole.code == 0
+
+
+def test_where_descriptors_run_out_it_is_said_and_who_connected_is_served_later(
+    broker: Callable[..., Broker], connect: Connect
+) -> None:
+    running = broker(settings={"flush.checkpoint_interval_ms": 3_600_000})
+    first = connect(running)
+    first.produce("orders", b"x", queue=0).raise_for_error()
+    assert first.pull("orders").fields["count"] == 1  # it is dispatched: the files that it needs are open
+    pid = running.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    lowest_free = next(number for number in itertools.count() if number not in taken)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    waiting = connect(running, hello=False)
+    soon(lambda: "no connection can be accepted: Too many open files" in running.log)
+    assert first.produce("orders", b"y", queue=0).code == 0
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    assert waiting.call(HELLO, {"protocol": 1}).code == 0
 
 
 def test_too_many_waiting_pulls_are_told_so(broker: Callable[..., Broker], connect: Connect) -> None:

@@ -136,32 +136,43 @@ class Slow:
         return self.unsent
 
 
-def test_nothing_is_read_while_too_much_was_not_taken_and_those_who_ask_go_on_in_their_order() -> None:
+def test_slow_readers_wait_until_enough_was_taken_and_others_do_not() -> None:
     clock = [0.0]
     timers: list[tuple[float, Callable[[], None]]] = []
     memory = SendMemory(MIB, lambda: clock[0], lambda seconds, call: timers.append((seconds, call)))
-    slow = Slow(MIB)
+    slow, quick = Slow(MIB), Slow(0)
     memory.note(slow, MIB)
     assert memory.answer_bytes() == ANSWER_BYTES_MIN
     clock[0] += 1
-    assert memory.is_short()
-    called: list[int] = []
-    for number in range(3):
+    assert not memory.may_read(slow)
+    assert memory.may_read(quick)
+    called: list[bool] = []
 
-        def read(number: int = number) -> None:
-            called.append(number)
-            memory.note(Slow(0), 600 * KIB)
+    def read() -> None:
+        called.append(memory.may_read(slow))
 
-        memory.wait(read)
+    memory.wait(read)
     ((seconds, look),) = timers
     assert seconds == LOOK_EVERY_S
     look()
-    assert called == [], "nothing was taken yet"
+    assert called == [False], "nothing was taken yet"
     slow.unsent = 0
+    memory.wait(read)
     timers.pop()[1]()
-    assert called == [0, 1], "and no more than there is room for"
-    timers.pop()[1]()
-    assert called == [0, 1, 2]
+    assert called == [False, True]
+
+
+def test_beyond_half_as_much_again_nobody_is_served() -> None:
+    clock = [0.0]
+    memory = SendMemory(MIB, lambda: clock[0], lambda seconds, call: None)
+    slow = [Slow(512 * KIB) for _ in range(3)]
+    for each in slow:
+        memory.note(each, each.unsent)
+    clock[0] += 1
+    assert not memory.may_read(Slow(0))
+    slow[0].unsent = 0
+    clock[0] += 1
+    assert memory.may_read(Slow(0))
 
 
 def test_what_little_a_connection_has_not_taken_does_not_count() -> None:

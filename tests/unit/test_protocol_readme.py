@@ -232,6 +232,7 @@ def _filter_limits() -> str:
 BROKER_LIMITS = {
     "limits.frame_bytes_max": "`frame_length`, in either direction",
     "limits.produce_frame_bytes_max": "`frame_length` of a PRODUCE",
+    "limits.produce_messages_max": "messages of a PRODUCE",
     "store.message_bytes_max": "stored record of a produced message, in bytes",
     "limits.connections_max": "connections",
     "limits.connections_per_address_max": "connections from one address, loopback not counted",

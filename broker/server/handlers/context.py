@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 
 FRAME_LENGTH_BYTES = 4
 """The length field in front of a frame, which the limits do not count."""
+TURN_BEHIND_BYTES = 2 * 1024 * 1024
+"""Where more of the log than this is to be dispatched, who floods the broker waits for it."""
 DISPATCH_WAIT_S = 1.0
 """A request that asks for what was just acknowledged waits at most this long for it to be dispatched."""
 
@@ -147,6 +149,7 @@ class Broker:
             on_change=self._stall_changed,
         )
         self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
+        self.produce_messages_max = settings.limits.produce_messages_max
         self.when_settings_change: list[Callable[[Settings], None]] = []
         """Called with all settings after each change of some."""
         self.receive_memory = ReceiveMemory(settings.limits.receive_bytes_max, loop.call_soon)
@@ -268,6 +271,16 @@ class Broker:
         self._undispatched.append((self.store.dispatchable_offset, deadline, call))
         self.loop.call_at(deadline, self.dispatched)
 
+    def next_turn(self, call: Callable[[], None]) -> None:
+        """Call once the others have had their turn, and what is acknowledged can be seen without a long wait.
+
+        Who sends faster than messages are dispatched would make everybody wait who pulls what was just acknowledged.
+        """
+        if self.store.dispatchable_offset - self.store.reput_offset > TURN_BEHIND_BYTES:
+            self.when_dispatched(call)
+        else:
+            self.loop.call_soon(call)
+
     def dispatched(self) -> None:
         """More of the log is dispatched: call those who waited for it, or who have waited long enough."""
         reput_offset, now = self.store.reput_offset, self.loop.time()
@@ -361,6 +374,9 @@ class Peer(Remote, Protocol):
 
     def check_may_wait(self) -> None:
         """Raise ``SystemBusy`` where this connection, or all together, have too many pulls waiting."""
+
+    def unsent_bytes(self) -> int:
+        """How much of what it was sent it has not taken."""
 
     def when_writable(self, call: Callable[[], None]) -> None:
         """Call when the other side has taken what was sent."""

@@ -34,6 +34,12 @@ def produce(peer: Peer, frame: Frame) -> None:
     name = request.topic
     if peer.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
         raise _too_much(peer)
+    if request.count > broker.produce_messages_max:
+        raise MessageIllegal(
+            f"a PRODUCE frame of {request.count} messages; limits.produce_messages_max is "
+            f"{broker.produce_messages_max}: split it",
+            produce_messages_max=broker.produce_messages_max,
+        )
     if request.flush not in FLUSHES:
         raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
     if not may_produce_to(name):

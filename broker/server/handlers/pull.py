@@ -30,6 +30,10 @@ from .context import Broker, Peer
 HEAD_BYTES_MAX = 1024
 """Room for everything of a pull answer in front of its sizes and records."""
 SIZE_BYTES = 4
+HOT_BYTES_MAX = 2 * 1024 * 1024
+HOT_COUNT_MAX = 4
+"""Who asks for more bytes than the one, where more messages than the other are there, is served by a reader thread:
+16 MiB would hold everybody up for 10 ms."""
 FILTER_STEPS_MAX = 16
 """A pull with a filter looks so many times at the queue before it answers, whatever it found."""
 
@@ -67,7 +71,7 @@ def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] |
         peer.check_may_wait()
         _FilteredPull(peer, frame, request, tags, records).go_on()
         return
-    if peer.broker.send_memory.is_short():
+    if not peer.broker.send_memory.may_read(peer) or _is_large(peer.broker, request, request.offset):
         _Pull(peer, frame, request, tags).read()
         return
     try:
@@ -101,6 +105,13 @@ def _read(
     except CorruptLog as error:
         log.error("%s", error)
         raise BrokerFailure(str(error)) from error
+
+
+def _is_large(broker: Broker, request: PullRequest, offset: int) -> bool:
+    """Whether the answer may be too large to be read on the loop."""
+    if request.max_bytes <= HOT_BYTES_MAX or request.max_count <= HOT_COUNT_MAX:
+        return False
+    return broker.store.max_offset(request.topic, request.queue) - offset > HOT_COUNT_MAX
 
 
 def _check_holder(broker: Broker, request: PullRequest) -> None:
@@ -188,6 +199,8 @@ class _Pull:
         request = self.request
         if hot:
             self._check_again()
+            if _is_large(self.peer.broker, request, self.offset):
+                raise WouldBlock
         return _read(self.peer.broker, request, self.offset, request.max_count, request.max_bytes, self.tags, hot=hot)
 
     def _check_again(self) -> None:

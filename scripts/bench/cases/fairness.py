@@ -1,0 +1,181 @@
+"""What one connection that floods the broker does to another one's messages: each sent and pulled by itself."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+
+import msgpack
+
+from flintmq.protocol.commands import LAYOUT_COLUMNS, PRODUCE, PULL, QUERY_BY_KEY
+from flintmq.protocol.errors import ERRORS_BY_CODE, error_from_answer
+from flintmq.protocol.frames import REQUEST, encode_frame
+
+from ..bench import Bench
+from ..load import BODY_BYTES, TOPIC, fill
+from ..measure import BenchFailed, Case, Measure, Sample, Samples, percentile
+from ..raw import RawClient
+from .metrics import Beside
+
+MESSAGES = 500_000
+"""In the queues that are read."""
+SECONDS = 5.0
+QUICK_SECONDS = 0.3
+SETTLE_SECONDS = 0.5
+WITNESS_TOPIC = "witness"
+FLOOD_TOPIC = "flood"
+WITNESS_EVERY_SECONDS = 0.002
+FRAME_BYTES = 1_000_000
+MESSAGES_MAX = 16_384
+"""As many as a frame may have (`limits.produce_messages_max`)."""
+PULL_BYTES = 16 * 1024 * 1024
+
+Flood = Callable[[str, Event, Connection], None]
+
+
+def samples(bench: Bench) -> Samples:
+    """One a run."""
+    seconds = QUICK_SECONDS if bench.quick else SECONDS
+    for _ in range(bench.runs):
+        with bench.broker("async") as broker:
+            fill(broker.address, bench.count(MESSAGES))
+            broker.wait_until_caught_up()
+            sample: Sample = {}
+            sample["quiet_send"], sample["quiet_pull"] = p99s(broker.address, seconds)
+            for name, flood in FLOODS.items():
+                with Beside(flood, broker.address):
+                    time.sleep(SETTLE_SECONDS)
+                    send, pull = p99s(broker.address, seconds)
+                sample[f"{name}_send"], sample[f"{name}_pull"] = send, pull
+                sample[f"{name}_slower"] = max(send / sample["quiet_send"], pull / sample["quiet_pull"])
+        yield sample
+
+
+def p99s(address: str, seconds: float) -> tuple[float, float]:
+    """Milliseconds that a send and a pull of a message take, p99, while a process does both for so long."""
+    with Beside(witness, address) as beside:
+        time.sleep(seconds)
+    sends, pulls = zip(*beside.spans, strict=True)
+    return percentile(sends, 0.99) * 1e3, percentile(pulls, 0.99) * 1e3
+
+
+def witness(address: str, stop: Event, result: Connection) -> None:
+    """Send a message, pull it, and so on; sends how long each took."""
+    taken: list[tuple[float, float]] = []
+    body = msgpack.packb([bytes(BODY_BYTES), {}])
+    with RawClient(address) as client:
+        client.create_topic(WITNESS_TOPIC, 1)
+        fields, _ = client.call(PRODUCE, {"topic": WITNESS_TOPIC, "queue": 0, "count": 1}, body)
+        result.send("ready")
+        for queue_offset in itertools.count(fields["queue_offset"] + 1):
+            if stop.wait(WITNESS_EVERY_SECONDS):
+                break
+            began = time.perf_counter()
+            client.call(PRODUCE, {"topic": WITNESS_TOPIC, "queue": 0, "count": 1}, body)
+            sent = time.perf_counter()
+            found, _ = client.call(PULL, {"topic": WITNESS_TOPIC, "queue": 0, "offset": queue_offset})
+            taken.append((sent - began, time.perf_counter() - sent))
+            if found["count"] != 1:
+                raise BenchFailed("the witness did not find its message")
+    result.send(taken)
+
+
+# ---- floods ----
+
+
+def pour(address: str, stop: Event, result: Connection, frames: Iterator[bytes], window: int) -> None:
+    """Send frames as fast as they are answered, ``window`` of them ahead."""
+    with RawClient(address) as client:
+        client.create_topic(FLOOD_TOPIC, 4)
+        result.send("ready")
+        ahead = 0
+        while not stop.is_set():
+            while ahead < window:
+                client.sock.sendall(next(frames))
+                ahead += 1
+            while (frame := client.parser.next_frame()) is None:
+                count = client.sock.recv_into(client.parser.writable())
+                if not count:
+                    raise BenchFailed("the broker closed the connection")
+                client.parser.received(count)
+            if frame.code in ERRORS_BY_CODE:
+                raise error_from_answer(frame.code, frame.fields)
+            ahead -= 1
+    result.send([])
+
+
+def produce_frame(body_bytes: int) -> bytes:
+    """One of the largest PRODUCE frames, full of messages of one size."""
+    count = min(FRAME_BYTES // (body_bytes + 5), MESSAGES_MAX)
+    body = msgpack.packb([bytes(body_bytes)] * count) + msgpack.packb([None] * count)
+    fields = {"topic": FLOOD_TOPIC, "count": count, "layout": LAYOUT_COLUMNS}
+    return encode_frame(REQUEST, PRODUCE.code, 1, fields, body)
+
+
+def large_frames(address: str, stop: Event, result: Connection) -> None:
+    """Frames of a megabyte."""
+    pour(address, stop, result, itertools.repeat(produce_frame(BODY_BYTES)), 8)
+
+
+def empty_messages(address: str, stop: Event, result: Connection) -> None:
+    """Frames with as many messages as they may have."""
+    pour(address, stop, result, itertools.repeat(produce_frame(0)), 8)
+
+
+def pull_frames(**fields: object) -> Iterator[bytes]:
+    """Pulls from the begin of each queue in turn."""
+    for queue in itertools.cycle(range(4)):
+        yield encode_frame(REQUEST, PULL.code, 1, {"topic": TOPIC, "queue": queue, "offset": 0, **fields})
+
+
+def large_pulls(address: str, stop: Event, result: Connection) -> None:
+    """Pulls of 16 MiB."""
+    pour(address, stop, result, pull_frames(max_bytes=PULL_BYTES, max_count=1_000_000), 8)
+
+
+def filter_pulls(address: str, stop: Event, result: Connection) -> None:
+    """Pulls whose filter no message meets."""
+    pour(address, stop, result, pull_frames(filter="nothing > 5 AND region IN ('eu', 'us')"), 16)
+
+
+def queries(address: str, stop: Event, result: Connection) -> None:
+    """Queries by key."""
+    query = encode_frame(REQUEST, QUERY_BY_KEY.code, 1, {"topic": TOPIC, "key": "order-00000007"})
+    pour(address, stop, result, itertools.repeat(query), 64)
+
+
+FLOODS: dict[str, Flood] = {
+    "large_frames": large_frames,
+    "empty_messages": empty_messages,
+    "large_pulls": large_pulls,
+    "filter_pulls": filter_pulls,
+    "queries": queries,
+}
+SLOWER_MAX = 10
+
+CASE = Case(
+    "fairness",
+    "one message at a time, sent and pulled, beside a connection that floods: p99",
+    (
+        Measure("quiet_send", "nobody else: a send", "ms"),
+        Measure("quiet_pull", "nobody else: a pull", "ms"),
+        *itertools.chain.from_iterable(
+            (
+                Measure(f"{name}_send", f"{what}: a send", "ms"),
+                Measure(f"{name}_pull", f"{what}: a pull", "ms"),
+                Measure(f"{name}_slower", f"{what}: the worse of both against nobody else", "× as long", SLOWER_MAX),
+            )
+            for name, what in (
+                ("large_frames", "PRODUCE frames of 1 MB, 8 ahead"),
+                ("empty_messages", "PRODUCE frames of 16,384 empty messages, 8 ahead"),
+                ("large_pulls", "pulls of 16 MiB, 8 ahead"),
+                ("filter_pulls", "pulls with a filter that finds nothing, 16 ahead"),
+                ("queries", "queries by key, 64 ahead"),
+            )
+        ),
+    ),
+    samples,
+)
