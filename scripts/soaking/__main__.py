@@ -32,7 +32,17 @@ def main() -> int:
     parser.add_argument("--rate", type=int, default=100, help="messages a second of each producer (default: 100)")
     parser.add_argument("--flush", choices=("sync", "async"), default="sync")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31), help="makes the same run again")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="instead: so many rounds of faults (kills, power cuts, I/O errors), "
+        "each judged; see tests/fault/harness/README.md",
+    )  # fmt: skip
     options = parser.parse_args()
+    if options.rounds:
+        from . import rounds
+
+        print(f"seed {options.seed}", flush=True)
+        return rounds.run(options.rounds, options.seed)
+    del options.rounds
     plan = Plan(**vars(options))
     print(f"seed {plan.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="flintmq-soak-") as folder:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,11 +65,16 @@ class Change:
 
 
 class PowerCutFiles(Files):
-    """The files below ``root``. The power goes at the ``lives``-th call; ``cut`` then makes the tree that is left."""
+    """The files below ``root``. The power goes at the ``lives``-th call; ``cut`` then makes the tree that is left.
+
+    Any thread may use them, as any may use a broker's.
+    """
 
     def __init__(self, root: Path, lives: int) -> None:
         self._root = root
         self.lives = lives
+        self.changing = threading.RLock()
+        """Held for every change, and for the whole of a cut."""
         self._folder = FolderNode()
         self._fds: dict[int, FileNode] = {}
         self._pending: list[Change] = []
@@ -102,68 +108,77 @@ class PowerCutFiles(Files):
 
     def open(self, path: Path, *, create: bool = False) -> int:
         """A descriptor; a new file's name is not durable yet."""
-        self._live()
-        is_new = not path.exists()
-        fd = super().open(path, create=create)
-        if is_new:
-            self._add(path, FileNode())
-        node = self._find_folder(path.parent).names[path.name]
-        assert isinstance(node, FileNode)
-        self._fds[fd] = node
-        return fd
+        with self.changing:
+            self._live()
+            is_new = not path.exists()
+            fd = super().open(path, create=create)
+            if is_new:
+                self._add(path, FileNode())
+            node = self._find_folder(path.parent).names[path.name]
+            assert isinstance(node, FileNode)
+            self._fds[fd] = node
+            return fd
 
     def close(self, fd: int) -> None:
         """Always possible."""
-        self._fds.pop(fd, None)
-        super().close(fd)
+        with self.changing:
+            self._fds.pop(fd, None)
+            super().close(fd)
 
     def resize(self, fd: int, size: int) -> None:
         """Not durable yet."""
-        self._live()
-        super().resize(fd, size)
+        with self.changing:
+            self._live()
+            super().resize(fd, size)
 
     def allocate(self, fd: int, at: int, size: int) -> None:
         """Not durable yet."""
-        self._live()
-        super().allocate(fd, at, size)
+        with self.changing:
+            self._live()
+            super().allocate(fd, at, size)
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
         """Not durable yet."""
-        self._live()
-        super().write(fd, data, at)
+        with self.changing:
+            self._live()
+            super().write(fd, data, at)
 
     def sync_data(self, fd: int) -> None:
         """What the file holds now is durable, and its size."""
-        self._live()
-        self._fds[fd].durable = os.pread(fd, os.fstat(fd).st_size, 0)
+        with self.changing:
+            self._live()
+            self._fds[fd].durable = os.pread(fd, os.fstat(fd).st_size, 0)
 
     def sync_folder(self, path: Path) -> None:
         """What changed in this folder is durable."""
-        self._live()
-        if path == self._root.parent:
-            return
-        folder = self._find_folder(path)
-        for change in [change for change in self._pending if change.touches(folder)]:
-            change.happen()
-            self._pending.remove(change)
+        with self.changing:
+            self._live()
+            if path == self._root.parent:
+                return
+            folder = self._find_folder(path)
+            for change in [change for change in self._pending if change.touches(folder)]:
+                change.happen()
+                self._pending.remove(change)
 
     def rename(self, source: Path, target: Path) -> None:
         """Not durable yet, but in both folders at once."""
-        self._live()
-        left, entered = self._find_folder(source.parent), self._find_folder(target.parent)
-        self._forget(target)
-        super().rename(source, target)
-        node = entered.names[target.name] = left.names.pop(source.name)
-        self._pending.append(Change(removed=(left, source.name), added=(entered, target.name, node)))
+        with self.changing:
+            self._live()
+            left, entered = self._find_folder(source.parent), self._find_folder(target.parent)
+            self._forget(target)
+            super().rename(source, target)
+            node = entered.names[target.name] = left.names.pop(source.name)
+            self._pending.append(Change(removed=(left, source.name), added=(entered, target.name, node)))
 
     def unlink(self, path: Path) -> None:
         """Not durable yet."""
-        self._live()
-        self._forget(path)
-        super().unlink(path)
-        folder = self._find_folder(path.parent)
-        del folder.names[path.name]
-        self._pending.append(Change(removed=(folder, path.name)))
+        with self.changing:
+            self._live()
+            self._forget(path)
+            super().unlink(path)
+            folder = self._find_folder(path.parent)
+            del folder.names[path.name]
+            self._pending.append(Change(removed=(folder, path.name)))
 
     def _forget(self, path: Path) -> None:
         node = self._find_folder(path.parent).names.get(path.name)
@@ -172,23 +187,25 @@ class PowerCutFiles(Files):
 
     def make_folder(self, path: Path) -> None:
         """Not durable yet."""
-        self._live()
-        missing = []
-        while not path.is_dir():
-            missing.append(path)
-            path = path.parent
-        for each in reversed(missing):
-            each.mkdir()
-            if each != self._root:
-                self._add(each, FolderNode())
+        with self.changing:
+            self._live()
+            missing = []
+            while not path.is_dir():
+                missing.append(path)
+                path = path.parent
+            for each in reversed(missing):
+                each.mkdir()
+                if each != self._root:
+                    self._add(each, FolderNode())
 
     def remove_folder(self, path: Path) -> None:
         """Not durable yet."""
-        self._live()
-        super().remove_folder(path)
-        folder = self._find_folder(path.parent)
-        del folder.names[path.name]
-        self._pending.append(Change(removed=(folder, path.name)))
+        with self.changing:
+            self._live()
+            super().remove_folder(path)
+            folder = self._find_folder(path.parent)
+            del folder.names[path.name]
+            self._pending.append(Change(removed=(folder, path.name)))
 
     # The cut.
 

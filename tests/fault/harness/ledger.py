@@ -1,0 +1,224 @@
+"""The ledger: what was sent, acknowledged and seen, and the judgement of what a broker holds afterwards.
+
+A message is known by its number: body, key and tag follow from it, so the ledger keeps no bodies.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from flintmq.client import CorruptMessage, Message, StoredMessage
+
+TOPIC = "ledger"
+QUEUES = 4
+SIZES = (0, 20, 300, 300, 3000, 3000, 20_000, 60_000)
+
+
+def body_of(number: int) -> bytes:
+    """The body of a message, the same wherever it is asked for."""
+    source = random.Random(number)
+    return b"%012d" % number + source.randbytes(source.choice(SIZES))
+
+
+def message_of(number: int, topic: str = TOPIC) -> Message:
+    """The message of that number."""
+    return Message(topic, body_of(number), keys=(key_of(number),), tags=tag_of(number))
+
+
+def key_of(number: int) -> str:
+    """Its key."""
+    return f"key-{number}"
+
+
+def tag_of(number: int) -> str:
+    """Its tag."""
+    return "eu" if number % 3 else "us"
+
+
+def number_in(body: bytes) -> int:
+    """The number that a body says; -1 where it says none."""
+    return int(body[:12]) if body[:12].isdigit() else -1
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A message that was acknowledged, and where it was said to be. ``sync``: when it was on disk."""
+
+    queue: int
+    queue_offset: int
+    physical_offset: int
+    message_id: str
+    sync: bool
+
+
+@dataclass
+class Finding:
+    """What one look at a broker found: how many of each kind, and what they were."""
+
+    lost: int = 0
+    vanished: int = 0
+    wrong: int = 0
+    duplicates: int = 0
+    disorder: int = 0
+    said: int = 0
+    """Lost, and said to be: kept in quarantine."""
+    tail: int = 0
+    """Lost with the power, and acknowledged before they were flushed: what async flush allows."""
+    details: list[str] = field(default_factory=list)
+
+    def note(self, kind: str, detail: str) -> None:
+        """One more of that kind."""
+        setattr(self, kind, getattr(self, kind) + 1)
+        if len(self.details) < 20:
+            self.details.append(f"{kind}: {detail}")
+
+    @property
+    def sound(self) -> bool:
+        """Whether every promise was kept."""
+        return not (self.lost or self.vanished or self.wrong or self.duplicates or self.disorder)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What may be missing. ``tail_from``: the power went under async flush, and of what was not acknowledged as flushed
+    all at or behind this physical offset may be gone, of each queue a suffix of what was there, ``before``.
+    ``expired_below``: all in front (retention). ``said``: physical ranges that the broker says are damaged."""
+
+    tail_from: int | None = None
+    before: frozenset[int] = frozenset()
+    expired_below: int = 0
+    said: tuple[tuple[int, int], ...] = ()
+
+    def is_said(self, physical_offset: int) -> bool:
+        """Whether the broker says that what lay there is damaged."""
+        return any(begin <= physical_offset < end for begin, end in self.said)
+
+    def covers(self, physical_offset: int) -> bool:
+        """Whether what a consumer saw there may be gone."""
+        in_tail = self.tail_from is not None and physical_offset >= self.tail_from
+        return physical_offset < self.expired_below or in_tail or self.is_said(physical_offset)
+
+
+Held = dict[int, list[StoredMessage]]
+"""What a broker holds: every message of each queue, in order."""
+
+
+class Ledger:
+    """Of one topic, over as many lives of a broker as it takes."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[int, Acknowledged] = {}
+        self.seen: dict[tuple[int, int], tuple[int, int]] = {}
+        """(queue, queue offset) of what a consumer saw → its number and its physical offset."""
+        self.owners: dict[int, int] = {}
+        """Number → the producer that sent it, in order, to one queue; others are in no order."""
+        self.next_number = 0
+        self.acknowledged_in_all = 0
+
+    def take_numbers(self, count: int) -> range:
+        """Numbers that no other message has."""
+        numbers = range(self.next_number, self.next_number + count)
+        self.next_number += count
+        return numbers
+
+    def acknowledge(self, number: int, place: Acknowledged) -> None:
+        """The broker said that it stored the message."""
+        self.acknowledged[number] = place
+        self.acknowledged_in_all += 1
+
+    def see(self, queue: int, queue_offset: int, number: int, physical_offset: int) -> None:
+        """A consumer got it."""
+        self.seen[queue, queue_offset] = number, physical_offset
+
+    def judge(self, held: Held, allowance: Allowance) -> Finding:
+        """Compare, then forget what may be missing and is."""
+        finding = Finding()
+        places: dict[int, StoredMessage] = {}
+        for queue, messages in held.items():
+            self._judge_queue(queue, messages, places, allowance, finding)
+        missing = {}
+        for number, place in self.acknowledged.items():
+            message = places.get(number)
+            if message is None:
+                missing[number] = place
+            elif (message.queue, message.queue_offset, message.physical_offset) != (
+                place.queue, place.queue_offset, place.physical_offset,
+            ):  # fmt: skip
+                finding.note("wrong", f"{number} was acknowledged at {place} and is at {message}")
+        self._judge_missing(missing, places, allowance, finding)
+        self._judge_seen(places, allowance, finding)
+        return finding
+
+    def _judge_queue(
+        self,
+        queue: int,
+        messages: list[StoredMessage],
+        places: dict[int, StoredMessage],
+        allowance: Allowance,
+        finding: Finding,
+    ) -> None:
+        last: dict[int, int] = {}
+        expected = messages[0].queue_offset if messages else 0
+        for message in messages:
+            if message.queue_offset != expected and not allowance.said:
+                finding.note("lost", f"queue {queue} has no message {expected} to {message.queue_offset - 1}")
+            expected = message.queue_offset + 1
+            number = self._number_of(message)
+            if number < 0:
+                finding.note("wrong", f"queue {queue} holds at {message.queue_offset} what nobody sent")
+                continue
+            if message.keys != (key_of(number),) or message.tags != tag_of(number) or message.queue != queue:
+                finding.note("wrong", f"{number} has keys {message.keys}, tag {message.tags}, queue {message.queue}")
+            if number in places:
+                finding.note("duplicates", f"{number} is at {places[number]} and at {message}")
+            places[number] = message
+            owner = self.owners.get(number)
+            if owner is not None:
+                if number <= last.get(owner, -1):
+                    finding.note("disorder", f"producer {owner} sent {number} before {last[owner]}; queue {queue}")
+                last[owner] = number
+
+    def _number_of(self, message: StoredMessage) -> int:
+        """The number of a message that is whole; -1 where it is none that was sent."""
+        try:
+            number = number_in(bytes(message.body))
+            whole = 0 <= number < self.next_number and bytes(message.body) == body_of(number)
+        except CorruptMessage:
+            return -1
+        return number if whole else -1
+
+    def _judge_missing(
+        self,
+        missing: dict[int, Acknowledged],
+        places: dict[int, StoredMessage],
+        allowance: Allowance,
+        finding: Finding,
+    ) -> None:
+        ends: Counter[int] = Counter()
+        for number in allowance.before & places.keys():
+            place = self.acknowledged[number]
+            ends[place.queue] = max(ends[place.queue], place.queue_offset + 1)
+        tail_from = allowance.tail_from
+        for number, place in missing.items():
+            del self.acknowledged[number]
+            if place.physical_offset < allowance.expired_below:
+                continue
+            if allowance.is_said(place.physical_offset):
+                finding.said += 1
+            elif tail_from is None or place.sync or place.physical_offset < tail_from:
+                finding.note("lost", f"{number} at {place}")
+            elif place.queue_offset < ends[place.queue]:
+                finding.note("lost", f"{number} at {place}, and queue {place.queue} goes on behind it")
+            else:
+                finding.tail += 1
+
+    def _judge_seen(self, places: dict[int, StoredMessage], allowance: Allowance, finding: Finding) -> None:
+        kept = {(message.queue, message.queue_offset): number for number, message in places.items()}
+        for at, (number, physical_offset) in list(self.seen.items()):
+            if kept.get(at) == number:
+                continue
+            del self.seen[at]
+            if not allowance.covers(physical_offset):
+                finding.note("vanished", f"{number} was seen at {at}, physical offset {physical_offset}")

@@ -1,0 +1,246 @@
+"""Producers, a consumer and an administrator at work on a broker that may go at any moment, and the look at it
+afterwards. All of them are FlintMQ's own clients: what they promise over a crash is judged too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+from flintmq.client import (
+    CommitIllegal,
+    FlintError,
+    Message,
+    MessageNotFound,
+    OffsetOutOfRange,
+    Receipt,
+    StoredMessage,
+    TopicNotExist,
+)
+from flintmq.client.aio import Admin, Consumer, Producer
+
+from .ledger import QUEUES, TOPIC, Acknowledged, Finding, Held, Ledger, key_of, message_of, number_in
+
+PATIENCE_S = 30.0
+"""For how long a client waits for a broker that is being started again."""
+READ_S = 20.0
+PRODUCERS = 3
+BURSTS = (1, 1, 4, 25)
+LATER, GROUP = "later", "harness"
+
+
+class Load:
+    """Clients of one broker address. They live on while the broker comes and goes."""
+
+    def __init__(self, address: str, ledger: Ledger, source: random.Random, *, sync: bool) -> None:
+        self._address = address
+        self._ledger = ledger
+        self._source = source
+        self._sync = sync
+        self._stopping = False
+        self._producers: list[Producer] = []
+        self._working: list[asyncio.Task[None]] = []
+        self._watching: asyncio.Task[None] | None = None
+        self.acknowledged = 0
+        """Since the last ``begin``."""
+        self.delayed: set[int] = set()
+        """Acknowledged messages to be delivered later."""
+        self.made: set[str] = set()
+        """Topics whose making was confirmed, and not their deletion."""
+        self.deleted: set[str] = set()
+        self.in_doubt: set[str] = set()
+        self.committed: dict[int, int] = {}
+
+    async def __aenter__(self) -> Self:
+        for _ in range(PRODUCERS):
+            self._producers.append(Producer(self._address, delivery_timeout=PATIENCE_S, compress_over=None))
+        self._admin = Admin(self._address, timeout=PATIENCE_S)
+        self._consumer = Consumer(self._address, timeout=PATIENCE_S)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._stop_watching()
+        for task in self._working:
+            task.cancel()
+        await asyncio.gather(*self._working, return_exceptions=True)
+        for producer in self._producers:
+            with contextlib.suppress(FlintError, TimeoutError):  # what was in flight is in doubt: the round failed
+                await asyncio.wait_for(producer.close(), 1.0 if raised else None)
+        await self._admin.close()
+        await self._consumer.close()
+
+    async def prepare(self) -> None:
+        """Make the topics."""
+        await self._admin.create_topic(TOPIC, queues=QUEUES)
+        await self._admin.create_topic(LATER, queues=1)
+
+    def begin(self) -> None:
+        """Work until ``finish``."""
+        self._stopping = False
+        self.acknowledged = 0
+        self._working = [asyncio.create_task(self._produce(n)) for n in range(PRODUCERS)]
+        self._working += [asyncio.create_task(self._send_later()), asyncio.create_task(self._change_topics())]
+        self._watching = asyncio.create_task(self._watch())
+
+    async def finish(self) -> None:
+        """Begin nothing new, and wait for the outcome of all that was begun. The broker is there (again)."""
+        self._stopping = True
+        await self._stop_watching()
+        await asyncio.wait_for(asyncio.gather(*self._working), 2 * PATIENCE_S)
+        self._working = []
+
+    async def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+            self._watching = None
+
+    def check_alive(self) -> None:
+        """Raise what ended somebody who should work."""
+        for task in self._working:
+            if task.done() and not self._stopping:
+                task.result()
+
+    # Those who work.
+
+    async def _produce(self, which: int) -> None:
+        """Bursts, one after the other; producer 0 to one queue, the others to whichever the client takes."""
+        producer, source = self._producers[which], random.Random(self._source.random())
+        while not self._stopping:
+            numbers = self._ledger.take_numbers(source.choice(BURSTS))
+            queue = 0 if which == 0 else None
+            flush = source.choice(("sync", None))
+            sends = []
+            for number in numbers:
+                if which == 0:
+                    self._ledger.owners[number] = which
+                sends.append(self._send(producer, number, queue, flush))
+            await asyncio.gather(*sends)
+
+    async def _send(self, producer: Producer, number: int, queue: int | None, flush: str | None) -> None:
+        receipt = await producer.send(message_of(number), queue=queue, flush=flush)
+        self._note(number, receipt, sync=self._sync or flush == "sync")
+
+    def _note(self, number: int, receipt: Receipt, *, sync: bool) -> None:
+        place = Acknowledged(receipt.queue, receipt.queue_offset, receipt.physical_offset, receipt.message_id, sync)
+        self._ledger.acknowledge(number, place)
+        self.acknowledged += 1
+
+    async def _send_later(self) -> None:
+        source = random.Random(self._source.random())
+        while not self._stopping:
+            (number,) = self._ledger.take_numbers(1)
+            message = Message(LATER, b"%012d" % number, delay=timedelta(seconds=source.choice((1, 2))))
+            await self._producers[1].send(message, flush="sync")
+            self.delayed.add(number)
+            await asyncio.sleep(0.02)
+
+    async def _change_topics(self) -> None:
+        """Make topics, use them, delete them, and commit a group's progress."""
+        source = random.Random(self._source.random())
+        while not self._stopping:
+            (number,) = self._ledger.take_numbers(1)
+            name = f"topic-{number}"
+            self.in_doubt.add(name)
+            await self._admin.create_topic(name, queues=1)
+            await self._producers[2].send(message_of(number, name))
+            self.in_doubt.discard(name)
+            self.made.add(name)
+            if source.random() < 0.7:
+                gone = source.choice(sorted(self.made))
+                self.in_doubt.add(gone)
+                self.made.discard(gone)
+                await self._delete(gone)
+                self.in_doubt.discard(gone)
+                self.deleted.add(gone)
+            offsets = {queue: offset + 1 for queue, offset in self._ledger.seen}
+            if offsets:
+                with contextlib.suppress(CommitIllegal):  # the power took what was seen, and it is not judged yet
+                    await self._consumer.commit(GROUP, TOPIC, offsets)
+                self.committed.update(offsets)
+            await asyncio.sleep(0.01)
+
+    async def _delete(self, name: str) -> None:
+        """Deleted is deleted, also where the answer got lost and it is asked for again."""
+        with contextlib.suppress(TopicNotExist):
+            await self._admin.delete_topic(name)
+
+    async def _watch(self) -> None:
+        """Follow the topic from its end, and note what comes."""
+        while True:
+            with contextlib.suppress(OffsetOutOfRange):  # the end went back with the power, or the beginning went on
+                async for message in self._consumer.iter(TOPIC, from_=-5):
+                    number = number_in(bytes(message.body))
+                    self._ledger.see(message.queue, message.queue_offset, number, message.physical_offset)
+
+    # The look at what is there.
+
+    async def look(self) -> Held:
+        """Every message of every queue, from its first offset to its last."""
+        held: Held = {}
+        for queue in range(QUEUES):
+            messages: list[StoredMessage] = []
+            offset = await self._consumer.min_offset(TOPIC, queue)
+            end = await self._consumer.max_offset(TOPIC, queue)
+            while offset < end:
+                batch = await self._consumer.pull(TOPIC, queue, offset, max_count=1000)
+                messages += batch.messages
+                if batch.next_offset <= offset:
+                    break
+                offset = batch.next_offset
+            held[queue] = messages
+        return held
+
+    async def read_something(self) -> None:
+        """Pull from a queue. Raises where the broker does not answer."""
+        offset = await self._consumer.min_offset(TOPIC, 0, timeout=READ_S)
+        await self._consumer.pull(TOPIC, 0, offset, max_count=10, timeout=READ_S)
+
+    async def look_up(self, finding: Finding, sample: int) -> None:
+        """Some acknowledged messages by key, by unique key and by offset id."""
+        numbers = list(self._ledger.acknowledged)
+        for number in self._source.sample(numbers, min(sample, len(numbers))):
+            place = self._ledger.acknowledged[number]
+            found = await self._consumer.query(TOPIC, key_of(number))
+            offsets = [message.physical_offset for message in found]
+            if offsets != [place.physical_offset]:
+                finding.note("wrong", f"key {key_of(number)} finds {offsets} instead of {place}")
+            try:
+                by_id = await self._consumer.message(place.message_id, TOPIC)
+            except MessageNotFound:
+                finding.note("lost", f"id {place.message_id} finds nothing instead of {place}")
+                continue
+            if (by_id.queue, by_id.queue_offset) != (place.queue, place.queue_offset):
+                finding.note("wrong", f"id {place.message_id} finds {by_id} instead of {place}")
+
+    async def look_at_tables(self, finding: Finding) -> None:
+        """Topics, and the group's progress."""
+        topics = set(await self._admin.topics())
+        for name in self.made - topics:
+            finding.note("lost", f"{name}, whose making was confirmed")
+        for name in self.deleted & topics:
+            finding.note("vanished", f"the deletion of {name}, which was confirmed")
+        for queue, offset in (await self._consumer.committed(GROUP, TOPIC)).items():
+            if offset > max(await self._consumer.max_offset(TOPIC, queue), self.committed.get(queue, 0)):
+                finding.note("wrong", f"the group committed {offset} of queue {queue}, which nobody did")
+
+    async def wait_for_delayed(self, finding: Finding, seconds_max: float = 30.0) -> None:
+        """Everything that was acknowledged to be delivered later comes."""
+        missing = set(self.delayed)
+
+        async def come() -> None:
+            async for message in self._consumer.iter(LATER, from_="earliest"):
+                missing.discard(number_in(bytes(message.body)))
+                if not missing:
+                    return
+
+        if missing:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(come(), seconds_max)
+        for number in missing:
+            finding.note("lost", f"{number}, to be delivered later, did not come")

@@ -1,0 +1,116 @@
+"""A process with the daemon and its kernels loaded, which forks a broker whenever it is told to.
+
+A start costs the fork and the recovery, not the second that the imports take. It is told over a socket, in JSON:
+``{"arguments": [...], "faults": {...}, "witness": PATH}`` with two descriptors for the broker's standard output and
+error is answered ``{"pid": N}``; ``{"wait": N}`` with the exit status, once the process is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flintmq.broker import daemon, kernels
+from flintmq.broker.server import lifecycle
+from flintmq.broker.store import MessageStore
+from flintmq.broker.store.files import Files
+
+from .failing_files import FailingFiles
+from .points import DyingAtPoint
+from .power import DyingByPowerCut
+
+MESSAGE_BYTES_MAX = 65536
+
+
+def equip(store: Path, faults: dict[str, Any], witness: int) -> None:
+    """Give this process's broker files with faults in them, and the broken parts by which the harness tests itself."""
+    files: Files
+    match {} if faults.get("faultless") else faults:
+        case {"point": str(name), "nth": int(nth)}:
+            files = DyingAtPoint(store, name, nth, witness)
+            files.watch()
+        case {"operation": str(operation), "nth": int(nth), "number": int(number)}:
+            options = {name: faults[name] for name in ("path", "until") if name in faults}
+            files = FailingFiles(store, operation, nth, number, witness, **options)
+            files.watch()
+        case {"cut": str(target), "lives": int(lives), "seed": seed}:
+            files = DyingByPowerCut(store, lives, Path(target), str(seed), witness, lying=bool(faults.get("lying")))
+            files.watch()
+        case _:
+            files = Files()
+    setattr(lifecycle, "MessageStore", functools.partial(MessageStore, files=files))  # noqa: B010 - for mypy
+    if faults.get("acknowledges_early"):
+        flush = MessageStore.flush
+
+        def acknowledge_then_flush(store: MessageStore, on_disk: Callable[[int], object] | None = None) -> int:
+            if on_disk is not None:
+                on_disk(store.write_offset)
+            return flush(store, on_disk)
+
+        setattr(MessageStore, "flush", acknowledge_then_flush)  # noqa: B010 - for mypy
+
+
+def be_broker(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
+    """In the fork: the daemon, from its command line on."""
+    code = 1
+    try:
+        for fd, standard in zip(descriptors, (1, 2), strict=True):
+            os.dup2(fd, standard)
+            os.close(fd)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        witness = os.open(order["witness"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        equip(Path(order["store"]), order["faults"], witness)
+        daemon.main(["serve", "--store", order["store"], *order["arguments"]], standalone_mode=False)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - whatever it is, it goes into the broker's log
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def serve(orders: socket.socket) -> None:
+    """Fork and wait until the other side closes."""
+    while True:
+        blob, descriptors, _, _ = socket.recv_fds(orders, MESSAGE_BYTES_MAX, 2)
+        if not blob:
+            return
+        order = json.loads(blob)
+        if "wait" in order:
+            _, status = os.waitpid(order["wait"], 0)
+            orders.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode())
+            continue
+        pid = os.fork()
+        if pid == 0:
+            orders.close()
+            be_broker(order, list(descriptors))
+        for fd in descriptors:
+            os.close(fd)
+        orders.send(json.dumps({"pid": pid}).encode())
+
+
+def main() -> None:
+    """``prepared FD``: the socket's descriptor."""
+    for _ in kernels.warm(kernels.SERVING_MODULES):
+        pass
+    gc.collect()
+    gc.freeze()
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+"""Rounds: a broker with a fault in it under load, the start that follows, and the judgement.
+
+A campaign is one store and what happens to it, round after round: what one leaves, the next works on. All that is
+random comes from the campaign's seed and the round's number; how threads interleave does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flintmq.client import FlintError
+
+from .brokers import BrokerEnded, ForkedBroker, HarnessError, PreparedParent, free_port
+from .ledger import Allowance, Finding, Ledger
+from .load import Load
+from .points import POINTS
+
+FIRE_S_MAX = 40.0
+"""A fault that did not happen by then never will."""
+LOOKED_UP = 8
+"""Messages that are looked up by key and id in each round."""
+RETENTION = {
+    "retention.file_reserved_hours": 0,
+    "retention.delete_when": ";".join(f"{hour:02d}" for hour in range(24)),
+    "retention.check_interval_ms": 20,
+}
+"""Every file but the last goes at once."""
+CALM = {"flush.checkpoint_interval_ms": 60_000}
+"""No checkpoint: what a recovery has to dispatch again is everything."""
+LOST_FIRST = {"recovery: a queue": "consumequeue", "recovery: the index": "index"}
+ERRORS_NTH_MAX = {
+    "sync_data": 60, "sync_folder": 12, "allocate": 5, "write": 120, "rename": 12, "open": 12, "unlink": 3,
+}  # fmt: skip
+"""How often each of the operations that may fail comes at least within a short load."""
+EXIT_REFUSED, EXIT_FATAL = 1, 70
+GOES_ON = 30
+"""A broker that has acknowledged so many more messages goes on."""
+
+
+class PromiseBroken(Exception):
+    """The broker did what it says it does not."""
+
+
+class RoundFailed(Exception):
+    """A promise was broken, or the harness could not do its work."""
+
+    def __init__(self, campaign: Campaign, what: str) -> None:
+        super().__init__(what)
+        self.campaign = campaign
+
+
+@dataclass
+class Tally:
+    """What all rounds of a kind came to."""
+
+    rounds: int = 0
+    faults: int = 0
+    acknowledged: int = 0
+    lost: int = 0
+    vanished: int = 0
+    wrong: int = 0
+    duplicates: int = 0
+    disorder: int = 0
+    said: int = 0
+    tail: int = 0
+    seconds: float = 0.0
+
+    def add(self, finding: Finding) -> None:
+        """Count what one round found."""
+        for kind in ("lost", "vanished", "wrong", "duplicates", "disorder", "said", "tail"):
+            setattr(self, kind, getattr(self, kind) + getattr(finding, kind))
+
+
+@dataclass
+class Campaign:
+    """One store, its ledger, its clients and its rounds. ``prepared``: what forks brokers; ``folder``: where the store
+    lies."""
+
+    prepared: PreparedParent
+    folder: Path
+    seed: str
+    sync: bool
+    retention: bool = False
+    broken: dict[str, Any] = field(default_factory=dict)
+    """A broken part of the brokers that get faults, by which the harness tests itself."""
+
+    def __post_init__(self) -> None:
+        self.source = random.Random(self.seed)
+        self.store = self.folder / "store"
+        self.port = free_port(random.SystemRandom())
+        self.ledger = Ledger()
+        self.load = Load(f"127.0.0.1:{self.port}", self.ledger, random.Random(self.source.random()), sync=self.sync)
+        self._cuts = 0
+        self.hit: set[str] = set()
+        """Points that were reached."""
+
+    async def run(self, rounds: list[str], tallies: dict[str, Tally], progress: Callable[[], None]) -> None:
+        """So many rounds, each of its kind. Raises ``RoundFailed``."""
+        broker = await self._start()
+        async with self.load:
+            try:
+                await self.load.prepare()
+                broker.kill()
+                for number, kind in enumerate(rounds):
+                    self.source = random.Random(f"{self.seed} {number}")
+                    await self._round(number, kind, tallies.setdefault(kind.partition(":")[0], Tally()))
+                    progress()
+            except (BrokerEnded, HarnessError, PromiseBroken, FlintError, OSError, TimeoutError) as error:
+                raise RoundFailed(self, f"{type(error).__name__}: {error}") from error
+
+    async def _round(self, number: int, kind: str, tally: Tally) -> None:
+        began, acknowledged = time.monotonic(), self.ledger.acknowledged_in_all
+        name, _, rest = kind.partition(":")
+        runs: dict[str, Callable[[str], Awaitable[Allowance]]] = {
+            "kill": self._kill, "point": self._point, "power": self._power, "error": self._error,
+        }  # fmt: skip
+        allowance = await runs[name](rest)
+        broker = await self._start()
+        try:
+            await self.load.finish()
+            finding = await self._judge(allowance, last=False)
+        finally:
+            end = self.source.random() < 0.3
+            if end:
+                broker.terminate()
+                if broker.wait() != 0:
+                    raise PromiseBroken(f"an orderly stop ended with {broker.wait()}: {broker.log}")
+            else:
+                broker.kill()
+        tally.rounds += 1
+        tally.faults += 1
+        tally.acknowledged += self.ledger.acknowledged_in_all - acknowledged
+        tally.seconds += time.monotonic() - began
+        tally.add(finding)
+        if not finding.sound:
+            raise RoundFailed(self, f"round {number} ({kind}): " + "; ".join(finding.details))
+
+    async def _judge(self, allowance: Allowance, *, last: bool) -> Finding:
+        if self.retention:
+            first = min((int(path.name) for path in (self.store / "commitlog").iterdir()), default=0)
+            allowance = replace(allowance, expired_below=first)
+        finding = self.ledger.judge(await self.load.look(), allowance)
+        await self.load.look_up(finding, LOOKED_UP)
+        await self.load.look_at_tables(finding)
+        if last and not self.retention:
+            await self.load.wait_for_delayed(finding)
+        return finding
+
+    # Starting.
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"flush.policy": "sync" if self.sync else "async"}
+
+    def _fork(self, faults: dict[str, Any], **more: Any) -> ForkedBroker:
+        """A broker for the faults; where the campaign has retention, it removes what it can."""
+        settings = {**self._settings, **(RETENTION if self.retention else {}), **more}
+        return self.prepared.start(self.store, self.port, settings, {**self.broken, **faults})
+
+    async def _start(self) -> ForkedBroker:
+        """A broker without faults, which removes nothing: what it holds can be judged."""
+        broker = self.prepared.start(self.store, self.port, self._settings)
+        await asyncio.to_thread(broker.wait_until_listening)
+        return broker
+
+    async def _work_until_dead(self, broker: ForkedBroker, what: str) -> int:
+        """Load until the fault happens and ends the broker; its exit code."""
+        self.load.begin()
+        deadline = time.monotonic() + FIRE_S_MAX
+        while not broker.ended:
+            self.load.check_alive()
+            if time.monotonic() > deadline:
+                broker.kill()
+                raise HarnessError(f"{what} never happened within {FIRE_S_MAX:.0f} s of load")
+            await asyncio.sleep(0.005)
+        return broker.wait()
+
+    # Kinds of rounds.
+
+    async def _kill(self, rest: str) -> Allowance:
+        """SIGKILL at a random moment, of the start too."""
+        broker = self._fork({})
+        await asyncio.to_thread(broker.wait_until_listening)
+        self.load.begin()
+        await asyncio.sleep(self.source.uniform(0.0, 0.3))
+        self.load.check_alive()
+        broker.kill()
+        while self.source.random() < 0.3:
+            again = self._fork({})
+            await asyncio.sleep(self.source.uniform(0.0, 0.05))
+            again.kill()
+        return Allowance()
+
+    async def _point(self, name: str) -> Allowance:
+        """SIGKILL at a named point."""
+        name = name or self.source.choice([each for each in sorted(POINTS) if self._reachable(each)])
+        point = POINTS[name]
+        fault = {"point": name, "nth": self.source.randint(1, point.nth_max)}
+        if name.startswith("recovery"):
+            broker = await self._leave_backlog(fault)
+        elif name.startswith("stop"):
+            broker = self._fork(fault)
+            await asyncio.to_thread(broker.wait_until_listening)
+            self.load.begin()
+            await asyncio.sleep(0.1)
+            broker.terminate()
+        else:
+            broker = self._fork(fault)
+            await self._work_until_dead(broker, f"the point {name!r} (the {fault['nth']}. time)")
+        broker.wait()
+        if broker.said("point") != name:
+            raise HarnessError(f"the point {name!r} was not reached; the broker's log: {broker.log}")
+        self.hit.add(name)
+        return Allowance()
+
+    async def _leave_backlog(self, fault: dict[str, Any]) -> ForkedBroker:
+        """Kill a broker that made no checkpoint, and start one that dies while it recovers. Queues and index survive a
+        kill in the page cache: where their recovery is the point, they are lost first."""
+        broker = self._fork({}, **CALM)
+        await asyncio.to_thread(broker.wait_until_listening)
+        self.load.begin()
+        await asyncio.sleep(0.15)
+        broker.kill()
+        lost = LOST_FIRST.get(fault["point"])
+        if lost is not None:
+            shutil.rmtree(self.store / lost)
+        recovering = self._fork(fault, **CALM)
+        try:
+            await asyncio.to_thread(recovering.wait_until_listening)
+        except BrokerEnded:
+            return recovering
+        recovering.kill()
+        return recovering
+
+    def _reachable(self, point: str) -> bool:
+        return self.retention or not point.startswith("retention")
+
+    async def _power(self, rest: str) -> Allowance:
+        """The power goes; the next start has what the disk may hold by then."""
+        self._cuts += 1
+        target = self.folder / f"store-{self._cuts}"
+        lives = int(2 ** self.source.uniform(3, 10))
+        fault = {"cut": str(target), "lives": lives, "seed": self.source.random()}
+        broker = self._fork(fault)
+        await self._work_until_dead(broker, f"the power cut at the {lives}. call")
+        cut = broker.said("cut")
+        if cut is None:
+            raise HarnessError(f"the power never went; the broker's log: {broker.log}")
+        shutil.rmtree(self.store)
+        target.rename(self.store)
+        return Allowance() if self.sync else Allowance(int(cut), frozenset(self.ledger.acknowledged))
+
+    async def _error(self, which: str) -> Allowance:
+        """One call fails (``which``: OPERATION ERRNO NTH), or the disk is full from it on and has room later."""
+        operation, name, nth = which.split() if which else self._any_error()
+        number = errno.EIO if name == "EIO" else errno.ENOSPC
+        self._cuts += 1
+        room = self.folder / f"room-{self._cuts}"
+        fault = {"operation": operation, "nth": int(nth), "number": number, "until": str(room)}
+        known = set(self.ledger.acknowledged)
+        broker = self._fork(fault)
+        self.load.begin()
+        try:
+            await asyncio.to_thread(broker.wait_until_listening)
+        except BrokerEnded as end:
+            if end.code not in (EXIT_REFUSED, EXIT_FATAL):
+                raise PromiseBroken(f"a start on which {which} failed ended with {end.code}: {broker.log}") from end
+        await self._until(lambda: broker.ended or broker.said("error") is not None, broker, f"{operation} {nth}")
+        if number == errno.EIO or operation.startswith("sync"):
+            await self._after_io_error(broker, operation)
+        elif not broker.ended:
+            await self._through_full_disk(broker, room)
+        broker.kill()
+        failed_at = int((broker.said("error") or "0").split()[-1])
+        if operation == "sync_data":
+            self._check_acknowledged(known, failed_at)
+        return Allowance()
+
+    def _any_error(self) -> tuple[str, str, str]:
+        operations = [each for each in sorted(ERRORS_NTH_MAX) if each != "unlink" or self.retention]
+        operation = self.source.choice(operations)
+        nth = self.source.randint(1, ERRORS_NTH_MAX[operation])
+        name = "EIO" if operation == "unlink" else self.source.choice(("EIO", "ENOSPC"))
+        return operation, name, str(nth)
+
+    async def _until(self, holds: Callable[[], bool], broker: ForkedBroker, what: str) -> None:
+        deadline = time.monotonic() + FIRE_S_MAX
+        while not holds():
+            self.load.check_alive()
+            if time.monotonic() > deadline:
+                broker.kill()
+                raise HarnessError(f"{what} did not happen within {FIRE_S_MAX:.0f} s; the broker's log: {broker.log}")
+            await asyncio.sleep(0.005)
+
+    async def _after_io_error(self, broker: ForkedBroker, operation: str) -> None:
+        """It ends with a code that says so, or goes on where nothing was at stake; never when a sync failed."""
+        before = self.load.acknowledged
+        # A table is written to a new file each time, so what failed there can be tried again and is refused for now.
+        path = (broker.said("error") or "").split()[1]
+        must_end = operation.startswith("sync") and not path.startswith("config")
+        await self._until(
+            lambda: broker.ended or (not must_end and self.load.acknowledged >= before + GOES_ON), broker,
+            f"the end after {broker.said('error')}",
+        )  # fmt: skip
+        if broker.ended and broker.wait() not in (EXIT_FATAL, EXIT_REFUSED):
+            raise PromiseBroken(f"after {broker.said('error')} the broker ended with {broker.wait()}: {broker.log}")
+
+    async def _through_full_disk(self, broker: ForkedBroker, room: Path) -> None:
+        """Reads go on; once there is room, so do writes."""
+        try:
+            await self.load.read_something()
+        except FlintError as error:
+            raise PromiseBroken(
+                f"nothing can be read while the disk is full ({broker.said('error')}): {error}"
+            ) from error
+        before = self.load.acknowledged
+        await asyncio.to_thread(room.touch)
+        await self._until(
+            lambda: broker.ended or self.load.acknowledged >= before + GOES_ON, broker, "a write after there was room"
+        )
+        if broker.ended:
+            raise PromiseBroken(
+                f"a full disk ({broker.said('error')}) ended the broker with {broker.wait()}: {broker.log}"
+            )
+
+    def _check_acknowledged(self, known: set[int], flushed_offset: int) -> None:
+        """What was acknowledged as flushed lay on the disk when the sync failed."""
+        for number, place in self.ledger.acknowledged.items():
+            if number not in known and place.sync and place.physical_offset >= flushed_offset:
+                raise PromiseBroken(f"{number} at {place} was acknowledged, and the sync at {flushed_offset} failed")

@@ -1,0 +1,103 @@
+"""Rounds of the fault harness against real brokers; ``scripts/soak --rounds`` runs a thousand.
+
+``FLINTMQ_SEED`` repeats a run as far as threads let it: see ``harness/README.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fault.harness.brokers import PreparedParent
+from tests.fault.harness.points import POINTS
+from tests.fault.harness.rounds import ERRORS_NTH_MAX, Campaign, RoundFailed, Tally
+
+SEED = os.environ.get("FLINTMQ_SEED", str(random.SystemRandom().randrange(1 << 31)))
+POINTS_A_RUN = int(os.environ.get("FLINTMQ_POINTS", "16"))
+"""Other ones with every seed; the long run reaches all."""
+RARE = [name for name in POINTS if name.startswith("retention")]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedParent]:
+    """What forks brokers."""
+    print(f"seed {SEED}")  # noqa: T201 - what repeats a failure
+    with PreparedParent(tmp_path_factory.mktemp("brokers")) as parent:
+        yield parent
+
+
+def run(prepared: PreparedParent, folder: Path, rounds: list[str], **options: Any) -> Campaign:
+    """A campaign of these rounds; fails where one of them does."""
+    options = {"sync": True, **options}
+    campaign = Campaign(prepared, folder, f"{SEED} {rounds[0]}", **options)
+    tallies: dict[str, Tally] = {}
+    asyncio.run(campaign.run(rounds, tallies, lambda: None))
+    assert sum(tally.rounds for tally in tallies.values()) == len(rounds)
+    assert all(tally.acknowledged for tally in tallies.values())
+    return campaign
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_a_broker_that_is_killed_at_any_moment_keeps_what_it_acknowledged_and_showed(
+    prepared: PreparedParent, tmp_path: Path, flush: str
+) -> None:
+    run(prepared, tmp_path, ["kill"] * 5, sync=flush == "sync")
+
+
+def test_a_broker_that_is_killed_at_named_points_keeps_what_it_acknowledged_and_showed(
+    prepared: PreparedParent, tmp_path: Path
+) -> None:
+    names = random.Random(SEED).sample([name for name in POINTS if name not in RARE], POINTS_A_RUN)
+    campaign = run(prepared, tmp_path, [f"point:{name}" for name in names])
+    assert campaign.hit == set(names)
+
+
+def test_a_broker_that_is_killed_while_retention_removes_files_loses_nothing_else(
+    prepared: PreparedParent, tmp_path: Path
+) -> None:
+    campaign = run(prepared, tmp_path, [f"point:{name}" for name in RARE], retention=True)
+    assert campaign.hit == set(RARE)
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_when_the_power_goes_under_a_broker_only_what_was_not_flushed_may_be_lost(
+    prepared: PreparedParent, tmp_path: Path, flush: str
+) -> None:
+    run(prepared, tmp_path, ["power"] * 5, sync=flush == "sync")
+
+
+def test_after_an_error_of_the_disk_nothing_is_acknowledged_that_is_not_there_and_a_full_disk_is_lived_through(
+    prepared: PreparedParent, tmp_path: Path
+) -> None:
+    source = random.Random(SEED)
+    rounds = []
+    for operation, nth_max in ERRORS_NTH_MAX.items():
+        for name in ("EIO", "ENOSPC"):
+            if operation != "unlink":  # that needs retention
+                rounds.append(f"error:{operation} {name} {source.randint(1, nth_max)}")
+    source.shuffle(rounds)
+    run(prepared, tmp_path, rounds)
+
+
+# The harness itself: a broken broker is found, and a fault that never comes is said.
+
+
+def test_the_power_cut_finds_a_flush_that_does_nothing(prepared: PreparedParent, tmp_path: Path) -> None:
+    with pytest.raises(RoundFailed, match=r"lost|before it listened"):
+        run(prepared, tmp_path, ["power"] * 12, broken={"lying": True})
+
+
+def test_a_fault_that_never_comes_is_an_error(prepared: PreparedParent, tmp_path: Path) -> None:
+    with pytest.raises(RoundFailed, match=r"HarnessError.*was not reached"):
+        run(prepared, tmp_path, ["point:stop: it said so"], broken={"faultless": True})
+
+
+def test_an_acknowledgement_behind_a_failed_flush_is_found(prepared: PreparedParent, tmp_path: Path) -> None:
+    with pytest.raises(RoundFailed, match="was acknowledged, and the sync at"):
+        run(prepared, tmp_path, ["error:sync_data EIO 30"] * 6, broken={"acknowledges_early": True})
