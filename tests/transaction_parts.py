@@ -123,15 +123,23 @@ class Producer:
 
 
 async def settled() -> None:
-    """All that the loop has to do is done, and what was appended is on disk."""
-    for _ in range(20):
-        await asyncio.sleep(0)
+    """All that the loop has to do is done, and what was appended is on disk. Cold reads are awaited with ``until``."""
+    while True:
+        for each in _open:
+            await each.on_disk()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        if all(each.flush.behind() == 0 for each in _open):
+            return
 
 
 async def until(holds: Callable[[], object]) -> None:
     """Let the loop go round until something holds that another thread brings about."""
     while not holds():  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+_open: list[Parts] = []
 
 
 class Parts:
@@ -159,6 +167,14 @@ class Parts:
         for config in (*TOPICS,):
             make_topic(store, config.name, config.write_queues)
         self.service.start(self.service.history.at_start())
+        _open.append(self)
+
+    async def on_disk(self) -> None:
+        """What was appended is, and who waited for it has been told."""
+        flushed: asyncio.Future[BrokerError | None] = asyncio.get_running_loop().create_future()
+        self.flush.wait_for(self.store.write_offset, flushed.set_result)  # behind those that wait already
+        self.flush.wake()
+        await flushed
 
     def produce(self, topic: str, queue: int, *bodies: bytes, first: int, group: str = GROUP) -> list[Half]:
         """Half messages of one frame with counters from ``first`` on."""
@@ -210,6 +226,7 @@ class Parts:
 
     def stop(self) -> None:
         """Nothing is written any more, and all is on disk."""
+        _open.remove(self)
         self.checks.stop()
         self.service.stop()
         self._topic_changes.close()
