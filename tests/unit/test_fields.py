@@ -141,6 +141,7 @@ def test_codes_are_rocketmqs_where_it_has_the_command() -> None:
     # PULL_MESSAGE and QUERY_MESSAGE.
     assert {command.name: command.code for command in COMMANDS.values()} == {
         "HELLO": 1000,
+        "AUTH": 1001,
         "PRODUCE": 10,
         "PULL": 11,
         "QUERY_BY_KEY": 12,
@@ -148,6 +149,8 @@ def test_codes_are_rocketmqs_where_it_has_the_command() -> None:
         "UPDATE_CONSUMER_OFFSET": 15,
         "UPDATE_AND_CREATE_TOPIC": 17,
         "GET_ALL_TOPIC_CONFIG": 21,
+        "UPDATE_BROKER_CONFIG": 25,
+        "GET_BROKER_CONFIG": 26,
         "GET_BROKER_RUNTIME_INFO": 28,
         "SEARCH_OFFSET_BY_TIMESTAMP": 29,
         "GET_MAX_OFFSET": 30,
