@@ -36,13 +36,14 @@ def main() -> int:
         "--rounds", type=int, default=0, help="instead: so many rounds of faults (kills, power cuts, I/O errors), "
         "each judged; see tests/fault/harness/README.md",
     )  # fmt: skip
+    parser.add_argument("--campaign", type=int, help="of such a run with --seed, only the store of this number again")
     options = parser.parse_args()
-    if options.rounds:
+    if options.rounds or options.campaign is not None:
         from . import rounds
 
         print(f"seed {options.seed}", flush=True)
-        return rounds.run(options.rounds, options.seed)
-    del options.rounds
+        return rounds.run(options.rounds, options.seed, options.campaign)
+    del options.rounds, options.campaign
     plan = Plan(**vars(options))
     print(f"seed {plan.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="flintmq-soak-") as folder:

@@ -3,85 +3,136 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import platform
-import random
 import shutil
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.fault.harness.brokers import PreparedParent
+from tests.fault.harness.plan import ALL_POINTS_AFTER_ROUNDS, Planned, campaigns
 from tests.fault.harness.points import POINTS
 from tests.fault.harness.rounds import Campaign, RoundFailed, Tally
 
-ROUNDS_A_CAMPAIGN = 12
-"""Then a new store: what has to be read after each round stays small."""
-KINDS = ("kill", "point", "power", "error")
 SHOWN_EVERY_S = 10.0
+FAILED_MAX = 25
+"""So many failed campaigns are enough: the run ends."""
+COLUMNS = {
+    "rounds": "rounds",
+    "failed": "failed",
+    "faults": "faults",
+    "acknowledged": "acknowledged",
+    "lost": "lost",
+    "vanished": "seen, then vanished",
+    "wrong": "wrongly served",
+    "duplicates": "stored twice",
+    "disorder": "out of order",
+    "resent": "in doubt, sent again, stored once",
+    "said": "damaged, and said",
+    "unchecked": "changed where nothing is checked",
+    "tail": "unflushed, gone with the power (async)",
+}
 
 
-def run(rounds: int, seed: int) -> int:
-    """Run them, print progress and the table; the exit code."""
-    source = random.Random(seed)
-    tallies: dict[str, Tally] = {}
-    hit: set[str] = set()
-    began = shown = time.monotonic()
-    failed = 0
+class Run:
+    """So many rounds, campaign after campaign. One that fails ends there, and its store is kept; the run goes on.
+
+    ``folder``: where stores lie while they are worked on.
+    """
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.tallies: dict[str, Tally] = {}
+        self.hit: set[str] = set()
+        self.failed: list[int] = []
+        self._seed = seed
+        self._folder = folder
+        self._began = self._shown = time.monotonic()
+
+    @property
+    def done(self) -> int:
+        """Rounds until now, those that failed too."""
+        return sum(tally.rounds for tally in self.tallies.values())
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self._began
+
+    def go(self, prepared: PreparedParent, planned: Iterable[Planned], rounds: int) -> None:
+        """Until so many rounds are done, or too much has failed."""
+        for each in planned:
+            if self.done >= rounds or len(self.failed) >= FAILED_MAX:
+                return
+            self._campaign(prepared, each, each.rounds[: rounds - self.done])
+
+    def _campaign(self, prepared: PreparedParent, planned: Planned, rounds: list[str]) -> None:
+        folder = self._folder / f"campaign-{planned.number}"
+        folder.mkdir()
+        campaign = Campaign(prepared, folder, planned.seed, sync=planned.sync, retention=planned.retention)
+        try:
+            asyncio.run(campaign.run(rounds, self.tallies, self._show))
+        except Exception as failure:  # noqa: BLE001 - whatever it is: said, counted, and the other campaigns go on
+            self.failed.append(planned.number)
+            if not isinstance(failure, RoundFailed):
+                traceback.print_exc()
+            print(f"FAILED: campaign {planned.number}: {type(failure).__name__}: {failure}\n"
+                  f"  its store is kept: {campaign.store}\n"
+                  f"  again: ./scripts/soak --seed {self._seed} --campaign {planned.number}",
+                  file=sys.stderr, flush=True)  # fmt: skip
+        else:
+            shutil.rmtree(folder)
+        self.hit |= campaign.hit
+
+    def _show(self) -> None:
+        if time.monotonic() >= self._shown + SHOWN_EVERY_S:
+            self._shown = time.monotonic()
+            acknowledged = sum(tally.acknowledged for tally in self.tallies.values())
+            print(f"{self.seconds:5.0f} s  {self.done} rounds, {acknowledged:,} messages acknowledged, "
+                  f"{len(self.failed)} campaigns failed", flush=True)  # fmt: skip
+
+
+def run(rounds: int, seed: int, campaign: int | None) -> int:
+    """So many rounds, or only those of one campaign; prints progress and the table. The exit code."""
     folder = Path(tempfile.mkdtemp(prefix="flintmq-rounds-"))
+    made = Run(seed, folder)
     with PreparedParent(folder) as prepared:
-        for number, first in enumerate(range(0, rounds, ROUNDS_A_CAMPAIGN)):
-            kinds = [source.choice(KINDS) for _ in range(min(ROUNDS_A_CAMPAIGN, rounds - first))]
-            campaign_folder = folder / f"campaign-{number}"
-            campaign_folder.mkdir()
-            campaign = Campaign(
-                prepared,
-                campaign_folder,
-                f"{seed} {number}",
-                sync=source.random() < 0.6,
-                retention=source.random() < 0.3,
-            )
-            try:
-                asyncio.run(campaign.run(kinds, tallies, lambda: None))
-            except RoundFailed as failure:
-                failed += 1
-                print(f"FAILED: --seed {seed}, campaign {number} ({', '.join(kinds)}): {failure}\n"
-                      f"  its store is kept: {campaign.store}", file=sys.stderr, flush=True)  # fmt: skip
-            else:
-                shutil.rmtree(campaign_folder)
-            hit |= campaign.hit
-            if time.monotonic() >= shown + SHOWN_EVERY_S:
-                shown = time.monotonic()
-                done = sum(tally.rounds for tally in tallies.values())
-                acknowledged = sum(tally.acknowledged for tally in tallies.values())
-                print(f"{shown - began:5.0f} s  {done} rounds, {acknowledged:,} messages acknowledged", flush=True)
-    print(table(tallies, seed, time.monotonic() - began))
-    missed = sorted(set(POINTS) - hit)
-    print(f"\n{len(hit)} of {len(POINTS)} named points reached" + (f"; not: {', '.join(missed)}" if missed else ""))
-    if not failed:
-        shutil.rmtree(folder)
-    return 1 if failed else 0
-
-
-def table(tallies: dict[str, Tally], seed: int, seconds: float) -> str:
-    """The result as Markdown."""
-    lines = [
-        "| round | rounds | acknowledged | lost | seen, then vanished | wrongly served | duplicates | out of order "
-        "| unflushed, gone with the power (async) | s |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    total = Tally()
-    for kind in (*sorted(tallies), "all"):
-        tally = tallies.get(kind, total)
-        if kind != "all":
-            for name in vars(tally):
-                setattr(total, name, getattr(total, name) + getattr(tally, name))
-        lines.append(
-            f"| {kind} | {tally.rounds:,} | {tally.acknowledged:,} | {tally.lost} | {tally.vanished} | {tally.wrong} "
-            f"| {tally.duplicates} | {tally.disorder} | {tally.tail:,} | {tally.seconds:,.0f} |"
-        )
+        if campaign is None:
+            made.go(prepared, campaigns(seed), rounds)
+        else:
+            (planned,) = itertools.islice(campaigns(seed), campaign, campaign + 1)
+            made.go(prepared, [planned], len(planned.rounds))
+    which = f"--rounds {rounds}" if campaign is None else f"--campaign {campaign}"
+    print(table(made.tallies))
     machine = f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
-    lines.append(f"\n{machine}, {datetime.now(UTC):%Y-%m-%d}, seed {seed}, {seconds:,.0f} s in all")
+    print(f"\n`./scripts/soak {which} --seed {seed}`: {machine}, {datetime.now(UTC):%Y-%m-%d}, {made.seconds:,.0f} s, "
+          f"{made.seconds / max(made.done, 1):.2f} s a round")  # fmt: skip
+    missed = sorted(set(POINTS) - made.hit)
+    all_due = campaign is None and rounds >= ALL_POINTS_AFTER_ROUNDS
+    print(f"{len(made.hit)} of {len(POINTS)} named points reached" + (f"; not: {', '.join(missed)}" if missed else ""))
+    if made.failed:
+        print(f"FAILED: {len(made.failed)} campaigns; what they left is in {folder}", file=sys.stderr)
+        return 1
+    shutil.rmtree(folder)
+    if all_due and missed:
+        print(f"FAILED: after {rounds} rounds every named point must have been reached", file=sys.stderr)
+        return 1
+    return 0
+
+
+def table(tallies: dict[str, Tally]) -> str:
+    """The result as Markdown: a row for each kind of round, and one for all."""
+    total = Tally()
+    for tally in tallies.values():
+        for name in vars(tally):
+            setattr(total, name, getattr(total, name) + getattr(tally, name))
+    lines = [f"| round | {' | '.join(COLUMNS.values())} | s |", "|---|" + "---:|" * (len(COLUMNS) + 1)]
+    for kind, tally in (*sorted(tallies.items()), ("**all**", total)):
+        figures = " | ".join(f"{getattr(tally, name):,}" for name in COLUMNS)
+        lines.append(f"| {kind} | {figures} | {tally.seconds:,.0f} |")
     return "\n".join(lines)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.fault.harness.brokers import PreparedParent
+from tests.fault.harness.plan import ALL_POINTS_AFTER_ROUNDS, campaigns
 from tests.fault.harness.points import POINTS
 from tests.fault.harness.rounds import ERRORS_NTH_MAX, Campaign, RoundFailed, Tally
 
@@ -83,6 +84,16 @@ def test_after_an_error_of_the_disk_nothing_is_acknowledged_that_is_not_there_an
                 rounds.append(f"error:{operation} {name} {source.randint(1, nth_max)}")
     source.shuffle(rounds)
     run(prepared, tmp_path, rounds)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_long_run_comes_to_every_named_point(seed: int) -> None:
+    rounds: list[str] = []
+    for planned in campaigns(seed):
+        rounds += planned.rounds
+        if len(rounds) >= ALL_POINTS_AFTER_ROUNDS:
+            break
+    assert {f"point:{name}" for name in POINTS} <= set(rounds[:ALL_POINTS_AFTER_ROUNDS])
 
 
 # The harness itself: a broken broker is found, and a fault that never comes is said.

@@ -64,6 +64,8 @@ class Finding:
     disorder: int = 0
     said: int = 0
     """Lost, and said to be: kept in quarantine."""
+    unchecked: int = 0
+    """Damaged where no checksum covers, so that nobody can notice: ``store.record_checksum`` was off."""
     tail: int = 0
     """Lost with the power, and acknowledged before they were flushed: what async flush allows."""
     details: list[str] = field(default_factory=list)

@@ -46,6 +46,10 @@ class Load:
         self._watching: asyncio.Task[None] | None = None
         self.acknowledged = 0
         """Since the last ``begin``."""
+        self._in_flight: set[int] = set()
+        self._in_doubt_at_fault: set[int] = set()
+        self.resent = 0
+        """Messages that were in flight when a fault came, and were acknowledged to the client that sent them again."""
         self.delayed: set[int] = set()
         """Acknowledged messages to be delivered later."""
         self.made: set[str] = set()
@@ -87,6 +91,10 @@ class Load:
         self._working += [asyncio.create_task(self._send_later()), asyncio.create_task(self._change_topics())]
         self._watching = asyncio.create_task(self._watch())
 
+    def fault_happened(self) -> None:
+        """The broker is gone: whatever has no answer is in doubt."""
+        self._in_doubt_at_fault = set(self._in_flight)
+
     async def finish(self) -> None:
         """Begin nothing new, and wait for the outcome of all that was begun. The broker is there (again)."""
         self._stopping = True
@@ -123,7 +131,10 @@ class Load:
             await asyncio.gather(*sends)
 
     async def _send(self, producer: Producer, number: int, queue: int | None, flush: str | None) -> None:
+        self._in_flight.add(number)
         receipt = await producer.send(message_of(number), queue=queue, flush=flush)
+        self._in_flight.discard(number)
+        self.resent += number in self._in_doubt_at_fault
         self._note(number, receipt, sync=self._sync or flush == "sync")
 
     def _note(self, number: int, receipt: Receipt, *, sync: bool) -> None:
