@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import encodings.utf_16_be  # noqa: F401 - here, not at the first message: then a descriptor may be lacking
+
 
 def java_hash(text: str) -> int:
     """Signed 32-bit hash over the UTF-16 code units: ``h = 31 * h + unit``."""

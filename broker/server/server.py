@@ -7,7 +7,6 @@ import contextlib
 import errno
 import ipaddress
 import logging
-import resource
 import socket
 import time
 
@@ -16,6 +15,7 @@ from ..security.tls import handshake_failure
 from ..security.user_changes import user_changes
 from ..security.users import User
 from ..setting_rules import parse_address
+from ..store import descriptors_max, store_descriptors
 from .answering import encode_error
 from .connection import Connection, unmapped
 from .handlers.context import Broker
@@ -32,8 +32,6 @@ ACCEPT_PAUSE_S = 0.5
 """How long nothing is accepted after accepting failed: mostly, the process or the machine ran out of descriptors."""
 REFUSAL_LOGGED_S = 1.0
 """Refused connections are logged at most this often: they may come by the thousand."""
-STORE_FILES_MIN = 4096
-"""Descriptors that are kept for the store, or half of all where there are few: its files must never lack them."""
 TLS_SHUTDOWN_S = 1.0
 """How long the last bytes of a TLS connection wait for the client to take them, and to say that it did."""
 SWEEP_S = (0.05, 1.0)
@@ -80,8 +78,7 @@ def _cannot_listen(setting: str, listen: str, error: OSError) -> ConfigurationEr
 
 def connections_possible() -> int:
     """How many connections the limit of open files allows, with descriptors left for the store's files."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 2**31 if most == resource.RLIM_INFINITY else most - min(most // 2, STORE_FILES_MIN)
+    return descriptors_max() - store_descriptors()
 
 
 class Server:
@@ -98,6 +95,7 @@ class Server:
         self._stopping = False
         self._all_gone = asyncio.Event()
         self._connections_max = 0
+        self._descriptors_max = 0
         self._sweep_s = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._users_generation = 0
@@ -109,9 +107,14 @@ class Server:
     def take_limits(self) -> None:
         """Go by the broker's present limits."""
         limits = self._broker.limits
-        self._connections_max = min(limits.connections_max, connections_possible())
+        self._descriptors_max = connections_possible()
+        self._connections_max = min(limits.connections_max, self._descriptors_max)
         if self._connections_max < limits.connections_max:
-            log.info("at most %d connections can be open: raise the limit of open files", self._connections_max)
+            log.warning(
+                "at most %d connections can be open, limits.connections_max is %d: of %d descriptors %d are kept "
+                "for the store; raise the limit of open files (ulimit -Hn, LimitNOFILE)",
+                self._connections_max, limits.connections_max, descriptors_max(), store_descriptors(),
+            )  # fmt: skip
         shortest_ms = min(
             limits.half_frame_timeout_ms, limits.idle_timeout_ms, limits.slow_reader_timeout_ms,
             self._broker.settings.security.auth_timeout_ms,
@@ -209,6 +212,11 @@ class Server:
         if self._broker.connections >= self._connections_max:
             limit = "limits.connections_max" if self._connections_max == limits.connections_max else "all that can be"
             refusal = f"{self._connections_max} connections are open, which is {limit}"
+        elif sock.fileno() >= self._descriptors_max:  # the lowest that is free
+            refusal = (
+                f"{self._descriptors_max} files and connections are open, and the other descriptors are kept for the "
+                "store; the broker's limit of open files must be raised"
+            )
         elif self._by_address.get(host, 0) >= limits.connections_per_address_max:
             refusal = (
                 f"{limits.connections_per_address_max} connections from {host} are open, which is "

@@ -14,6 +14,7 @@ from .errors import (
     WouldBlock,
 )
 from .message_store import MessageStore
+from .open_files import descriptors_max, store_descriptors
 from .prepared_state import PreparedSnapshot
 from .producer_runs import Places, StoredRun
 from .reads import Found, Pulled
@@ -41,4 +42,6 @@ __all__ = [
     "WouldBlock",
     "check_count",
     "common_properties",
+    "descriptors_max",
+    "store_descriptors",
 ]

@@ -9,6 +9,7 @@ from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
 from .errors import WouldBlock
 from .files import Descriptor, Files, zero
 from .mapped_file import file_name
+from .open_files import OpenFiles
 
 _NAME = re.compile(r"\d{20}\Z")
 _PRE_BLANK = UNIT_STRUCT.pack(0, PRE_BLANK_SIZE, 0)
@@ -22,18 +23,22 @@ class ConsumeQueue:
     """
 
     __slots__ = (
-        "_dirty", "_empty_file", "_open", "file_bytes", "files", "folder", "folder_dirty", "max_offset", "min_hint",
-        "queue_id", "row", "start_offset", "topic",
+        "_dirty", "_empty_file", "_files", "_open_files", "file_bytes", "files", "folder", "folder_dirty", "max_offset",
+        "min_hint", "queue_id", "row", "start_offset", "topic",
     )  # fmt: skip
 
-    def __init__(self, files: Files, folder: Path, topic: str, queue_id: int, file_bytes: int, row: int) -> None:
+    def __init__(
+        self, files: Files, open_files: OpenFiles, folder: Path, topic: str, queue_id: int, file_bytes: int, row: int
+    ) -> None:
         self.files = files
         self.folder = folder
         self.topic = topic
         self.queue_id = queue_id
         self.file_bytes = file_bytes
         self.row = row
-        self._open: dict[int, Descriptor] = {}
+        self._open_files = open_files
+        self._files: dict[int, Descriptor | None] = {}
+        """The files by their first byte of units; None: not open."""
         self._empty_file: Path | None = None
         self.start_offset = 0
         """First queue offset that is no filling; the log may begin behind it."""
@@ -61,13 +66,13 @@ class ConsumeQueue:
         wrong_size = None
         for number, start in enumerate(starts):
             path = self.folder / file_name(start)
-            fd = self.files.open(path)
+            fd = self._open(start)
             size = self.files.size(fd)
             if size == 0 and number == len(starts) - 1:
                 self.files.close(fd)
                 self._empty_file = path
                 continue
-            self._open[start] = Descriptor(self.files, fd)
+            self._enter(start, fd)
             if size != self.file_bytes:
                 problem = problem or f"{path} has {size:,} bytes instead of {self.file_bytes:,}"
                 wrong_size = wrong_size or path
@@ -77,21 +82,69 @@ class ConsumeQueue:
 
     def has_whole_file(self) -> bool:
         """Whether a file of the queue has the size that the settings say."""
-        return any(self.files.size(file.fd) == self.file_bytes for file in self._open.values())
+        files = (self._file(start) for start in list(self._files))
+        return any(self.files.size(file.fd) == self.file_bytes for file in files if file is not None)
+
+    def _file(self, start: int) -> Descriptor | None:
+        """The file that begins at ``start``, opened where it is not; None where there is none."""
+        try:
+            file = self._files[start]
+        except KeyError:
+            return None
+        if file is not None:
+            file.used = True
+            return file
+        try:
+            return self._enter(start, self._open(start), new=False)
+        except FileNotFoundError:  # retention took it meanwhile
+            if start in self._files:
+                raise
+            return None
+
+    def _open(self, start: int, *, create: bool = False) -> int:
+        path = self.folder / file_name(start)
+        while True:
+            try:
+                return self.files.open(path, create=create)
+            except OSError as error:
+                self._open_files.make_room(error)
+
+    def _enter(self, start: int, fd: int, *, new: bool = True) -> Descriptor:
+        file = Descriptor(self.files, fd)
+        with self._open_files.lock:
+            if not new and start not in self._files:
+                return file  # retention took it meanwhile; it may still be read
+            other = self._files.get(start)
+            if other is not None:
+                return other  # another thread was faster
+            self._files[start] = file
+            self._open_files.opened(self, start, file)
+        return file
+
+    def _leave(self, start: int) -> Descriptor | None:
+        with self._open_files.lock:
+            file = self._files.pop(start)
+            if file is not None:
+                self._open_files.left(file)
+        return file
+
+    def shut(self, start: int) -> None:
+        """See ``HasFiles``."""
+        self._files[start] = None
 
     @property
     def first_byte(self) -> int:
         """Where the first file begins, in bytes of units."""
-        return min(list(self._open), default=0)
+        return min(list(self._files), default=0)
 
     @property
     def end_byte(self) -> int:
         """Where the last file ends, in bytes of units."""
-        return max(list(self._open), default=-self.file_bytes) + self.file_bytes
+        return max(list(self._files), default=-self.file_bytes) + self.file_bytes
 
     def size(self) -> tuple[int, int]:
         """How many files it has, and how many bytes of units are in them."""
-        starts = list(self._open)
+        starts = list(self._files)
         if not starts:
             return 0, 0
         return len(starts), max(self.max_offset * UNIT_BYTES - min(starts), 0)
@@ -105,7 +158,7 @@ class ConsumeQueue:
         done = 0
         while done < len(buffer):
             start = at - at % self.file_bytes
-            file = self._open.get(start)
+            file = self._file(start)
             if file is None:
                 break
             size = min(len(buffer) - done, start + self.file_bytes - at)
@@ -136,7 +189,7 @@ class ConsumeQueue:
         at = queue_offset * UNIT_BYTES
         while len(units):
             start = at - at % self.file_bytes
-            file = self._open.get(start) or self._create(start)
+            file = self._file(start) or self._create(start)
             size = min(len(units), start + self.file_bytes - at)
             self.files.write(file.fd, units[:size], at - start)
             self._dirty.add(start)
@@ -145,21 +198,20 @@ class ConsumeQueue:
 
     def _create(self, start: int) -> Descriptor:
         self.files.make_folder(self.folder)
-        fd = self.files.open(self.folder / file_name(start), create=True)
+        fd = self._open(start, create=True)
         try:
             self.files.resize(fd, self.file_bytes)
         except OSError:
             self.files.close(fd)
             raise
-        file = self._open[start] = Descriptor(self.files, fd)
         self.folder_dirty = True
-        return file
+        return self._enter(start, fd)
 
     def begin_at(self, queue_offset: int) -> None:
         """Make an empty queue begin at ``queue_offset``; what its first file holds before is filled as by RocketMQ."""
         first = queue_offset * UNIT_BYTES
         filling = (first % self.file_bytes) // UNIT_BYTES
-        for start in [start for start in self._open if start != first - first % self.file_bytes]:
+        for start in [start for start in self._files if start != first - first % self.file_bytes]:
             self._remove(start)
         if filling:
             self.write_at(queue_offset - filling, memoryview(_PRE_BLANK * filling))
@@ -173,19 +225,19 @@ class ConsumeQueue:
         """End the queue at ``queue_offset``: what lies behind becomes zeros, whole files behind go. For recovery."""
         end = queue_offset * UNIT_BYTES
         self._remove_empty()
-        for start in sorted(self._open, reverse=True):
+        for start in sorted(self._files, reverse=True):
             if start >= end and start != self.first_byte:
                 self._remove(start)
-            elif start + self.file_bytes > end and zero(
-                self.files, self._open[start].fd, max(end - start, 0), self.file_bytes
-            ):
-                self._dirty.add(start)
+            elif start + self.file_bytes > end:
+                file = self._file(start)
+                if file is not None and zero(self.files, file.fd, max(end - start, 0), self.file_bytes):
+                    self._dirty.add(start)
         self.max_offset = queue_offset
 
     def remove_files(self) -> None:
         """Take the queue back to nothing. For recovery."""
         self._remove_empty()
-        for start in sorted(self._open, reverse=True):
+        for start in sorted(self._files, reverse=True):
             self._remove(start)
         self.max_offset = self.start_offset = self.min_hint = 0
 
@@ -196,14 +248,16 @@ class ConsumeQueue:
             self.folder_dirty = True
 
     def _remove(self, start: int) -> None:
-        self._open.pop(start).close()
+        file = self._leave(start)
+        if file is not None:
+            file.close()
         self.files.unlink(self.folder / file_name(start))
         self.folder_dirty = True
 
     def expire(self, log_start: int) -> int:
         """Remove the files all of whose units point in front of ``log_start``, but never the last: it keeps where the
         queue's offsets go on. Beside the owner and readers. Returns how many went."""
-        starts = sorted(self._open)
+        starts = sorted(self._files)
         gone = 0
         for start in starts[:-1]:
             behind = (start + self.file_bytes) // UNIT_BYTES
@@ -211,7 +265,7 @@ class ConsumeQueue:
             if size <= 0 or physical_offset >= log_start:
                 break
             self.min_hint = max(self.min_hint, behind)
-            self._open.pop(start)  # closed once the last reader lets go of it
+            self._leave(start)  # closed once the last reader lets go of it
             self.files.unlink(self.folder / file_name(start))
             self.folder_dirty = True
             gone += 1
@@ -224,7 +278,7 @@ class ConsumeQueue:
             self.files.sync_folder(self.folder)
         for start in list(self._dirty):
             self._dirty.discard(start)  # first: what is written from here on is dirty again
-            file = self._open.get(start)
+            file = self._file(start)
             if file is None:
                 continue
             try:
@@ -236,6 +290,7 @@ class ConsumeQueue:
     def close(self) -> None:
         """Close the files."""
         self._empty_file = None
-        for file in self._open.values():
-            file.close()
-        self._open.clear()
+        for start in list(self._files):
+            file = self._leave(start)
+            if file is not None:
+                file.close()

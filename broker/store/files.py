@@ -135,11 +135,13 @@ class Descriptor:
     another file while it reads.
     """
 
-    __slots__ = ("_files", "fd")
+    __slots__ = ("_files", "fd", "used")
 
     def __init__(self, files: Files, fd: int) -> None:
         self._files = files
         self.fd = fd
+        self.used = True
+        """Whether it was used since somebody last looked."""
 
     def close(self) -> None:
         """Close now; idempotent."""

@@ -25,6 +25,7 @@ from ..kernels.dispatch import (
 from .consume_queue import ConsumeQueue
 from .errors import SettingMismatch
 from .files import Files, move_aside
+from .open_files import OpenFiles
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 LIGHT_QUEUE_PREFIX = "%LMQ%"
@@ -39,8 +40,11 @@ class ConsumeQueueTable:
     Rows are added, never taken away: a deleted topic's rows stay and skip what lies below its deletion.
     """
 
-    def __init__(self, files: Files, folder: Path, aside_folder: Path, file_bytes: int) -> None:
+    def __init__(
+        self, files: Files, folder: Path, aside_folder: Path, file_bytes: int, open_files_max: int | None = None
+    ) -> None:
         self._files = files
+        self.open_files = OpenFiles(open_files_max)
         self.folder = folder
         self._aside = aside_folder
         self._file_bytes = file_bytes
@@ -107,7 +111,8 @@ class ConsumeQueueTable:
         if queue is not None:
             return queue
         row = len(self.rows)
-        queue = ConsumeQueue(self._files, self.folder / topic / str(queue_id), topic, queue_id, self._file_bytes, row)
+        folder = self.folder / topic / str(queue_id)
+        queue = ConsumeQueue(self._files, self.open_files, folder, topic, queue_id, self._file_bytes, row)
         if row == len(self.kernel_rows):
             self.kernel_rows = np.concatenate((self.kernel_rows, np.zeros_like(self.kernel_rows)))
         entry = self.kernel_rows[row]

@@ -1,0 +1,68 @@
+"""A broker with few descriptors: connections leave those alone that the store needs, and its files share them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from flintmq.protocol.errors import SystemBusy
+from tests.overload_tools import soon
+
+Broker = Any
+Connect = Callable[..., Any]
+
+DESCRIPTORS = 128
+TOPICS = 24
+QUEUES = 4
+UNITS_A_FILE = 2
+LIMITED = (
+    "-c",
+    f"import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS})); "
+    "runpy.run_module('flintmq.broker.daemon', run_name='__main__', alter_sys=True)",
+)
+SETTINGS = {"store.consumequeue_file_bytes": 20 * UNITS_A_FILE, "flush.checkpoint_interval_ms": 100}
+
+
+def places() -> list[tuple[str, int]]:
+    return [(f"topic-{number}", queue) for number in range(TOPICS) for queue in range(QUEUES)]
+
+
+@pytest.fixture
+def limited(broker: Callable[..., Broker]) -> Broker:
+    return broker(settings=SETTINGS, program=LIMITED)
+
+
+def test_queues_with_more_files_than_descriptors_are_written_read_and_found_again_after_a_kill(
+    broker: Callable[..., Broker], connect: Connect, limited: Broker
+) -> None:
+    peer = connect(limited)
+    for round_number in range(UNITS_A_FILE + 1):
+        for topic, queue in places():
+            peer.produce(topic, b"%d" % round_number, queue=queue).raise_for_error()
+    wanted = dict.fromkeys(places(), UNITS_A_FILE + 1)
+    assert len(places()) * 2 > DESCRIPTORS
+    assert {place: peer.pull(place[0], queue=place[1]).fields["count"] for place in places()} == wanted
+    assert len(os.listdir(f"/proc/{limited.process.pid}/fd")) < DESCRIPTORS * 3 // 4
+    limited.process.kill()
+    limited.process.wait()
+    again = connect(broker(store=limited.store, settings=SETTINGS, program=LIMITED))
+    assert {place: again.pull(place[0], queue=place[1]).fields["count"] for place in places()} == wanted
+
+
+def test_connections_leave_the_descriptors_alone_that_the_store_needs(connect: Connect, limited: Broker) -> None:
+    assert "at most 64 connections can be open, limits.connections_max is 20000" in limited.log
+    first = connect(limited)
+    connections = [connect(limited, hello=False) for _ in range(DESCRIPTORS)]
+    refused = connections[-1].receive()
+    assert refused.code == SystemBusy.code
+    assert "the other descriptors are kept for the store" in refused.fields["message"]
+    for topic, queue in places():
+        first.produce(topic, b"x", queue=queue).raise_for_error()
+        assert first.pull(topic, queue=queue).fields["count"] == 1
+    for connection in connections:
+        connection.close()
+    soon(lambda: len(os.listdir(f"/proc/{limited.process.pid}/fd")) < DESCRIPTORS // 2)
+    assert connect(limited).produce("topic-0", b"y").code == 0
