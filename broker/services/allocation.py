@@ -1,4 +1,4 @@
-"""AllocateMappedFileService: the CommitLog's next extents and its next file, ahead of the write offset."""
+"""AllocateMappedFileService: the CommitLog's next extents, pages and file, ahead of the write offset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AllocateMappedFileService(Service):
         """Whether the disk had no room for more of the log when it was last asked."""
 
     def do_once(self) -> bool:
-        """One step of extents, or the next file."""
+        """One step of extents, or the next file, or one step of pages."""
         try:
             did = self._store.commitlog.prepare_ahead()
         except OSError as error:
@@ -35,4 +35,4 @@ class AllocateMappedFileService(Service):
         if did and self.full:
             log.warning("the disk of %s has room again", self._store.path)
             self.full = False
-        return did
+        return did or self._store.commitlog.populate_ahead()

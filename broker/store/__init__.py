@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .commitlog import Appended, ProduceBatch, check_count, common_properties
+from .commitlog import POPULATE_AHEAD_BYTES, Appended, ProduceBatch, check_count, common_properties
 from .config_files import TopicConfig
 from .errors import (
     CorruptFile,
@@ -22,6 +22,7 @@ from .recovery import RecoveryReport
 from .settings import StoreSettings
 
 __all__ = [
+    "POPULATE_AHEAD_BYTES",
     "Appended",
     "CorruptFile",
     "CorruptLog",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import re
 import threading
 from pathlib import Path
@@ -38,6 +39,8 @@ class MappedFile:
         self.start_offset = int(path.name)
         self.allocated = allocated
         """Extents exist below this; a map may be written only there."""
+        self.populated = 0
+        """Below this, pages were got ready in memory, or nothing more is written."""
         self._array: np.ndarray | None = None
 
     @property
@@ -62,6 +65,19 @@ class MappedFile:
             size = min(step, self.size - self.allocated)
             self.files.allocate(self.fd, self.allocated, size)
             self.allocated += size
+
+    def populate(self, begin: int, end: int, step: int) -> bool:
+        """Get the next ``step`` bytes of ``[begin, end)`` ready in memory that are not yet; whether there were as many,
+        or the file's last. Raises OSError."""
+        begin = max(self.populated, begin - begin % mmap.PAGESIZE)
+        end = min(end, self.allocated)
+        size = min(step, end - begin)
+        if size <= 0 or (size < step and end < self.size):
+            return False
+        array = self.array()
+        self.files.populate(array.ctypes.data + begin, size)
+        self.populated = begin + size
+        return True
 
     def close(self) -> None:
         """Close the descriptor and let the map go."""

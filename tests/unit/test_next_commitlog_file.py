@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
 import msgpack
 import pytest
 
-from flintmq.broker.store import MessageStore, ProduceBatch, StoreFailed, StoreSettings, TopicConfig
+from flintmq.broker.store import MessageStore, ProduceBatch, StoreFailed, StoreSettings, TopicConfig, commitlog
 from flintmq.broker.store.files import Files
+from flintmq.broker.store.mapped_file import MappedFile
 from flintmq.protocol.errors import ServiceNotAvailable
 
 FILE_BYTES = 4 * 1024 * 1024
@@ -26,6 +29,14 @@ class WatchedFiles(Files):
     def __init__(self) -> None:
         self.before_rename: Callable[[Path], None] = lambda target: None
         self.before_sync_folder: Callable[[Path], None] = lambda path: None
+        self.cannot_populate = False
+        self.populated_bytes = 0
+
+    def populate(self, address: int, size: int) -> None:
+        if self.cannot_populate:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        super().populate(address, size)
+        self.populated_bytes += size
 
     def rename(self, source: Path, target: Path) -> None:
         self.before_rename(target)
@@ -125,3 +136,47 @@ def test_a_frame_whose_next_file_cannot_be_entered_stops_the_store_and_loses_not
     assert again.write_offset >= flushed
     assert again.max_offset(TOPIC.name, 0) == 10
     again.close()
+
+
+def resident(file: MappedFile) -> int:
+    """How many bytes of a file are in the page cache, from its begin on."""
+    array = file.array()
+    pages = (ctypes.c_ubyte * (file.size // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(file.size), pages) == 0
+    return mmap.PAGESIZE * (bytes(byte & 1 for byte in pages) + b"\0").index(0)
+
+
+def test_pages_are_got_ready_as_far_ahead_as_was_written_and_in_the_next_file_too(
+    store: MessageStore, files: WatchedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commitlog, "POPULATE_STEP_BYTES", 64 * 1024)
+    log = store.commitlog
+    assert not log.populate_ahead(), "nothing was written"
+    for _ in range(8):
+        append(store)
+    store.commitlog.prepare_ahead()
+    assert resident(log.prepared[0]) == 0
+    while log.populate_ahead():
+        pass
+    assert files.populated_bytes > 0
+    first, following = log.queue.files[-1], log.prepared[0]
+    assert first.populated == FILE_BYTES == resident(first)
+    assert following.populated == following.allocated <= resident(following)
+    assert not first.array()[log.write_offset :].any()
+    for _ in range(8):
+        append(store)
+    assert store.commitlog.write_offset > FILE_BYTES
+    store.close()
+
+
+def test_where_the_system_cannot_get_pages_ready_all_goes_on_without(
+    store: MessageStore, files: WatchedFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    files.cannot_populate = True
+    store.commitlog.populate_ahead()
+    for _ in range(8):
+        append(store)
+        assert not store.commitlog.populate_ahead()
+    assert caplog.text.count("cannot be got ready ahead") == 1
+    store.close()

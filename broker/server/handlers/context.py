@@ -38,7 +38,7 @@ from ...services.long_polling import HeldPull, PullRequestHoldService
 from ...services.reput import ReputMessageService
 from ...services.store_stats import StoreStatsService
 from ...services.turns import Turns
-from ...store import MessageStore
+from ...store import POPULATE_AHEAD_BYTES, MessageStore
 from ..receiving import ReceiveMemory
 from ..sending import SendMemory
 from .counters import Counters
@@ -160,6 +160,7 @@ class Broker:
         self._dispatch_due = False
         self._flush_due = False
         self._allocate_at = 0
+        self._allocate_every_bytes = min(settings.store.allocate_step_bytes, POPULATE_AHEAD_BYTES) // 4
         """The write offset from which on more of the log is to be allocated."""
         self._undispatched: deque[tuple[int, float, Callable[[], None]]] = deque()
         """Who waits for the dispatch: up to which offset, how long at most, and what to call. Both only grow."""
@@ -225,7 +226,7 @@ class Broker:
                 self.flush.wake()
             self.reput.step()
             if self.store.write_offset >= self._allocate_at:
-                self._allocate_at = self.store.write_offset + self.settings.store.allocate_step_bytes // 4
+                self._allocate_at = self.store.write_offset + self._allocate_every_bytes
                 self.allocation.wake()
         except Exception as error:  # noqa: BLE001 - whatever it is: undispatched messages would never be seen
             self.fatal("dispatch", error)
