@@ -1,88 +1,24 @@
 """The JSON tables in ``config/``: topics and consumer offsets, in RocketMQ's shape.
 
-RocketMQ writes them with fastjson, whose integer keys are not quoted; both forms are read, standard JSON is written. A
-table that is missing or broken is read from its ``.bak``. What a table holds beside what FlintMQ knows is kept.
+What a table holds beside what FlintMQ knows is kept.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ...protocol.names import SYSTEM_GROUP_PREFIX, is_folder_name
-from .errors import CorruptFile
-from .files import Files, make_durable_folder, replace_file
-
-_BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([{,]\s*)(-?\d+)(?=\s*:)')
+from .files import Files
+from .json_table import ConfigFile
 
 PERM_READ = 4
 PERM_WRITE = 2
 TOPIC_GROUP_SEPARATOR = "@"
-
-SHAPE_ERRORS = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
-"""What reading a table of an unknown shape raises."""
-
-T = TypeVar("T")
-
-
-def parse_table(text: str) -> dict[str, Any]:
-    """A table's content, with or without quotes around integer keys. Raises ``ValueError`` if it is no JSON object."""
-
-    def quote(match: re.Match[str]) -> str:
-        return f'{match[1]}"{match[2]}"' if match[2] else match[0]
-
-    value = json.loads(_BARE_KEY.sub(quote, text))
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    return value
-
-
-class ConfigFile:
-    """One JSON table on disk, and the one before it as ``.bak``."""
-
-    def __init__(self, files: Files, path: Path) -> None:
-        self._files = files
-        self.path = path
-        self._bak = path.with_name(path.name + ".bak")
-        self._broken = False
-        """Whether the file itself could not be read: then it must not become the ``.bak``."""
-
-    def load(self, read: Callable[[dict[str, Any]], T]) -> T:
-        """What ``read`` makes of the table: of the file, else of its ``.bak``, of an empty one where there is neither.
-
-        Raises ``CorruptFile`` where what is there cannot be read. ``read`` says so by any of ``SHAPE_ERRORS``.
-        """
-        problems = []
-        for path in (self.path, self._bak):
-            try:
-                text = path.read_text(encoding="utf-8")
-                if text.strip():
-                    return read(parse_table(text))
-            except FileNotFoundError:
-                continue
-            except SHAPE_ERRORS as error:
-                problems.append(f"{path} cannot be read: {type(error).__name__}: {error}")
-            self._broken = self._broken or path == self.path
-        if problems:
-            raise CorruptFile(
-                f"{'; '.join(problems)}. Restore {self.path} or its .bak from a backup, or move both away to begin "
-                "with an empty table"
-            )
-        return read({})
-
-    def save(self, table: dict[str, Any]) -> None:
-        """Replace the table; the one before becomes the ``.bak``. Durable when it returns."""
-        make_durable_folder(self._files, self.path.parent)
-        if not self._broken and self.path.exists():
-            replace_file(self._files, self._bak, self.path.read_bytes())
-        replace_file(self._files, self.path, json.dumps(table, indent=1, ensure_ascii=False).encode())
-        self._broken = False
 
 
 def next_data_version(before: Any) -> dict[str, int]:
@@ -152,7 +88,9 @@ class TopicTable:
     """``config/topics.json``. Changed on one thread; ``persist`` may run on another."""
 
     def __init__(self, files: Files, path: Path) -> None:
-        self._file = ConfigFile(files, path)
+        self._file = ConfigFile(
+            files, path, "topics with messages are then found in the log, without their permissions and empty queues"
+        )
         self._lock = threading.Lock()
         self._topics: dict[str, TopicConfig] = {}
         self._rest: dict[str, Any] = {}
@@ -215,7 +153,9 @@ class ConsumerOffsetTable:
     """``config/consumerOffset.json``: what each group has committed per queue."""
 
     def __init__(self, files: Files, path: Path) -> None:
-        self._file = ConfigFile(files, path)
+        self._file = ConfigFile(
+            files, path, "every group then begins anew, where its first consumer says, until its offsets are reset"
+        )
         self._lock = threading.Lock()
         self._offsets: dict[str, dict[int, int]] = {}
         self._rest: dict[str, Any] = {}
@@ -225,6 +165,11 @@ class ConsumerOffsetTable:
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
         self._offsets, self._rest = self._file.load(self._read)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether neither the file nor its ``.bak`` is there."""
+        return not self._file.is_there
 
     @staticmethod
     def _read(table: dict[str, Any]) -> tuple[dict[str, dict[int, int]], dict[str, Any]]:
@@ -299,7 +244,7 @@ class DelayOffsetTable:
     """``config/delayOffset.json``: how far each delay level is delivered, by copies that are on disk."""
 
     def __init__(self, files: Files, path: Path) -> None:
-        self._file = ConfigFile(files, path)
+        self._file = ConfigFile(files, path, "what the levels have in the log is then delivered once more")
         self._offsets: dict[int, int] = {}
         self._rest: dict[str, Any] = {}
         self.dirty = False

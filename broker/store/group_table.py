@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.delivery import RETRY_TIMES_MAX
-from .config_files import ConfigFile, next_data_version
+from .config_files import next_data_version
 from .files import Files
+from .json_table import ConfigFile
 
 _DEFAULTS: dict[str, Any] = {
     "consumeEnable": True,

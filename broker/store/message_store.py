@@ -132,6 +132,12 @@ class MessageStore:
             self.quarantine,
         ):  # fmt: skip
             table.load()
+        if self.consumer_offsets.is_missing and self.groups.names():
+            log.warning(
+                "%s has %d consumer groups, but there is no config/consumerOffset.json: nothing is committed. If the "
+                "file was lost, stop the broker and restore it from a backup, or reset the groups' "
+                "offsets", self.path, len(self.groups.names()),
+            )  # fmt: skip
         self._checkpoint.load()
         if self._checkpoint.mark is None:
             self.state.somebody_else_wrote()

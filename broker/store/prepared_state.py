@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .config_files import ConfigFile
 from .files import Files
+from .json_table import ConfigFile
 
 
 @dataclass(frozen=True, slots=True)

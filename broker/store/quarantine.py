@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from .config_files import ConfigFile
 from .errors import CorruptFile
 from .files import Files, make_durable_folder
+from .json_table import ConfigFile
 from .tombstones import LostRange
 
 _COPY_NAME = re.compile(r"(\d{20})-(\d{1,19})(-\d{1,9})?\.bin\Z", re.ASCII)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .checksummed import ChecksummedRanges
-from .config_files import ConfigFile
 from .files import Files
+from .json_table import ConfigFile
 
 QueueEnds = dict[str, dict[int, int]]
 """Next queue offset by topic and queue id."""

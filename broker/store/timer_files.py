@@ -11,16 +11,17 @@ import logging
 import re
 import struct
 import time
+import zlib
 from collections import deque
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
 
-from .config_files import ConfigFile
 from .consume_queue import ConsumeQueue
 from .errors import CorruptFile
 from .files import Files, make_durable_folder, remove_content, replace_file
+from .json_table import ConfigFile
 from .timer_state import HOUR_SECONDS, ROWS, Event, Hour, Indexed, TimerState, by_hour
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ ROUND_S_MAX = 60.0
 REBUILD_SLACK_S = 60
 """Where the index is made anew, what was due this long before delivery stopped is delivered again: of messages that
 came late, the queue does not say whether they were delivered."""
+
+CHECK_CHUNK_BYTES = 1 << 20
 
 STORED_ROWS = ROWS.newbyteorder(">")
 
@@ -81,7 +84,7 @@ class TimerFiles:
         return self._cursor.load(lambda table: TimerState.from_json(table) if table else None)
 
     def _cut(self, state: TimerState) -> str:
-        """Give each hour's file its length; what is wrong with one that is too short."""
+        """Give each hour's file its length; what is wrong with one that is not as it was written."""
         for path in sorted(path for path in self.folder.iterdir() if _NAME.match(path.name)):
             hour = state.hours.get(int(path.name) // HOUR_SECONDS)
             if hour is None or not hour.rows:
@@ -93,13 +96,29 @@ class TimerFiles:
             size = path.stat().st_size if path.exists() else 0
             if size < hour.rows * ROWS.itemsize:
                 return f"{path} has {size} bytes, and {hour.rows * ROWS.itemsize} were written"
-            if size > hour.rows * ROWS.itemsize:
+            wanted = hour.rows * ROWS.itemsize
+            if size > wanted:
                 fd = self._files.open(path)
                 try:
-                    self._files.resize(fd, hour.rows * ROWS.itemsize)
+                    self._files.resize(fd, wanted)
                 finally:
                     self._files.close(fd)
+            if self._checksum_of(path, wanted) != hour.checksum:
+                return f"{path} has other rows than were written: its checksum is wrong"
         return ""
+
+    def _checksum_of(self, path: Path, size: int) -> int:
+        """The CRC32 of the file's first ``size`` bytes. Blocks."""
+        checksum = 0
+        fd = self._files.open(path)
+        try:
+            for at in range(0, size, CHECK_CHUNK_BYTES):
+                chunk = bytearray(min(CHECK_CHUNK_BYTES, size - at))
+                self._files.read(fd, memoryview(chunk), at, wait=True)
+                checksum = zlib.crc32(chunk, checksum)
+        finally:
+            self._files.close(fd)
+        return checksum
 
     def _begin_anew(self, before: TimerState | None, first_offset: int, max_offset: int, now_second: int) -> TimerState:
         remove_content(self._files, self.folder)
@@ -132,7 +151,7 @@ class TimerFiles:
         with self.lock:
             assert self.state is not None
             hour = self.state.hours.get(number)
-            count = hour.rows if hour is not None else 0
+            count, checksum = (hour.rows, hour.checksum) if hour is not None else (0, 0)
             fresh = [
                 rows[rows["due_second"] // HOUR_SECONDS == number]
                 for rows in (event.rows for _, event in self._waiting if isinstance(event, Indexed))
@@ -144,10 +163,11 @@ class TimerFiles:
                 read = self._files.read(fd, memoryview(blob), 0, wait=True)
             finally:
                 self._files.close(fd)
-            if read < len(blob):
+            if read < len(blob) or zlib.crc32(blob) != checksum:
+                wrong = f"has {read} bytes of {len(blob)}" if read < len(blob) else "has a wrong checksum"
                 raise CorruptFile(
-                    f"{self._path(number)} has {read} bytes, and {len(blob)} were written. Stop the broker and move "
-                    f"{self.folder} away: a start makes it anew from the log"
+                    f"{self._path(number)} {wrong}. Start the broker again: it makes the index of timed messages anew "
+                    "from the log"
                 )
         return np.concatenate([np.frombuffer(blob, STORED_ROWS).astype(ROWS), *fresh])
 
@@ -171,15 +191,16 @@ class TimerFiles:
         now = time.monotonic()
         if len(parts) > FILES_A_ROUND and now - self._synced_at < ROUND_S_MAX and not last:
             return
-        lengths = {number: self._append(number, np.concatenate(rows)) for number, rows in sorted(parts.items())}
+        written = {number: self._append(number, np.concatenate(rows)) for number, rows in sorted(parts.items())}
         if parts:
             self._files.sync_folder(self.folder)
         with self.lock:
             for _ in events:
                 self._waiting.popleft()[1].apply(self.state)
-            for number, length in lengths.items():
+            for number, (length, checksum) in written.items():
                 if number in self.state.hours:
                     self.state.hours[number].rows = length
+                    self.state.hours[number].checksum = checksum
         if events or self._dirty:
             self._synced_at = now
             self._dirty = True
@@ -187,17 +208,18 @@ class TimerFiles:
             self._dirty = False
             self._remove_past()
 
-    def _append(self, number: int, rows: np.ndarray) -> int:
-        """Write rows behind those that count, durably; how many there are then."""
+    def _append(self, number: int, rows: np.ndarray) -> tuple[int, int]:
+        """Write rows behind those that count, durably; how many there are then, and the checksum of all."""
         assert self.state is not None
         hour = self.state.hours.get(number) or Hour()
+        blob = rows.astype(STORED_ROWS).tobytes()
         fd = self._files.open(self._path(number), create=True)
         try:
-            self._files.write(fd, rows.astype(STORED_ROWS).tobytes(), hour.rows * ROWS.itemsize)
+            self._files.write(fd, blob, hour.rows * ROWS.itemsize)
             self._files.sync_data(fd)
         finally:
             self._files.close(fd)
-        return hour.rows + len(rows)
+        return hour.rows + len(rows), zlib.crc32(blob, hour.checksum)
 
     def _remove_past(self) -> None:
         assert self.state is not None

@@ -22,7 +22,7 @@ ROWS = np.dtype([("due_second", "i8"), ("queue_offset", "i8"), ("physical_offset
 class Hour:
     """Messages that are due within one hour. ``count``: how many wait; ``first_due_second``, ``first_queue_offset`` and
     ``first_physical_offset``: none of them has less; ``rolled_below``: those that lie before have been appended again
-    and do not count; ``rows``: how many the hour's file has."""
+    and do not count; ``rows``: how many the hour's file has; ``checksum``: the CRC32 of these."""
 
     count: int = 0
     first_due_second: int = 0
@@ -30,6 +30,7 @@ class Hour:
     first_physical_offset: int = 0
     rolled_below: int = 0
     rows: int = 0
+    checksum: int = 0
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...protocol.errors import FlintError
-from ..store.config_files import SHAPE_ERRORS
 from ..store.files import Files, replace_file
+from ..store.json_table import SHAPE_ERRORS
 
 MANIFEST, PROGRESS = "backup.json", "backup-progress.json"
 LOG_FOLDER, TABLES_PREFIX = "commitlog", "tables-"

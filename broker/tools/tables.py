@@ -17,7 +17,7 @@ from ...protocol.layout import (
 )
 from ..kernels import dispatch as kernel
 from ..store.checkpoint import FUTURE_MS_MAX
-from ..store.config_files import SHAPE_ERRORS, parse_table
+from ..store.json_table import SHAPE_ERRORS, parse_table
 from ..store.mapped_file import file_name
 from ..store.queue_check import count_units, last_record_unit
 from .log_end import LogEnd
@@ -27,17 +27,16 @@ from .offline import OfflineStore
 def check_tables(store: OfflineStore) -> None:
     """Every JSON file in ``config/`` and FlintMQ's own, each with its ``.bak``."""
     reported = {finding.path for finding in store.findings if finding.kind == "table"}
-    paths = [*(store.path / "config").glob("*.json"), *(store.path / "config").glob("*.json.bak"), store.state.path]
-    for path in sorted({*paths, store.state.path.with_name(store.state.path.name + ".bak")}):
+    own = store.state.path.parent
+    folders = (store.path / "config", own, own / "timers", own / "quarantine")
+    for path in sorted(path for folder in folders for path in [*folder.glob("*.json"), *folder.glob("*.json.bak")]):
         if path not in reported and path.is_file():
             _check_table(store, path)
 
 
 def _check_table(store: OfflineStore, path: Path) -> None:
     try:
-        text = path.read_text(encoding="utf-8")
-        if text.strip():
-            parse_table(text)
+        parse_table(path.read_text(encoding="utf-8"))
     except SHAPE_ERRORS as error:
         store.findings.add("table", path, f"{type(error).__name__}: {error}")
 

@@ -90,6 +90,7 @@ def outside(store: Path) -> list[str]:
 def test_no_name_from_a_client_makes_anything(running: RunningBroker, connect: ConnectionFactory, door: str) -> None:
     peer = connect(running)
     peer.produce("good", b"x", queue=0).raise_for_error()
+    peer.pull("good", 0, 0).raise_for_error()  # once that is answered, its queue has its folder
     before, topics = outside(running.store), topics_of(peer)
     folders = sorted(path.name for path in (running.store / "consumequeue").iterdir())
     for name in NAMES:

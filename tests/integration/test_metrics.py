@@ -324,7 +324,8 @@ def test_a_disk_that_is_too_full_shows_as_not_ready_and_still_well(broker: Facto
     assert scrape("flintmq_disk_room_bytes") == 0
     assert scrape("flintmq_disk_runway_seconds") == 0
     info = msgpack.unpackb(connection.call(GET_BROKER_RUNTIME_INFO).body)
-    assert info["write_refusal"] in ready[1]
+    # Each says how many bytes are free at its own time.
+    assert re.sub(r"[\d,.]+", "#", info["write_refusal"]) in re.sub(r"[\d,.]+", "#", ready[1])
 
 
 def test_the_runway_is_endless_where_nothing_is_written(broker: Factory) -> None:

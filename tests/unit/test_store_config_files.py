@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 
 from flintmq.broker.store import CorruptFile, TopicConfig
-from flintmq.broker.store.config_files import (
-    ConfigFile,
-    ConsumerOffsetTable,
-    DelayOffsetTable,
-    TopicTable,
-    next_data_version,
-    parse_table,
-)
+from flintmq.broker.store.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicTable, next_data_version
+from flintmq.broker.store.json_table import CHECKSUM_KEY, ConfigFile, encode_table, parse_table
 from tests.store_tools import UnsyncedFiles, assert_holds, kill, open_store, plain, put, reopen, tree
 
 ROCKETMQ_OFFSETS = (
@@ -60,10 +54,58 @@ def test_what_is_no_table_is_read_from_the_backup(tmp_path: Path, text: str) -> 
     assert config_file(tmp_path, None, '{"a":{1:2}}').load(as_it_is) == {"a": {"1": 2}}
 
 
-@pytest.mark.parametrize("text", ["", "  \n", None])
-def test_an_empty_or_missing_table_is_read_from_the_backup_or_is_empty(tmp_path: Path, text: str | None) -> None:
-    assert config_file(tmp_path, text).load(as_it_is) == {}
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_an_empty_file_is_no_empty_table(tmp_path: Path, text: str) -> None:
+    for backup in (None, "", "{"):
+        with pytest.raises(CorruptFile, match=r"table\.json cannot be read: ValueError: it is empty"):
+            config_file(tmp_path, text, backup).load(as_it_is)
     assert config_file(tmp_path, text, '{"a":1}').load(as_it_is) == {"a": 1}
+
+
+def test_a_missing_table_is_read_from_the_backup_or_is_empty(tmp_path: Path) -> None:
+    assert config_file(tmp_path, None).load(as_it_is) == {}
+    assert config_file(tmp_path, None, '{"a":1}').load(as_it_is) == {"a": 1}
+
+
+@pytest.mark.parametrize("table", [{}, {"a": {}}, {"a@b": {"0": 17, "1": -3}, "é": [1, None, 2.5, "\x7f\n"]}])
+def test_a_table_comes_back_and_no_changed_bit_of_it_passes(table: dict[str, Any]) -> None:
+    blob = encode_table(table)
+    assert parse_table(blob.decode()) == table
+    assert set(json.loads(blob)) == {*table, CHECKSUM_KEY}
+    for bit in range(8 * len(blob)):
+        changed = bytearray(blob)
+        changed[bit // 8] ^= 1 << bit % 8
+        try:
+            read = parse_table(changed.decode())
+        except ValueError:
+            continue
+        # Nothing but white space may have changed, or the name of the checksum itself.
+        assert {key: read.get(key) for key in table} == table, changed
+
+
+def test_who_changes_a_table_on_purpose_takes_the_checksum_out(tmp_path: Path) -> None:
+    file = config_file(tmp_path, None)
+    file.save({"a": 17})
+    text = file.path.read_text().replace("17", "18")
+    file.path.write_text(text)
+    with pytest.raises(CorruptFile, match=f"changed since it was written.*take {CHECKSUM_KEY} out"):
+        file.load(as_it_is)
+    table = json.loads(text)
+    del table[CHECKSUM_KEY]
+    file.path.write_text(json.dumps(table))
+    assert file.load(as_it_is) == {"a": 18}
+
+
+def test_a_table_whose_checksum_is_wrong_is_read_from_the_backup_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = config_file(tmp_path, None)
+    file.save({"a": 17})
+    file.save({"a": 18})
+    file.path.write_text(file.path.read_text().replace("18", "98"))
+    assert file.load(as_it_is) == {"a": 17}
+    assert "table.json cannot be read" in caplog.text
+    assert "table.json.bak is taken instead" in caplog.text
 
 
 def test_two_broken_files_are_an_error_that_names_both(tmp_path: Path) -> None:
@@ -77,10 +119,10 @@ def test_a_broken_file_never_becomes_the_backup(tmp_path: Path) -> None:
     file = config_file(tmp_path, "broken", '{"a":1}')
     file.load(as_it_is)
     file.save({"a": 2})
-    assert json.loads((tmp_path / "table.json.bak").read_text()) == {"a": 1}
+    assert parse_table((tmp_path / "table.json.bak").read_text()) == {"a": 1}
     file.save({"a": 3})
-    assert json.loads((tmp_path / "table.json").read_text()) == {"a": 3}
-    assert json.loads((tmp_path / "table.json.bak").read_text()) == {"a": 2}
+    assert parse_table((tmp_path / "table.json").read_text()) == {"a": 3}
+    assert parse_table((tmp_path / "table.json.bak").read_text()) == {"a": 2}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["table.json", "table.json.bak"]
 
 

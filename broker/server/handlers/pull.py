@@ -97,10 +97,11 @@ def _read(
         )
     except OffsetOutOfRange as error:
         if request.group and offset < error.min_offset:
-            broker.loop.call_soon_threadsafe(
-                broker.offset_moved,
-                request.group, request.member, request.topic, request.queue, offset, error.min_offset,
-            )  # fmt: skip
+            moved = (request.group, request.member, request.topic, request.queue, offset, error.min_offset)
+            if hot:  # on the loop: who has the answer finds the group moved
+                broker.offset_moved(*moved)
+            else:
+                broker.loop.call_soon_threadsafe(broker.offset_moved, *moved)
         raise
     except CorruptLog as error:
         log.error("%s", error)

@@ -1,0 +1,182 @@
+"""Damage of a store's small files: what is in them is never served as good, and nobody goes on in silence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.security.users import UserTable
+from flintmq.broker.store import CorruptFile, MessageStore
+from flintmq.broker.store.json_table import SHAPE_ERRORS, parse_table
+from flintmq.broker.store.prepared_state import PreparedSnapshot
+from flintmq.broker.store.timer_state import HOUR_SECONDS
+from flintmq.protocol.errors import ConfigurationError
+from flintmq.protocol.users import USERS_FILE
+from tests.delay_tools import START_MS, DelayedStore
+from tests.store_tools import copy_store, make_topic, open_store, overwrite, plain, put, tree
+from tests.tools_runs import verified
+
+TABLES = [
+    "config/topics.json", "config/consumerOffset.json", "config/delayOffset.json", "config/subscriptionGroup.json",
+    "flintmq/state.json", "flintmq/prepared.json",
+]  # fmt: skip
+
+
+def flipped(content: bytes, source: random.Random) -> bytes:
+    at = source.randrange(len(content))
+    return content[:at] + bytes([content[at] ^ 1 << source.randrange(8)]) + content[at + 1 :]
+
+
+DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    **{f"bit {number}": flipped for number in range(6)},
+    "zeroed": lambda content, _: bytes(len(content)),
+    "half zeroed": lambda content, _: content[: len(content) // 2].ljust(len(content), b"\0"),
+    "emptied": lambda content, _: b"",
+    "half": lambda content, _: content[: len(content) // 2],
+    "a byte less": lambda content, _: content[:-1],
+    "random": lambda content, source: source.randbytes(len(content)),
+}
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stopped store each of whose tables was written at least twice, with the same content but for counters."""
+    delayed = DelayedStore(tmp_path_factory.mktemp("history") / "store")
+    store = delayed.store
+    for topic in ("orders", "bills"):
+        make_topic(store, topic)
+        store.consumer_offsets.commit("group", topic, 0, 1)
+    store.groups.ensure("group")
+    delayed.send("t", [b"late"] * 3, TIMER_DELIVER_MS=START_MS + 10_000_000)
+    delayed.send("t", [b"early"], TIMER_DELIVER_MS=START_MS + 10_000)
+    delayed.run()
+    delayed.delays.persist(last=True)
+    delayed.run(START_MS + 60_000)
+    delayed.delays.persist(last=True)
+    for number in range(2):
+        store.prepared.offer(0, PreparedSnapshot(number, 0, {"series": 17}))
+        store.prepared.persist(0)
+        for table in (store.topics, store.consumer_offsets, store.groups, store.delay_offsets):
+            table.persist()
+    for _ in range(2):
+        delayed.stop()
+        delayed.open()
+    delayed.stop()
+    return delayed.path
+
+
+def what_tables_say(store: MessageStore) -> object:
+    return (
+        {config.name: config.to_json() for config in store.topics}, store.consumer_offsets.all_committed(own=True),
+        store.groups.names(), [store.delay_offsets.delivered(level) for level in range(19)],
+        store.prepared.saved.committed, store.state.sizes, store.state.kept_offsets, store.state.deleted,
+    )  # fmt: skip
+
+
+def still_says_the_same(blob: bytes, whole: bytes) -> bool:
+    """Only white space was hit, or the name of the checksum."""
+    try:
+        return parse_table(blob.decode()).items() >= parse_table(whole.decode()).items()
+    except SHAPE_ERRORS:
+        return False
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_damaged_table_is_never_served_as_good(
+    history: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """The file alone: its .bak serves. Both: the start is refused, and changes nothing."""
+    opened = open_store(copy_store(history, tmp_path / "whole"))
+    expected = what_tables_say(opened)
+    opened.close()
+    source = random.Random(name)
+    for number, (kind, damage) in enumerate(DAMAGES.items()):
+        path = copy_store(history, tmp_path / f"store{number}")
+        file, backup = path / name, path / f"{name}.bak"
+        whole = file.read_bytes()
+        file.write_bytes(damage(whole, source))
+        if still_says_the_same(file.read_bytes(), whole):
+            continue
+        assert ("table", file) in {(each.kind, each.path) for each in verified(path).findings}, kind
+        backup_whole = backup.read_bytes()
+        backup.write_bytes(DAMAGES["half"](backup_whole, source))
+        before = tree(path)
+        with pytest.raises(CorruptFile, match=rf"{file.name} cannot be read.*{backup.name} cannot be read.*Restore"):
+            open_store(path)
+        assert tree(path) == before, kind
+        backup.write_bytes(backup_whole)
+        caplog.clear()
+        store = open_store(path)
+        assert f"{backup} is taken instead" in caplog.text, kind
+        assert what_tables_say(store) == expected, kind
+        store.close()
+        reopened = open_store(path)
+        assert what_tables_say(reopened) == expected, kind
+        reopened.close()
+
+
+def cursor(path: Path) -> Path:
+    return path / "flintmq" / "timers" / "cursor.json"
+
+
+def hour_file(path: Path) -> Path:
+    files = (path / "flintmq" / "timers").glob("[0-9]*")
+    (found,) = [each for each in files if int(each.name) > START_MS // 1000 + HOUR_SECONDS]
+    return found
+
+
+def both_cursors(path: Path, damage: Callable[[bytes], bytes]) -> None:
+    for file in (cursor(path), cursor(path).with_name("cursor.json.bak")):
+        file.write_bytes(damage(file.read_bytes()))
+
+
+TIMER_DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a due second": lambda path: overwrite(hour_file(path), 6, b"\x01"),
+    "a place in the log": lambda path: overwrite(hour_file(path), 28 + 22, b"\x77"),
+    "the hour's rows zeroed": lambda path: overwrite(hour_file(path), 0, bytes(84)),
+    "the hour's file cut short": lambda path: hour_file(path).write_bytes(bytes(83)),
+    "the hour's file gone": lambda path: hour_file(path).unlink(),
+    "both cursors emptied": lambda path: both_cursors(path, lambda content: b""),
+    "both cursors changed": lambda path: both_cursors(path, lambda content: content.replace(b"17", b"18")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", TIMER_DAMAGES)
+def test_a_damaged_index_of_timed_messages_is_made_anew(
+    history: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    path = copy_store(history, tmp_path / "store")
+    before = tree(path)
+    TIMER_DAMAGES[damage](path)
+    assert tree(path) != before
+    delayed = DelayedStore(path, now_ms=START_MS + 60_000)
+    delayed.run()
+    assert "is made anew" in caplog.text
+    early = delayed.bodies("t").count(b"early")
+    assert early in (1, 2)  # what was due in the last minute may come again
+    delayed.run(START_MS + 10_000_000)
+    assert delayed.bodies("t") == [b"early"] * early + [b"late"] * 3
+    delayed.stop()
+
+
+def test_groups_whose_progress_is_gone_are_named_loudly(
+    history: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = copy_store(history, tmp_path / "store")
+    for name in ("consumerOffset.json", "consumerOffset.json.bak"):
+        (path / "config" / name).unlink()
+    open_store(path).close()
+    assert "there is no config/consumerOffset.json" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b'{"version": 1}', b"\0" * 300, b"[]"])
+def test_damaged_users_let_nobody_in(tmp_path: Path, content: bytes) -> None:
+    store = open_store(tmp_path / "store")
+    put(store, "orders", 0, plain(1))
+    store.close()
+    (store.path / USERS_FILE).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"users\.json"):
+        UserTable(store.path).load()
