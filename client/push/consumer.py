@@ -121,7 +121,10 @@ class PushConsumer:
         self._engine.start()
         if not self._engine.joined.wait(self._timeout):
             trouble = self._engine.health().trouble
-            self.close(timeout=0.001)
+            self._guard.closed = True
+            self._engine.abandon()  # it may hang in a connection; what matters is why it could not join
+            self._ended.wait(self._timeout)
+            self._stop_workers()
             raise trouble or ListenerTimeout(f"group {self.group} could not be joined within {self._timeout:g} s")
         if self._engine.failure is not None:
             failure = self._engine.failure

@@ -45,6 +45,7 @@ def test_what_is_prepared_is_committed_or_dropped(clients: Clients, shared_broke
     with clients.Producer(shared_broker.address) as producer, clients.Admin(shared_broker.address) as admin:
         admin.create_topic(topic, queues=2)
         first, second, lost = (f"{topic}/{name}" for name in ("first", "second", "lost"))
+        of_others = admin.prepared(f"{topic}/").open
         few = [Message(topic, b"%d" % number, keys=["k"]) for number in range(5)]
         receipts = producer.send_many(few, prepare=first)
         producer.send_bulk(topic, [b"%d" % number for number in range(5, 5_000)], queue=1, prepare=second)
@@ -54,7 +55,7 @@ def test_what_is_prepared_is_committed_or_dropped(clients: Clients, shared_broke
         assert [(each.attempt, each.messages, each.topics) for each in listed.attempts] == [
             (first, 5, (topic,)), (second, 4_995, (topic,)), (lost, 1, (topic,)),
         ]  # fmt: skip
-        assert (listed.open, list(listed.copying)) == (3, [])
+        assert (listed.open - of_others, list(listed.copying)) == (3, [])
         assert [each.attempt for each in admin.prepared(f"{topic}/", max_count=1).attempts] == [first]
         with pytest.raises(PreparedIncomplete) as raised:
             admin.commit_prepared(topic, 0, {first: 6, second: 4_995})

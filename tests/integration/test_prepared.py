@@ -104,7 +104,8 @@ class TestCommit:
     def test_two_requests_for_one_commit_copy_once(
         self, connection: RawConnection, one_broker: RunningBroker, connect: ConnectionFactory, topic: str, series: str
     ) -> None:
-        prepare(connection, "a", topic, *[b"%d" % number for number in range(20_000)], queue=0)
+        for first in (0, 10_000):
+            prepare(connection, "a", topic, *[b"%d" % number for number in range(first, first + 10_000)], queue=0)
         others = [connect(one_broker) for _ in range(3)]
         fields = {"series": series, "number": 1, "count": 1}
         asked = [(each, each.send(COMMIT_PREPARED, fields, msgpack.packb([["a", 20_000]]))) for each in others]

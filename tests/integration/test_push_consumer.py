@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from flintmq.client import (
     ClientFailed,
     ConnectionFailed,
     FilterIllegal,
+    FlintError,
     ForkedClient,
     GiveUp,
     ListenerTimeout,
@@ -385,6 +387,14 @@ class TestMembers:
                 clients.PushConsumer(address, f"{topic}-2", {topic: Subscription(filter="a >")}, seen).start()
         with pytest.raises(ConnectionFailed):
             clients.PushConsumer("127.0.0.1:1", topic, topic, seen, timeout=0.5).start()
+
+    def test_where_nobody_answers_the_start_says_so(self, clients: Clients, topic: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            with pytest.raises((FlintError, TimeoutError)) as raised:
+                clients.PushConsumer(address, topic, topic, Seen(), timeout=0.3).start()
+        assert "had not come back" not in str(raised.value)
+        assert "127.0.0.1" in str(raised.value) or "could not be joined" in str(raised.value)
 
 
 class TestLife:

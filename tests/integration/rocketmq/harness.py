@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -63,15 +64,17 @@ def class_path() -> str:
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flintmq"
     made = cache / f"rocketmq-{digest}"
-    if not all(Path(jar).exists() for jar in _jars(made).split(os.pathsep)):
-        shutil.rmtree(made, ignore_errors=True)
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            folder = Path(scratch) / "made"
-            folder.mkdir()
-            _fetch_jars(folder)
-            _compile(folder, sources[1:])
-            folder.rename(made)
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{made.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the test command has two processes
+        if not all(Path(jar).exists() for jar in _jars(made).split(os.pathsep)):
+            shutil.rmtree(made, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                folder = Path(scratch) / "made"
+                folder.mkdir()
+                _fetch_jars(folder)
+                _compile(folder, sources[1:])
+                folder.rename(made)
     return f"{_jars(made)}{os.pathsep}{made}"
 
 
