@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from ...protocol.errors import FlintError
 from ..core.batch import Batch
 from ..core.stored import StoredMessage
 from .options import Options
@@ -70,6 +71,8 @@ class Claim:
     lost: bool = False
     retry_at: float = 0.0
     """When it is pulled again after the broker refused."""
+    refused: FlintError | None = None
+    """Why it did, where nothing was pulled since."""
     works: deque[Work] = field(default_factory=deque)
     """All that is not committed yet, in the order of the queue."""
     waiting: deque[Work] = field(default_factory=deque)

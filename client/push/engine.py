@@ -194,6 +194,7 @@ class Engine:
                 skipped=counts.skipped,
                 error=self.failure,
                 trouble=self._backoff.trouble,
+                refused={claim.key: claim.refused for claim in self._claims if claim.refused is not None},
             )
 
     # ---- the thread

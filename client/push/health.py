@@ -34,6 +34,9 @@ class Health:
     be tried again, or as dead letters; ``skipped``: removed by retention before they were read or could be stored
     again, or failed where nobody tries again (broadcasting); ``stuck``: works that were given up because the listener
     did not come back.
+
+    ``refused``: of its queues, those whose last pull the broker refused, and why: a damaged message, a missing
+    permission. They are asked again and again; all others go on.
     """
 
     alive: bool
@@ -57,3 +60,4 @@ class Health:
     skipped: int
     error: FlintError | None
     trouble: FlintError | None
+    refused: dict[QueueKey, FlintError]

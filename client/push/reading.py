@@ -61,6 +61,7 @@ class Reading:
     def _answered(self, claim: Claim, batch: Batch | None, error: FlintError | None) -> None:
         claim.asked = False
         if batch is not None:
+            claim.refused = None
             if claim.topic in self.paused:
                 return  # pulled again, from the same place, when it is resumed
             messages = batch.messages
@@ -76,6 +77,7 @@ class Reading:
             if isinstance(error, EpochFenced | MemberUnknown):
                 self._membership.beat_soon()
             else:
+                claim.refused = error
                 log.warning(
                     "group %s: topic %s, queue %d cannot be read: %s",
                     self._options.group, claim.topic, claim.queue, error,
