@@ -142,7 +142,7 @@ class Timers:
         rows, end_offset, wanted = self._rows(waiting)
         self._mover.lost(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
         self._happened(end_offset, Indexed(first + count, rows, topics_of(waiting, 1, wanted)))
-        for number, mine in by_hour(rows) if len(rows) else ():
+        for number, mine in by_hour(rows):
             if number == self._loaded_hour:
                 for second, blob in _by_second(mine, state.second).items():
                     self._seconds.setdefault(second, bytearray()).extend(blob)

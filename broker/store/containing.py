@@ -79,11 +79,13 @@ class Container:
         file = self._commitlog.queue.find(begin)
         if file is None or begin + size > file.end_offset:
             return None
-        array, at, end = file.array(), begin - file.start_offset, begin + size - file.start_offset
+        array, at, end = self._held(file), begin - file.start_offset, begin + size - file.start_offset
         parts = np.zeros(kernel.PARTS, np.int64)
         lost: list[LostRange] = []
         store_ms = 0
         while at < end:
+            if at >= len(array):
+                return None
             status = kernel.locate(array, at, len(array), file.start_offset + at, parts)
             if status == kernel.BLANK and end == file.size:
                 return lost, store_ms, True
@@ -134,8 +136,16 @@ class Container:
         if held == blob[:size]:
             return True
         parts = np.zeros(kernel.PARTS, np.int64)
-        array, at = file.array(), each.physical_offset - file.start_offset
-        return kernel.locate(array, at, len(array), each.physical_offset, parts) != kernel.DONE
+        array, at = self._held(file), each.physical_offset - file.start_offset
+        return at >= len(array) or kernel.locate(array, at, len(array), each.physical_offset, parts) != kernel.DONE
+
+    def _held(self, file: MappedFile) -> np.ndarray:
+        """The bytes of a file of the log; of one that was cut short, and has not got its length back, those it has."""
+        files = self._commitlog.os
+        size = files.size(file.fd)
+        if size >= file.size:
+            return file.array()
+        return np.frombuffer(files.map(file.fd, size), np.uint8) if size else np.zeros(0, np.uint8)
 
     def read(self, physical_offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from the log, within one file."""

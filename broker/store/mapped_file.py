@@ -230,7 +230,7 @@ class MappedFileQueue:
         """Fill ``buffer`` from ``offset``; it does not cross a file.
 
         With ``hot``, raises ``WouldBlock`` where a byte is not in the page cache. Raises ``CorruptLog`` where there is
-        no such file or it ends before.
+        no such file or it ends before. What was cut off a file that waits to be lengthened is zeros already.
         """
         file = self.find(offset)
         if file is None:
@@ -244,6 +244,9 @@ class MappedFileQueue:
         if count < len(buffer):
             if hot:
                 raise WouldBlock
+            if any(path == file.path for path, _ in self._short):
+                buffer[count:] = bytes(len(buffer) - count)
+                return
             raise CorruptLog(f"{file.path} ends in the middle of the {len(buffer)} bytes at offset {offset:,}")
 
     def remove_first(self, count: int) -> None:

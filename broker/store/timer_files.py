@@ -186,7 +186,7 @@ class TimerFiles:
                 events.append(event)
         parts: dict[int, list[np.ndarray]] = {}
         for event in events:
-            for number, rows in by_hour(event.rows) if isinstance(event, Indexed) and len(event.rows) else ():
+            for number, rows in by_hour(event.rows) if isinstance(event, Indexed) else ():
                 parts.setdefault(number, []).append(rows)
         now = time.monotonic()
         if len(parts) > FILES_A_ROUND and now - self._synced_at < ROUND_S_MAX and not last:

@@ -104,8 +104,10 @@ def add_counts(counts: Counter[str], change: Counter[str]) -> None:
 
 def by_hour(rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
     """The rows of each hour, in their order."""
+    if not len(rows):  # everything that was looked at is lost to damage, or nothing timed
+        return []
     hours = rows["due_second"] // HOUR_SECONDS
-    if len(rows) and (hours == hours[0]).all():
+    if (hours == hours[0]).all():
         return [(int(hours[0]), rows)]
     order = np.argsort(hours, kind="stable")
     hours, rows = hours[order], rows[order]

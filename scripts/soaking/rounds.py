@@ -18,7 +18,8 @@ from pathlib import Path
 from tests.fault.harness.brokers import PreparedParent
 from tests.fault.harness.plan import ALL_POINTS_AFTER_ROUNDS, Planned, campaigns
 from tests.fault.harness.points import POINTS
-from tests.fault.harness.rounds import Campaign, RoundFailed, Tally
+from tests.fault.harness.rounds import Campaign, RoundFailed
+from tests.fault.harness.tally import Tally
 
 SHOWN_EVERY_S = 10.0
 FAILED_MAX = 25
@@ -74,7 +75,14 @@ class Run:
     def _campaign(self, prepared: PreparedParent, planned: Planned, rounds: list[str]) -> None:
         folder = self._folder / f"campaign-{planned.number}"
         folder.mkdir()
-        campaign = Campaign(prepared, folder, planned.seed, sync=planned.sync, retention=planned.retention)
+        campaign = Campaign(
+            prepared,
+            folder,
+            planned.seed,
+            sync=planned.sync,
+            retention=planned.retention,
+            checksums=planned.checksums,
+        )
         try:
             asyncio.run(campaign.run(rounds, self.tallies, self._show))
         except Exception as failure:  # noqa: BLE001 - whatever it is: said, counted, and the other campaigns go on

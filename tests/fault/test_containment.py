@@ -327,6 +327,25 @@ def test_a_file_that_is_restored_gives_its_messages_back(tmp_path: Path) -> None
     assert list((path / "flintmq" / "quarantine").glob("*.bin"))
 
 
+@pytest.mark.parametrize("cut", [-10, 10], ids=["in front of what was lost before", "in the middle of its tombstone"])
+@pytest.mark.parametrize("settings", [SMALL, CHECKSUMMED], ids=["plain", "checksummed"])
+def test_a_file_that_is_cut_short_below_an_old_hole_costs_what_was_cut_off(
+    tmp_path: Path, cut: int, settings: StoreSettings
+) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path, settings=settings)
+    flip(path, sent[40].physical_offset + 95)
+    store = open_store(path, settings)
+    store.close()
+    with (path / "commitlog" / FIRST).open("r+b") as file:
+        file.truncate(sent[40].physical_offset + cut)
+    lost = sent[39:] if cut < 0 else sent[40:]
+    store, _ = reopen(path, settings)
+    assert_only_these_are_left(store, sent[: -len(lost)], lost)
+    assert store.quarantine.lost_messages == len(lost)
+    kill(store)
+
+
 def test_what_is_damaged_again_is_kept_beside_what_was_kept_before(tmp_path: Path) -> None:
     path = tmp_path / "store"
     sent = two_topics(path)

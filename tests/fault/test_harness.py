@@ -17,11 +17,13 @@ import pytest
 from tests.fault.harness.brokers import PreparedParent
 from tests.fault.harness.plan import ALL_POINTS_AFTER_ROUNDS, campaigns
 from tests.fault.harness.points import POINTS
-from tests.fault.harness.rounds import ERRORS_NTH_MAX, Campaign, RoundFailed, Tally
+from tests.fault.harness.rounds import ERRORS_NTH_MAX, Campaign, RoundFailed
+from tests.fault.harness.tally import Tally
 
 SEED = os.environ.get("FLINTMQ_SEED", str(random.SystemRandom().randrange(1 << 31)))
 POINTS_A_RUN = int(os.environ.get("FLINTMQ_POINTS", "16"))
 """Other ones with every seed; the long run reaches all."""
+DAMAGES = ("log", "consumequeue", "table", "log", "index", "log", "checkpoint", "table", "timers")
 RARE = [name for name in POINTS if name.startswith("retention")]
 
 
@@ -73,6 +75,14 @@ def test_when_the_power_goes_under_a_broker_only_what_was_not_flushed_may_be_los
     run(prepared, tmp_path, ["power"] * 5, sync=flush == "sync")
 
 
+@pytest.mark.parametrize("checksums", [False, True], ids=["plain", "checksummed"])
+@pytest.mark.parametrize("flush", ["sync", "async"])
+def test_damage_between_two_runs_costs_what_it_hits_and_that_is_said(
+    prepared: PreparedParent, tmp_path: Path, flush: str, checksums: bool
+) -> None:
+    run(prepared, tmp_path, [f"damage:{kind}" for kind in DAMAGES], sync=flush == "sync", checksums=checksums)
+
+
 def test_after_an_error_of_the_disk_nothing_is_acknowledged_that_is_not_there_and_a_full_disk_is_lived_through(
     prepared: PreparedParent, tmp_path: Path
 ) -> None:
@@ -104,6 +114,14 @@ def test_the_power_cut_finds_a_flush_that_does_nothing(prepared: PreparedParent,
         run(prepared, tmp_path, ["power"] * 12, broken={"lying": True})
 
 
+def test_messages_that_damage_takes_and_nobody_speaks_of_are_found(
+    prepared: PreparedParent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fault.harness.rounds.lost_messages", lambda store: frozenset())
+    with pytest.raises(RoundFailed, match=r"round \d+ \(damage:log\): lost"):
+        run(prepared, tmp_path, ["damage:log"] * 8, checksums=True)
+
+
 def test_a_fault_that_never_comes_is_an_error(prepared: PreparedParent, tmp_path: Path) -> None:
     with pytest.raises(RoundFailed, match=r"HarnessError.*was not reached"):
         run(prepared, tmp_path, ["point:stop: it said so"], broken={"faultless": True})
@@ -111,4 +129,4 @@ def test_a_fault_that_never_comes_is_an_error(prepared: PreparedParent, tmp_path
 
 def test_an_acknowledgement_behind_a_failed_flush_is_found(prepared: PreparedParent, tmp_path: Path) -> None:
     with pytest.raises(RoundFailed, match="was acknowledged, and the sync at"):
-        run(prepared, tmp_path, ["error:sync_data EIO 30"] * 6, broken={"acknowledges_early": True})
+        run(prepared, tmp_path, ["error:sync_data EIO 20 commitlog/.*"] * 6, broken={"acknowledges_early": True})

@@ -18,9 +18,10 @@ from flintmq.broker.store.timer_state import HOUR_SECONDS
 from flintmq.broker.tools.plan_clean import plan_clean
 from flintmq.protocol.delivery import PARKED_TOPIC, TIMER_TOPIC
 from flintmq.protocol.errors import ServiceNotAvailable
+from flintmq.protocol.layout import RECORD
 from flintmq.protocol.record import Record, encode_properties
 from tests.delay_tools import START_MS, DelayedStore
-from tests.store_tools import BORN_HOST, HOST, MIB
+from tests.store_tools import BORN_HOST, HOST, MIB, overwrite
 
 HOUR_MS = 1000 * HOUR_SECONDS
 DAY_MS = 24 * HOUR_MS
@@ -236,6 +237,21 @@ def test_the_plan_of_a_stopped_store_knows_what_was_appended_again(tmp_path: Pat
     assert (verdict().goes, verdict().rolls) == (True, False)
     delayed.run(START_MS + 30 * DAY_MS)
     assert delayed.bodies("t") == [b"a"]
+    delayed.stop()
+
+
+def test_delivery_goes_on_where_damage_took_all_the_messages_that_were_to_be_indexed(tmp_path: Path) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"lost"], TIMER_DELIVER_MS=START_MS + 5_000)
+    delayed.dispatch()
+    (record,) = delayed.records(TIMER_TOPIC)
+    delayed.stop()
+    overwrite(tmp_path / "store" / "commitlog" / f"{0:020d}", record.physical_offset + RECORD.size, b"!")
+    delayed.open()
+    delayed.run(START_MS)
+    delayed.send("t", [b"kept"], TIMER_DELIVER_MS=START_MS + 5_000)
+    delayed.run(START_MS + 5_000)
+    assert delayed.bodies("t") == [b"kept"]
     delayed.stop()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flintmq.client import CorruptMessage, Message, StoredMessage
@@ -82,25 +83,40 @@ class Finding:
         return not (self.lost or self.vanished or self.wrong or self.duplicates or self.disorder)
 
 
+Place = tuple[str, int, int]
+"""Topic, queue and queue offset."""
+
+
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """What may be missing. ``tail_from``: the power went under async flush, and of what was not acknowledged as flushed
     all at or behind this physical offset may be gone, of each queue a suffix of what was there, ``before``.
-    ``expired_below``: all in front (retention). ``said``: physical ranges that the broker says are damaged."""
+    ``expired_below``: all in front (retention).
+
+    ``touched``: messages that damage touched, (topic, queue, queue offset) by physical offset. ``said``: those that the
+    broker says are lost. ``checked``: whether a checksum covers all of a record; if not, who was touched may have
+    another head or other properties."""
 
     tail_from: int | None = None
     before: frozenset[int] = frozenset()
     expired_below: int = 0
-    said: tuple[tuple[int, int], ...] = ()
+    touched: Mapping[int, Place] = field(default_factory=dict)
+    said: frozenset[Place] = frozenset()
+    checked: bool = True
 
     def is_said(self, physical_offset: int) -> bool:
-        """Whether the broker says that what lay there is damaged."""
-        return any(begin <= physical_offset < end for begin, end in self.said)
+        """Whether damage touched the message, and the broker says that it is lost."""
+        return self.touched.get(physical_offset) in self.said
+
+    def is_unchecked(self, physical_offset: int) -> bool:
+        """Whether damage may have changed it so that nobody can notice."""
+        return not self.checked and physical_offset in self.touched
 
     def covers(self, physical_offset: int) -> bool:
         """Whether what a consumer saw there may be gone."""
         in_tail = self.tail_from is not None and physical_offset >= self.tail_from
-        return physical_offset < self.expired_below or in_tail or self.is_said(physical_offset)
+        gone = self.is_said(physical_offset) or self.is_unchecked(physical_offset)
+        return physical_offset < self.expired_below or in_tail or gone
 
 
 Held = dict[int, list[StoredMessage]]
@@ -145,10 +161,11 @@ class Ledger:
             message = places.get(number)
             if message is None:
                 missing[number] = place
-            elif (message.queue, message.queue_offset, message.physical_offset) != (
-                place.queue, place.queue_offset, place.physical_offset,
-            ):  # fmt: skip
-                finding.note("wrong", f"{number} was acknowledged at {place} and is at {message}")
+                continue
+            found = message.queue, message.queue_offset, message.physical_offset
+            if found != (place.queue, place.queue_offset, place.physical_offset):
+                kind = "unchecked" if allowance.is_unchecked(place.physical_offset) else "wrong"
+                finding.note(kind, f"{number} was acknowledged at {place} and is at {message}")
         self._judge_missing(missing, places, allowance, finding)
         self._judge_seen(places, allowance, finding)
         return finding
@@ -162,17 +179,22 @@ class Ledger:
         finding: Finding,
     ) -> None:
         last: dict[int, int] = {}
+        touched = set(allowance.touched.values())
         expected = messages[0].queue_offset if messages else 0
         for message in messages:
-            if message.queue_offset != expected and not allowance.said:
-                finding.note("lost", f"queue {queue} has no message {expected} to {message.queue_offset - 1}")
+            for missing in range(expected, message.queue_offset):
+                if (TOPIC, queue, missing) not in touched:
+                    finding.note("lost", f"queue {queue} has no message {missing}")
             expected = message.queue_offset + 1
+            unchecked = allowance.is_unchecked(message.physical_offset)
             number = self._number_of(message)
-            if number < 0:
+            if number < 0 and not (unchecked and _says_it_is_corrupt(message)):
                 finding.note("wrong", f"queue {queue} holds at {message.queue_offset} what nobody sent")
+            if number < 0:
                 continue
             if message.keys != (key_of(number),) or message.tags != tag_of(number) or message.queue != queue:
-                finding.note("wrong", f"{number} has keys {message.keys}, tag {message.tags}, queue {message.queue}")
+                what = f"{number} has keys {message.keys}, tag {message.tags}, queue {message.queue}"
+                finding.note("unchecked" if unchecked else "wrong", what)
             if number in places:
                 finding.note("duplicates", f"{number} is at {places[number]} and at {message}")
             places[number] = message
@@ -209,6 +231,8 @@ class Ledger:
                 continue
             if allowance.is_said(place.physical_offset):
                 finding.said += 1
+            elif allowance.is_unchecked(place.physical_offset):
+                finding.note("unchecked", f"{number} at {place} is not served")
             elif tail_from is None or place.sync or place.physical_offset < tail_from:
                 finding.note("lost", f"{number} at {place}")
             elif place.queue_offset < ends[place.queue]:
@@ -224,3 +248,11 @@ class Ledger:
             del self.seen[at]
             if not allowance.covers(physical_offset):
                 finding.note("vanished", f"{number} was seen at {at}, physical offset {physical_offset}")
+
+
+def _says_it_is_corrupt(message: StoredMessage) -> bool:
+    try:
+        bytes(message.body)
+    except CorruptMessage:
+        return True
+    return False

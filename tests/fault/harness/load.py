@@ -22,7 +22,7 @@ from flintmq.client import (
 )
 from flintmq.client.aio import Admin, Consumer, Producer
 
-from .ledger import QUEUES, TOPIC, Acknowledged, Finding, Held, Ledger, key_of, message_of, number_in
+from .ledger import QUEUES, TOPIC, Acknowledged, Allowance, Finding, Held, Ledger, key_of, message_of, number_in
 
 PATIENCE_S = 30.0
 """For how long a client waits for a broker that is being started again."""
@@ -82,6 +82,7 @@ class Load:
         """Make the topics."""
         await self._admin.create_topic(TOPIC, queues=QUEUES)
         await self._admin.create_topic(LATER, queues=1)
+        await self._admin.create_topic("last", queues=1)  # so that the table before the last change has the others
 
     def begin(self) -> None:
         """Work until ``finish``."""
@@ -212,9 +213,10 @@ class Load:
         offset = await self._consumer.min_offset(TOPIC, 0, timeout=READ_S)
         await self._consumer.pull(TOPIC, 0, offset, max_count=10, timeout=READ_S)
 
-    async def look_up(self, finding: Finding, sample: int) -> None:
+    async def look_up(self, finding: Finding, sample: int, allowance: Allowance) -> None:
         """Some acknowledged messages by key, by unique key and by offset id."""
-        numbers = list(self._ledger.acknowledged)
+        places = self._ledger.acknowledged.items()
+        numbers = [number for number, place in places if not allowance.is_unchecked(place.physical_offset)]
         for number in self._source.sample(numbers, min(sample, len(numbers))):
             place = self._ledger.acknowledged[number]
             found = await self._consumer.query(TOPIC, key_of(number))
@@ -229,9 +231,15 @@ class Load:
             if (by_id.queue, by_id.queue_offset) != (place.queue, place.queue_offset):
                 finding.note("wrong", f"id {place.message_id} finds {by_id} instead of {place}")
 
-    async def look_at_tables(self, finding: Finding) -> None:
-        """Topics, and the group's progress."""
+    async def look_at_tables(self, finding: Finding, *, fell_back: bool) -> None:
+        """Topics, and the group's progress. ``fell_back``: the topics are those before their last change."""
         topics = set(await self._admin.topics())
+        changed = (self.made - topics) | (self.deleted & topics)
+        if fell_back and len(changed) == 1:
+            self.made -= changed
+            self.deleted -= changed
+            self.in_doubt |= changed
+            finding.said += 1
         for name in self.made - topics:
             finding.note("lost", f"{name}, whose making was confirmed")
         for name in self.deleted & topics:
@@ -240,9 +248,9 @@ class Load:
             if offset > max(await self._consumer.max_offset(TOPIC, queue), self.committed.get(queue, 0)):
                 finding.note("wrong", f"the group committed {offset} of queue {queue}, which nobody did")
 
-    async def wait_for_delayed(self, finding: Finding, seconds_max: float = 30.0) -> None:
-        """Everything that was acknowledged to be delivered later comes."""
-        missing = set(self.delayed)
+    async def wait_for_delayed(self, finding: Finding, touched: set[int], seconds_max: float = 30.0) -> None:
+        """Everything that was acknowledged to be delivered later comes, but for what damage ``touched``."""
+        missing = self.delayed - touched
 
         async def come() -> None:
             async for message in self._consumer.iter(LATER, from_="earliest"):

@@ -11,7 +11,7 @@ from .points import POINTS
 
 ROUNDS_A_CAMPAIGN = 12
 """Then a new store: what has to be read after each round stays small."""
-KINDS = ("kill",) * 4 + ("point",) * 8 + ("power",) * 4 + ("error",) * 4
+KINDS = ("kill",) * 4 + ("point",) * 9 + ("power",) * 4 + ("error",) * 4 + ("damage",) * 4
 """Of so many rounds, so many are of each kind."""
 RARE = tuple(name for name in POINTS if name.startswith("retention"))
 RARE_A_CAMPAIGN = 2
@@ -28,6 +28,7 @@ class Planned:
     seed: str
     sync: bool
     retention: bool
+    checksums: bool
     rounds: list[str]
 
 
@@ -62,4 +63,4 @@ def campaigns(seed: int) -> Iterator[Planned]:
                 kind = f"point:{(rare if rare_left > 0 else points).draw()}"
                 rare_left -= 1
             rounds.append(kind)
-        yield Planned(number, f"{seed} {number}", source.random() < 0.6, retention, rounds)
+        yield Planned(number, f"{seed} {number}", source.random() < 0.6, retention, number % 2 == 0, rounds)

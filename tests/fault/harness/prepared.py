@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,8 @@ from .points import DyingAtPoint
 from .power import DyingByPowerCut
 
 MESSAGE_BYTES_MAX = 65536
+SLOW_DISK_S = 0.05
+"""How long the disk takes of a broker that acknowledges before it flushes: what it said is out by then."""
 
 
 def equip(store: Path, faults: dict[str, Any], witness: int) -> None:
@@ -54,7 +57,11 @@ def equip(store: Path, faults: dict[str, Any], witness: int) -> None:
 
         def acknowledge_then_flush(store: MessageStore, on_disk: Callable[[int], object] | None = None) -> int:
             if on_disk is not None:
+                flushed = store.commitlog.flushed_offset
+                store.commitlog.flushed_offset = store.write_offset
                 on_disk(store.write_offset)
+                time.sleep(SLOW_DISK_S)
+                store.commitlog.flushed_offset = flushed
             return flush(store, on_disk)
 
         setattr(MessageStore, "flush", acknowledge_then_flush)  # noqa: B010 - for mypy

@@ -19,9 +19,11 @@ from typing import Any
 from flintmq.client import FlintError
 
 from .brokers import BrokerEnded, ForkedBroker, HarnessError, PreparedParent, free_port
+from .damage import Hit, damage, lost_messages
 from .ledger import Allowance, Finding, Ledger
 from .load import Load
 from .points import POINTS
+from .tally import Tally
 
 FIRE_S_MAX = 40.0
 """A fault that did not happen by then never will."""
@@ -58,32 +60,6 @@ class RoundFailed(Exception):
 
 
 @dataclass
-class Tally:
-    """What all rounds of a kind came to."""
-
-    rounds: int = 0
-    failed: int = 0
-    faults: int = 0
-    acknowledged: int = 0
-    resent: int = 0
-    """In doubt when the fault came, sent again by the client, and stored once."""
-    lost: int = 0
-    vanished: int = 0
-    wrong: int = 0
-    duplicates: int = 0
-    disorder: int = 0
-    said: int = 0
-    unchecked: int = 0
-    tail: int = 0
-    seconds: float = 0.0
-
-    def add(self, finding: Finding) -> None:
-        """Count what one round found."""
-        for kind in ("lost", "vanished", "wrong", "duplicates", "disorder", "said", "unchecked", "tail"):
-            setattr(self, kind, getattr(self, kind) + getattr(finding, kind))
-
-
-@dataclass
 class Campaign:
     """One store, its ledger, its clients and its rounds. ``prepared``: what forks brokers; ``folder``: where the store
     lies."""
@@ -93,6 +69,8 @@ class Campaign:
     seed: str
     sync: bool
     retention: bool = False
+    checksums: bool = False
+    """Whether every record gets a checksum over all of it."""
     broken: dict[str, Any] = field(default_factory=dict)
     """A broken part of the brokers that get faults, by which the harness tests itself."""
 
@@ -103,6 +81,10 @@ class Campaign:
         self.ledger = Ledger()
         self.load = Load(f"127.0.0.1:{self.port}", self.ledger, random.Random(self.source.random()), sync=self.sync)
         self._cuts = 0
+        self._hits: dict[int, Hit] = {}
+        """What damage touched, by physical offset."""
+        self._fell_back: str | None = None
+        """The table that is as it was before its last change, since the last start."""
         self._faults = 0
         """In this round."""
         self.hit: set[str] = set()
@@ -142,11 +124,14 @@ class Campaign:
         name, _, rest = kind.partition(":")
         runs: dict[str, Callable[[str], Awaitable[Allowance]]] = {
             "kill": self._kill, "point": self._point, "power": self._power, "error": self._error,
+            "damage": self._damage,
         }  # fmt: skip
         allowance = await runs[name](rest)
         self._faults += name != "kill"
         self.load.fault_happened()
         broker = await self._start()
+        if self._fell_back is not None and f"{self._fell_back}.bak is taken" not in broker.log.read_text():
+            raise PromiseBroken(f"{self._fell_back} is taken from its .bak, and nothing says so: {broker.log}")
         try:
             await self.load.finish()
             finding = await self._judge(allowance, last=last)
@@ -166,18 +151,22 @@ class Campaign:
         if self.retention:
             first = min((int(path.name) for path in (self.store / "commitlog").iterdir()), default=0)
             allowance = replace(allowance, expired_below=first)
+        touched = {at: (hit.topic, hit.queue, hit.queue_offset) for at, hit in self._hits.items()}
+        allowance = replace(allowance, touched=touched, said=lost_messages(self.store), checked=self.checksums)
         finding = self.ledger.judge(await self.load.look(), allowance)
-        await self.load.look_up(finding, LOOKED_UP)
-        await self.load.look_at_tables(finding)
+        await self.load.look_up(finding, LOOKED_UP, allowance)
+        await self.load.look_at_tables(finding, fell_back=self._fell_back == "config/topics.json")
+        self._fell_back = None
         if last and not self.retention:
-            await self.load.wait_for_delayed(finding)
+            await self.load.wait_for_delayed(finding, {hit.number for hit in self._hits.values()})
         return finding
 
     # Starting.
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return {"flush.policy": "sync" if self.sync else "async"}
+        policy = "sync" if self.sync else "async"
+        return {"flush.policy": policy, "store.record_checksum": str(self.checksums).lower()}
 
     def _fork(self, faults: dict[str, Any], **more: Any) -> ForkedBroker:
         """A broker for the faults; where the campaign has retention, it removes what it can."""
@@ -279,13 +268,51 @@ class Campaign:
         target.rename(self.store)
         return Allowance() if self.sync else Allowance(int(cut), frozenset(self.ledger.acknowledged))
 
+    async def _damage(self, kind: str) -> Allowance:
+        """A file is damaged between two runs. Everything is answered by then: what is judged is the damage alone."""
+        broker = self._fork({})
+        await asyncio.to_thread(broker.wait_until_listening)
+        self.load.begin()
+        await self._until(lambda: self.load.acknowledged >= GOES_ON, broker, "a load")
+        await asyncio.sleep(self.source.uniform(0.0, 0.2))
+        await self.load.finish()
+        if self.source.random() < 0.5:
+            broker.terminate()
+            broker.wait()
+        broker.kill()
+        done = None
+        while done is None:
+            done = damage(self.store, self.source, kind)
+            kind = ""
+        self._hits |= {hit.physical_offset: hit for hit in done.hits}
+        self._fell_back = done.path if done.falls_back else None
+        if done.refused:
+            await self._expect_refusal(done.path)
+            done.undo(self.store)
+        return Allowance()
+
+    async def _expect_refusal(self, path: str) -> None:
+        """A start on what cannot be put right says which file it is, and changes nothing."""
+        broker = self._fork({})
+        try:
+            await asyncio.to_thread(broker.wait_until_listening)
+        except BrokerEnded as end:
+            if end.code != EXIT_REFUSED or path not in broker.log.read_text():
+                raise PromiseBroken(f"a start on a broken {path} ended with {end.code}: {broker.log}") from end
+            return
+        broker.kill()
+        raise PromiseBroken(f"a start took {path}, which cannot be read: {broker.log}")
+
     async def _error(self, which: str) -> Allowance:
-        """One call fails (``which``: OPERATION ERRNO NTH), or the disk is full from it on and has room later."""
-        operation, name, nth = which.split() if which else self._any_error()
+        """One call fails (``which``: OPERATION ERRNO NTH [PATTERN of the path]), or the disk is full from it on and has
+        room later."""
+        operation, name, nth, *path = which.split() if which else self._any_error()
         number = errno.EIO if name == "EIO" else errno.ENOSPC
         self._cuts += 1
         room = self.folder / f"room-{self._cuts}"
-        fault = {"operation": operation, "nth": int(nth), "number": number, "until": str(room)}
+        fills = number == errno.ENOSPC and not operation.startswith("sync")
+        fault = {"operation": operation, "nth": int(nth), "number": number, "until": str(room) if fills else ""}
+        fault |= {"path": path[0]} if path else {}
         known = set(self.ledger.acknowledged)
         broker = self._fork(fault)
         self.load.begin()
@@ -295,7 +322,7 @@ class Campaign:
             if end.code not in (EXIT_REFUSED, EXIT_FATAL):
                 raise PromiseBroken(f"a start on which {which} failed ended with {end.code}: {broker.log}") from end
         await self._until(lambda: broker.ended or broker.said("error") is not None, broker, f"{operation} {nth}")
-        if number == errno.EIO or operation.startswith("sync"):
+        if not fills:
             await self._after_io_error(broker, operation)
         elif not broker.ended:
             await self._through_full_disk(broker, room)
