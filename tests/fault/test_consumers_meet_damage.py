@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from flintmq.broker.tools.repair import examine, repair
-from flintmq.client import BrokerFailure, Consumer, Message, Producer, PushConsumer
+from flintmq.client import (
+    BrokerFailure,
+    Consumer,
+    CorruptMessage,
+    Message,
+    Producer,
+    PushConsumer,
+    StoredMessage,
+)
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.group_tools import Seen, until
 from tests.store_tools import overwrite
@@ -74,3 +82,29 @@ def test_a_push_consumer_shows_the_queue_handles_the_others_and_goes_on_after_th
         until(lambda: not consumer.health().refused, "the end of the refusal")
         with Consumer(again.address) as reader:
             until(lambda: reader.committed("g", "orders").get(0) == MESSAGES, "the commit")
+
+
+def test_a_body_with_a_wrong_checksum_fails_in_the_listener_and_is_given_up_in_the_end(broker: BrokerFactory) -> None:
+    running = broker(settings=UNCHECKED)
+    with Producer(running.address) as producer:
+        for number in range(10):
+            producer.send(Message("orders", b"body %d" % number), queue=0)
+    assert running.stop() == 0
+    log = running.store / "commitlog" / f"{0:020d}"
+    overwrite(log, log.read_bytes().index(b"body 5"), b"X")
+    again = broker("--listen", running.address, store=running.store, settings=UNCHECKED)
+    bodies: list[bytes] = []
+    errors: list[str] = []
+
+    def listener(message: StoredMessage) -> None:
+        try:
+            bodies.append(bytes(message.body))
+        except CorruptMessage as error:
+            errors.append(str(error))
+            raise
+
+    with PushConsumer(again.address, "g", "orders", listener, start="first", retry_times_max=1) as consumer:
+        until(lambda: consumer.health().skipped == 1, "the end of its tries")
+    assert bodies == [b"body %d" % number for number in range(10) if number != 5]
+    assert all("offset 5 of queue 0 of topic 'orders'" in error for error in errors)
+    assert len(errors) == 2
