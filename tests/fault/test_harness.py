@@ -114,6 +114,11 @@ def test_the_power_cut_finds_a_flush_that_does_nothing(prepared: PreparedParent,
         run(prepared, tmp_path, ["power"] * 12, broken={"lying": True})
 
 
+def test_the_power_cut_finds_an_acknowledgement_before_the_flush(prepared: PreparedParent, tmp_path: Path) -> None:
+    with pytest.raises(RoundFailed, match="lost"):
+        run(prepared, tmp_path, ["power"] * 12, broken={"acknowledges_early": True})
+
+
 def test_messages_that_damage_takes_and_nobody_speaks_of_are_found(
     prepared: PreparedParent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
