@@ -110,7 +110,7 @@ class Server:
         self._descriptors_max = connections_possible()
         self._connections_max = min(limits.connections_max, self._descriptors_max)
         if self._connections_max < limits.connections_max:
-            log.warning(
+            log.info(
                 "at most %d connections can be open, limits.connections_max is %d: of %d descriptors %d are kept "
                 "for the store; raise the limit of open files (ulimit -Hn, LimitNOFILE)",
                 self._connections_max, limits.connections_max, descriptors_max(), store_descriptors(),

@@ -313,10 +313,14 @@ class CommitLog:
             raise self.no_room(error, bound) from error
 
     def no_room(self, error: OSError, needed_bytes: int) -> ServiceNotAvailable:
-        """The answer to a producer when extents cannot be allocated; other errors than a full disk go on."""
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise error
+        """The answer to a producer when extents cannot be allocated. Raises ``StoreFailed`` where the disk is not just
+        full."""
         folder = self.queue.folder
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFailed(
+                f"the log in {folder} cannot be made longer: {error}. Nothing was written; the broker ends. Check the "
+                "disk, then start it again"
+            ) from error
         free = self.os.free_bytes(folder)
         return ServiceNotAvailable(
             f"the disk of {folder} is full: {free:,} bytes are free, {needed_bytes:,} were needed; nothing was "

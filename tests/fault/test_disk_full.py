@@ -233,3 +233,29 @@ def test_room_for_the_next_file_is_made_ahead_and_a_full_disk_there_refuses_nobo
     store = open_store(tmp_path / "store")
     assert_holds(store, sent)
     store.close()
+
+
+class BrokenAllocation(UnsyncedFiles):
+    """A disk on which no more blocks can be had, for another reason than that it is full."""
+
+    broken = False
+
+    def allocate(self, fd: int, at: int, size: int) -> None:
+        """Fails once ``broken`` is set."""
+        if self.broken:
+            raise OSError(errno.EIO, "Input/output error")
+        super().allocate(fd, at, size)
+
+
+def test_a_log_that_cannot_be_made_longer_stops_the_store_and_says_why(tmp_path: Path) -> None:
+    files = BrokenAllocation()
+    store = open_store(tmp_path / "store", files=files)
+    sent = put(store, "orders", 0, plain(3))
+    files.broken = True
+    with pytest.raises(StoreFailed, match=r"commitlog cannot be made longer: .*Input/output error.*the broker ends"):
+        put(store, "orders", 0, plain(30, size=400_000))
+    assert isinstance(store.failed, StoreFailed)
+    kill(store)
+    store = open_store(tmp_path / "store")
+    assert_holds(store, sent)
+    store.close()

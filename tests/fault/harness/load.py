@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from flintmq.client import (
+    BrokerFailure,
     CommitIllegal,
     FlintError,
     Message,
@@ -57,6 +58,8 @@ class Load:
         self.deleted: set[str] = set()
         self.in_doubt: set[str] = set()
         self.committed: dict[int, int] = {}
+        self.disk_fails = False
+        """In this round a change of a table may be refused, because it cannot be written."""
 
     async def __aenter__(self) -> Self:
         for _ in range(PRODUCERS):
@@ -159,7 +162,8 @@ class Load:
             (number,) = self._ledger.take_numbers(1)
             name = f"topic-{number}"
             self.in_doubt.add(name)
-            await self._admin.create_topic(name, queues=1)
+            if not await self._made(name):
+                continue
             await self._producers[2].send(message_of(number, name))
             self.in_doubt.discard(name)
             self.made.add(name)
@@ -167,9 +171,9 @@ class Load:
                 gone = source.choice(sorted(self.made))
                 self.in_doubt.add(gone)
                 self.made.discard(gone)
-                await self._delete(gone)
-                self.in_doubt.discard(gone)
-                self.deleted.add(gone)
+                if await self._is_deleted(gone):
+                    self.in_doubt.discard(gone)
+                    self.deleted.add(gone)
             offsets = {queue: offset + 1 for queue, offset in self._ledger.seen}
             if offsets:
                 with contextlib.suppress(CommitIllegal):  # the power took what was seen, and it is not judged yet
@@ -177,10 +181,27 @@ class Load:
                 self.committed.update(offsets)
             await asyncio.sleep(0.01)
 
-    async def _delete(self, name: str) -> None:
-        """Deleted is deleted, also where the answer got lost and it is asked for again."""
-        with contextlib.suppress(TopicNotExist):
+    async def _made(self, name: str) -> bool:
+        """Make a topic; whether that was confirmed."""
+        try:
+            await self._admin.create_topic(name, queues=1)
+        except BrokerFailure:
+            if not self.disk_fails:
+                raise
+            return False
+        return True
+
+    async def _is_deleted(self, name: str) -> bool:
+        """Delete a topic; whether that was confirmed. One that is not there was deleted, and the answer got lost."""
+        try:
             await self._admin.delete_topic(name)
+        except TopicNotExist:
+            return True
+        except BrokerFailure:
+            if not self.disk_fails:
+                raise
+            return False
+        return True
 
     async def _watch(self) -> None:
         """Follow the topic from its end, and note what comes."""

@@ -43,6 +43,8 @@ ERRORS_NTH_MAX = {
 }  # fmt: skip
 """How often each of the operations that may fail comes at least within a short load."""
 EXIT_REFUSED, EXIT_FATAL = 1, 70
+WRITTEN_ONCE = ("commitlog", "consumequeue", "index", "checkpoint")
+"""Files and folders of which what did not reach the disk is not written again."""
 GOES_ON = 30
 """A broker that has acknowledged so many more messages goes on."""
 
@@ -126,6 +128,7 @@ class Campaign:
             "kill": self._kill, "point": self._point, "power": self._power, "error": self._error,
             "damage": self._damage,
         }  # fmt: skip
+        self.load.disk_fails = name == "error"
         allowance = await runs[name](rest)
         self._faults += name != "kill"
         self.load.fault_happened()
@@ -310,7 +313,8 @@ class Campaign:
         number = errno.EIO if name == "EIO" else errno.ENOSPC
         self._cuts += 1
         room = self.folder / f"room-{self._cuts}"
-        fills = number == errno.ENOSPC and not operation.startswith("sync")
+        # A name without room in the middle of a frame that goes on in the log's next file ends the broker.
+        fills = number == errno.ENOSPC and operation != "rename" and not operation.startswith("sync")
         fault = {"operation": operation, "nth": int(nth), "number": number, "until": str(room) if fills else ""}
         fault |= {"path": path[0]} if path else {}
         known = set(self.ledger.acknowledged)
@@ -323,7 +327,7 @@ class Campaign:
                 raise PromiseBroken(f"a start on which {which} failed ended with {end.code}: {broker.log}") from end
         await self._until(lambda: broker.ended or broker.said("error") is not None, broker, f"{operation} {nth}")
         if not fills:
-            await self._after_io_error(broker, operation)
+            await self._after_io_error(broker, operation, number)
         elif not broker.ended:
             await self._through_full_disk(broker, room)
         broker.kill()
@@ -348,12 +352,14 @@ class Campaign:
                 raise HarnessError(f"{what} did not happen within {FIRE_S_MAX:.0f} s; the broker's log: {broker.log}")
             await asyncio.sleep(0.005)
 
-    async def _after_io_error(self, broker: ForkedBroker, operation: str) -> None:
+    async def _after_io_error(self, broker: ForkedBroker, operation: str, number: int) -> None:
         """It ends with a code that says so, or goes on where nothing was at stake; never when a sync failed."""
         before = self.load.acknowledged
-        # A table is written to a new file each time, so what failed there can be tried again and is refused for now.
         path = (broker.said("error") or "").split()[1]
-        must_end = operation.startswith("sync") and not path.startswith("config")
+        # Tables and files that are being made are written anew: what failed there can be tried again, and is refused.
+        must_end = operation.startswith("sync") and path.startswith(WRITTEN_ONCE)
+        if number == errno.ENOSPC and operation == "sync_folder":
+            must_end = False  # the log's next file was not made, and is when there is room
         await self._until(
             lambda: broker.ended or (not must_end and self.load.acknowledged >= before + GOES_ON), broker,
             f"the end after {broker.said('error')}",
