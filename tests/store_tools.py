@@ -42,6 +42,15 @@ SMALL = StoreSettings(
 )
 """Files that roll after a few messages."""
 
+SERVED = StoreSettings(
+    commitlog_file_bytes=4 * MIB,
+    consumequeue_file_bytes=20_000,
+    index_slots=5_000,
+    index_entries=20_000,
+    allocate_step_bytes=MIB,
+)
+"""Those of the brokers that tests start (``conftest.SMALL_FILES``): what is made with them, they serve."""
+
 
 class UnsyncedFiles(Files):
     """Files that are never synced: a process that ends loses nothing of the page cache, and tests save the time."""

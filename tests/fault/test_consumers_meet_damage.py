@@ -1,98 +1,135 @@
-"""Consumers whose next message is damaged, in a part of the log that no start has looked at."""
+"""Consumers and the command line whose next message is damaged, in a part of the log that no start has looked at."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flintmq.broker.tools.repair import examine, repair
-from flintmq.client import (
-    BrokerFailure,
-    Consumer,
-    CorruptMessage,
-    Message,
-    Producer,
-    PushConsumer,
-    StoredMessage,
-)
-from tests.conftest import BrokerFactory, RunningBroker
+from flintmq.client import BrokerFailure, CorruptMessage, StoredMessage
+from flintmq.client.cli.failures import EXIT_ERROR
+from tests.cli_tools import Cli
+from tests.client_drivers import Clients
+from tests.conftest import BrokerFactory, Brokers, RunningBroker
 from tests.group_tools import Seen, until
-from tests.store_tools import overwrite
+from tests.store_tools import SERVED, make_topic, open_store, overwrite, plain, put
 
 UNCHECKED = {"store.verify_at_start_bytes": 0}
 DAMAGED, MESSAGES = 7, 20
+BODY_AT = 88
+"""Where a record's body begins, with IPv4 hosts."""
+EXPECTED = [message.body for number, message in enumerate(plain(MESSAGES)) if number != DAMAGED]
 
 
-@pytest.fixture
-def damaged(broker: BrokerFactory) -> RunningBroker:
-    """A broker whose topic `orders` has a damaged message in queue 0, and none in queue 1."""
-    running = broker(settings=UNCHECKED)
-    with Producer(running.address) as producer:
-        sent = [producer.send(Message("orders", b"%d" % number), queue=0) for number in range(MESSAGES)]
-        for number in range(MESSAGES):
-            producer.send(Message("orders", b"other %d" % number), queue=1)
-    assert running.stop() == 0
-    overwrite(running.store / "commitlog" / f"{0:020d}", sent[DAMAGED].physical_offset, bytes(60))
-    return broker("--listen", running.address, store=running.store, settings=UNCHECKED)
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stopped store: of queue 0 of `orders` a record is damaged, of queue 0 of `bills` a body, and nothing else."""
+    path = tmp_path_factory.mktemp("damaged") / "store"
+    store = open_store(path, SERVED)
+    for topic in ("orders", "bills"):
+        make_topic(store, topic, 2)
+    sent = put(store, "orders", 0, plain(MESSAGES))
+    put(store, "orders", 1, plain(MESSAGES, first=100))
+    bills = put(store, "bills", 0, plain(MESSAGES))
+    store.close()
+    log = path / "commitlog" / f"{0:020d}"
+    overwrite(log, sent[DAMAGED].physical_offset, bytes(60))
+    overwrite(log, bills[DAMAGED].physical_offset + BODY_AT, b"X")
+    return path
 
 
-def repaired(broker: BrokerFactory, running: RunningBroker) -> RunningBroker:
-    assert running.stop() == 0
-    found = examine(running.store, lambda *_: None)
-    repair(running.store, found, lambda *_: None)
-    return broker("--listen", running.address, store=running.store)
+@pytest.fixture(scope="module")
+def damaged(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
+    """A broker that serves it, for tests that leave the damage as it is."""
+    brokers = Brokers(tmp_path_factory.mktemp("brokers"))
+    yield brokers.start(store=shutil.copytree(stopped, stopped.with_name("served")), settings=UNCHECKED)
+    brokers.stop_all()
 
 
-EXPECTED = [b"%d" % number for number in range(MESSAGES) if number != DAMAGED]
+# The SDK.
 
 
 def test_an_iteration_ends_with_an_error_that_names_message_and_remedy(
-    damaged: RunningBroker, broker: BrokerFactory
+    clients: Clients, damaged: RunningBroker
 ) -> None:
-    def read() -> None:
-        bodies.extend(message.body for message in consumer.iter("orders", until="latest") if message.queue == 0)
-
-    with Consumer(damaged.address) as consumer:
-        bodies: list[bytes] = []
-        with pytest.raises(BrokerFailure, match=rf"message {DAMAGED} of queue 0.*repair --apply.*offset {DAMAGED + 1}"):
-            read()
-        repaired(broker, damaged)
-        bodies.clear()
-        read()
-        assert bodies == EXPECTED
+    with (
+        clients.Consumer(damaged.address) as consumer,
+        pytest.raises(BrokerFailure, match=rf"message {DAMAGED} of queue 0.*repair --apply.*offset {DAMAGED + 1}"),
+    ):
+        list(consumer.iter("orders", until="latest"))
 
 
-@pytest.mark.parametrize("options", [{}, {"batch": 4}, {"orderly": True}], ids=["each", "batch", "orderly"])
-def test_a_push_consumer_shows_the_queue_handles_the_others_and_goes_on_after_the_repair(
-    damaged: RunningBroker, broker: BrokerFactory, options: dict[str, Any]
+def test_an_iteration_names_a_damaged_body_and_goes_on_behind_it(clients: Clients, damaged: RunningBroker) -> None:
+    bodies = []
+    with clients.Consumer(damaged.address) as consumer:
+        for message in consumer.iter("bills", until="latest"):
+            if message.queue_offset == DAMAGED:
+                with pytest.raises(CorruptMessage, match=rf"offset {DAMAGED} of queue 0 of topic 'bills'"):
+                    _ = message.body
+            else:
+                bodies.append(message.body)
+    assert bodies == EXPECTED
+
+
+@dataclass
+class Listening:
+    """A push consumer that handles its messages in one of the ways that there are."""
+
+    consumer: Any
+    group: str
+    seen: Seen
+
+
+WAYS: dict[str, dict[str, Any]] = {"each": {}, "batch": {"batch": 4}, "orderly": {"orderly": True}}
+
+
+def test_push_consumers_show_the_queue_handle_the_others_and_go_on_after_the_repair(
+    clients: Clients, stopped: Path, tmp_path: Path, broker: BrokerFactory
 ) -> None:
-    seen = Seen()
-    with PushConsumer(damaged.address, "g", "orders", seen, start="first", **options) as consumer:
-        seen.wait(MESSAGES + DAMAGED)
-        until(lambda: bool(consumer.health().refused), "the refusal")
-        health = consumer.health()
-        assert health.alive
-        assert list(health.refused) == [("orders", 0)]
-        error = health.refused["orders", 0]
-        assert isinstance(error, BrokerFailure)
-        assert f"message {DAMAGED} of queue 0" in str(error)
-        again = repaired(broker, damaged)
-        until(lambda: set(EXPECTED) <= set(seen.bodies), "the messages behind the hole")
-        until(lambda: not consumer.health().refused, "the end of the refusal")
-        with Consumer(again.address) as reader:
-            until(lambda: reader.committed("g", "orders").get(0) == MESSAGES, "the commit")
+    """One that is handed each message, one that takes batches, and an orderly one."""
+    running = broker(store=shutil.copytree(stopped, tmp_path / "store"), settings=UNCHECKED)
+    with contextlib.ExitStack() as stack:
+        listening = []
+        for group, options in WAYS.items():
+            seen = Seen()
+            consumer = clients.PushConsumer(running.address, group, "orders", seen, start="first", **options)
+            listening.append(Listening(stack.enter_context(consumer), group, seen))
+        for each in listening:
+            assert_shows_the_damage(each)
+        assert running.stop() == 0
+        repair(running.store, examine(running.store, lambda *_: None), lambda *_: None)
+        again = broker("--listen", running.address, store=running.store)
+        reader = stack.enter_context(clients.Consumer(again.address))
+        for each in listening:
+            assert_went_on(each, reader)
 
 
-def test_a_body_with_a_wrong_checksum_fails_in_the_listener_and_is_given_up_in_the_end(broker: BrokerFactory) -> None:
-    running = broker(settings=UNCHECKED)
-    with Producer(running.address) as producer:
-        for number in range(10):
-            producer.send(Message("orders", b"body %d" % number), queue=0)
-    assert running.stop() == 0
-    log = running.store / "commitlog" / f"{0:020d}"
-    overwrite(log, log.read_bytes().index(b"body 5"), b"X")
-    again = broker("--listen", running.address, store=running.store, settings=UNCHECKED)
+def assert_shows_the_damage(each: Listening) -> None:
+    each.seen.wait(MESSAGES + DAMAGED)
+    until(lambda: bool(each.consumer.health().refused), f"the refusal ({each.group})")
+    health = each.consumer.health()
+    assert health.alive
+    assert list(health.refused) == [("orders", 0)]
+    error = health.refused["orders", 0]
+    assert isinstance(error, BrokerFailure)
+    assert f"message {DAMAGED} of queue 0" in str(error)
+
+
+def assert_went_on(each: Listening, reader: Any) -> None:
+    until(lambda: set(EXPECTED) <= set(each.seen.bodies), f"the messages behind the hole ({each.group})")
+    until(lambda: not each.consumer.health().refused, f"the end of the refusal ({each.group})")
+    until(lambda: reader.committed(each.group, "orders").get(0) == MESSAGES, f"the commit ({each.group})")
+
+
+def test_a_body_with_a_wrong_checksum_fails_in_the_listener_and_is_given_up_in_the_end(
+    clients: Clients, damaged: RunningBroker
+) -> None:
     bodies: list[bytes] = []
     errors: list[str] = []
 
@@ -103,8 +140,73 @@ def test_a_body_with_a_wrong_checksum_fails_in_the_listener_and_is_given_up_in_t
             errors.append(str(error))
             raise
 
-    with PushConsumer(again.address, "g", "orders", listener, start="first", retry_times_max=1) as consumer:
+    group = f"given-up-{clients.name}"
+    with clients.PushConsumer(damaged.address, group, "bills", listener, start="first", retry_times_max=1) as consumer:
         until(lambda: consumer.health().skipped == 1, "the end of its tries")
-    assert bodies == [b"body %d" % number for number in range(10) if number != 5]
-    assert all("offset 5 of queue 0 of topic 'orders'" in error for error in errors)
+    assert bodies == EXPECTED
+    assert all(f"offset {DAMAGED} of queue 0 of topic 'bills'" in error for error in errors)
     assert len(errors) == 2
+
+
+# The command line.
+
+RECORD_LINE = f"flintmq: SYSTEM_ERROR (1): message {DAMAGED} of queue 0 of 'orders' is damaged"
+BODY_LINE = "flintmq: MESSAGE_CORRUPT: "
+
+
+@pytest.fixture
+def cli(tmp_path: Path, damaged: RunningBroker) -> Cli:
+    return Cli(tmp_path, damaged.address)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["pull", "orders", "--queue", "0", "-n", "100"],
+        ["pull", "orders", "-n", "100"],
+        ["tail", "orders", "--from", "earliest", "--until", "latest"],
+        ["tail", "orders", "--from", "-100"],
+    ],
+    ids=" ".join,
+)
+def test_the_command_line_ends_at_a_damaged_record_with_one_line_that_says_how_to_come_past_it(
+    cli: Cli, command: list[str]
+) -> None:
+    done = cli.run(*command)
+    assert done.code == EXIT_ERROR
+    (line,) = done.err.splitlines()
+    assert line.startswith(RECORD_LINE)
+    assert f"offset {DAMAGED + 1}" in line
+
+
+def test_behind_the_damage_the_command_line_goes_on(cli: Cli) -> None:
+    done = cli.run("pull", "orders", "--queue", "0", "--from", f"{DAMAGED + 1}", "-n", "100")
+    assert (done.code, done.err) == (0, "")
+    assert [line.encode() for line in done.lines] == EXPECTED[DAMAGED:]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["pull", "bills", "-n", "100"],
+        ["tail", "bills", "--from", "earliest", "--until", "latest"],
+        ["pull", "bills", "-n", "100", "-o", "json"],
+    ],
+    ids=" ".join,
+)
+def test_the_command_line_passes_over_a_damaged_body_names_it_and_ends_with_an_error(
+    cli: Cli, command: list[str]
+) -> None:
+    done = cli.run(*command)
+    assert done.code == EXIT_ERROR
+    (line,) = done.err.splitlines()
+    assert line.startswith(BODY_LINE)
+    assert f"offset {DAMAGED} of queue 0 of topic 'bills'" in line
+    assert len(done.lines) == MESSAGES - 1
+
+
+def test_a_damaged_body_that_is_found_by_key_is_named(cli: Cli) -> None:
+    done = cli.run("query", "key", "bills", f"key-{DAMAGED}")
+    assert (done.code, done.out) == (EXIT_ERROR, "")
+    (line,) = done.err.splitlines()
+    assert line.startswith(BODY_LINE)
