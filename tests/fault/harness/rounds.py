@@ -36,7 +36,7 @@ RETENTION = {
 }
 """Every file but the last goes at once."""
 CALM = {"flush.checkpoint_interval_ms": 60_000}
-"""No checkpoint: what a recovery has to dispatch again is everything."""
+"""No checkpoint: what a recovery has to dispatch again, and a stop to put on disk, is everything."""
 LOST_FIRST = {"recovery: a queue": "consumequeue", "recovery: the index": "index"}
 ERRORS_NTH_MAX = {
     "sync_data": 60, "sync_folder": 12, "allocate": 5, "write": 120, "rename": 12, "open": 12, "unlink": 3,
@@ -220,10 +220,11 @@ class Campaign:
         if name.startswith("recovery"):
             broker = await self._leave_backlog(fault)
         elif name.startswith("stop"):
-            broker = self._fork(fault)
+            # A checkpoint between the last message and the stop would leave the stop nothing to put on disk.
+            broker = self._fork(fault, **CALM)
             await asyncio.to_thread(broker.wait_until_listening)
             self.load.begin()
-            await asyncio.sleep(0.1)
+            await self._until(lambda: self.load.acknowledged >= GOES_ON, broker, "a load")
             broker.terminate()
         else:
             broker = self._fork(fault)
