@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from ...protocol.errors import BrokerError, BrokerFailure, SystemBusy
 from ...protocol.frames import Frame
@@ -17,9 +17,11 @@ from .handlers.context import Broker
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Rather: TypeAlias = Callable[[], None] | None
+"""What is done instead of waiting for memory, or for the other side."""
 
 COLD_READS_MAX = 4
-"""Reads of one connection that wait for the disk at a time; each may hold an answer's memory."""
+"""Reads of one connection at a time that wait for the disk, or for a thread: the others' turn comes soon."""
 
 _NO_BODY = bytearray()
 
@@ -91,36 +93,56 @@ class Waiting(Asking):
 
         return done
 
-    def read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+    def read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None], rather: Rather = None) -> None:
         """See ``Peer.read``."""
+        self.attempt(frame, lambda: self._read(frame, read, done, rather))
 
-        self.attempt(frame, lambda: self._read(frame, read, done))
-
-    def _read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+    def _read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None], rather: Rather) -> None:
         if not self.broker.send_memory.may_read(self):
-            self.check_may_wait()
-            go_on = self.later(frame, lambda: self._read(frame, read, done))
-            self.broker.send_memory.wait(lambda: go_on(None))
+            self._read_later(frame, read, done, rather)
             return
         try:
             result = read(True)
         except WouldBlock:
-            self._read_cold(frame, read, done)
+            self._read_cold(frame, read, done, rather)
         else:
             done(result)
 
-    def _read_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
-        frame.buffer = _NO_BODY
-        if self.cold_reads >= COLD_READS_MAX or self.write_paused:
-            self.check_may_wait()
-            self.deferred.append(lambda: self._start_cold(frame, read, done))
-        else:
-            self._start_cold(frame, read, done)
+    def _read_later(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None], rather: Rather) -> None:
+        """When there is memory for an answer."""
+        if rather is not None:
+            rather()
+            return
+        self.check_may_wait()
+        go_on = self.later(frame, lambda: self._read(frame, read, done, None))
+        self.broker.send_memory.wait(lambda: go_on(None))
 
-    def _start_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+    def _read_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None], rather: Rather) -> None:
+        frame.buffer = _NO_BODY
+        if self.cold_reads < COLD_READS_MAX and not self.write_paused:
+            self._start_cold(frame, read, done, rather)
+        elif rather is not None:
+            rather()
+        else:
+            self.check_may_wait()
+            self.deferred.append(lambda: self._start_cold(frame, read, done, None))
+
+    def _start_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None], rather: Rather) -> None:
         self.cold_reads += 1
+        self.broker.cold_reads.when_free(lambda: self._submit_cold(frame, read, done, rather))
+
+    def _submit_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None], rather: Rather) -> bool:
+        """A thread is free: have it read; whether it does."""
+        if self.lost:
+            return False
+        if not self.broker.send_memory.may_read(self):  # there was when it began to wait for the thread
+            self.cold_reads -= 1
+            self.attempt(frame, lambda: self._read_later(frame, read, done, rather))
+            self.broker.loop.call_soon(self.run_deferred)
+            return False
         future = self.broker.loop.run_in_executor(self.broker.readers, read, False)
         future.add_done_callback(lambda future: self._cold_done(frame, future, done))
+        return True
 
     def _cold_done(self, frame: Frame, future: asyncio.Future[T], done: Callable[[T], None]) -> None:
         self.cold_reads -= 1
@@ -128,6 +150,7 @@ class Waiting(Asking):
         if not self.lost:
             self.attempt(frame, lambda: done(future.result()))
             self.run_deferred()
+        self.broker.cold_reads.over()
 
     def when_writable(self, call: Callable[[], None]) -> None:
         """See ``Peer.when_writable``."""
@@ -138,20 +161,22 @@ class Waiting(Asking):
         while self.deferred and not self.write_paused and self.cold_reads < COLD_READS_MAX:
             self.deferred.popleft()()
 
-    def step(self, frame: Frame, call: Callable[[], None]) -> None:
+    def step(self, frame: Frame, call: Callable[[], None], rather: Rather = None) -> None:
         """See ``Peer.step``."""
         frame.buffer = _NO_BODY
         self.steps += 1
-        self.broker.turns.add(lambda: self._step(frame, call))
+        self.broker.turns.add(lambda: self._step(frame, call, rather))
 
-    def _step(self, frame: Frame, call: Callable[[], None]) -> None:
+    def _step(self, frame: Frame, call: Callable[[], None], rather: Rather) -> None:
         self.steps -= 1
         if self.lost:
             return
-        if self.write_paused:
-            self.deferred.append(lambda: self.attempt(frame, call))
-        else:
+        if not self.write_paused:
             self.attempt(frame, call)
+        elif rather is not None:
+            self.attempt(frame, rather)
+        else:
+            self.deferred.append(lambda: self.attempt(frame, call))
 
     def held(self, pull: HeldPull) -> None:
         """See ``Peer.held``."""

@@ -102,16 +102,20 @@ def test_a_thousand_producers_that_read_no_answer_stay_within_the_bound_while_th
     soon(lambda: witness.produce("flood", b"after", queue=0).code == 0)
 
 
-def test_readers_that_take_no_answer_stay_within_the_bound(broker: Factory, connect: Connect) -> None:
+@pytest.mark.parametrize("selection", [{}, {"filter": "colour IS NULL"}], ids=["everything", "what a filter finds"])
+def test_readers_that_take_no_answer_stay_within_the_bound(
+    broker: Factory, connect: Connect, selection: dict[str, str]
+) -> None:
     running = broker("--flush", "async")
     witness = connect(running)
     for _ in range(64):
         witness.produce("orders", bytes(500_000), queue=0).raise_for_error()
+    large = {"topic": "orders", "queue": 0, "offset": 0, "max_bytes": 16 * MIB, "max_count": 100}
     with Peak(running.process.pid) as peak:
         readers = [connect(running) for _ in range(100)]
         for reader in readers:
             for _ in range(3):
-                reader.send(PULL, {"topic": "orders", "queue": 0, "offset": 0, "max_bytes": 16 * MIB, "max_count": 100})
+                reader.send(PULL, large | selection)
         for _ in range(20):
             assert witness.pull("orders", max_bytes=100).fields["count"] == 1, "whoever reads is served"
         late = connect(running)

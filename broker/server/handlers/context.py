@@ -39,6 +39,7 @@ from ...services.reput import ReputMessageService
 from ...services.store_stats import StoreStatsService
 from ...services.turns import Turns
 from ...store import POPULATE_AHEAD_BYTES, MessageStore
+from ..cold_reads import ColdReads
 from ..receiving import ReceiveMemory
 from ..sending import SendMemory
 from .counters import Counters
@@ -154,6 +155,7 @@ class Broker:
         """Called with all settings after each change of some."""
         self.receive_memory = ReceiveMemory(settings.limits.receive_bytes_max, loop.call_soon)
         self.send_memory = SendMemory(settings.limits.send_bytes_max, loop.time, loop.call_later)
+        self.cold_reads = ColdReads(settings.server.reader_threads)
         self.connections = 0
         self.next_queue: dict[str, int] = {}
         self.fatal = fatal
@@ -355,16 +357,20 @@ class Peer(Remote, Protocol):
     def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
         """Go on after ``suspend`` by calling; what it raises answers ``frame``."""
 
-    def read(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None]) -> None:
+    def read(
+        self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None],
+        rather: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """Call ``read(True)``; where that would block, ``read(False)`` in a reader thread. ``done`` gets the result.
 
-        What follows on the connection is handled meanwhile. Errors of either answer ``frame``.
+        What follows on the connection is handled meanwhile. Errors of either answer ``frame``. Who has part of an answer
+        names with ``rather`` what to do instead of waiting for memory, or for the other side to take what was sent.
         """
 
-    def step(self, frame: Frame, call: Callable[[], None]) -> None:
+    def step(self, frame: Frame, call: Callable[[], None], rather: Callable[[], None] | None = None) -> None:
         """Call in one of the next turns of the loop, where there is time for it; what it raises answers ``frame``.
 
-        It waits until the other side has taken what was sent.
+        It waits until the other side has taken what was sent, or calls ``rather`` at once; see ``read``.
         """
 
     def held(self, pull: HeldPull) -> None:

@@ -255,7 +255,7 @@ class _Pull:
 class _FilteredPull(_Pull):
     """A pull with a filter: it looks at a few hundred records in a step, and what it finds is answered together."""
 
-    __slots__ = ("bytes_left", "count_left", "found", "records", "steps")
+    __slots__ = ("bytes_left", "count_left", "found", "found_bytes", "records", "steps")
 
     def __init__(
         self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter
@@ -263,13 +263,17 @@ class _FilteredPull(_Pull):
         super().__init__(peer, frame, request, tags)
         self.records = records
         self.found: list[Pulled] = []
+        self.found_bytes = 0
         self.count_left = request.max_count
         self.bytes_left = request.max_bytes
         self.steps = 0
 
     def go_on(self) -> None:
         """Look at the next records when it is this pull's turn."""
-        self.peer.step(self.frame, self.read)
+        self.peer.step(self.frame, self.read, self._send_found if self.found else None)
+
+    def read(self) -> None:
+        self.peer.read(self.frame, self._read, self.pulled, self._send_found if self.found else None)
 
     def look_again(self) -> None:
         self.go_on()
@@ -290,18 +294,28 @@ class _FilteredPull(_Pull):
         size = 0
         if pulled.count:
             self.found.append(pulled)
+            self.found_bytes += len(pulled.body)
             size = len(pulled.body) - SIZE_BYTES * pulled.count
             self.count_left -= pulled.count
             self.bytes_left -= size
         # Another record of the size of the last ones must fit; one that did not is where this step began and ended.
         full = self.count_left <= 0 or self.bytes_left * pulled.count < size or self.offset == came_to
+        full |= self.found_bytes > self._share_bytes()
         if self.offset < pulled.max_offset and not full and self.steps < FILTER_STEPS_MAX:
             self.go_on()
         elif self.found:
-            send_pulled(self.peer, self.frame, self.request, _together(self.found, self.offset))
+            self._send_found()
         else:
             self.steps = 0
             super().pulled(pulled)
+
+    def _share_bytes(self) -> int:
+        """How much may be found before it is sent: what is not sent yet is nowhere counted, so all share one answer."""
+        broker = self.peer.broker
+        return broker.send_memory.answer_bytes() // (1 + len(broker.turns) + len(broker.cold_reads))
+
+    def _send_found(self) -> None:
+        send_pulled(self.peer, self.frame, self.request, _together(self.found, self.offset))
 
     def _resume(self) -> None:
         self.frame.began = time.monotonic() - self.busy_s
