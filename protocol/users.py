@@ -1,7 +1,11 @@
-"""The file of users: who may connect, how each proves it, and what each may do. Text in, values out.
+"""The file of users: who may connect, how each proves it, and what each may do. Bytes in, values out.
 
     {"version": 1, "decoy": "…", "users": {"billing": {"scram": {"iterations": …, "salt": "…", "storedKey": "…",
-    "serverKey": "…"}, "permissions": []}}}
+    "serverKey": "…"}, "permissions": []}}, "flintmqCrc32": "…"}
+
+Beside it lies a copy, ``.bak``, which is written first: it is never older, so where it has to serve instead, nobody
+gets in who was removed. A file that is readable and is not what its checksum was made of may have been changed by hand,
+to keep somebody out: then the copy must not decide, and it is refused.
 
 Names that are not known here are kept as they are, at every level: who reads and writes the file with an older release
 loses nothing.
@@ -17,11 +21,14 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+from .checked_json import ChecksumMismatch, encode_checked, take_checksum
 from .errors import ConfigurationError
 from .scram import ITERATIONS_MAX, ITERATIONS_MIN, KEY_BYTES, SALT_BYTES_MAX, Verifier
 
 USERS_FILE = "flintmq/users.json"
 """Where it is, within a store."""
+BACKUP_SUFFIX = ".bak"
+"""What the name of its copy has behind it."""
 VERSION = 1
 NAME_CHARS_MAX = 64
 DECOY_BYTES = 32
@@ -58,12 +65,55 @@ class Users:
     other: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
-def parse_users(text: str, where: str) -> Users:
-    """The users in the text of the file ``where``. Raises ``ConfigurationError`` saying what is wrong with which."""
+class DamagedUsers(ConfigurationError):
+    """What is there is no JSON: the file was damaged."""
+
+
+class ChangedUsers(ConfigurationError):
+    """It is readable, and not what its checksum was made of: damaged, or changed by hand."""
+
+
+def choose_users(content: bytes | None, copy: bytes | None, where: str) -> tuple[Users, str]:
+    """The users in the file ``where``, else in its copy (None: not there), and what was wrong where that had to serve.
+
+    Raises ``ConfigurationError`` saying what is wrong, and what helps.
+    """
+    backup = f"{where}{BACKUP_SUFFIX}"
+    if content is None:
+        if copy is None:
+            return Users(), ""
+        raise ConfigurationError(
+            f"{where} is missing, but its copy {backup} is there. If the file was lost, copy that to it; if nobody is "
+            "to be a user any more, remove both"
+        )
     try:
-        table = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError(f"{where} is not JSON: {error}") from None
+        return parse_users(content, where), ""
+    except ChangedUsers as error:
+        raise ConfigurationError(
+            f"{error}, and remove {backup}; else copy that, which has the users, over it"
+        ) from None
+    except DamagedUsers as error:
+        damage = error
+    if copy is None:
+        raise ConfigurationError(f"{damage}. Restore it from a backup of the store")
+    try:
+        return parse_users(copy, backup), f"{damage}. Its copy {backup} is taken instead, which has the same users"
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{damage}; {error}. Restore one of them from a backup of the store") from None
+
+
+def parse_users(content: bytes, where: str) -> Users:
+    """The users in the file ``where``. Raises ``ConfigurationError`` saying what is wrong with which of them, a
+    ``DamagedUsers`` or ``ChangedUsers`` where that is so."""
+    try:
+        table = json.loads(content.decode("utf-8"))
+    except (RecursionError, ValueError) as error:
+        raise DamagedUsers(f"{where} is not JSON: {error}" if content.strip() else f"{where} is empty") from None
+    try:
+        if isinstance(table, dict):
+            take_checksum(table)
+    except ChecksumMismatch as error:
+        raise ChangedUsers(f"{where}: {error}") from None
     if not isinstance(table, dict) or not isinstance(table.get("users"), dict):
         raise ConfigurationError(f"{where} is no file of users: it has no object 'users'")
     if table.get("version") != VERSION:
@@ -104,10 +154,10 @@ def _parse_user(name: str, row: Any, where: str) -> User:
 
 
 def encode_users(users: Users) -> str:
-    """The text of the file."""
+    """The text of the file, and of its copy."""
     rows = {user.name: _user_row(user) for user in users.by_name.values()}
     table = {"version": VERSION, "decoy": _text_of(users.decoy), **users.other, "users": rows}
-    return json.dumps(table, ensure_ascii=False, indent=1) + "\n"
+    return encode_checked(table)
 
 
 def _user_row(user: User) -> dict[str, Any]:

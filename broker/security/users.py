@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError
 from ...protocol.scram import ITERATIONS, KEY_BYTES, SALT_BYTES, Verifier, hmac_of
-from ...protocol.users import USERS_FILE, User, Users, parse_users
+from ...protocol.users import BACKUP_SUFFIX, USERS_FILE, User, Users, choose_users
 
 __all__ = ["USERS_FILE", "User", "UserTable"]
 
@@ -22,7 +23,8 @@ class UserTable:
     """What ``flintmq/users.json`` of the store ``path`` says. Belongs to the event loop.
 
     ``flintmq user`` replaces the file, also beside a running broker; ``refresh`` looks whether it did. ``generation``
-    counts the changes that were read. A file that cannot be read changes nothing: those who were users stay.
+    counts the changes that were read. A file that cannot be read changes nothing: those who were users stay. One that
+    is no JSON is damaged: then its copy says who they are.
     """
 
     def __init__(self, path: Path) -> None:
@@ -78,10 +80,18 @@ class UserTable:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _read(self) -> Users:
+        backup = self.path.with_name(self.path.name + BACKUP_SUFFIX)
+        content = self._content(self.path)
+        users, damage = choose_users(content, self._content(backup), str(self.path))
+        if damage:
+            log.error("%s; flintmq user writes both anew with its next change", damage)
+        return users if content is not None else replace(users, decoy=self._users.decoy)
+
+    @staticmethod
+    def _content(path: Path) -> bytes | None:
         try:
-            text = self.path.read_text(encoding="utf-8")
+            return path.read_bytes()
         except FileNotFoundError:
-            return Users(decoy=self._users.decoy)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"the users in {self.path} cannot be read: {error}") from None
-        return parse_users(text, str(self.path))
+            return None
+        except OSError as error:
+            raise ConfigurationError(f"the users in {path} cannot be read: {error}") from None

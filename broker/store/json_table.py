@@ -1,8 +1,7 @@
 """One JSON table on disk: RocketMQ's shape, FlintMQ's checksum, and the table before it as ``.bak``.
 
 RocketMQ writes tables with fastjson, whose integer keys are not quoted; both forms are read, standard JSON is written.
-JSON has no checksum: with one bit changed, a number is another number. So FlintMQ writes one as a last key, which
-RocketMQ passes over when it reads, and leaves out when it writes: the key is there where FlintMQ wrote last.
+It passes over the checksum when it reads, and leaves it out when it writes: it is there where FlintMQ wrote last.
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import re
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...protocol.checked_json import encode_checked, take_checksum
 from .errors import CorruptFile
 from .files import Files, make_durable_folder, replace_file
-
-CHECKSUM_KEY = "flintmqCrc32"
-"""The CRC32 of all the rest, as ``json.dumps`` writes it without further arguments; eight hexadecimal digits."""
 
 SHAPE_ERRORS = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 """What reading a table of an unknown shape raises."""
@@ -43,24 +39,8 @@ def parse_table(text: str) -> dict[str, Any]:
     value = json.loads(_BARE_KEY.sub(quote, text))
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    if CHECKSUM_KEY in value:
-        said = value.pop(CHECKSUM_KEY)
-        if said != (is_now := _checksum(value)):
-            raise ValueError(
-                f"it was changed since it was written: {CHECKSUM_KEY} says {said!r}, the content gives {is_now!r}. "
-                f"Where somebody changed it on purpose, take {CHECKSUM_KEY} out"
-            )
+    take_checksum(value)
     return value
-
-
-def encode_table(table: dict[str, Any]) -> bytes:
-    """The text of a table with its checksum, as ``parse_table`` reads it."""
-    text = json.dumps(table, indent=1, ensure_ascii=False).removesuffix("}").rstrip("\n")
-    return f'{text}{"," if table else ""}\n "{CHECKSUM_KEY}": "{_checksum(table)}"\n}}'.encode()
-
-
-def _checksum(table: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(table).encode()):08x}"
 
 
 class ConfigFile:
@@ -119,5 +99,5 @@ class ConfigFile:
         make_durable_folder(self._files, self.path.parent)
         if not self._broken and self.path.exists():
             replace_file(self._files, self._bak, self.path.read_bytes())
-        replace_file(self._files, self.path, encode_table(table))
+        replace_file(self._files, self.path, encode_checked(table).encode())
         self._broken = False

@@ -1,7 +1,7 @@
 """Changes the file of users in a store, beside a running broker, which notices.
 
-What is written is a new file that takes the place of the old one: whoever reads has the one or the other, whole. A lock
-on the folder keeps two changes from undoing each other.
+What is written is a new file that takes the place of the old one: whoever reads has the one or the other, whole. Its
+copy gets the same, and first: see ``protocol.users``. A lock on the folder keeps two changes from undoing each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 import click
 
 from ...protocol.errors import ConfigurationError
-from ...protocol.users import USERS_FILE, User, Users, check_user_name, encode_users, parse_users
+from ...protocol.escaping import escape
+from ...protocol.users import BACKUP_SUFFIX, USERS_FILE, User, Users, check_user_name, choose_users, encode_users
 from .failures import nearest
 
 FILE_MODE = 0o600
@@ -30,6 +31,7 @@ class UserFile:
     def __init__(self, store: str | os.PathLike[str]) -> None:
         self.store = Path(store).expanduser()
         self.path = self.store / USERS_FILE
+        self.backup = self.path.with_name(self.path.name + BACKUP_SUFFIX)
         if not any((self.store / name).is_dir() for name in STORE_FOLDERS):
             raise ConfigurationError(
                 f"there is no store in {str(self.store)!r}: name the folder with --store; a broker makes it when it "
@@ -37,21 +39,29 @@ class UserFile:
             )
 
     def read(self) -> Users:
-        """Who there is."""
+        """Who there is; where the file is damaged and its copy serves, a line on standard error says so."""
+        users, damage = choose_users(self._content(self.path), self._content(self.backup), str(self.path))
+        if damage:
+            click.echo(f"flintmq: {escape(damage)}", err=True)
+        return users
+
+    def _content(self, path: Path) -> bytes | None:
         try:
-            text = self.path.read_text(encoding="utf-8")
+            return path.read_bytes()
         except FileNotFoundError:
-            return Users()
-        except (OSError, UnicodeDecodeError) as error:
+            return None
+        except OSError as error:
             raise self._refusal("cannot be read", error) from None
-        return parse_users(text, str(self.path))
 
     def change(self, edit: Callable[[Users], Users]) -> Users:
         """Replace the users by what ``edit`` makes of them, if it does not raise; what there is now."""
         with self._locked():
             users = edit(self.read())
             try:
-                self._write(encode_users(users))
+                text = encode_users(users)
+                # The copy is never older than the file; alone it would be a file that was lost.
+                for path in (self.backup, self.path) if self.path.exists() else (self.path, self.backup):
+                    self._write(path, text)
             except OSError as error:
                 raise self._refusal("cannot be written", error) from None
         return users
@@ -76,8 +86,8 @@ class UserFile:
         finally:
             os.close(descriptor)
 
-    def _write(self, text: str) -> None:
-        fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.tmp")
+    def _write(self, path: Path, text: str) -> None:
+        fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         descriptor = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
@@ -85,11 +95,11 @@ class UserFile:
                 file.flush()
                 os.fsync(descriptor)
             self._give_to_owner(fresh)
-            fresh.replace(self.path)
+            fresh.replace(path)
         except BaseException:
             fresh.unlink(missing_ok=True)
             raise
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
         finally:

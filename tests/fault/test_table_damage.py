@@ -16,7 +16,8 @@ from flintmq.broker.store.timer_state import HOUR_SECONDS
 from flintmq.protocol.errors import ConfigurationError
 from flintmq.protocol.users import USERS_FILE
 from tests.delay_tools import START_MS, DelayedStore
-from tests.store_tools import copy_store, make_topic, open_store, overwrite, plain, put, tree
+from tests.security_tools import set_user
+from tests.store_tools import copy_store, make_topic, open_store, overwrite, tree
 from tests.tools_runs import verified
 
 TABLES = [
@@ -172,11 +173,49 @@ def test_groups_whose_progress_is_gone_are_named_loudly(
     assert "there is no config/consumerOffset.json" in caplog.text
 
 
+# Users.
+
+
+def users_of(path: Path) -> set[str]:
+    table = UserTable(path)
+    table.load()
+    return {user.name for user in table}
+
+
+@pytest.mark.parametrize("by_copy", [True, False], ids=["with its copy", "alone"])
+def test_a_damaged_file_of_users_lets_nobody_in_and_loses_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, by_copy: bool
+) -> None:
+    """It is refused by name, or its copy serves; `verify` names it."""
+    path = tmp_path / "store"
+    open_store(path).close()
+    set_user(path, "billing")
+    set_user(path, "shop")
+    file = path / USERS_FILE
+    whole, source = file.read_bytes(), random.Random(7)
+    for kind, damage in [*DAMAGES.items(), *((f"bit {number}", flipped) for number in range(6, 60))]:
+        file.write_bytes(damage(whole, source))
+        if not by_copy:
+            file.with_name(f"{file.name}.bak").unlink(missing_ok=True)
+        caplog.clear()
+        refused = ""
+        try:
+            assert users_of(path) == {"billing", "shop"}, kind
+        except ConfigurationError as error:
+            refused = str(error)
+        if refused:
+            assert str(file) in refused, kind
+        elif not still_says_the_same(file.read_bytes(), whole):
+            assert by_copy, kind
+            assert f"{file}.bak is taken instead" in caplog.text, kind
+    file.write_bytes(whole[:-1])
+    assert [(each.kind, each.path) for each in verified(path).findings] == [("table", file)]
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b'{"version": 1}', b"\0" * 300, b"[]"])
 def test_damaged_users_let_nobody_in(tmp_path: Path, content: bytes) -> None:
-    store = open_store(tmp_path / "store")
-    put(store, "orders", 0, plain(1))
-    store.close()
-    (store.path / USERS_FILE).write_bytes(content)
+    path = tmp_path / USERS_FILE
+    path.parent.mkdir()
+    path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"users\.json"):
-        UserTable(store.path).load()
+        UserTable(tmp_path).load()

@@ -344,7 +344,8 @@ class TestChanges:
     def test_a_damaged_file_of_users_stops_the_start(self, broker: BrokerFactory, tmp_path: Path) -> None:
         store = tmp_path / "damaged"
         set_user(store, "billing")
-        (store / "flintmq" / "users.json").write_text("{")
+        for name in ("users.json", "users.json.bak"):
+            (store / "flintmq" / name).write_text("{")
         with pytest.raises(AssertionError, match=r"exit 2(.|\n)*users\.json is not JSON"):
             broker(store=store, settings=SCRAM)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.protocol.users import USERS_FILE, parse_users
+from flintmq.protocol.checked_json import CHECKSUM_KEY
+from flintmq.protocol.users import BACKUP_SUFFIX, USERS_FILE, parse_users
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory
 from tests.security_tools import PASSWORD, SCRAM, set_user
@@ -27,7 +28,11 @@ def cli(tmp_path: Path, store: Path) -> Cli:
 
 
 def names(store: Path) -> list[str]:
-    return list(parse_users((store / USERS_FILE).read_text(), "").by_name)
+    return list(parse_users((store / USERS_FILE).read_bytes(), "").by_name)
+
+
+def backup_of(store: Path) -> Path:
+    return store / (USERS_FILE + BACKUP_SUFFIX)
 
 
 class TestFile:
@@ -37,7 +42,8 @@ class TestFile:
         assert len(made.lines) == 1
         assert len(made.lines[0]) == 24
         assert "shown nowhere again" in made.err
-        assert stat.S_IMODE((store / USERS_FILE).stat().st_mode) == 0o600
+        for path in (store / USERS_FILE, backup_of(store)):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert made.lines[0] not in (store / USERS_FILE).read_text()
         assert cli.run("user", "add", "shop", "--admin", "--generate", "-q").code == 0
         listed = cli.run("user", "list", "-o", "json").rows
@@ -54,7 +60,8 @@ class TestFile:
     def test_what_others_wrote_stays(self, cli: Cli, store: Path) -> None:
         set_user(store, "billing")
         text = (store / USERS_FILE).read_text()
-        (store / USERS_FILE).write_text(text.replace('"version": 1', '"version": 1, "later": [1]'))
+        edited = text.replace('"version": 1', '"version": 1, "later": [1]').replace(CHECKSUM_KEY, "note")
+        (store / USERS_FILE).write_text(edited)
         assert cli.run("user", "add", "shop", "--generate").code == 0
         assert '"later": [\n  1\n ]' in (store / USERS_FILE).read_text()
         assert names(store) == ["billing", "shop"]
@@ -98,21 +105,54 @@ class TestFile:
         assert (done.code, done.out) == (2, "")
         assert why in done.err
         assert (store / USERS_FILE).read_bytes() == before
-        assert os.listdir(store / "flintmq") == ["users.json"]
+        assert sorted(os.listdir(store / "flintmq")) == ["users.json", "users.json.bak"]
 
     def test_a_damaged_file_is_not_overwritten(self, cli: Cli, store: Path) -> None:
         set_user(store, "there")
-        (store / USERS_FILE).write_text("{")
+        for path in (store / USERS_FILE, backup_of(store)):
+            path.write_text("{")
         done = cli.run("user", "add", "x", "--generate")
         assert done.code == 2
         assert "users.json is not JSON" in done.err
         assert (store / USERS_FILE).read_text() == "{"
 
+    def test_the_copy_of_a_damaged_file_serves_and_a_change_writes_both_anew(self, cli: Cli, store: Path) -> None:
+        set_user(store, "there")
+        (store / USERS_FILE).write_text("{")
+        listed = cli.run("user", "list", "-o", "json")
+        assert [row["user"] for row in listed.rows] == ["there"]
+        assert "users.json is not JSON" in listed.err
+        assert cli.run("user", "add", "x", "--generate").code == 0
+        assert names(store) == ["there", "x"]
+        assert cli.run("user", "list").err == ""
+
+    def test_the_copy_is_never_older_than_the_file(
+        self, cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else who was removed would get in again where it has to serve."""
+        set_user(store, "gone")
+        set_user(store, "stays")
+        renamed: list[str] = []
+        replace = Path.replace
+
+        def killed_behind_the_first(fresh: Path, target: Path) -> None:
+            if renamed:
+                raise KeyboardInterrupt
+            renamed.append(target.name)
+            replace(fresh, target)
+
+        monkeypatch.setattr(Path, "replace", killed_behind_the_first)
+        cli.run("user", "remove", "gone", "--yes")
+        monkeypatch.undo()
+        assert names(store) == ["gone", "stays"]
+        (store / USERS_FILE).write_bytes(b"")
+        assert [row["user"] for row in cli.run("user", "list", "-o", "json").rows] == ["stays"]
+
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
     def test_what_root_makes_belongs_to_who_owns_the_store(self, cli: Cli, store: Path) -> None:
         os.chown(store, 12345, 12345)
         assert cli.run("user", "add", "billing", "--generate").code == 0
-        for path in (store / "flintmq", store / USERS_FILE):
+        for path in (store / "flintmq", store / USERS_FILE, backup_of(store)):
             assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12345)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from flintmq.broker.store import CorruptFile, TopicConfig
 from flintmq.broker.store.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicTable, next_data_version
-from flintmq.broker.store.json_table import CHECKSUM_KEY, ConfigFile, encode_table, parse_table
+from flintmq.broker.store.json_table import ConfigFile, parse_table
+from flintmq.protocol.checked_json import CHECKSUM_KEY, encode_checked
 from tests.store_tools import UnsyncedFiles, assert_holds, kill, open_store, plain, put, reopen, tree
 
 ROCKETMQ_OFFSETS = (
@@ -69,7 +70,7 @@ def test_a_missing_table_is_read_from_the_backup_or_is_empty(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("table", [{}, {"a": {}}, {"a@b": {"0": 17, "1": -3}, "é": [1, None, 2.5, "\x7f\n"]}])
 def test_a_table_comes_back_and_no_changed_bit_of_it_passes(table: dict[str, Any]) -> None:
-    blob = encode_table(table)
+    blob = encode_checked(table).encode()
     assert parse_table(blob.decode()) == table
     assert set(json.loads(blob)) == {*table, CHECKSUM_KEY}
     for bit in range(8 * len(blob)):

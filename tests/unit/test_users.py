@@ -10,9 +10,19 @@ from typing import Any
 import pytest
 
 from flintmq.broker.security.users import UserTable
+from flintmq.protocol.checked_json import CHECKSUM_KEY
 from flintmq.protocol.errors import ConfigurationError
 from flintmq.protocol.scram import ITERATIONS, SALT_BYTES, make_verifier
-from flintmq.protocol.users import USERS_FILE, User, Users, check_user_name, encode_users, parse_users
+from flintmq.protocol.users import (
+    BACKUP_SUFFIX,
+    USERS_FILE,
+    User,
+    Users,
+    check_user_name,
+    choose_users,
+    encode_users,
+    parse_users,
+)
 
 VERIFIER = make_verifier("s3cret", 4096)
 GRANT = {"actions": ["publish"], "topic": "orders", "note": "kept"}
@@ -30,7 +40,7 @@ def table_of(text: str) -> dict[str, Any]:
 class TestTheFile:
     def test_what_is_written_is_read_again_with_what_nobody_knows(self) -> None:
         before = users("billing", "shop")
-        assert parse_users(encode_users(before), "users.json") == before
+        assert parse_users(encode_users(before).encode(), "users.json") == before
 
     def test_it_has_the_shape_that_others_read(self) -> None:
         table = table_of(encode_users(users("billing")))
@@ -56,15 +66,42 @@ class TestTheFile:
     )
     def test_what_is_wrong_in_it_is_said(self, change: Any, why: str) -> None:
         table = table_of(encode_users(users("billing")))
+        del table[CHECKSUM_KEY]
         change(table)
         with pytest.raises(ConfigurationError, match=why) as raised:
-            parse_users(json.dumps(table), "the/users.json")
+            parse_users(json.dumps(table).encode(), "the/users.json")
         assert str(raised.value).startswith("the/users.json")
 
-    @pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1, "users": []}'])
-    def test_what_is_no_file_of_users_is_refused(self, text: str) -> None:
+    @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"version": 1, "users": []}', b"\xff", b"[" * 100_000])
+    def test_what_is_no_file_of_users_is_refused(self, content: bytes) -> None:
         with pytest.raises(ConfigurationError, match=r"users\.json"):
-            parse_users(text, "users.json")
+            parse_users(content, "users.json")
+
+    def test_one_from_before_checksums_is_read(self) -> None:
+        table = table_of(encode_users(users("billing")))
+        del table[CHECKSUM_KEY]
+        assert "billing" in parse_users(json.dumps(table).encode(), "users.json").by_name
+
+    def test_one_that_was_changed_is_refused_with_both_ways_on(self) -> None:
+        """By hand, to keep somebody out, or by the disk: the copy must not let him in again."""
+        content = encode_users(users("billing", "gone")).encode()
+        table = table_of(content.decode())
+        del table["users"]["gone"]
+        changed = json.dumps(table).encode()
+        with pytest.raises(
+            ConfigurationError,
+            match=rf"x/users\.json: it was changed.*take {CHECKSUM_KEY} out, and remove x/users\.json\.bak; else copy",
+        ):
+            choose_users(changed, content, "x/users.json")
+        del table[CHECKSUM_KEY]
+        assert list(choose_users(json.dumps(table).encode(), content, "x/users.json")[0].by_name) == ["billing"]
+
+    def test_one_that_is_gone_is_not_taken_for_nobody_while_its_copy_is_there(self) -> None:
+        with pytest.raises(
+            ConfigurationError, match=r"x/users\.json is missing, but its copy x/users\.json\.bak is there"
+        ):
+            choose_users(None, encode_users(users("billing")).encode(), "x/users.json")
+        assert choose_users(None, None, "x/users.json")[0].by_name == {}
 
     @pytest.mark.parametrize("name", ["", "a b", "a/b", "../a", ".a", "a\n", "é", "x" * 65, "a,b", "a=b", "-a"])
     def test_names_that_could_be_something_else_are_refused(self, name: str) -> None:
@@ -129,6 +166,18 @@ class TestTheTable:
         self.replace(path, encode_users(users("shop")))
         assert table.refresh()
         assert table.get("shop") is not None
+
+    @pytest.mark.parametrize("content", [b"", b"\0" * 300, b"{", b"\xff\xfe"])
+    def test_the_copy_of_a_damaged_file_serves_and_that_is_said(
+        self, tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+    ) -> None:
+        path.write_bytes(content)
+        path.with_name(path.name + BACKUP_SUFFIX).write_text(encode_users(users("billing")))
+        table = UserTable(tmp_path)
+        table.load()
+        assert table.get("billing") is not None
+        assert f"{path} is" in caplog.text
+        assert f"{path}{BACKUP_SUFFIX} is taken instead" in caplog.text
 
     def test_a_name_that_nobody_has_gets_the_same_salt_each_time_and_after_a_restart(
         self, tmp_path: Path, path: Path
