@@ -139,9 +139,14 @@ class MessageStore:
                 "offsets", self.path, len(self.groups.names()),
             )  # fmt: skip
         self._checkpoint.load()
+        sizes = self.state.sizes
         if self._checkpoint.mark is None:
             self.state.somebody_else_wrote()
-        sizes = self.state.sizes
+            if sizes:
+                log.warning(
+                    "%s: FlintMQ's mark does not hold: the file is damaged or lost, or RocketMQ had the store last. "
+                    "The start goes by what log and queues prove", self._checkpoint.path,
+                )  # fmt: skip
         mark = self._checkpoint.mark
         self.commitlog.queue.load(sizes.get(LOG_SIZE), mark.flushed_offset if mark is not None else 0)
         queue_problems = self.queues.load(sizes.get(QUEUE_SIZE))

@@ -95,8 +95,11 @@ def _check_times(store: OfflineStore, path: Path, blob: bytes, last_ms: int) -> 
 def _check_mark(store: OfflineStore, path: Path, blob: bytes, end: LogEnd) -> None:
     """A mark that does not check: RocketMQ wrote the file last, or it is damaged."""
     magic, _, flushed_offset, _ = CHECKPOINT_MARK_STRUCT.unpack_from(blob, CHECKPOINT_MARK_AT)
-    held = blob[CHECKPOINT_MARK_AT : CHECKPOINT_MARK_AT + CHECKPOINT_MARK_STRUCT.size]
-    if not any(held):
+    if not any(blob):
+        if store.state.sizes:  # RocketMQ would have left the mark as it was
+            store.findings.add("checkpoint", path, "it is all zeros, and FlintMQ's mark is gone")
+        return
+    if not any(blob[CHECKPOINT_MARK_AT : CHECKPOINT_MARK_AT + CHECKPOINT_MARK_STRUCT.size]):
         return
     if magic != CHECKPOINT_MARK_MAGIC or not 0 <= flushed_offset < end.offset:
         # Where RocketMQ went on, the log is longer than FlintMQ left it.
