@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import socket
 import subprocess
@@ -22,6 +21,8 @@ from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCC
 from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FrameParser, encode_frame
 from tests.client_drivers import SYNC, Clients
 from tests.client_drivers import aio_clients as clients_of_aio
+from tests.forked import FORKS, ForkedProcess, broker_environment
+from tests.processes import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background, as by `nohup`: the processes under test would inherit that, and none could be
@@ -45,7 +46,7 @@ SMALL_FILES = {
 class RunningBroker:
     """A ``flintmq-broker serve`` process that said where it listens."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
     store: Path
     host: str
     port: int
@@ -91,16 +92,15 @@ def broker_command(
 
     ``program``: what Python runs instead of the daemon itself, for a daemon with a fault in it.
     """
-    command = [sys.executable, *program, "serve", "--store", str(store), "--listen", "127.0.0.1:0"]
+    return [sys.executable, *program, *serve_arguments(store, *options, settings=settings)]
+
+
+def serve_arguments(store: Path, *options: str, settings: dict[str, Any] | None = None) -> list[str]:
+    """The arguments of ``broker_command``."""
+    command = ["serve", "--store", str(store), "--listen", "127.0.0.1:0"]
     for name, value in {**SMALL_FILES, **(settings or {})}.items():
         command += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return [*command, *options]
-
-
-def broker_environment(**variables: str) -> dict[str, str]:
-    """This process's environment without settings of a broker, and ``variables``."""
-    clean = {name: value for name, value in os.environ.items() if not (name.startswith("FLINTMQ_") and "__" in name)}
-    return {**clean, **variables}
 
 
 class Brokers:
@@ -116,20 +116,28 @@ class Brokers:
         store: Path | None = None,
         settings: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
-        program: Sequence[str] = DAEMON,
+        program: Sequence[str] | None = None,
     ) -> RunningBroker:
-        """Start a broker and wait for its port. Without ``store`` each has its own; else see ``broker_command``."""
+        """Start a broker and wait for its port. Without ``store`` each has its own; else see ``broker_command``.
+
+        It is forked from a process that has loaded the daemon (``tests/forked.py``); with an ``environment`` or a
+        ``program`` it is started as users start it, which takes a second more.
+        """
         number = len(self._started)
         store = store or self._folder / f"store-{number}"
         log_path = self._folder / f"broker-{number}.log"
+        process: subprocess.Popen[str] | ForkedProcess
         with log_path.open("w") as log:
-            process = subprocess.Popen(
-                broker_command(store, *options, settings=settings, program=program),
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=broker_environment(**(environment or {})),
-            )
+            if program is None and environment is None:
+                process = FORKS.start(serve_arguments(store, *options, settings=settings), log.fileno())
+            else:
+                process = subprocess.Popen(
+                    broker_command(store, *options, settings=settings, program=program or DAEMON),
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=broker_environment(**(environment or {})),
+                )
         running = _wait_for_port(process, store, log_path)
         self._started.append(running)
         return running
@@ -145,6 +153,13 @@ class Brokers:
         assert codes == [0] * len(codes), "\n".join(running.log for running in self._started)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[None]:
+    """Ends what forks brokers, if there is such."""
+    yield
+    FORKS.close()
+
+
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerFactory]:
     """``broker(*options, store=None, settings=None, environment=None)`` starts a broker: see ``Brokers.start``."""
@@ -157,7 +172,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerFactory]:
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
     """One broker for all tests that leave it as it was, but for messages in a topic of their own (``topic``)."""
     brokers = Brokers(tmp_path_factory.mktemp("shared"))
-    yield brokers.start()
+    yield brokers.start(program=DAEMON)
     brokers.stop_all()
 
 
@@ -170,7 +185,7 @@ def topic() -> str:
     return f"topic-{next(_topic_numbers)}"
 
 
-def _wait_for_port(process: subprocess.Popen[str], store: Path, log_path: Path) -> RunningBroker:
+def _wait_for_port(process: subprocess.Popen[str] | ForkedProcess, store: Path, log_path: Path) -> RunningBroker:
     assert process.stdout is not None
     watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
     watchdog.start()
@@ -186,30 +201,6 @@ def _wait_for_port(process: subprocess.Popen[str], store: Path, log_path: Path) 
     process.wait()
     process.stdout.close()
     raise AssertionError(f"the broker did not start (exit {process.returncode}): {output}\n{log_path.read_text()}")
-
-
-# ---- several processes ----
-
-
-SPARK_FOLDER = Path(__file__).parent / "spark"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests that share the Spark session come first: they take longest."""
-    items.sort(key=lambda item: SPARK_FOLDER not in item.path.parents)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a file run in one process, and all that share the Spark session in one."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            file: str = nodeid.split("::", 1)[0]
-            return "spark" if file.startswith("tests/spark/") else file
-
-    return ByFile(config, log)
 
 
 # ---- frames over a plain socket ----

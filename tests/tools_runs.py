@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from flintmq.broker.tools.findings import Finding
 from flintmq.broker.tools.verify import Verified, verify
-from tests.conftest import broker_environment
+from tests.forked import FORKS
 
 TIMEOUT_S = 100
 
@@ -39,10 +38,8 @@ def command(*arguments: object) -> list[str]:
 
 
 def tool(*arguments: object) -> Ended:
-    """Run ``flintmq-broker`` with these arguments."""
-    done = subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=TIMEOUT_S, env=broker_environment()
-    )
+    """Run ``flintmq-broker`` with these arguments, forked from a process that has loaded it."""
+    done = FORKS.run([*map(str, arguments)], TIMEOUT_S)
     return Ended(done.returncode, done.stdout.splitlines(), done.stderr)
 
 

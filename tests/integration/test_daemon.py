@@ -20,6 +20,7 @@ from flintmq.protocol import commands
 from flintmq.protocol.commands import PRODUCE, PULL
 from flintmq.protocol.errors import PULL_NOT_FOUND, SUCCESS
 from flintmq.protocol.record import decode_host, decode_record
+from tests.forked import FORKS
 
 Broker = Any
 Factory = Callable[..., Broker]
@@ -27,13 +28,15 @@ Connect = Callable[..., Any]
 
 
 def serve(*options: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``flintmq-broker serve`` that is expected to refuse."""
+    """Run ``flintmq-broker serve`` that is expected to refuse; with an ``environment`` as users start it."""
+    if environment is None:
+        return FORKS.run(["serve", *options], 60)
     return subprocess.run(
         [sys.executable, "-m", "flintmq.broker.daemon", "serve", *options],
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, **environment},
     )
 
 

@@ -225,13 +225,14 @@ class TestFrames:
         self, broker: BrokerFactory, connect: ConnectionFactory, topic: str
     ) -> None:
         connection = connect(broker(settings={"limits.held_pulls_per_connection_max": 8}))
-        connection.produce(topic, b"x", b"y", queue=0).raise_for_error()
-        connection.pull(topic, 0, 0, wait_ms=10_000, max_count=2)
-        fields = {"topic": topic, "queue": 0, "offset": 0, "filter": "a IS NULL"}
+        count = 3000  # six steps for each pull: the first takes its last step long after the last pull has come
+        connection.produce(topic, *[b"x"] * count, queue=0).raise_for_error()
+        connection.pull(topic, 0, count - 1, wait_ms=10_000)
+        fields = {"topic": topic, "queue": 0, "offset": 0, "filter": "a IS NULL", "max_count": count}
         connection.send_bytes(b"".join(encode_frame(REQUEST, PULL.code, 1000 + number, fields) for number in range(20)))
         codes = sorted(connection.receive().code for _ in range(20))
         assert codes == [SUCCESS] * 8 + [SystemBusy.code] * 12
-        assert connection.pull(topic, 0, 0, filter="a IS NULL").fields["count"] == 2
+        assert connection.pull(topic, 0, 0, filter="a IS NULL", max_count=count).fields["count"] == count
 
     def test_a_client_that_goes_while_its_filter_looks_disturbs_nobody(
         self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str

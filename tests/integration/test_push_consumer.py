@@ -35,7 +35,8 @@ from flintmq.client import (
 )
 from flintmq.client.push import requests
 from tests.client_drivers import Clients
-from tests.conftest import BrokerFactory, RunningBroker, broker_environment
+from tests.conftest import BrokerFactory, RunningBroker
+from tests.forked import broker_environment
 from tests.group_tools import Seen, until
 
 FAST: dict[str, Any] = {"delay_level": 1, "suspend": 0.05}

@@ -1,0 +1,63 @@
+"""A process with the broker's modules and kernels loaded, which forks a ``flintmq-broker`` whenever it is told to.
+
+A start takes a second, nearly all of it for imports; a fork has them already, and is a process of its own all the same.
+``python -m tests.fork_server FD`` is told over a socket, in JSON: ``{"arguments": [...]}`` with three descriptors
+(standard output, standard error, and one that is closed when the process ends) is answered ``{"pid": N}``;
+``{"wait": N}`` with the exit status, once the process is gone. See ``tests.forked`` for the other side.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+
+import uvloop  # noqa: F401 - as the daemon does when it starts
+
+from flintmq.broker import config, daemon, kernels  # noqa: F401
+from flintmq.broker.server import lifecycle  # noqa: F401
+
+MESSAGE_BYTES_MAX = 1 << 20
+DESCRIPTORS = 3
+
+
+def next_command(orders: socket.socket) -> list[str]:
+    """Fork and wait, until the other side closes. In each fork: returns the command's arguments."""
+    while True:
+        blob, descriptors, _, _ = socket.recv_fds(orders, MESSAGE_BYTES_MAX, DESCRIPTORS)
+        if not blob:
+            sys.exit(0)
+        order = json.loads(blob)
+        if "wait" in order:
+            _, status = os.waitpid(order["wait"], 0)
+            orders.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode())
+            continue
+        pid = os.fork()
+        if pid == 0:
+            orders.close()
+            for fd, standard in zip(descriptors[:2], (1, 2), strict=True):
+                os.dup2(fd, standard)
+                os.close(fd)
+            return list(order["arguments"])
+        for fd in descriptors:
+            os.close(fd)
+        orders.send(json.dumps({"pid": pid}).encode())
+
+
+def main() -> None:
+    """The process, and each of its forks."""
+    for _ in kernels.warm(kernels.SERVING_MODULES):
+        pass
+    gc.collect()
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this, who then closes the socket
+    arguments = next_command(socket.socket(fileno=int(sys.argv[1])))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    daemon.main(arguments, prog_name="flintmq-broker")
+
+
+if __name__ == "__main__":
+    main()

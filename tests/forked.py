@@ -1,0 +1,141 @@
+"""``flintmq-broker`` as processes that start in a twentieth of a second: forked by ``tests.fork_server``."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, TextIO
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class ForkedProcess:
+    """What tests use of ``subprocess.Popen``, for a process that is not this one's child."""
+
+    def __init__(self, server: ForkServer, pid: int, arguments: list[str], life: int, output: TextIO | None) -> None:
+        self.pid = pid
+        self.args = arguments
+        self.stdout = output
+        self.returncode: int | None = None
+        self._server = server
+        self._life = life
+        """The end of a pipe that nobody writes to: readable once the process is gone."""
+        self._ending = threading.Lock()
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self.returncode if self._gone(0) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; the exit code. Raises ``subprocess.TimeoutExpired``."""
+        if not self._gone(timeout):
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _gone(self, timeout: float | None) -> bool:
+        with self._ending:
+            if self.returncode is None:
+                poller = select.poll()  # not select.select: tests have more descriptors open than it takes
+                poller.register(self._life, select.POLLIN | select.POLLHUP)
+                if poller.poll(None if timeout is None else timeout * 1000):
+                    os.close(self._life)
+                    self.returncode = self._server.wait(self.pid)
+            return self.returncode is not None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """Starts with the first process that is asked for. ``close`` it."""
+
+    def __init__(self) -> None:
+        self._asking = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._orders: socket.socket
+
+    def start(self, arguments: list[str], errors: int) -> ForkedProcess:
+        """``flintmq-broker`` with these arguments, its standard output as a pipe. ``errors``: a descriptor."""
+        output, theirs = os.pipe()
+        try:
+            return self._start(arguments, theirs, errors, os.fdopen(output))
+        finally:
+            os.close(theirs)
+
+    def run(self, arguments: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
+        """``flintmq-broker`` with these arguments to its end. Raises ``subprocess.TimeoutExpired``."""
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            process = self._start(arguments, output.fileno(), errors.fileno(), None)
+            try:
+                code = process.wait(timeout)
+            finally:
+                process.kill()
+            for file in (output, errors):
+                file.seek(0)
+            return subprocess.CompletedProcess(arguments, code, output.read(), errors.read())
+
+    def _start(self, arguments: list[str], output: int, errors: int, reads: TextIO | None) -> ForkedProcess:
+        life, theirs = os.pipe()
+        try:
+            pid = self._ask({"arguments": arguments}, [output, errors, theirs])["pid"]
+        finally:
+            os.close(theirs)
+        return ForkedProcess(self, pid, arguments, life, reads)
+
+    def wait(self, pid: int) -> int:
+        """The exit code of a process that has ended or is about to."""
+        code: int = self._ask({"wait": pid}, [])["status"]
+        return code
+
+    def _ask(self, order: dict[str, Any], descriptors: list[int]) -> Any:
+        with self._asking:
+            if self._process is None:
+                self._launch()
+            socket.send_fds(self._orders, [json.dumps(order).encode()], descriptors)
+            answer = self._orders.recv(4096)
+        assert answer, "the process that forks ended; what it said is above"
+        return json.loads(answer)
+
+    def _launch(self) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], cwd=ROOT, env=broker_environment(),
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """End it. What it forked is not its affair."""
+        if self._process is not None:
+            self._orders.close()
+            self._process.wait()
+
+
+def broker_environment(**variables: str) -> dict[str, str]:
+    """This process's environment without settings of a broker, and ``variables``."""
+    clean = {name: value for name, value in os.environ.items() if not (name.startswith("FLINTMQ_") and "__" in name)}
+    return {**clean, **variables}
+
+
+FORKS = ForkServer()
+"""This process's; closed at the end of the tests."""
