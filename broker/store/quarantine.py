@@ -106,6 +106,7 @@ class Quarantine:
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._bounds = np.zeros(0, np.int64)
+        self._lost: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self.lost_messages = 0
         """How many messages are known to have been in them."""
 
@@ -138,7 +139,8 @@ class Quarantine:
                 ends.append(each.end_offset)
         self._bounds = np.array([bound for pair in zip(begins, ends, strict=True) for bound in pair], np.int64)
         self._begins, self._ends = begins, ends
-        self.lost_messages = self._count_lost()
+        self._lost = self._lost_by_queue()
+        self.lost_messages = sum(end - first for ranges in self._lost.values() for first, end in ranges)
 
     def __bool__(self) -> bool:
         return bool(self.ranges)
@@ -172,18 +174,22 @@ class Quarantine:
         """Bytes of the log that are in quarantine."""
         return sum(end - begin for begin, end in zip(self._begins, self._ends, strict=True))
 
-    def _count_lost(self) -> int:
-        spans: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        for hole in self.ranges:
-            for topic, queue, first, count in hole.lost:
-                spans.setdefault((topic, queue), []).append((first, first + count))
-        total = 0
-        for row in spans.values():
-            reached = 0
-            for first, end in sorted(row):
-                total += max(end - max(first, reached), 0)
-                reached = max(reached, end)
-        return total
+    def lost_between(self, topic: str, queue: int, begin: int, end: int) -> list[tuple[int, int]]:
+        """The messages of a queue in ``[begin, end)`` that are known to be lost: (first queue offset, the one behind
+        the last), in their order."""
+        ranges = self._lost.get((topic, queue), ())
+        return [(max(first, begin), min(stop, end)) for first, stop in ranges if first < end and stop > begin]
+
+    def _lost_by_queue(self) -> dict[tuple[str, int], list[tuple[int, int]]]:
+        """The lost messages by queue: ranges that neither touch nor overlap, in their order."""
+        joined: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        for topic, queue, first, count in sorted(each for hole in self.ranges for each in hole.lost):
+            row = joined.setdefault((topic, queue), [])
+            if row and first <= row[-1][1]:
+                row[-1] = (row[-1][0], max(row[-1][1], first + count))
+            else:
+                row.append((first, first + count))
+        return joined
 
     # Changes, each durable when it returns.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from ....protocol.record import CorruptRecord, Record, decode_record
 from ...kernels.gather import C_SIZE, CHOSEN_ROW
 from ...store import MessageStore
 from ...store.consume_queue import ConsumeQueue
+from ...store.tombstones import LostRange
 from ..moving import RECORDS_A_STEP, UNITS, choose
-from .notes import COMMIT, COPY, DONE, DROP, PREPARE, read_note
-from .table import Commit, Table
+from .notes import COMMIT, COPY, DONE, DROP, PREPARE, Note, read_note
+from .table import Commit, Range, Table
 
 log = logging.getLogger(__name__)
 
@@ -29,25 +30,35 @@ def table_at_start(store: MessageStore) -> Table:
     copies: dict[str, tuple[int, Record]] = {}
     for record in _notes(store, saved.next_note):
         note = read_note(record)
-        if note is None:
-            continue
-        kind, values = note[0], note[1:]
-        if kind == PREPARE:
-            name, first, count, topic, queue = values
-            table.prepare(name, first, count, (topic, queue), record.queue_offset, record.store_timestamp)
-        elif kind == DROP:
-            table.drop(values[0])
-        elif kind == COMMIT:
-            series, number, names, dropped = values
-            table.commit(series, number, names, record.queue_offset)
-            table.drop(dropped)
-        elif kind == COPY:
-            copies[values[0]] = (values[2], record)
-        elif kind == DONE:
-            copies.pop(values[0], None)
-            table.commits.pop(values[0], None)
+        if note is not None:
+            _take(table, copies, note, record)
     _settle(store, table, copies)
     return table
+
+
+def _take(table: Table, copies: dict[str, tuple[int, Record]], note: Note, record: Record) -> None:
+    """What a note says. ``copies``: by series, the position of its last "copy", and the note itself."""
+    kind, values = note[0], note[1:]
+    if kind == PREPARE:
+        name, first, count, topic, queue = values
+        table.prepare(name, first, count, (topic, queue), record.queue_offset, record.store_timestamp)
+    elif kind == DROP:
+        table.drop(values[0])
+    elif kind == COMMIT:
+        series, number, names, dropped = values
+        table.commit(series, number, names, record.queue_offset)
+        table.drop(dropped)
+    elif kind == COPY:
+        series, number, position = values
+        copies[series] = (position, record)
+        if not table.is_committed(series, number):
+            table.torn[series] = number
+    elif kind == DONE:
+        series, number = values
+        copies.pop(series, None)
+        table.commits.pop(series, None)
+        table.torn.pop(series, None)
+        table.remember(series, number)  # its "commit" may be lost
 
 
 def _settle(store: MessageStore, table: Table, copies: dict[str, tuple[int, Record]]) -> None:
@@ -55,25 +66,69 @@ def _settle(store: MessageStore, table: Table, copies: dict[str, tuple[int, Reco
     queue = store.queues.get(PREPARED_TOPIC, 0)
     table.ends_at(queue.max_offset if queue is not None else 0)
     begin = store.reads.first_offset(queue) if queue is not None else 0
-    lost = [name for name, attempt in table.attempts.items() if attempt.ranges[0].first < begin]
+    lost = [
+        name
+        for name, attempt in table.attempts.items()
+        if attempt.ranges[0].first < begin or _lost_of(store, attempt.ranges)
+    ]
     if lost:
         log.error("messages that %d attempts prepared are not in the log any more: they are dropped", len(lost))
         table.drop(lost)
+    for series, number in table.torn.items():
+        log.error("transaction %d of %s was being copied, and the note that commits it is lost: copying it ends here",
+                  number, series)  # fmt: skip
     for series, commit in list(table.commits.items()):
         # Once more: the end of its last range is known only now.
         commit = table.commits[series] = Commit(series, commit.number, commit.attempts, commit.note_offset)
-        if series in copies and queue is not None:
-            commit.position = _copied(store, queue, commit, *copies[series])
+        missing = _lost_of(store, [each for attempt in commit.attempts for each in attempt.ranges])
+        if missing:
+            log.error("transaction %d of %s is committed, and %d of its messages are lost to damage of the log",
+                      commit.number, series, missing)  # fmt: skip
+        if queue is not None:
+            commit.position = _copied(store, queue, commit, copies.get(series))
 
 
-def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, position: int, note: Record) -> int:
-    """How many messages of a transaction are copied: up to ``position``, and those behind its last note."""
-    numbers: dict[int, int] = {}
-    for part in commit.ranges_from(position, RECORDS_A_STEP):
-        units = np.frombuffer(queue.read_units(part.first, part.end - part.first, hot=False), UNITS)
-        for physical_offset in units["physical_offset"].tolist():
-            numbers[physical_offset] = position + len(numbers)
-    at = note.physical_offset + len(note.encode())
+def _lost_of(store: MessageStore, ranges: Iterable[Range]) -> int:
+    """How many of these prepared messages are lost to damage."""
+    return sum(
+        end - first
+        for each in ranges
+        for first, end in store.quarantine.lost_between(PREPARED_TOPIC, 0, each.first, each.end)
+    )
+
+
+def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, last: tuple[int, Record] | None) -> int:
+    """How many messages of a transaction are copied: up to the position that its ``last`` "copy" says, and those behind
+    that note. Where such notes are lost to damage, also those behind each of these holes."""
+    position, note_offset, begins = 0, commit.note_offset, []
+    if last is not None:
+        position, note = last
+        note_offset, begins = note.queue_offset, [note.physical_offset + len(note.encode())]
+    holes = [hole for hole in store.quarantine if any(_is_note_behind(each, note_offset) for each in hole.lost)]
+    begins += [hole.end_offset for hole in holes]
+    if not begins:
+        return position
+    ranges = commit.ranges_from(position, commit.messages if holes else RECORDS_A_STEP)
+    units = [np.frombuffer(queue.read_units(each.first, each.end - each.first, hot=False), UNITS) for each in ranges]
+    places = np.concatenate([np.zeros(0, np.int64), *(each["physical_offset"].astype(np.int64) for each in units)])
+    order = np.argsort(places)
+    places = places[order]
+
+    def number_of(prepared_at: int) -> int:
+        """Which message of the transaction lies there; -1: none."""
+        at = int(np.searchsorted(places, prepared_at))
+        return position + int(order[at]) if at < len(places) and places[at] == prepared_at else -1
+
+    return max([position, *(_copied_behind(store, begin, number_of) for begin in begins)])
+
+
+def _is_note_behind(lost: LostRange, queue_offset: int) -> bool:
+    return lost.topic == OP_PREPARED_TOPIC and lost.first + lost.messages > queue_offset
+
+
+def _copied_behind(store: MessageStore, at: int, number_of: Callable[[int], int]) -> int:
+    """How many messages of a transaction are copied, as the copies say that lie from ``at`` on; 0 where none do."""
+    position = 0
     while at < store.write_offset:
         if (hole := store.quarantine.find(at)) is not None:
             at = hole.end_offset
@@ -85,8 +140,8 @@ def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, position: 
                 break
             at = file.end_offset  # the file was full
             continue
-        number = numbers.get(record.prepared_transaction_offset)
-        if number is None or record.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_COMMIT:
+        number = number_of(record.prepared_transaction_offset)
+        if number < 0 or record.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_COMMIT:
             break
         position = number + 1
         at += len(record.encode())
@@ -98,6 +153,10 @@ def _notes(store: MessageStore, first: int) -> Iterator[Record]:
     if queue is None:
         return
     at = max(first, store.reads.first_offset(queue))
+    lost = store.quarantine.lost_between(OP_PREPARED_TOPIC, 0, at, queue.max_offset)
+    if lost:
+        log.error("%d notes about prepared messages are lost to damage of the log: what they spoke of is dropped, or "
+                  "not copied where it was committed", sum(end - begin for begin, end in lost))  # fmt: skip
     while at < queue.max_offset:
         blob = queue.read_units(at, min(RECORDS_A_STEP, queue.max_offset - at), hot=False)
         chosen, count = choose(np.frombuffer(blob, UNITS), at)

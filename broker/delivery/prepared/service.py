@@ -158,6 +158,12 @@ class PreparedMessages:
             raise SystemBusy(
                 f"transaction {committing.commit.number} of {series} is being committed", retry_after_ms=BUSY_RETRY_MS
             )
+        if self.table.torn.get(series) == number:
+            raise PreparedIncomplete(
+                f"transaction {number} of {series} is committed, and was being copied when the broker ended; the note "
+                "of what it committed is lost to damage of the log. Nothing more of it is copied: compare what its "
+                "topics have, and go on with another series"
+            )
         names = [name for name, _ in wanted]
         for name, messages in wanted:
             self._check(name, messages)

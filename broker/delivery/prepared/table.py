@@ -87,6 +87,9 @@ class Table:
         """By series: the transaction whose messages are being copied."""
         self.committed: OrderedDict[str, int] = OrderedDict()
         """By series: the number of its last committed transaction."""
+        self.torn: dict[str, int] = {}
+        """By series: the number of a transaction that was being copied when the broker ended, and of which nobody knows
+        any more what it committed: that note is lost to damage."""
         self.ranges = 0
         """Of all attempts together."""
         self._last = Range(0, 0)
