@@ -105,6 +105,7 @@ class Lifecycle:
 
             report = await self._loop.run_in_executor(None, store.open, recovering)
             self._store = store
+            store.on_failure = lambda failure: self._fatal("writing the log", failure)
             limits = settings.limits
             runs = await self._loop.run_in_executor(
                 None, store.producer_runs.tail, limits.sequence_recovery_bytes, limits.sequence_runs_max

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 from ...protocol.errors import BrokerError, BrokerFailure, SystemBusy
 from ...protocol.frames import Frame
 from ..services.long_polling import HeldPull
-from ..store import StoreFailed, WouldBlock
+from ..store import WouldBlock
 from .asking import Asking
 from .handlers.context import Broker
 
@@ -63,8 +63,6 @@ class Waiting(Asking):
     def unexpected(self, frame: Frame, error: Exception) -> None:
         """Something that nobody thought of went wrong with a request: the log has it all, the client what it needs."""
         log.error("command %d from %s:%d failed", frame.code, *self.address, exc_info=error)
-        if isinstance(error, StoreFailed):  # nothing can be written any more: a broker that is started anew can
-            self.broker.fatal("writing the log", error)
         self.fail(frame, BrokerFailure(f"the broker failed: {type(error).__name__}; its log says more"))
 
     def after_dispatch(self, frame: Frame, call: Callable[[], None]) -> None:

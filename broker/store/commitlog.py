@@ -47,6 +47,9 @@ POPULATE_STEP_BYTES = 2 * 1024 * 1024
 
 log = logging.getLogger(__name__)
 
+_FrameArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""What the kernel plans a frame with: the frame, its numbers, its texts, the plan."""
+
 _RULES = {
     kernel.TRUNCATED: "the body ends in the middle of it",
     kernel.NOT_A_MESSAGE: "it is not an array of 2 to 4 items [body, properties, sys_flag, flag]",
@@ -131,6 +134,16 @@ def check_count(count: int, layout: int, body_bytes: int) -> None:
         raise MessageIllegal(f"count says {count} messages, but the body has {body_bytes} bytes")
 
 
+def count_rolls(sizes: np.ndarray, room: int, file_bytes: int) -> int:
+    """In how many further files records of these sizes go on, where the first has ``room`` bytes left for them."""
+    ends = np.cumsum(sizes)
+    rolls = written = 0
+    while (fit := int(np.searchsorted(ends, written + room - BLANK_BYTES_MIN, "right"))) < len(ends):
+        rolls += 1
+        written, room = int(ends[fit - 1]) if fit else 0, file_bytes
+    return rolls
+
+
 def _hexadecimal(prefix: bytes) -> bool:
     return not prefix.translate(None, b"0123456789ABCDEFabcdef")
 
@@ -182,8 +195,9 @@ class CommitLog:
         count = batch.count
         body_bytes = batch.body_end - batch.body_at
         check_count(count, batch.layout, body_bytes)
-        bound = body_bytes + count * (_RECORD_OVERHEAD_BYTES + len(batch.common)) + BLANK_BYTES_MIN
-        file = self.room(min(bound, FRAME_RECORDS_BYTES_MAX))
+        records_bound = body_bytes + count * (_RECORD_OVERHEAD_BYTES + len(batch.common))
+        bound = min(records_bound, FRAME_RECORDS_BYTES_MAX) + BLANK_BYTES_MIN
+        file = self.room(bound)
         if count * kernel.PLAN_WIDTH > len(self._plan):
             self._plan = np.zeros(count * kernel.PLAN_WIDTH, np.int64)
             self._offsets_blob = bytearray(count * 8)
@@ -194,9 +208,14 @@ class CommitLog:
         store_ms = max(time.time_ns() // 1_000_000, self.last_store_ms)
         self._set_numbers(topic, queue_id, queue_offset, batch, store_ms, file)
         arrays = (self._frame, self._numbers, self._texts, self._plan)
-        status, written, position = kernel.produce(*arrays, file.array(), self._offsets)
-        if status != kernel.OK:
-            raise self._refusal(status, written, position)
+        if self.write_offset + bound > file.end_offset:
+            sizes = self._plan_only(arrays, file, count)
+            self.place_next(count_rolls(sizes, file.end_offset - self.write_offset, file.size), bound)
+            written, position = kernel.produce_on(*arrays, file.array(), self._offsets, 0)
+        else:
+            status, written, position = kernel.produce(*arrays, file.array(), self._offsets)
+            if status != kernel.OK:
+                raise self._refusal(status, written, position)
         while written < count:
             file = self.roll(file, position)
             self._numbers[kernel.N_POSITION] = 0
@@ -205,6 +224,17 @@ class CommitLog:
         self.last_store_ms = store_ms
         self.write_offset = end_offset = file.start_offset + position
         return Appended(queue_offset, store_ms, bytes(memoryview(self._offsets_blob)[: 8 * count]), end_offset)
+
+    def _plan_only(self, arrays: _FrameArrays, file: MappedFile, count: int) -> np.ndarray:
+        """Validate and plan a frame, and write nothing of it: the size of each record. Raises ``MessageIllegal``."""
+        self._numbers[kernel.N_RECORDS_MAX] = -1  # so the kernel refuses, and says what all of them take
+        status, message, detail = kernel.produce(*arrays, file.array(), self._offsets)
+        if status != kernel.RECORDS_TOO_LONG or detail > FRAME_RECORDS_BYTES_MAX:
+            raise self._refusal(status, message, detail)
+        plan = self._plan[: count * kernel.PLAN_WIDTH].reshape(count, kernel.PLAN_WIDTH)
+        sizes: np.ndarray = plan[:, kernel.P_BODY_BYTES] + plan[:, kernel.P_PROPERTIES_BYTES]
+        sizes += (detail - int(sizes.sum())) // count  # the rest of a record is as long in each of a frame
+        return sizes
 
     def append_records(self, records: Sequence[Record]) -> None:
         """Write whole records of the broker's own making; their topic, queue and queue offset are set already.
@@ -227,7 +257,11 @@ class CommitLog:
                 )
             bound += size
             largest = max(largest, size)
-        file = self.room(bound + BLANK_BYTES_MIN, largest)
+        bound += BLANK_BYTES_MIN
+        file = self.room(bound, largest)
+        if self.write_offset + bound > file.end_offset:
+            sizes = np.array([len(each.encode(checksum=self.settings.record_checksum)) for each in records], np.int64)
+            self.place_next(count_rolls(sizes, file.end_offset - self.write_offset, file.size), bound)
         position = self.write_offset - file.start_offset
         for record in records:
             record.physical_offset = file.start_offset + position
@@ -348,22 +382,33 @@ class CommitLog:
     def _next_file(self) -> MappedFile:
         """The next file becomes the last of the log, made now where none was prepared. Raises OSError."""
         with self._preparing:
-            file = self.prepared[0] if self.prepared else self._create_next(0)
+            if not self.prepared:
+                self.prepared.append(self._create_next(0))
+            file = self.prepared[0]
+            self.queue.place(file)
             self.queue.enter(file)
-            del self.prepared[:1]
+            del self.prepared[0]
         return file
 
-    def roll(self, file: MappedFile, position: int) -> MappedFile:
-        """End ``file`` at ``position``, in the middle of a frame, and go on in the next."""
-        self._write_blank(file, position)
+    def place_next(self, count: int, needed_bytes: int) -> None:
+        """Have the next ``count`` files, which ``room`` made, in the folder and mapped: what is to be written goes
+        on in them, and once it is begun nothing may fail any more.
+
+        Only where it is sure to go on in them: a RocketMQ that is started by mistake deletes files of the folder that
+        nothing was written to. ``needed_bytes``: for the error, how much was asked for. Raises as ``append`` does.
+        """
         try:
-            return self._next_file()
+            with self._preparing:
+                for file in self.prepared[:count]:
+                    self.queue.place(file)
+                    file.array()
         except OSError as error:
-            # Part of the frame is written, and nothing of it can be taken back where it spans several files.
-            raise StoreFailed(
-                f"no file follows {file.path}: {error}. The frame was not stored whole and is not acknowledged. Check "
-                "the disk, then start the broker again"
-            ) from error
+            raise self.no_room(error, needed_bytes) from error
+
+    def roll(self, file: MappedFile, position: int) -> MappedFile:
+        """End ``file`` at ``position``, in the middle of a frame, and go on in the next, which is placed already."""
+        self._write_blank(file, position)
+        return self._next_file()
 
     def _write_blank(self, file: MappedFile, position: int) -> None:
         array = file.array()
@@ -433,7 +478,7 @@ class CommitLog:
         for file in list(self.queue.files):
             if file.end_offset > begin and file.start_offset < target:
                 self.os.sync_data(file.fd)
-        self.queue.sync_entered()
+        self.queue.sync_placed()
         self.flushed_offset = target
         return target
 

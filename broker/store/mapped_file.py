@@ -110,7 +110,7 @@ class MappedFileQueue:
         self._empty_file: Path | None = None
         self._short: list[tuple[Path, int]] = []
         """Files that were cut short, and how many bytes they have."""
-        self._entered = False
+        self._placed = False
 
     def load(self, recorded_file_bytes: int | None = None, flushed_offset: int = 0) -> None:
         """Open what is there; changes nothing. Raises ``SettingMismatch`` or ``CorruptLog``, naming the file.
@@ -199,23 +199,30 @@ class MappedFileQueue:
         fd = create_whole(self.os, path, self.file_bytes, self.scratch_folder, allocate=allocate)
         return MappedFile(self.os, path, fd, self.file_bytes, allocated=min(allocate, self.file_bytes))
 
-    def enter(self, file: MappedFile) -> None:
-        """Put a file that ``create`` made into the row. ``sync_entered`` must run before its bytes count as on disk."""
+    def place(self, file: MappedFile) -> None:
+        """Put a file that ``create`` made into the folder, if it is not there yet; in no row yet. Raises OSError.
+
+        ``sync_placed`` must run before its bytes count as on disk.
+        """
         path = self.folder / file.path.name
-        self.os.rename(file.path, path)
-        file.path = path
-        self._entered = True
+        if file.path != path:
+            self.os.rename(file.path, path)
+            file.path = path
+            self._placed = True
+
+    def enter(self, file: MappedFile) -> None:
+        """Put a file that lies in the folder into the row, as its last."""
         with self._changing:
             self.files = [*self.files, file]
 
-    def sync_entered(self) -> None:
-        """Make the names of files that were entered durable."""
-        if self._entered:
-            self._entered = False
+    def sync_placed(self) -> None:
+        """Make the names of files that were placed durable."""
+        if self._placed:
+            self._placed = False
             try:
                 self.os.sync_folder(self.folder)
             except OSError:
-                self._entered = True
+                self._placed = True
                 raise
 
     def find(self, offset: int) -> MappedFile | None:

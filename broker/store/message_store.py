@@ -88,6 +88,9 @@ class MessageStore:
         self.ended_clean = True
         """Whether whoever had the store before closed it; a new store was never open."""
         self.failed: BaseException | None = None
+        """Why nothing is written any more."""
+        self.on_failure: Callable[[StoreFailed], object] = lambda failure: None
+        """Called where an append finds that the log cannot be written any more, whoever appended."""
         self.refusal: Callable[[], ServiceNotAvailable] | None = None
         """Makes the error that whoever appends gets while the disk is too full; set by retention."""
         self._checkpoint = StoreCheckpoint(files, path / "checkpoint")
@@ -285,7 +288,7 @@ class MessageStore:
         try:
             appended = self.commitlog.append(self._topic_bytes[topic.name], queue_id, queue_offset, batch)
         except StoreFailed as failure:
-            self.failed = failure
+            self._stop_writing(failure)
             raise
         queues[queue_id] = queue_offset + batch.count
         return appended
@@ -308,7 +311,7 @@ class MessageStore:
         try:
             self.commitlog.append_records(records)
         except StoreFailed as failure:
-            self.failed = failure
+            self._stop_writing(failure)
             raise
         for (topic, queue_id), queue_offset in taken.items():
             self.set_append_offset(topic.decode(), queue_id, queue_offset)
@@ -324,11 +327,15 @@ class MessageStore:
         try:
             following = self.rewriter.deliver(waiting, places, self.next_append_offset, committed=committed)
         except StoreFailed as failure:
-            self.failed = failure
+            self._stop_writing(failure)
             raise
         for (topic, queue_id), queue_offset in following.items():
             self.set_append_offset(topic, queue_id, queue_offset)
         return self.commitlog.write_offset
+
+    def _stop_writing(self, failure: StoreFailed) -> None:
+        self.failed = failure
+        self.on_failure(failure)
 
     def check_writable(self) -> None:
         """Raise ``ServiceNotAvailable`` where nothing may be appended at the moment."""

@@ -132,23 +132,41 @@ class RecordRewriter:
         texts, following = self._answer_groups(waiting, places, next_offset)
         store_ms = max(time.time_ns() // 1_000_000, log.last_store_ms)
         largest = int(waiting.chosen[C_SIZE::CHOSEN_ROW].max(initial=0)) + _LONGER_AT_MOST
-        file = log.room(waiting.record_bytes + waiting.count * _LONGER_AT_MOST + BLANK_BYTES_MIN, largest)
+        bound = waiting.record_bytes + waiting.count * _LONGER_AT_MOST + BLANK_BYTES_MIN
+        file = log.room(bound, largest)
         position = log.write_offset - file.start_offset
+        numbers = np.array(
+            [position, file.size, file.start_offset, store_ms, len(log.store_host), committed, log.checksum_bytes],
+            np.int64,
+        )
+        if position + bound > file.size:
+            log.place_next(self._count_rolls(waiting, texts, numbers, bound), bound)
         done = 0
         while True:
-            numbers = np.array(
-                [position, file.size, file.start_offset, store_ms, len(log.store_host), committed, log.checksum_bytes],
-                np.int64,
-            )
             done, position = kernel.deliver(
                 waiting.records, waiting.plan, done, waiting.count, waiting.groups, texts, numbers, file.array()
             )
             if done == waiting.count:
                 break
-            file, position = log.roll(file, position), 0
+            file = log.roll(file, position)
+            numbers[[kernel.N_POSITION, kernel.N_FILE_BASE]] = 0, file.start_offset
         log.last_store_ms = store_ms
         log.write_offset = file.start_offset + position
         return following
+
+    @staticmethod
+    def _count_rolls(waiting: Waiting, texts: np.ndarray, numbers: np.ndarray, bound: int) -> int:
+        """In how many further files the delivery goes on that ``numbers`` begins. It is tried in memory of its own, of
+        ``bound`` bytes: only the kernel knows how long the new records are."""
+        trial, tried, groups = np.empty(bound, np.uint8), numbers.copy(), waiting.groups.copy()
+        tried[[kernel.N_POSITION, kernel.N_LIMIT]] = 0, numbers[kernel.N_LIMIT] - numbers[kernel.N_POSITION]
+        done = rolls = 0
+        while True:
+            done, _ = kernel.deliver(waiting.records, waiting.plan, done, waiting.count, groups, texts, tried, trial)
+            if done == waiting.count:
+                return rolls
+            rolls += 1
+            tried[kernel.N_LIMIT] = numbers[kernel.N_LIMIT]
 
     def _answer_groups(
         self, waiting: Waiting, places: Sequence[Place | None], next_offset: Callable[[str, int], int]

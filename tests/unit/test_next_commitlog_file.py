@@ -1,20 +1,24 @@
-"""How the CommitLog goes on in its next file: made ahead elsewhere, entered when the first record goes into it."""
+"""How the CommitLog goes on in its next file: made ahead elsewhere, in its folder once it is sure to be written to."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import mmap
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgpack
+import numpy as np
 import pytest
 
-from flintmq.broker.store import MessageStore, ProduceBatch, StoreFailed, StoreSettings, TopicConfig, commitlog
+from flintmq.broker.store import MessageStore, ProduceBatch, StoreSettings, TopicConfig, commitlog
 from flintmq.broker.store.files import Files
 from flintmq.broker.store.mapped_file import MappedFile
-from flintmq.protocol.errors import ServiceNotAvailable
+from flintmq.protocol.errors import MessageIllegal
+from flintmq.protocol.layout import BLANK_BYTES_MIN
+from flintmq.protocol.record import Record
 
 FILE_BYTES = 4 * 1024 * 1024
 SETTINGS = StoreSettings(
@@ -61,9 +65,14 @@ def store(tmp_path: Path, files: WatchedFiles) -> MessageStore:
     return opened
 
 
+def append_all(store: MessageStore, bodies: Sequence[object]) -> None:
+    """One frame of messages with these bodies."""
+    frame = bytearray(b"".join(msgpack.packb([body, {}]) for body in bodies))
+    store.append(TOPIC, 0, ProduceBatch(frame, 0, len(frame), len(bodies), 0, b"", 0, b"", 0, 0, bytes(8)))
+
+
 def append(store: MessageStore, body: bytes = bytes(400_000)) -> None:
-    frame = bytearray(msgpack.packb([body, {}]))
-    store.append(TOPIC, 0, ProduceBatch(frame, 0, len(frame), 1, 0, b"", 0, b"", 0, 0, bytes(8)))
+    append_all(store, [body])
 
 
 def log_files(store: MessageStore) -> list[str]:
@@ -113,29 +122,52 @@ def test_the_name_of_a_new_file_is_on_disk_before_its_bytes_count_as_flushed(
     store.close()
 
 
-def test_a_frame_whose_next_file_cannot_be_entered_stops_the_store_and_loses_nothing_before_it(
-    store: MessageStore, files: WatchedFiles
-) -> None:
+def test_only_what_surely_goes_on_in_the_next_file_puts_it_into_the_logs_folder(store: MessageStore) -> None:
     fill_first_file(store)
-    flushed = store.flushed_offset
+    log = store.commitlog
+    append_all(store, [bytes(FILE_BYTES - store.write_offset - 40_000)])
+    with pytest.raises(MessageIllegal, match="message 199: its body is not"):
+        append_all(store, [b"x"] * 199 + ["no body"])
+    # As large as they could be for what is known before they are planned, none of the three would fit.
+    append_all(store, [b"x"] * 200)
+    waiting = [Record(topic=b"orders", body=b"y" * 50) for _ in range(60)]
+    store.append_records(waiting)
+    rows = [(each.physical_offset, len(each.encode()), 0) for each in waiting]
+    read = store.rewriter.read(np.array(rows, np.int64).reshape(-1), hot=False)
+    store.deliver(read, [("orders", 0)])
+    assert log_files(store) == [f"{0:020d}"]
+    assert len(log.queue.files) == 1
 
-    def fail(target: Path) -> None:
-        raise OSError(errno.EIO, "the disk failed", str(target))
-
-    files.before_rename = fail
-    with pytest.raises(StoreFailed, match=r"no file follows .* the disk failed"):
-        append(store)
-    with pytest.raises(ServiceNotAvailable, match="the store stopped writing"):
-        append(store)
-    assert store.write_offset == flushed
     store.close()
-    files.before_rename = lambda target: None
-    again = MessageStore(store.path, SETTINGS)
-    report = again.open()
-    assert not report.clean
-    assert again.write_offset >= flushed
-    assert again.max_offset(TOPIC.name, 0) == 10
-    again.close()
+
+
+@pytest.mark.parametrize("over", [0, 1], ids=["to the last byte", "one byte more"])
+def test_a_record_goes_into_the_file_where_it_leaves_room_for_a_blank(store: MessageStore, over: int) -> None:
+    fill_first_file(store)
+    before = store.write_offset
+    append_all(store, [b""])
+    record_bytes = store.write_offset - before
+    append_all(store, [bytes(FILE_BYTES - store.write_offset - record_bytes - BLANK_BYTES_MIN + over)])
+    if over:
+        assert log_files(store) == [f"{0:020d}", f"{FILE_BYTES:020d}"]
+        assert store.write_offset > FILE_BYTES
+    else:
+        assert log_files(store) == [f"{0:020d}"]
+        assert store.write_offset == FILE_BYTES - BLANK_BYTES_MIN
+    store.close()
+
+
+def test_the_files_that_are_gone_on_in_are_counted_as_they_are_filled() -> None:
+    source = random.Random(3)
+    for _ in range(500):
+        sizes = [source.randint(91, 400) for _ in range(source.randint(1, 30))]
+        room = source.randint(0, 1000)
+        rolls, position = 0, 1000 - room
+        for size in sizes:
+            if position + size + BLANK_BYTES_MIN > 1000:
+                rolls, position = rolls + 1, 0
+            position += size
+        assert commitlog.count_rolls(np.array(sizes, np.int64), room, 1000) == rolls
 
 
 def resident(file: MappedFile) -> int:

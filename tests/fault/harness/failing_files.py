@@ -14,7 +14,7 @@ from flintmq.broker.store import MessageStore
 from .hooked_files import HookedFiles
 
 NEEDS_ROOM = frozenset({"open", "allocate", "write"})
-"""What a full disk refuses. A size is no room, a rename mostly none."""
+"""What a full disk refuses. A size is no room, a rename mostly none: it fails where it is what failed first."""
 WRITTEN_IN_PLACE = frozenset({"checkpoint"})
 """Files that have all of their blocks since the start."""
 
@@ -34,6 +34,7 @@ class FailingFiles(HookedFiles):
         self._number = number
         self._witness = witness
         self._path = re.compile(path)
+        self._needs_room = NEEDS_ROOM | {operation}
         self._until = Path(until) if until else None
         self._fired = False
         self._store: MessageStore | None = None
@@ -61,7 +62,7 @@ class FailingFiles(HookedFiles):
                     flushed = self._store.flushed_offset if self._store is not None else 0
                     os.write(self._witness, f"error {operation} {path} {flushed}\n".encode())
                     self._fail(path)
-            if self._fired and self._full and operation in NEEDS_ROOM:
+            if self._fired and self._full and operation in self._needs_room:
                 self._fail(path)
 
     @property

@@ -314,8 +314,7 @@ class Campaign:
         number = errno.EIO if name == "EIO" else errno.ENOSPC
         self._cuts += 1
         room = self.folder / f"room-{self._cuts}"
-        # A name without room in the middle of a frame that goes on in the log's next file ends the broker.
-        fills = number == errno.ENOSPC and operation != "rename" and not operation.startswith("sync")
+        fills = number == errno.ENOSPC and not operation.startswith("sync")
         fault = {"operation": operation, "nth": int(nth), "number": number, "until": str(room) if fills else ""}
         fault |= {"path": path[0]} if path else {}
         known = set(self.ledger.acknowledged)
@@ -358,7 +357,7 @@ class Campaign:
         before = self.load.acknowledged
         path = (broker.said("error") or "").split()[1]
         # Tables and files that are being made are written anew: what failed there can be tried again, and is refused.
-        must_end = operation.startswith("sync") and path.startswith(WRITTEN_ONCE)
+        must_end = (operation.startswith("sync") or operation == "rename") and path.startswith(WRITTEN_ONCE)
         if number == errno.ENOSPC and operation == "sync_folder":
             must_end = False  # the log's next file was not made, and is when there is room
         await self._until(
