@@ -356,9 +356,12 @@ class CommitLog:
                 "disk, then start it again"
             ) from error
         free = self.os.free_bytes(folder)
+        step = self.settings.allocate_step_bytes
+        needed_bytes = max(needed_bytes, step)
         return ServiceNotAvailable(
-            f"the disk of {folder} is full: {free:,} bytes are free, {needed_bytes:,} were needed; nothing was "
-            "written. Free space or shorten retention.file_reserved_hours; writes resume by themselves",
+            f"the disk of {folder} is full: {free:,} bytes are free, {needed_bytes:,} were needed "
+            f"(store.allocate_step_bytes is {step:,}); nothing was written. Free space or shorten "
+            "retention.file_reserved_hours; writes resume by themselves",
             retry_after_ms=1000, free_bytes=free, needed_bytes=needed_bytes,
         )  # fmt: skip
 

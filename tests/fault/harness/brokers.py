@@ -138,11 +138,15 @@ class PreparedParent:
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            for broker in self._started:
-                broker.kill()
+            self.kill_all()
         finally:
             self._orders.close()
             self._process.wait()
+
+    def kill_all(self) -> None:
+        """SIGKILL to every broker that still runs."""
+        for broker in self._started:
+            broker.kill()
 
     def _ask(self, order: dict[str, Any], descriptors: list[int]) -> Any:
         with self._asking:

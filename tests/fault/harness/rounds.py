@@ -91,6 +91,8 @@ class Campaign:
         """In this round."""
         self.hit: set[str] = set()
         """Points that were reached."""
+        self.disk_fails_in = {"error"}
+        """Kinds of rounds in which a change of a table may be refused."""
 
     async def run(self, rounds: list[str], tallies: dict[str, Tally], progress: Callable[[], None]) -> None:
         """So many rounds, each of its kind. Raises ``RoundFailed``."""
@@ -124,12 +126,9 @@ class Campaign:
 
     async def _round(self, number: int, kind: str, tally: Tally, *, last: bool) -> None:
         name, _, rest = kind.partition(":")
-        runs: dict[str, Callable[[str], Awaitable[Allowance]]] = {
-            "kill": self._kill, "point": self._point, "power": self._power, "error": self._error,
-            "damage": self._damage,
-        }  # fmt: skip
-        self.load.disk_fails = name == "error"
-        allowance = await runs[name](rest)
+        run: Callable[[str], Awaitable[Allowance]] = getattr(self, f"_{name}")
+        self.load.disk_fails = name in self.disk_fails_in
+        allowance = await run(rest)
         self._faults += name != "kill"
         self.load.fault_happened()
         broker = await self._start()

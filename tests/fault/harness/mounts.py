@@ -1,0 +1,171 @@
+"""File systems of their own for a store: ext4 in a file, which can be shut down, and a tmpfs of a few megabytes.
+
+Whether a machine allows them is found out by trying: ``NotHere`` says what it answered.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+FS_IOC_SHUTDOWN = 0x8004587D
+_NO_LOG_FLUSH = (2).to_bytes(4, "little")
+COMMAND_S_MAX = 60.0
+_BUSY_S_MAX = 10.0
+"""How long something may still hold a file of a file system that is unmounted."""
+
+
+class NotHere(Exception):
+    """This machine does not allow it; the message says what it answered."""
+
+
+def run(*command: str) -> None:
+    """Run a command of the system. Raises ``NotHere`` with its answer where it fails or is not there."""
+    if shutil.which(command[0]) is None:
+        raise NotHere(f"{command[0]} is not installed")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S_MAX)
+    if done.returncode:
+        raise NotHere(f"`{' '.join(command)}` fails: {' '.join(done.stderr.split())}")
+
+
+def unmount(point: Path) -> None:
+    """Unmount what is there. Whoever holds a file of it is about to end, and is waited for."""
+    deadline = time.monotonic() + _BUSY_S_MAX
+    while True:
+        try:
+            return run("umount", str(point))
+        except NotHere:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def unmount_at_last(point: Path) -> None:
+    """Unmount what is there, and where somebody goes on holding a file of it, have it go with him."""
+    try:
+        unmount(point)
+    except NotHere:
+        run("umount", "--lazy", str(point))
+        raise
+
+
+class LoopExt4:
+    """ext4 in a sparse file, mounted at ``point``."""
+
+    def __init__(self, folder: Path, *, size_bytes: int = 1 << 28) -> None:
+        self._image = folder / "ext4.image"
+        self.point = folder / "ext4"
+        self._size_bytes = size_bytes
+
+    def make(self) -> None:
+        """Make and mount it. Raises ``NotHere``."""
+        self.point.mkdir()
+        with self._image.open("wb") as image:
+            image.truncate(self._size_bytes)
+        run("mkfs.ext4", "-q", str(self._image))
+        self._mount()
+
+    def _mount(self) -> None:
+        run("mount", "-t", "ext4", "-o", "loop", str(self._image), str(self.point))
+
+    def shut_down(self) -> None:
+        """From now on nothing reaches the disk, not even what the journal has in memory, and every write and sync
+        fails. Raises ``NotHere`` where the system cannot do that."""
+        fd = os.open(self.point, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, FS_IOC_SHUTDOWN, _NO_LOG_FLUSH)
+        except OSError as error:
+            raise NotHere(f"FS_IOC_SHUTDOWN of an ext4 fails: {error}") from error
+        finally:
+            os.close(fd)
+
+    def mount_again(self) -> None:
+        """Mount what reached the disk: the page cache is gone, the journal is replayed."""
+        unmount(self.point)
+        self._mount()
+
+    def remove(self) -> None:
+        """Unmount it, whatever happened before, and free its space."""
+        if self.point.is_mount():
+            unmount_at_last(self.point)
+        self._image.unlink(missing_ok=True)
+
+
+@contextmanager
+def loop_ext4(folder: Path) -> Iterator[LoopExt4]:
+    """ext4 in a file of ``folder``, mounted; gone at the end. Raises ``NotHere``."""
+    disk = LoopExt4(folder)
+    try:
+        disk.make()
+        yield disk
+    finally:
+        disk.remove()
+
+
+class SmallTmpfs:
+    """A tmpfs, and what takes room away in it: ``ballast``."""
+
+    def __init__(self, point: Path) -> None:
+        self.point = point
+        self._ballast = point / "ballast"
+
+    @property
+    def free_bytes(self) -> int:
+        """What may still be written."""
+        status = os.statvfs(self.point)
+        return status.f_bavail * status.f_frsize
+
+    def take(self, *, leave_bytes: int) -> None:
+        """Take away all room but this; what is taken already stays taken."""
+        fd = os.open(self._ballast, os.O_RDWR | os.O_CREAT)
+        try:
+            more = self.free_bytes - leave_bytes
+            if more > 0:
+                with suppress(OSError):  # somebody else was faster: it is full
+                    os.posix_fallocate(fd, os.fstat(fd).st_size, more)
+        finally:
+            os.close(fd)
+
+    def give_back(self) -> None:
+        """Give back all that ``take`` took."""
+        self._ballast.unlink(missing_ok=True)
+
+
+@contextmanager
+def small_tmpfs(folder: Path, *, size_bytes: int = 16 << 20) -> Iterator[SmallTmpfs]:
+    """A tmpfs in ``folder``; gone at the end. Who may not mount one gets it in a user namespace of its own, by way of
+    ``/proc``. Raises ``NotHere``."""
+    point = folder / "tmpfs"
+    point.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(point))
+    try:
+        run(*mount)
+    except NotHere as refusal:
+        with _in_user_namespace(mount, refusal) as root:
+            yield SmallTmpfs(root / point.relative_to("/"))
+        return
+    try:
+        yield SmallTmpfs(point)
+    finally:
+        unmount_at_last(point)
+
+
+@contextmanager
+def _in_user_namespace(mount: tuple[str, ...], refusal: NotHere) -> Iterator[Path]:
+    """Where ``mount`` was done: the root of a process that lives as long."""
+    if shutil.which("unshare") is None:
+        raise refusal
+    command = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", '"$@" && echo done && cat', "sh", *mount)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stderr is not None
+        if holder.stdout.readline() != b"done\n":
+            said = " ".join(holder.stderr.read().decode().split())
+            raise NotHere(f"{refusal}; and in a user namespace: {said}")
+        yield Path(f"/proc/{holder.pid}/root")  # it ends with its standard input

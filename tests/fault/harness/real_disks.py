@@ -1,0 +1,149 @@
+"""Rounds on real file systems: ext4 that is shut down under the broker, and a tmpfs that fills."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from flintmq.broker.tools.findings import Finding as Damage
+from flintmq.broker.tools.verify import verify
+from flintmq.client import FlintError
+from flintmq.protocol.commands import HELLO
+from flintmq.protocol.errors import ServiceNotAvailable
+from tests.conftest import RawConnection
+
+from .brokers import BrokerEnded, ForkedBroker, HarnessError
+from .ledger import Allowance
+from .mounts import LoopExt4, SmallTmpfs
+from .rounds import EXIT_FATAL, EXIT_REFUSED, FIRE_S_MAX, GOES_ON, Campaign, PromiseBroken
+from .tally import Tally
+
+FILLS_A_ROUND = 3
+PROBE_TOPIC, PROBE_BYTES = "last", 50_000
+"""A topic that the ledger does not look into, and what is sent to it to hear whether there is room."""
+LEFT_BYTES = (0, 0, 4096, 60_000, 300_000)
+
+
+@dataclass
+class RealDiskCampaign(Campaign):
+    """A campaign whose store lies on a file system that is mounted for it: ``folder`` is where."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.disk_fails_in = {"shutdown", "fill"}
+
+    async def _round(self, number: int, kind: str, tally: Tally, *, last: bool) -> None:
+        """And ``verify`` finds nothing in what the round leaves."""
+        await super()._round(number, kind, tally, last=last)
+        found: list[Damage] = list((await asyncio.to_thread(verify, self.store, lambda done, total: None)).findings)
+        if found:
+            raise PromiseBroken(f"after round {number} ({kind}) verify finds {found[:5]}")
+
+
+@dataclass
+class Ext4Campaign(RealDiskCampaign):
+    """On ext4, which is shut down as when the power goes or the device is pulled."""
+
+    disk: LoopExt4 = field(kw_only=True)
+
+    async def _shutdown(self, rest: str) -> Allowance:
+        """At a random moment of the load; now and then again while the store is recovered."""
+        broker = self._fork({})
+        await asyncio.to_thread(broker.wait_until_listening)
+        self.load.begin()
+        await asyncio.sleep(self.source.uniform(0.0, 0.3))
+        self.load.check_alive()
+        self.disk.shut_down()
+        await self._until(lambda: broker.ended, broker, "the end of a broker whose file system was shut down")
+        if broker.wait() != EXIT_FATAL:
+            raise PromiseBroken(
+                f"its file system was shut down, and the broker ended with {broker.wait()}: {broker.log}"
+            )
+        await asyncio.to_thread(self.disk.mount_again)
+        while self.source.random() < 0.4:
+            await self._shut_down_start()
+        return Allowance()
+
+    async def _shut_down_start(self) -> None:
+        broker = self._fork({})
+        await asyncio.sleep(self.source.uniform(0.0, 0.05))
+        self.disk.shut_down()
+        self._faults += 1
+        try:
+            await asyncio.to_thread(broker.wait_until_listening)
+            broker.kill()  # it has nothing to write, and cannot notice
+        except BrokerEnded as end:
+            if end.code not in (EXIT_REFUSED, EXIT_FATAL):
+                raise PromiseBroken(
+                    f"shut down while it started, the broker ended with {end.code}: {broker.log}"
+                ) from end
+        await asyncio.to_thread(self.disk.mount_again)
+
+
+@dataclass
+class TmpfsCampaign(RealDiskCampaign):
+    """On a small tmpfs, where retention makes room for the load."""
+
+    disk: SmallTmpfs = field(kw_only=True)
+    retention: bool = True
+
+    async def _fill(self, rest: str) -> Allowance:
+        """All room is taken away, and given back, a few times."""
+        broker = self._fork({})
+        await asyncio.to_thread(broker.wait_until_listening)
+        self.load.begin()
+        await self._until(lambda: self.load.acknowledged >= GOES_ON, broker, "a load")
+        for _ in range(FILLS_A_ROUND):
+            await asyncio.to_thread(self._take_until_refused, broker)
+            try:
+                await self.load.read_something()
+            except FlintError as error:
+                raise PromiseBroken(f"nothing can be read while the disk is full: {error}") from error
+            before = self.load.acknowledged
+            self.disk.give_back()
+            self._faults += 1
+            await self._until(
+                lambda before=before: broker.ended or self.load.acknowledged >= before + GOES_ON,  # type: ignore[misc]
+                broker, "a write after there was room",
+            )  # fmt: skip
+            if broker.ended:
+                raise PromiseBroken(f"a full disk ended the broker with {broker.wait()}: {broker.log}")
+        broker.kill()
+        return Allowance()
+
+    def _take_until_refused(self, broker: ForkedBroker) -> None:
+        """Retention and what the load has allocated make room again and again: take that too."""
+        leave_bytes = self.source.choice(LEFT_BYTES)
+        deadline = time.monotonic() + FIRE_S_MAX
+        try:
+            with connection_to(self.port) as probe:
+                while True:
+                    self.disk.take(leave_bytes=leave_bytes)
+                    try:
+                        probe.produce(PROBE_TOPIC, bytes(PROBE_BYTES), queue=0).raise_for_error()
+                    except ServiceNotAvailable as refusal:
+                        check_says_how_much(refusal)
+                        return
+                    if time.monotonic() > deadline:
+                        raise HarnessError(f"the disk never was full, {self.disk.free_bytes} bytes are free")
+        except EOFError as error:
+            raise PromiseBroken(f"a full disk ended the broker with {broker.wait()}: {broker.log}") from error
+
+
+def check_says_how_much(refusal: ServiceNotAvailable) -> None:
+    """Raise ``PromiseBroken`` where a full disk is said without what is free and what is needed."""
+    if not refusal.details.keys() >= {"free_bytes", "needed_bytes"} or "is full" not in refusal.message:
+        raise PromiseBroken(f"a full disk is refused with {refusal.details}: {refusal.message}")
+
+
+@contextmanager
+def connection_to(port: int) -> Iterator[RawConnection]:
+    """A plain connection to a broker on this machine."""
+    with socket.create_connection(("127.0.0.1", port), timeout=FIRE_S_MAX) as sock:
+        connection = RawConnection(sock)
+        connection.call(HELLO, {"protocol": 1, "client": "harness"}).raise_for_error()
+        yield connection

@@ -1,0 +1,235 @@
+"""Real brokers on file systems of their own: ext4 that is shut down under them, and a tmpfs of 16 MiB that fills.
+
+Skipped, with what the machine answered, where they cannot be mounted. ``FLINTMQ_DISK_ROUNDS`` sets how many rounds a
+campaign has, ``FLINTMQ_SEED`` takes other ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.store.files import Files
+from flintmq.client import Consumer
+from flintmq.protocol.errors import ServiceNotAvailable
+from tests.conftest import RawConnection
+from tests.fault.harness.brokers import BrokerEnded, ForkedBroker, PreparedParent, free_port
+from tests.fault.harness.mounts import LoopExt4, NotHere, SmallTmpfs, loop_ext4, small_tmpfs
+from tests.fault.harness.real_disks import Ext4Campaign, TmpfsCampaign, connection_to
+from tests.fault.harness.rounds import EXIT_REFUSED, Campaign, RoundFailed
+from tests.fault.harness.tally import Tally
+from tests.overload_tools import soon
+from tests.tools_runs import findings, tool
+
+SEED = os.environ.get("FLINTMQ_SEED", "20261122")
+ROUNDS = int(os.environ.get("FLINTMQ_DISK_ROUNDS", "3"))
+MIB = 1 << 20
+TOPIC, QUEUES = "orders", 3
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedParent]:
+    """What forks brokers."""
+    with PreparedParent(tmp_path_factory.mktemp("brokers")) as parent:
+        yield parent
+
+
+@pytest.fixture
+def ext4(prepared: PreparedParent, tmp_path: Path) -> Iterator[LoopExt4]:
+    """ext4 in a file."""
+    with contextlib.ExitStack() as stack:
+        try:
+            disk = stack.enter_context(loop_ext4(tmp_path))
+            disk.shut_down()
+        except NotHere as refusal:
+            pytest.skip(str(refusal))
+        disk.mount_again()
+        yield disk
+        prepared.kill_all()
+
+
+@pytest.fixture
+def tmpfs(prepared: PreparedParent, tmp_path: Path) -> Iterator[SmallTmpfs]:
+    """A tmpfs of 16 MiB."""
+    with contextlib.ExitStack() as stack:
+        try:
+            disk = stack.enter_context(small_tmpfs(tmp_path, size_bytes=16 * MIB))
+        except NotHere as refusal:
+            pytest.skip(str(refusal))
+        yield disk
+        prepared.kill_all()
+
+
+def run(campaign: Campaign, kind: str, rounds: int) -> None:
+    """So many rounds of that kind; fails where one of them does."""
+    tally = Tally()
+    print(f"seed {campaign.seed}")  # noqa: T201 - what repeats a failure
+    asyncio.run(campaign.run([kind] * rounds, {kind: tally}, lambda: None))
+    assert tally.rounds == rounds
+    assert tally.faults >= rounds
+    assert tally.acknowledged > 0
+
+
+@pytest.mark.timeout(120 + 20 * ROUNDS)
+def test_when_ext4_is_shut_down_under_a_broker_it_ends_and_what_it_acknowledged_and_showed_is_there(
+    prepared: PreparedParent, ext4: LoopExt4
+) -> None:
+    run(Ext4Campaign(prepared, ext4.point, f"{SEED} ext4", sync=True, disk=ext4), "shutdown", ROUNDS)
+    checked = tool("verify", ext4.point / "store")
+    assert checked.code == 0, checked
+
+
+@pytest.mark.timeout(120 + 20 * ROUNDS)
+def test_while_a_tmpfs_fills_and_empties_a_broker_refuses_and_resumes_and_loses_nothing(
+    prepared: PreparedParent, tmpfs: SmallTmpfs
+) -> None:
+    run(TmpfsCampaign(prepared, tmpfs.point, f"{SEED} tmpfs", sync=True, disk=tmpfs), "fill", max(ROUNDS // 3, 1))
+
+
+def test_a_shutdown_finds_an_acknowledgement_before_the_flush(prepared: PreparedParent, ext4: LoopExt4) -> None:
+    broken = {"acknowledges_early": True}
+    campaign = Ext4Campaign(prepared, ext4.point, SEED, sync=True, broken=broken, disk=ext4)
+    with pytest.raises(RoundFailed, match="lost"):
+        run(campaign, "shutdown", 12)
+
+
+SHUTDOWNS, STEP_BYTES, FILE_BYTES = 12, MIB // 2, 8 * MIB
+
+
+def test_a_sync_during_which_ext4_is_shut_down_claims_nothing_that_is_not_on_the_disk(ext4: LoopExt4) -> None:
+    """``fdatasync`` alone does, one time in four: it returns 0, and the file never got the blocks."""
+    source = random.Random(SEED)
+    for number in range(SHUTDOWNS):
+        path = ext4.point / str(number)
+        synced_bytes = write_until_shut_down(path, ext4, source)
+        ext4.mount_again()
+        content = path.read_bytes()
+        assert len(content.rstrip(b"\0")) >= synced_bytes, f"{synced_bytes} bytes were said to be on the disk"
+        path.unlink()
+
+
+def write_until_shut_down(path: Path, disk: LoopExt4, source: random.Random) -> int:
+    """Write through a map, and sync, until the file system is shut down; how much was said to be on the disk."""
+    files = Files()
+    fd = files.open(path, create=True)
+    files.resize(fd, FILE_BYTES)
+    files.allocate(fd, 0, FILE_BYTES)
+    files.sync_data(fd)
+    files.sync_folder(path.parent)
+    synced = [0]
+    begun = threading.Event()
+
+    def write() -> None:
+        with mmap.mmap(fd, FILE_BYTES) as pages:
+            for at in range(0, FILE_BYTES, STEP_BYTES):
+                pages[at : at + STEP_BYTES] = b"x" * STEP_BYTES
+                begun.set()
+                try:
+                    files.sync_data(fd)
+                except OSError:
+                    return
+                synced[0] = at + STEP_BYTES
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    begun.wait()
+    threading.Event().wait(source.uniform(0.0, 0.005))
+    disk.shut_down()
+    writing.join()
+    files.close(fd)
+    return synced[0]
+
+
+class Filling:
+    """One producer of a broker on a tmpfs, and everything that it was acknowledged: (queue, queue offset) → body."""
+
+    def __init__(self, connection: RawConnection) -> None:
+        self._connection = connection
+        self._source = random.Random(SEED)
+        self._number = 0
+        self.acknowledged: dict[tuple[int, int], bytes] = {}
+
+    def send(self, bytes_max: int = 100_000) -> None:
+        """A message to the next queue. Raises where it is refused; the next one is another."""
+        self._number += 1
+        queue = self._number % QUEUES
+        body = b"%08d" % self._number + self._source.randbytes(self._source.randrange(bytes_max))
+        answer = self._connection.produce(TOPIC, body, queue=queue).raise_for_error()
+        self.acknowledged[queue, answer.fields["queue_offset"]] = body
+
+    def until_full(self) -> ServiceNotAvailable:
+        """Send until it is refused; the refusal."""
+        while True:
+            try:
+                self.send()
+            except ServiceNotAvailable as refusal:
+                return refusal
+
+    def until_nothing_is_free(self, disk: SmallTmpfs) -> None:
+        """Take the last byte away, also what an attempt to allocate more holds for a moment."""
+        while self.until_full().details["free_bytes"]:
+            disk.take(leave_bytes=0)
+
+    def resumes(self) -> bool:
+        """Whether messages are taken again."""
+        try:
+            self.send()
+        except ServiceNotAvailable:
+            return False
+        return True
+
+
+def pulled(port: int) -> dict[tuple[int, int], bytes]:
+    """What can be read: (queue, queue offset) → body."""
+    with Consumer(f"127.0.0.1:{port}") as consumer:
+        messages = consumer.iter(TOPIC, from_="earliest", until="latest")
+        return {(message.queue, message.queue_offset): bytes(message.body) for message in messages}
+
+
+def listening(prepared: PreparedParent, store: Path, port: int) -> ForkedBroker:
+    """A broker on that store."""
+    broker = prepared.start(store, port)
+    broker.wait_until_listening()
+    return broker
+
+
+def test_on_a_full_tmpfs_messages_are_refused_with_what_is_free_and_needed_and_resume_when_there_is_room(
+    prepared: PreparedParent, tmpfs: SmallTmpfs
+) -> None:
+    store, port = tmpfs.point / "store", free_port(random.SystemRandom())
+    tmpfs.take(leave_bytes=9 * MIB)
+    broker = listening(prepared, store, port)
+    with connection_to(port) as connection:
+        filling = Filling(connection)
+        refusal = filling.until_full()
+        assert refusal.details["free_bytes"] < refusal.details["needed_bytes"]
+        assert f"the disk of {store / 'commitlog'} is full" in refusal.message
+        filling.until_nothing_is_free(tmpfs)
+        assert pulled(port).items() <= filling.acknowledged.items()
+
+        tmpfs.give_back()
+        soon(filling.resumes)
+        soon(lambda: pulled(port) == filling.acknowledged)
+        filling.until_full()
+        filling.until_nothing_is_free(tmpfs)
+    assert broker.kill() == -signal.SIGKILL, "it lived until then"
+    assert len(filling.acknowledged) > 150
+
+    with pytest.raises(BrokerEnded) as refused:
+        listening(prepared, store, port)
+    assert refused.value.code == EXIT_REFUSED
+    tmpfs.give_back()
+    broker = listening(prepared, store, port)
+    assert pulled(port) == filling.acknowledged
+    broker.terminate()
+    assert broker.wait() == 0
+    assert findings(store) == []
