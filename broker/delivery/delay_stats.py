@@ -69,4 +69,4 @@ def _parked(store: MessageStore, *, hot: bool) -> int:
     queue = store.queues.get(PARKED_TOPIC, 0)
     if queue is None:
         return 0
-    return max(queue.max_offset - store.reads.first_offset(queue, hot=hot), 0)
+    return max(queue.max_offset - store.queue_reads.first_offset(queue, hot=hot), 0)

@@ -135,7 +135,7 @@ class Mover:
 
     async def first_offset(self, queue: ConsumeQueue) -> int:
         """The first offset of a queue whose message is still in the log."""
-        return await self.call(lambda hot: self.store.reads.first_offset(queue, hot=hot))
+        return await self.call(lambda hot: self.store.queue_reads.first_offset(queue, hot=hot))
 
     async def units(self, queue: ConsumeQueue, first: int, count: int) -> np.ndarray:
         """Units of a queue, at least one."""

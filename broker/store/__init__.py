@@ -17,7 +17,8 @@ from .message_store import MessageStore
 from .open_files import descriptors_max, store_descriptors
 from .prepared_state import PreparedSnapshot
 from .producer_runs import Places, StoredRun
-from .reads import Found, Pulled
+from .pulls import Pulled
+from .queries import Found
 from .recovery import RecoveryReport
 from .settings import StoreSettings
 

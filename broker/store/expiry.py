@@ -15,11 +15,12 @@ from ...protocol.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from .commitlog import CommitLog
 from .config_files import ConsumerOffsetTable, DelayOffsetTable
 from .consume_queue import ConsumeQueue
+from .log_reads import LogReads
 from .mapped_file import MappedFile
 from .prepared_state import PreparedState
 from .queue_check import count_units, last_record_unit
+from .queue_reads import QueueReads
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
-from .reads import Reads
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_GROUP = "CID_RMQ_SYS_TRANS"
@@ -57,14 +58,16 @@ class Expiry:
         self,
         commitlog: CommitLog,
         queues: ConsumeQueueTable,
-        reads: Reads,
+        queue_reads: QueueReads,
+        log_reads: LogReads,
         consumer_offsets: ConsumerOffsetTable,
         delay_offsets: DelayOffsetTable,
         prepared: PreparedState,
     ) -> None:
         self._commitlog = commitlog
         self._queues = queues
-        self._reads = reads
+        self._queue_reads = queue_reads
+        self._log_reads = log_reads
         self._consumer_offsets = consumer_offsets
         self._delay_offsets = delay_offsets
         self._prepared_state = prepared
@@ -102,7 +105,9 @@ class Expiry:
                 (unit for unit in units if unit is not None), key=lambda unit: unit[1], default=(0, -1, 0)
             )
             begins_here = at >= file.start_offset
-            newest = self._reads.stored_ms(at, size) if begins_here else self._reads.stored_ms(file.end_offset, 0)
+            newest = (
+                self._log_reads.stored_ms(at, size) if begins_here else self._log_reads.stored_ms(file.end_offset, 0)
+            )
             if newest is None:
                 return None
             self._newest[file.start_offset] = newest
@@ -146,7 +151,7 @@ class Expiry:
         queue = self._queues.get(TIMER_TOPIC, 0)
         if queue is None:
             return
-        offset = max(self._timers_done, self._reads.first_offset(queue))
+        offset = max(self._timers_done, self._queue_reads.first_offset(queue))
         while offset < queue.max_offset:
             physical_offset, size, _ = queue.unit(offset, hot=False)
             if self._due_ms(physical_offset, size) > now_ms:
@@ -156,13 +161,13 @@ class Expiry:
         self._timers_done = offset
 
     def _due_ms(self, physical_offset: int, size: int) -> int:
-        record = self._reads.record_at(physical_offset, size)
+        record = self._log_reads.record_at(physical_offset, size)
         try:
             return int(record.property_map().get(TIMER_OUT_PROPERTY, "0")) if record is not None else 0
         except ValueError:
             return 0
 
     def _first_from(self, queue: ConsumeQueue, queue_offset: int, what: str) -> Iterator[Pending]:
-        offset = max(queue_offset, self._reads.first_offset(queue))
+        offset = max(queue_offset, self._queue_reads.first_offset(queue))
         if offset < queue.max_offset:
             yield Pending(queue.unit(offset, hot=False)[0], f"a message that is {what}")

@@ -26,11 +26,14 @@ from .expiry import Expiry
 from .files import Files, make_durable_folder, remove_content
 from .group_table import SubscriptionGroupTable
 from .index_file import IndexService
+from .log_reads import LogReads
 from .prepared_state import PreparedState
 from .producer_runs import ProducerRuns
+from .pulls import Pulled, Pulls
 from .quarantine import Quarantine
+from .queries import Found, Queries
+from .queue_reads import QueueReads
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
-from .reads import Found, Pulled, Reads
 from .record_filter import RecordFilter
 from .recovery import Progress, Recovery, RecoveryReport
 from .rewriting import Place, RecordRewriter, Waiting
@@ -79,11 +82,20 @@ class MessageStore:
         self.dispatcher = Dispatcher(self.commitlog, self.queues, self.index)
         self.queues.deleted_below = self.state.deleted_below
         self.quarantine = Quarantine(files, own / "quarantine")
-        self.reads = Reads(self.commitlog, self.queues, self.index, self.topics, self.state, self.quarantine)
+        self.log_reads = LogReads(self.commitlog, self.state, self.quarantine)
+        self.queue_reads = QueueReads(self.commitlog, self.queues, self.topics, self.state, self.log_reads)
+        self.pulls = Pulls(self.commitlog, self.queue_reads, self.log_reads)
+        self.queries = Queries(self.index, self.topics, self.state, self.log_reads)
         self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
-        self.rewriter = RecordRewriter(self.commitlog, self.reads)
+        self.rewriter = RecordRewriter(self.commitlog, self.log_reads)
         self.expiry = Expiry(
-            self.commitlog, self.queues, self.reads, self.consumer_offsets, self.delay_offsets, self.prepared
+            self.commitlog,
+            self.queues,
+            self.queue_reads,
+            self.log_reads,
+            self.consumer_offsets,
+            self.delay_offsets,
+            self.prepared,
         )
         self.ended_clean = True
         """Whether whoever had the store before closed it; a new store was never open."""
@@ -161,10 +173,10 @@ class MessageStore:
         ).run()  # fmt: skip
         self._adopt_topics()
         if not clean:
-            self.consumer_offsets.clamp(self.reads.end_offset)
+            self.consumer_offsets.clamp(self.queue_reads.end_offset)
             if self.consumer_offsets.dirty:
                 self.consumer_offsets.persist()
-            self.delay_offsets.clamp(lambda queue_id: self.reads.end_offset(SCHEDULE_TOPIC, queue_id))
+            self.delay_offsets.clamp(lambda queue_id: self.queue_reads.end_offset(SCHEDULE_TOPIC, queue_id))
         self._note_what_is_there()
         remove_content(self.files, self.own_folder / "aside")
         return report
@@ -284,7 +296,7 @@ class MessageStore:
             self._topic_bytes[topic.name] = topic.name.encode()
         queue_offset = queues.get(queue_id, -1)
         if queue_offset < 0:
-            queue_offset = self.reads.next_offset(topic.name, queue_id)
+            queue_offset = self.queue_reads.next_offset(topic.name, queue_id)
         try:
             appended = self.commitlog.append(self._topic_bytes[topic.name], queue_id, queue_offset, batch)
         except StoreFailed as failure:
@@ -347,7 +359,7 @@ class MessageStore:
     def next_append_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset that the next message of a queue gets. For who appends."""
         queue_offset = self._append_next.get(topic, {}).get(queue_id, -1)
-        return queue_offset if queue_offset >= 0 else self.reads.next_offset(topic, queue_id)
+        return queue_offset if queue_offset >= 0 else self.queue_reads.next_offset(topic, queue_id)
 
     def set_append_offset(self, topic: str, queue_id: int, queue_offset: int) -> None:
         """Messages were appended to a queue; its next one gets ``queue_offset``. For who appends."""
@@ -449,14 +461,15 @@ class MessageStore:
         queue_ids = {*self.queues.by_topic.get(name, {}), *self._append_next.get(name, {})}
         appended = self._append_next.get(name, {})
         next_offsets = {
-            queue_id: appended.get(queue_id) or self.reads.next_offset(name, queue_id) for queue_id in sorted(queue_ids)
+            queue_id: appended.get(queue_id) or self.queue_reads.next_offset(name, queue_id)
+            for queue_id in sorted(queue_ids)
         }
         # The table first: stopped in between, the topic is still there, and it is found again by its messages.
         self.topics.persist()
         self.state.delete(name, DeletedTopic(self.write_offset, next_offsets))
         self.dispatcher.deleted_topics.append(name)
 
-    # Reading: see ``Reads``.
+    # Reading.
 
     def pull(
         self,
@@ -470,36 +483,36 @@ class MessageStore:
         records: RecordFilter | None = None,
         one_at_least: bool = True,
     ) -> Pulled:
-        """See ``Reads.pull``."""
-        return self.reads.pull(
+        """See ``Pulls.pull``."""
+        return self.pulls.pull(
             topic, queue, offset, max_count, max_bytes, tags, hot=hot, records=records, one_at_least=one_at_least
         )
 
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, hot: bool) -> Found:
-        """See ``Reads.query``."""
+        """See ``Queries.query``."""
         behind = max(self.write_offset - self.reput_offset, 0)
-        return self.reads.query(topic, key, begin_ms, end_ms, max_count, cursor, hot=hot, behind_bytes=behind)
+        return self.queries.query(topic, key, begin_ms, end_ms, max_count, cursor, hot=hot, behind_bytes=behind)
 
     def view(self, message_id: str, topic: str, hot: bool, may_show: Callable[[str], bool] | None = None) -> Found:
-        """See ``Reads.view``."""
-        return self.reads.view(message_id, topic, hot=hot, visible_below=self.dispatchable_offset, may_show=may_show)
+        """See ``Queries.view``."""
+        return self.queries.view(message_id, topic, hot=hot, visible_below=self.dispatchable_offset, may_show=may_show)
 
     def max_offset(self, topic: str, queue: int) -> int:
-        """See ``Reads.max_offset``."""
-        return self.reads.max_offset(topic, queue)
+        """See ``QueueReads.max_offset``."""
+        return self.queue_reads.max_offset(topic, queue)
 
     def min_offset(self, topic: str, queue: int, hot: bool) -> int:
-        """See ``Reads.min_offset``."""
-        return self.reads.min_offset(topic, queue, hot=hot)
+        """See ``QueueReads.min_offset``."""
+        return self.queue_reads.min_offset(topic, queue, hot=hot)
 
     def offset_by_time(self, topic: str, queue: int, timestamp_ms: int, hot: bool) -> int:
-        """See ``Reads.offset_by_time``."""
-        return self.reads.offset_by_time(topic, queue, timestamp_ms, hot=hot)
+        """See ``QueueReads.offset_by_time``."""
+        return self.queue_reads.offset_by_time(topic, queue, timestamp_ms, hot=hot)
 
     def earliest_store_time(self, topic: str, queue: int, hot: bool) -> int:
-        """See ``Reads.earliest_store_time``."""
-        return self.reads.earliest_store_time(topic, queue, hot=hot)
+        """See ``QueueReads.earliest_store_time``."""
+        return self.queue_reads.earliest_store_time(topic, queue, hot=hot)
 
     def topic_stats(self, topic: str, hot: bool) -> list[tuple[int, int, int, int]]:
-        """See ``Reads.topic_stats``."""
-        return self.reads.topic_stats(topic, hot=hot)
+        """See ``QueueReads.topic_stats``."""
+        return self.queue_reads.topic_stats(topic, hot=hot)

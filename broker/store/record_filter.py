@@ -30,7 +30,7 @@ _TAIL_BYTES_MIN = 3
 
 
 class RecordFilter(Protocol):
-    """What ``Reads.pull`` asks of a filter; ``broker.filters.Filter`` is one."""
+    """What ``Pulls.pull`` asks of a filter; ``broker.filters.Filter`` is one."""
 
     def select(self, sources: Sequence[bytes]) -> list[int]:
         """Which of several messages are wanted, in their order. Of each the properties as its record holds them, with

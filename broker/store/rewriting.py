@@ -18,7 +18,7 @@ from ..kernels import deliver as kernel
 from ..kernels.dispatch import PARTS
 from ..kernels.gather import C_PHYSICAL_OFFSET, C_SIZE, CHOSEN_ROW
 from .commitlog import CommitLog
-from .reads import Reads
+from .log_reads import LogReads
 
 TOPIC_BYTES_AT_MOST = 255
 _LONGER_AT_MOST = 2 * 12 + 1 + TOPIC_BYTES_AT_MOST + 1 + RECORD_CRC_BYTES
@@ -88,9 +88,9 @@ class Waiting:
 class RecordRewriter:
     """Reads records that are due, and writes them anew."""
 
-    def __init__(self, commitlog: CommitLog, reads: Reads) -> None:
+    def __init__(self, commitlog: CommitLog, log_reads: LogReads) -> None:
         self._commitlog = commitlog
-        self._reads = reads
+        self._log_reads = log_reads
 
     def read(self, chosen: np.ndarray, *, hot: bool) -> Waiting:
         """The records of ``chosen``: a row of (physical offset, size, anything) each, in the order of the log.
@@ -103,16 +103,16 @@ class RecordRewriter:
         offsets, sizes = rows[:, C_PHYSICAL_OFFSET], rows[:, C_SIZE]
         sizes_max = self._commitlog.queue.file_bytes - _LONGER_AT_MOST - BLANK_BYTES_MIN
         inside = (offsets >= begin) & (offsets <= end - sizes) & (sizes >= RECORD_BYTES_MIN) & (sizes <= sizes_max)
-        if self._reads.quarantine:
-            inside &= ~self._reads.quarantine.mask(offsets)
+        if self._log_reads.quarantine:
+            inside &= ~self._log_reads.quarantine.mask(offsets)
         if not inside.all():
             rows = rows[inside]
         flat = np.ascontiguousarray(rows).reshape(-1)
         if not len(flat):
             return Waiting(bytearray(), flat, (0, 0))
         # Records that wait lie close together: where the option was turned on among them, the last ones tell.
-        checksummed = self._reads.checksummed.around(int(flat[C_PHYSICAL_OFFSET - CHOSEN_ROW]))
-        return Waiting(self._reads.records(flat, hot=hot), flat, checksummed)
+        checksummed = self._log_reads.checksummed.around(int(flat[C_PHYSICAL_OFFSET - CHOSEN_ROW]))
+        return Waiting(self._log_reads.records(flat, hot=hot), flat, checksummed)
 
     def deliver(
         self,

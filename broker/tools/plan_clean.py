@@ -12,11 +12,11 @@ from ..services.retention import HOUR_MS, Disk, Policy, Verdict
 from ..store.commitlog import CommitLog
 from ..store.config_files import DelayOffsetTable
 from ..store.expiry import TIMER_TOPIC, Expiry
-from ..store.index_file import IndexService
+from ..store.log_reads import LogReads
 from ..store.message_store import OWN_FOLDER
 from ..store.prepared_state import PreparedState
 from ..store.queue_check import count_units, find_start
-from ..store.reads import Reads
+from ..store.queue_reads import QueueReads
 from ..store.timer_files import TimerFiles
 from .findings import Findings
 from .offline import FOREVER, OfflineStore
@@ -69,13 +69,13 @@ def _expiry(store: OfflineStore) -> Expiry:
     for queue in store.queues:
         queue.max_offset = count_units(queue, FOREVER)
         queue.start_offset = queue.min_hint = find_start(queue, queue.max_offset)
-    index = IndexService(store.files, store.path / "index", own / "aside", own / "new", 1, 1)
-    reads = Reads(commitlog, store.queues, index, store.topics, store.state, store.quarantine)
+    log_reads = LogReads(commitlog, store.state, store.quarantine)
+    queue_reads = QueueReads(commitlog, store.queues, store.topics, store.state, log_reads)
     delay_offsets = DelayOffsetTable(store.files, store.path / "config" / "delayOffset.json")
     delay_offsets.load()
     prepared = PreparedState(store.files, own / "prepared.json")
     prepared.load()
-    expiry = Expiry(commitlog, store.queues, reads, store.consumer_offsets, delay_offsets, prepared)
+    expiry = Expiry(commitlog, store.queues, queue_reads, log_reads, store.consumer_offsets, delay_offsets, prepared)
     timers, waiting = TimerFiles(store.files, own / "timers", store.path), store.queues.get(TIMER_TOPIC, 0)
     timers.state = timers.read()
     if timers.state is not None and waiting is not None:

@@ -67,7 +67,7 @@ def repair(path: Path, found: Verified, progress: Progress, *, index_slots: int 
         settings = opened.settings
     store = MessageStore(path, settings)
     report = store.open(progress, rebuild=needs_rebuild(found), verify_all=True)
-    store.consumer_offsets.clamp(store.reads.end_offset)
+    store.consumer_offsets.clamp(store.queue_reads.end_offset)
     store.close()
     after = examine(path, progress, index_slots=index_slots)
     return Repaired(report.quarantined, report.rebuilt, report.truncated_bytes, after)

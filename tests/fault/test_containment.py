@@ -405,7 +405,7 @@ def test_messages_that_wait_and_are_lost_are_not_parked_or_delivered(tmp_path: P
     chosen = np.array([(at, size, number) for number, (at, size, _) in enumerate(units)], np.int64).reshape(-1)
     waiting = store.rewriter.read(chosen, hot=False)
     assert (waiting.count, waiting.unsound) == (4, 0)
-    assert store.reads.stored_ms(*units[2][:2]) == sent[1].store_ms
+    assert store.log_reads.stored_ms(*units[2][:2]) == sent[1].store_ms
     store.close()
 
 

@@ -135,7 +135,7 @@ def test_where_the_offsets_of_an_expired_queue_go_on_is_kept(tmp_path: Path, had
         overwrite(path / "checkpoint", CHECKPOINT_MARK_AT, bytes(24))
     rebuild(path, quiet, index_slots=SMALL.index_slots)
     store = open_store(path)
-    assert store.reads.next_offset("old", 0) == 7
+    assert store.queue_reads.next_offset("old", 0) == 7
     store.close()
 
 

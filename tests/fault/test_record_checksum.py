@@ -288,13 +288,13 @@ def test_what_is_damaged_while_a_broker_runs_is_neither_found_nor_delivered(tmp_
     dispatch(store)
     sizes = [len(record.encode(checksum=True)) for record in waiting]
     assert [record.body for record in find(store, "orders", "k-1")] == [TRIED.body]
-    assert store.reads.record(sent[0].physical_offset, 0, hot=False) is not None
+    assert store.log_reads.record_at(sent[0].physical_offset, 0, hot=False) is not None
     with (store.path / "commitlog" / FIRST_FILE).open("r+b") as file:
         for at in (sent[0].physical_offset, waiting[0].physical_offset):
             file.seek(at + RECORD.at["flag"])
             file.write(b"\x01")
     assert find(store, "orders", "k-1") == []
-    assert store.reads.record(sent[0].physical_offset, 0, hot=False) is None
+    assert store.log_reads.record_at(sent[0].physical_offset, 0, hot=False) is None
     assert len(find(store, "orders", "key-0")) == 1
     rows = [(each.physical_offset, size, 0) for each, size in zip(waiting, sizes, strict=True)]
     read = store.rewriter.read(np.array(rows, np.int64).reshape(-1), hot=False)

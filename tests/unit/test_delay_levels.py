@@ -127,7 +127,7 @@ def test_what_a_rocketmq_left_undelivered_is_delivered_as_it_would_have(tmp_path
     before = {queue: delayed.records("CompatTopic", queue) for queue in range(4)}
     delayed.run()
     waiting = delayed.store.queues.by_topic[SCHEDULE_TOPIC][0]
-    pulled = [delayed.store.reads.record_at(*waiting.unit(offset, hot=False)[:2]) for offset in range(10, 17)]
+    pulled = [delayed.store.log_reads.record_at(*waiting.unit(offset, hot=False)[:2]) for offset in range(10, 17)]
     again = [record for queue in range(4) for record in delayed.records("CompatTopic", queue)[len(before[queue]) :]]
     originals = {
         record.property_map()["UNIQ_KEY"]: record

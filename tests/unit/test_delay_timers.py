@@ -209,7 +209,7 @@ def test_retention_takes_files_whose_timed_messages_are_appended_again_and_loses
     assert rolled_ends
     assert delayed.store.min_physical_offset >= 5 * 4 * MIB
     assert delayed.delays.timers.state.pending == delayed.delays.pending_of("t") == sum(expected.values())
-    assert delayed.store.reads.first_offset(delayed.store.queues.by_topic[TIMER_TOPIC][0]) > 0
+    assert delayed.store.queue_reads.first_offset(delayed.store.queues.by_topic[TIMER_TOPIC][0]) > 0
     delayed.run(START_MS + 20 * DAY_MS)
     delayed.restart()
     delayed.run(START_MS + 40 * DAY_MS)

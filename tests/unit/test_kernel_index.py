@@ -8,7 +8,7 @@ import pytest
 
 from flintmq.broker.kernels import index as kernel
 from flintmq.broker.kernels.jit import INTERPRETED
-from flintmq.broker.store.reads import _parse_cursor
+from flintmq.broker.store.queries import parse_cursor
 from flintmq.protocol.errors import InvalidParameter
 from flintmq.protocol.layout import INDEX_HEADER
 from tests.twins.arrays import fenced, recording
@@ -141,9 +141,9 @@ def test_a_chain_that_points_at_itself_or_forward_ends() -> None:
 @pytest.mark.parametrize("cursor", [f"20250101000000000:{'9' * 19}:1", f"20250101000000000:1:{'9' * 19}"])
 def test_a_cursor_beyond_all_integers_of_a_kernel_is_none(cursor: str) -> None:
     with pytest.raises(InvalidParameter, match="is no cursor"):
-        _parse_cursor(cursor)
+        parse_cursor(cursor)
     name, _, numbers = cursor.partition(":")
-    assert _parse_cursor(f"{name}:{numbers.replace('9' * 19, '9' * 18)}") is not None
+    assert parse_cursor(f"{name}:{numbers.replace('9' * 19, '9' * 18)}") is not None
 
 
 def test_a_sound_file_is_left_as_it_is() -> None:

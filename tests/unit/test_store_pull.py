@@ -11,7 +11,8 @@ import pytest
 
 from flintmq.broker.filters import compile_filter
 from flintmq.broker.store import MessageStore, Pulled, TopicConfig, WouldBlock
-from flintmq.broker.store.reads import ANSWER_BYTES_MAX, FILTERED_RECORDS_MAX
+from flintmq.broker.store.log_reads import ANSWER_BYTES_MAX
+from flintmq.broker.store.pulls import FILTERED_RECORDS_MAX
 from flintmq.protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,

@@ -65,7 +65,7 @@ def _settle(store: MessageStore, table: Table, copies: dict[str, tuple[int, Reco
     """Bound what the notes say by what the queue holds, and find how far copying has come."""
     queue = store.queues.get(PREPARED_TOPIC, 0)
     table.ends_at(queue.max_offset if queue is not None else 0)
-    begin = store.reads.first_offset(queue) if queue is not None else 0
+    begin = store.queue_reads.first_offset(queue) if queue is not None else 0
     lost = [
         name
         for name, attempt in table.attempts.items()
@@ -133,7 +133,7 @@ def _copied_behind(store: MessageStore, at: int, number_of: Callable[[int], int]
         if (hole := store.quarantine.find(at)) is not None:
             at = hole.end_offset
             continue
-        record = store.reads.record_at(at, 0)
+        record = store.log_reads.record_at(at, 0)
         if record is None:
             file = store.commitlog.queue.find(at)
             if file is None or file.start_offset == at:
@@ -152,7 +152,7 @@ def _notes(store: MessageStore, first: int) -> Iterator[Record]:
     queue = store.queues.get(OP_PREPARED_TOPIC, 0)
     if queue is None:
         return
-    at = max(first, store.reads.first_offset(queue))
+    at = max(first, store.queue_reads.first_offset(queue))
     lost = store.quarantine.lost_between(OP_PREPARED_TOPIC, 0, at, queue.max_offset)
     if lost:
         log.error("%d notes about prepared messages are lost to damage of the log: what they spoke of is dropped, or "
@@ -160,7 +160,7 @@ def _notes(store: MessageStore, first: int) -> Iterator[Record]:
     while at < queue.max_offset:
         blob = queue.read_units(at, min(RECORDS_A_STEP, queue.max_offset - at), hot=False)
         chosen, count = choose(np.frombuffer(blob, UNITS), at)
-        body = store.reads.records(chosen, hot=False)
+        body = store.log_reads.records(chosen, hot=False)
         position = 0
         for size in chosen[C_SIZE::CHOSEN_ROW].tolist():
             try:

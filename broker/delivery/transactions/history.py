@@ -76,14 +76,14 @@ class History:
         for half in found.halves:
             if self._commit_of(half.topic, half.transaction_id, places[half.transaction_id]):
                 found.committed.add(half.queue_offset)
-        reads = self._store.reads
-        found.next_half_offset = reads.next_offset(HALF_TOPIC, 0)
-        found.next_note_offset = reads.next_offset(OP_HALF_TOPIC, 0)
+        queue_reads = self._store.queue_reads
+        found.next_half_offset = queue_reads.next_offset(HALF_TOPIC, 0)
+        found.next_note_offset = queue_reads.next_offset(OP_HALF_TOPIC, 0)
         return found
 
     def record(self, half: Half, *, hot: bool) -> Record:
         """The half message itself. Raises ``WouldBlock`` with ``hot``, and ``BrokerFailure`` where it is damaged."""
-        record = self._store.reads.record(half.physical_offset, 0, hot=hot)
+        record = self._store.log_reads.record_at(half.physical_offset, 0, hot=hot)
         if record is None:
             raise BrokerFailure(
                 f"the half message of transaction {half.transaction_id}, at physical offset {half.physical_offset}, is "
@@ -124,14 +124,14 @@ class History:
         queue = self._store.queues.get(TRANSACTION_PARKED_TOPIC, 0)
         if queue is None:
             return [], 0, False
-        begin = max(first, self._store.reads.first_offset(queue))
+        begin = max(first, self._store.queue_reads.first_offset(queue))
         end = min(begin + count, queue.max_offset)
         return list(self._records(TRANSACTION_PARKED_TOPIC, begin, end)), end, end < queue.max_offset
 
     def parked_count(self) -> int:
         """How many messages are in the parked topic. Blocks."""
         queue = self._store.queues.get(TRANSACTION_PARKED_TOPIC, 0)
-        return queue.max_offset - self._store.reads.first_offset(queue) if queue is not None else 0
+        return queue.max_offset - self._store.queue_reads.first_offset(queue) if queue is not None else 0
 
     # ---- parts
 
@@ -141,14 +141,14 @@ class History:
         if queue is None:
             return
         done = self._store.consumer_offsets.committed(TRANSACTION_GROUP, topic).get(0, 0)
-        yield from self._records(topic, max(done, self._store.reads.first_offset(queue)), queue.max_offset)
+        yield from self._records(topic, max(done, self._store.queue_reads.first_offset(queue)), queue.max_offset)
 
     def _records(self, topic: str, begin: int, end: int) -> Iterator[Record]:
         queue = self._store.queues.get(topic, 0)
         assert queue is not None
         for queue_offset in range(begin, end):
             physical_offset, size, _ = queue.unit(queue_offset, hot=False)
-            record = self._store.reads.record_at(physical_offset, size)
+            record = self._store.log_reads.record_at(physical_offset, size)
             if record is None or record.topic != topic.encode():
                 log.error("offset %d of %s is damaged and left out", queue_offset, topic)
                 continue
@@ -161,7 +161,7 @@ class History:
         )
 
     def _half_of(self, transaction_id: str, physical_offset: int) -> Half | None:
-        record = self._store.reads.record_at(physical_offset, 0) if physical_offset >= 0 else None
+        record = self._store.log_reads.record_at(physical_offset, 0) if physical_offset >= 0 else None
         candidates = [record] if record is not None else []
         for found in (*candidates, *self._with_key(HALF_TOPIC, transaction_id)):
             half = Half.of(found)
@@ -174,7 +174,7 @@ class History:
         cursor = ""
         while True:
             try:
-                page = self._store.reads.query(topic, key, *_ALL_TIMES_MS, _PAGE, cursor, hot=False)
+                page = self._store.queries.query(topic, key, *_ALL_TIMES_MS, _PAGE, cursor, hot=False)
             except TopicNotExist:
                 return
             at = page.count * RECORD_SIZE_STRUCT.size

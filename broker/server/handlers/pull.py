@@ -89,7 +89,7 @@ def _read(
     broker: Broker, request: PullRequest, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
     records: Filter | None = None, at_least_one: bool = True, *, hot: bool,
 ) -> Pulled:  # fmt: skip
-    """See ``Reads.pull``; where a group asks for what retention took, it is moved on."""
+    """See ``Pulls.pull``; where a group asks for what retention took, it is moved on."""
     max_bytes = min(max_bytes, broker.send_memory.answer_bytes())
     try:
         return broker.store.pull(

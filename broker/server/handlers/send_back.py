@@ -42,7 +42,7 @@ def _record(peer: Peer, physical_offset: int, hot: bool) -> Record:
     store = peer.broker.store
     record = None
     if physical_offset < store.dispatchable_offset:
-        record = store.reads.consumable_record(physical_offset, hot=hot)
+        record = store.queries.consumable_record(physical_offset, hot=hot)
     if record is None:
         raise _not_found(physical_offset)
     return record
