@@ -286,7 +286,8 @@ class Recovery:
             wrong, keep = "the index does not reach back to the first message with a key", 0
             self._index_problem = self._index_problem or wrong
         keep = self._drop_unfounded(self._drop_changed(keep))
-        begin = max(min(self._log.checked_from, self._changed_from), self._commitlog.start_offset)
+        # Also from the checkpoint's mark on: of the index files behind it, a newer one may have reached the disk alone.
+        begin = max(min(self._log.checked_from, self._changed_from, dispatched), self._commitlog.start_offset)
         wrong, keep = self._check.compare(
             begin, dispatched, self._queue_problems, keep, self._progress, self._look_for_liars
         )

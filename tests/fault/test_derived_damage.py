@@ -424,6 +424,24 @@ def test_a_hole_found_while_queues_are_filled_is_contained(tmp_path: Path) -> No
     assert_contained(store.path, sent, [sent[3]], settings=settings)
 
 
+def test_an_index_file_that_the_power_set_back_is_noticed_where_its_part_of_the_log_is_not_checked(
+    tmp_path: Path,
+) -> None:
+    """Of the newest two files the newer reached the disk, and the older is as it was at the last checkpoint."""
+    settings = dataclasses.replace(SMALL, verify_at_start_bytes=0)
+    store = open_store(tmp_path / "store", settings)
+    sent = put(store, "orders", 0, plain(150))
+    store.sync_derived()
+    (checkpointed,) = index_files(store.path)
+    sent += put(store, "orders", 0, plain(100, first=150))
+    older, _ = sorted((store.path / "index").iterdir())
+    kill(store)
+    older.write_bytes(checkpointed)
+    store = open_store(tmp_path / "store", settings)
+    assert_holds(store, sent)
+    store.close()
+
+
 def test_messages_that_are_not_in_the_log_leave_a_gap_and_no_shift(tmp_path: Path) -> None:
     """A log with a hole in a queue's numbers, as RocketMQ may leave it after retention in the middle."""
     store = open_store(tmp_path / "store")
