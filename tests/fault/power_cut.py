@@ -3,7 +3,7 @@
 The files are real, so maps work. Beside them stands what a disk is sure to hold: a copy of each file as it was at its
 last ``sync_data``, and the names of each folder as of its last ``sync_folder``. A cut makes a new tree out of both:
 every page written since may have reached the disk or not, and of the changes of names that were not synced some first
-ones have.
+ones have; a ``Fate`` says which. The files go on as they were, so that one run can be cut at each of its moments.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from flintmq.broker.store.files import Files
 
@@ -39,6 +40,8 @@ class FolderNode:
 
 
 Node = FileNode | FolderNode
+Tree = dict[Path, bytes | None]
+"""The content of files, and None for folders, by their path; a folder stands before what is in it."""
 
 
 class Change:
@@ -56,12 +59,92 @@ class Change:
             self.added is not None and self.added[0] is folder
         )
 
-    def happen(self) -> None:
-        """Make it durable."""
+    def happen(self, names: dict[FolderNode, dict[str, Node]]) -> None:
+        """Make it durable, in these names of the folders."""
         if self.removed is not None:
-            self.removed[0].durable.pop(self.removed[1], None)
+            folder, name = self.removed
+            names.setdefault(folder, dict(folder.durable)).pop(name, None)
         if self.added is not None:
-            self.added[0].durable[self.added[1]] = self.added[2]
+            folder, name, node = self.added
+            names.setdefault(folder, dict(folder.durable))[name] = node
+
+
+class Fate(Protocol):
+    """What becomes of that which was not synced when the power goes."""
+
+    def changes(self, pending: int) -> int:
+        """How many of the ``pending`` changes of names have happened, the first ones."""
+
+    def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
+        """What the file at ``path``, below the root, has of what was written (``now``) since it was ``durable``."""
+
+
+class Nothing:
+    """Only what was synced is there."""
+
+    def changes(self, pending: int) -> int:
+        """None."""
+        return 0
+
+    def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
+        """As it was synced."""
+        return durable
+
+
+class Everything:
+    """The disk was fast: all is there."""
+
+    def changes(self, pending: int) -> int:
+        """All."""
+        return pending
+
+    def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
+        """As it was written."""
+        return now
+
+
+class AtRandom:
+    """Some first changes, and some pages."""
+
+    def __init__(self, source: random.Random) -> None:
+        self._source = source
+        self._page_bytes = source.choice([512, 4096, 4096])
+        self._survival = source.choice([0.0, 0.1, 0.5, 0.9, 1.0])
+
+    def changes(self, pending: int) -> int:
+        """Any number."""
+        return self._source.randint(0, pending)
+
+    def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
+        """Some of the pages; the size is either."""
+        if durable == now:
+            return durable
+        size = self._source.choice([len(durable), len(now)])
+        mixed = bytearray(durable[:size].ljust(size, b"\0"))
+        for at in range(0, min(size, len(now)), self._page_bytes):
+            page = now[at : min(at + self._page_bytes, size)]
+            if mixed[at : at + len(page)] != page and self._source.random() < self._survival:
+                mixed[at : at + len(page)] = page
+        return bytes(mixed)
+
+
+class TornLog:
+    """The CommitLog is there up to a byte; the others have the fate ``rest``."""
+
+    def __init__(self, end_offset: int, rest: Fate) -> None:
+        self._end_offset = end_offset
+        self._rest = rest
+
+    def changes(self, pending: int) -> int:
+        """As of the rest."""
+        return self._rest.changes(pending)
+
+    def content(self, path: Path, durable: bytes, now: bytes) -> bytes:
+        """Of a file of the log what lies below the end."""
+        if path.parent.name != "commitlog":
+            return self._rest.content(path, durable, now)
+        kept = max(self._end_offset - int(path.name), 0)
+        return now[:kept] + durable[kept:]
 
 
 class PowerCutFiles(Files):
@@ -156,9 +239,12 @@ class PowerCutFiles(Files):
             if path == self._root.parent:
                 return
             folder = self._find_folder(path)
+            durable: dict[FolderNode, dict[str, Node]] = {}
             for change in [change for change in self._pending if change.touches(folder)]:
-                change.happen()
+                change.happen(durable)
                 self._pending.remove(change)
+            for each, names in durable.items():
+                each.durable = names
 
     def rename(self, source: Path, target: Path) -> None:
         """Not durable yet, but in both folders at once."""
@@ -209,20 +295,24 @@ class PowerCutFiles(Files):
 
     # The cut.
 
-    def cut(self, target: Path, source: random.Random) -> None:
-        """Make at ``target`` a tree that the disk may hold now."""
-        for change in self._pending[: source.randint(0, len(self._pending))]:
-            change.happen()
+    def cut(self, target: Path, fate: Fate) -> None:
+        """Make at ``target`` the tree that is left if the power goes now."""
+        write_tree(target, self.remains(fate))
+
+    def remains(self, fate: Fate) -> Tree:
+        """The tree that is left if the power goes now."""
+        durable: dict[FolderNode, dict[str, Node]] = {}
+        for change in self._pending[: fate.changes(len(self._pending))]:
+            change.happen(durable)
         held = dict(self._current(self._root, self._folder))
-        page_bytes = source.choice([512, 4096, 4096])
-        survival = source.choice([0.0, 0.1, 0.5, 0.9, 1.0])
-        target.mkdir()
-        for path, node in _walk(self._folder, target):
+        tree: Tree = {}
+        for path, node in _walk(self._folder, Path(), durable):
             if isinstance(node, FolderNode):
-                path.mkdir()
+                tree[path] = None
             else:
                 now = node.last if node.last is not None and node not in held else held.get(node, node.durable)
-                path.write_bytes(_mix(node.durable, now, page_bytes, survival, source))
+                tree[path] = fate.content(path, node.durable, now)
+        return tree
 
     def _current(self, path: Path, folder: FolderNode) -> Iterator[tuple[FileNode, bytes]]:
         for name, node in folder.names.items():
@@ -232,21 +322,18 @@ class PowerCutFiles(Files):
                 yield node, (path / name).read_bytes()
 
 
-def _walk(folder: FolderNode, path: Path) -> Iterator[tuple[Path, Node]]:
-    for name, node in folder.durable.items():
+def write_tree(target: Path, tree: Tree) -> None:
+    """Make the tree at ``target``."""
+    target.mkdir()
+    for path, content in tree.items():
+        if content is None:
+            (target / path).mkdir()
+        else:
+            (target / path).write_bytes(content)
+
+
+def _walk(folder: FolderNode, path: Path, durable: dict[FolderNode, dict[str, Node]]) -> Iterator[tuple[Path, Node]]:
+    for name, node in durable.get(folder, folder.durable).items():
         yield path / name, node
         if isinstance(node, FolderNode):
-            yield from _walk(node, path / name)
-
-
-def _mix(durable: bytes, now: bytes, page_bytes: int, survival: float, source: random.Random) -> bytes:
-    """The file with some of the pages that were written since it was synced."""
-    if durable == now:
-        return durable
-    size = source.choice([len(durable), len(now)])
-    mixed = bytearray(durable[:size].ljust(size, b"\0"))
-    for at in range(0, min(size, len(now)), page_bytes):
-        page = now[at : min(at + page_bytes, size)]
-        if mixed[at : at + len(page)] != page and source.random() < survival:
-            mixed[at : at + len(page)] = page
-    return bytes(mixed)
+            yield from _walk(node, path / name, durable)

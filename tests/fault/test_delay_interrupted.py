@@ -12,7 +12,7 @@ import pytest
 
 from flintmq.broker.store import StoreSettings
 from tests.delay_tools import START_MS, DelayedStore
-from tests.fault.power_cut import PowerCut, PowerCutFiles
+from tests.fault.power_cut import AtRandom, PowerCut, PowerCutFiles
 from tests.store_tools import UnsyncedFiles, kill
 
 KIB = 1024
@@ -106,7 +106,7 @@ def test_after_a_power_cut_every_message_that_is_in_the_log_is_delivered(
         kill(life.delayed.store)
         life.delayed.loop.close()
         target = tmp_path / f"cut-{number}"
-        files.cut(target, chance)
+        files.cut(target, AtRandom(chance))
         life.delayed.path = target
         files = PowerCutFiles(target, 1 << 60)
         life.delayed._files = files

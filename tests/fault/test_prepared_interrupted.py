@@ -12,7 +12,7 @@ import pytest
 
 from flintmq.broker.store import StoreSettings
 from flintmq.protocol.errors import PreparedIncomplete, SystemBusy
-from tests.fault.power_cut import PowerCut, PowerCutFiles
+from tests.fault.power_cut import AtRandom, PowerCut, PowerCutFiles
 from tests.prepared_store import TIMEOUT_MS, PreparedStore
 from tests.store_tools import UnsyncedFiles, kill, restore, save
 
@@ -141,7 +141,7 @@ def test_after_a_power_cut_each_transaction_is_whole_or_not_there(tmp_path: Path
         kill(life.made.store)
         life.made.loop.close()
         target = tmp_path / f"cut-{number}"
-        files.cut(target, chance)
+        files.cut(target, AtRandom(chance))
         life.made.path = target
         files = PowerCutFiles(target, 1 << 60)
         life.made.open(files)

@@ -10,7 +10,7 @@ from typing import Any
 
 from flintmq.broker.store import MessageStore
 
-from ..power_cut import PowerCutFiles
+from ..power_cut import AtRandom, PowerCutFiles
 from .points import end_process
 
 
@@ -47,7 +47,7 @@ class DyingByPowerCut(PowerCutFiles):
             return
         # The lock is held by whoever calls, for good: no other thread's sync ends behind the cut.
         flushed = self._store.flushed_offset if self._store is not None else 0
-        self.cut(self._target, self._source)
+        self.cut(self._target, AtRandom(self._source))
         end_process(self._witness, f"cut {flushed}")
 
     def sync_data(self, fd: int) -> None:

@@ -1,0 +1,208 @@
+"""The power goes at each moment of a small store's life: before every call of its file layer, behind every operation,
+and with the log torn at the boundary and in the middle of every record."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flintmq.broker.store import MessageStore, StoreSettings
+from flintmq.broker.store.commitlog import CommitLog
+from tests.fault.power_cut import AtRandom, Everything, Fate, Nothing, PowerCutFiles, TornLog, Tree, write_tree
+from tests.fault.power_cut_life import EVERY_KEY, Life
+from tests.store_tools import Message, kill, reopen, tree
+
+KIB = 1024
+SETTINGS = StoreSettings(
+    commitlog_file_bytes=16 * KIB,
+    consumequeue_file_bytes=20 * 12,
+    index_slots=20,
+    index_entries=40,
+    message_bytes_max=6 * KIB,
+    allocate_step_bytes=4 * KIB,
+    verify_at_start_bytes=0,
+    flush_policy="sync",
+)
+"""Every kind of file rolls; a start trusts the checkpoint, as in a store too large to be checked whole."""
+SIZES = (0, 10, 300, 1000, 3000, 1, 500)
+STEPS = 9
+SEED = os.environ.get("FLINTMQ_SEED", "20261122")
+"""Of the pages that survive."""
+
+
+class WatchedFiles(PowerCutFiles):
+    """``look`` is called before each call."""
+
+    look: Callable[[], None]
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, lives=0)
+
+    def _live(self) -> None:
+        self.look()
+
+
+class Sweep:
+    """A life that is cut at all of its moments. What each cut leaves is opened, looked at, and opened again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._number = 0
+        self._doing = "nothing"
+        self._judged: set[bytes] = set()
+        """Trees that a cut left, with what was promised by then."""
+        self._recovered: set[bytes] = set()
+        """Trees that a recovery left."""
+        self.moments = 0
+        self.life = Life(self._watch(folder / "store"), folder / "store", SETTINGS)
+
+    @property
+    def cuts(self) -> int:
+        """Those that left another tree, or of which more was promised."""
+        return len(self._judged)
+
+    def _watch(self, path: Path) -> WatchedFiles:
+        files = WatchedFiles(path)
+        files.look = self.look
+        return files
+
+    def begin_with(self, left: Tree, name: str) -> None:
+        """The power went, and the next start works on what it left."""
+        kill(self.life.store)
+        path = self._folder / name
+        write_tree(path, left)
+        self.life.begin(self._watch(path), path)
+
+    def do(self, name: str, operation: Callable[[], object]) -> None:
+        """Do something, and cut before each of its calls, and behind it."""
+        self._doing = f"in {name}"
+        operation()
+        self._doing = f"behind {name}"
+        self.look()
+
+    def look(self) -> None:
+        """The power may go now."""
+        self.moments += 1
+        for fate in (Nothing(), Everything(), AtRandom(random.Random(f"{SEED} {self.moments}"))):
+            self._cut(fate, type(fate).__name__)
+
+    def look_at_torn_logs(self) -> None:
+        """The power may go now, with the log on disk up to any record, or into it, and the rest or not."""
+        for at in self.life.unacknowledged_offsets():
+            for end in (at, at + 60):
+                self._cut(TornLog(end, Nothing()), f"the log up to {end}")
+                self._cut(TornLog(end, Everything()), f"the log up to {end}, and all else")
+
+    def _cut(self, fate: Fate, name: str) -> None:
+        left = self.life.files.remains(fate)
+        if not self._is_new(self._judged, (sorted(left.items()), self.life.promises())):
+            return
+        path = self._folder / "cut"
+        write_tree(path, left)
+        try:
+            self._judge(path)
+        except Exception as error:
+            error.add_note(f"the power went at moment {self.moments}, {self._doing}; survived: {name}")
+            raise
+        shutil.rmtree(path)
+
+    def _judge(self, path: Path) -> None:
+        store, _ = reopen(path, SETTINGS)
+        try:
+            self.life.check(store)
+        finally:
+            kill(store)
+        recovered = tree(path)
+        if self._is_new(self._recovered, recovered):
+            store, report = reopen(path, SETTINGS)
+            kill(store)
+            assert (report.truncated_bytes, report.rebuilt) == (0, [])
+            assert tree(path) == recovered
+
+    @staticmethod
+    def _is_new(seen: set[bytes], what: object) -> bool:
+        digest = hashlib.sha256(repr(what).encode()).digest()
+        if digest in seen:
+            return False
+        seen.add(digest)
+        return True
+
+    def messages(self, count: int, queue: int) -> list[Message]:
+        """The next ones, of several sizes."""
+        made = []
+        for number in range(self._number, self._number + count):
+            body = (b"%d " % number).ljust(SIZES[number % len(SIZES)], bytes([33 + number % 90]))
+            made.append(Message(body, keys=(f"k{number}", f"{EVERY_KEY}-{queue}"), tags="eu" * (number % 2)))
+        self._number += count
+        return made
+
+
+def work(sweep: Sweep) -> None:
+    """A store is made, and takes dozens of messages."""
+    life = sweep.life
+    sweep.do("open", life.store.open)
+    for step in range(STEPS):
+        for queue in (0, 1) if step % 3 else (0,):
+            topic, count = ("orders", "orders", "bills")[(step + queue) % 3], step % 4 + 1
+            frame = sweep.messages(count, queue)
+            sweep.do(f"append {topic} {queue}", lambda: life.append(topic, queue, frame))  # noqa: B023 - done at once
+        if step % 2:
+            sweep.do("dispatch before the flush", life.dispatch)
+        if step % 4 == 1:
+            sweep.do("sync_derived before the flush", life.store.sync_derived)
+        sweep.look_at_torn_logs()
+        sweep.do("flush", life.flush)
+        sweep.do("dispatch", life.dispatch)
+        match step:
+            case 2 | 6:
+                sweep.do("sync_derived", life.store.sync_derived)
+            case 3:
+                sweep.do("commit", lambda: life.commit("orders", 0))
+                sweep.do("prepare_ahead", life.store.commitlog.prepare_ahead)
+            case 5:
+                sweep.do("delete", lambda: life.delete("bills"))
+
+
+def test_wherever_the_power_goes_what_was_acknowledged_or_shown_is_there(memory_path: Path) -> None:
+    sweep = Sweep(memory_path)
+    life = sweep.life
+    work(sweep)
+    store = life.store
+    assert store.write_offset > SETTINGS.commitlog_file_bytes
+    assert len(list((store.path / "index").iterdir())) > 1
+    assert any(queue.size()[0] > 1 for queue in store.queues)
+    # A start that has much to put right, and a stop, are moments too.
+    life.append("orders", 0, sweep.messages(3, 0))
+    fates = (TornLog(store.write_offset - 100, Nothing()), Everything(), AtRandom(random.Random(SEED)))
+    for number, left in enumerate([life.files.remains(fate) for fate in fates]):
+        sweep.begin_with(left, f"store-{number}")
+        sweep.do(f"recovery {number}", life.store.open)
+        sweep.do(f"close {number}", life.store.close)
+    assert sweep.cuts > sweep.moments > 300
+
+
+# The sweep itself: what a broken flush or a store that shows too much loses is found.
+
+
+def test_a_flush_that_does_nothing_is_found(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def claim(log: CommitLog) -> int:
+        log.flushed_offset = log.write_offset
+        return log.flushed_offset
+
+    monkeypatch.setattr(CommitLog, "flush", claim)
+    with pytest.raises(AssertionError, match="acknowledged messages of orders 0 are lost"):
+        work(Sweep(memory_path))
+
+
+def test_messages_that_are_shown_before_they_are_on_disk_are_found(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MessageStore, "dispatchable_offset", property(lambda store: store.write_offset))
+    with pytest.raises(AssertionError, match="was shown up to"):
+        work(Sweep(memory_path))
