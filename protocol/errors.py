@@ -312,6 +312,19 @@ class PreparedIncomplete(BrokerError):
     code, name, retriable = 1420, "PREPARED_INCOMPLETE", False
 
 
+class MessageDamaged(BrokerError):
+    """The next message of the queue is damaged in the log, and nobody has looked at that part of it yet: a start, or
+    `flintmq-broker repair`, keeps its bytes aside and goes on behind it. `queue_offset` says which message it is;
+    whoever can do without it pulls from the offset behind."""
+
+    code, name, retriable = 1421, "MESSAGE_DAMAGED", False
+
+    @property
+    def queue_offset(self) -> int:
+        """The message that is damaged."""
+        return _integer_or_zero(self.details.get("queue_offset"))
+
+
 # Results that are no errors.
 SUCCESS = 0
 PULL_NOT_FOUND = 19
@@ -360,6 +373,7 @@ ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
         CommitIllegal,
         SubscriptionIllegal,
         PreparedIncomplete,
+        MessageDamaged,
     )
 }
 

@@ -7,6 +7,7 @@ from .config_files import TopicConfig
 from .errors import (
     CorruptFile,
     CorruptLog,
+    DamagedRecord,
     SettingMismatch,
     StoreError,
     StoreFailed,
@@ -27,6 +28,7 @@ __all__ = [
     "Appended",
     "CorruptFile",
     "CorruptLog",
+    "DamagedRecord",
     "Found",
     "MessageStore",
     "Places",

@@ -22,13 +22,15 @@ class CorruptLog(StoreError):
 
 
 class DamagedRecord(CorruptLog):
-    """A record is there whose parts check, but that cannot be what was written. ``physical_offset``: where it begins;
-    ``reason``: what is wrong with it, in a few words."""
+    """A record is there that cannot be what was written. ``physical_offset``: where it begins; ``reason``: what is
+    wrong with it, in a few words; ``queue_offset``: which message of its queue it should be, -1 where nobody asked for
+    one."""
 
-    def __init__(self, message: str, physical_offset: int, reason: str) -> None:
+    def __init__(self, message: str, physical_offset: int, reason: str, queue_offset: int = -1) -> None:
         super().__init__(message)
         self.physical_offset = physical_offset
         self.reason = reason
+        self.queue_offset = queue_offset
 
 
 class CorruptFile(StoreError):

@@ -147,5 +147,5 @@ class Pulls:
             f"message {queue_offset:,} of queue {queue.queue_id} of {queue.topic!r} is damaged: no sound record is "
             f"at physical offset {physical_offset:,}, where the queue points. Stop the broker and run `flintmq-broker "
             f"repair --apply` on its store, which keeps the bytes aside; or go on from offset {queue_offset + 1:,}",
-            physical_offset, "no sound record where a queue points",
+            physical_offset, "no sound record where a queue points", queue_offset,
         )  # fmt: skip

@@ -114,12 +114,13 @@ class Records:
 class Batch:
     """The messages of one pull.
 
-    ``next_offset``: where the next pull goes on; ``min_offset``, ``max_offset``: what the queue held at the time.
+    ``next_offset``: where the next pull goes on; ``min_offset``, ``max_offset``: what the queue held at the time;
+    ``lost``: messages in front of ``next_offset`` that damage of the broker's log took.
     ``messages`` are decoded lazily; ``bodies()`` is the fast way to all bodies.
     """
 
     __slots__ = (
-        "_messages", "_records", "_tags", "go_on", "max_offset", "min_offset", "next_offset", "queue", "topic",
+        "_messages", "_records", "_tags", "go_on", "lost", "max_offset", "min_offset", "next_offset", "queue", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -132,6 +133,7 @@ class Batch:
         next_offset: int,
         min_offset: int,
         max_offset: int,
+        lost: int = 0,
         go_on: bool = False,
         tags: TagFilter = EVERYTHING,
     ) -> None:
@@ -140,6 +142,7 @@ class Batch:
         self.next_offset = next_offset
         self.min_offset = min_offset
         self.max_offset = max_offset
+        self.lost = lost
         self.go_on = go_on
         self._records = Records(body, count)
         self._tags = tags

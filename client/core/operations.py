@@ -99,6 +99,7 @@ def pull(
             next_offset=head.next_offset,
             min_offset=head.min_offset,
             max_offset=head.max_offset,
+            lost=head.lost,
             go_on=answer.code == PULL_RETRY_IMMEDIATELY,
             tags=tags,
         )

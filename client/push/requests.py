@@ -78,7 +78,7 @@ def _batch(claim: Claim, tags: TagFilter, answer: Answer) -> Batch:
     return Batch(
         claim.topic, claim.queue, answer.body, head.count,
         next_offset=head.next_offset, min_offset=head.min_offset, max_offset=head.max_offset,
-        go_on=answer.code == PULL_RETRY_IMMEDIATELY, tags=tags,
+        lost=head.lost, go_on=answer.code == PULL_RETRY_IMMEDIATELY, tags=tags,
     )  # fmt: skip
 
 

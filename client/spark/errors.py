@@ -15,7 +15,8 @@ class IncompatibleSchema(InvalidArgument):
 
 
 class DataLoss(FlintError):
-    """Messages that a query should read are not in the log any more: retention took them, or a topic was deleted.
+    """Messages that a query should read are not in the log any more: retention took them, a topic was deleted, or the
+    log is damaged.
 
     The message names the range. ``option("failOnDataLoss", "false")`` goes on behind it.
     """

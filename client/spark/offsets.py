@@ -222,6 +222,16 @@ def data_loss(queue: Queue, start: int, end: int, why: str) -> DataLoss:
     )
 
 
+def damage_loss(queue: Queue, queue_offset: int, count: int, why: str) -> DataLoss:
+    """The error for ``count`` messages from ``queue_offset`` on that damage of the broker's log took."""
+    what = (
+        f"message {queue_offset} of {queue} is"
+        if count == 1
+        else f"{count} messages of {queue} from {queue_offset} on are"
+    )
+    return DataLoss(f'{what} lost to damage ({why}). option("failOnDataLoss", "false") goes on behind')
+
+
 def _checked_end(queue: Queue, offset: int, row: QueueStats, start: int) -> int:
     if offset == LATEST_MARK:
         return row.max_offset

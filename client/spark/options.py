@@ -217,7 +217,11 @@ READ_OPTIONS = (
     Option("endingTimestamp", moment, "batch: up to the first message stored then or later"),
     Option("maxOffsetsPerTrigger", positive, "streaming: most messages in a micro-batch"),
     Option("minPartitions", positive, "at least so many Spark partitions; without it one for each queue"),
-    Option("failOnDataLoss", boolean, "`true` (default): fail where messages are gone; `false`: go on behind them"),
+    Option(
+        "failOnDataLoss",
+        boolean,
+        "`true` (default): fail where messages are gone or damaged; `false`: go on behind them",
+    ),
     Option("includeProperties", boolean, "`true`: a column `properties`"),
     Option("includeHeaders", boolean, "`true`: a column `headers`"),
     Option("tags", parse_tags, "only messages with this tag; `a || b`: one of these"),

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...protocol import commands
-from ...protocol.errors import OffsetOutOfRange, RemoteProtocolError, TopicNotExist
+from ...protocol.errors import MessageDamaged, OffsetOutOfRange, RemoteProtocolError, TopicNotExist
 from ...protocol.fields import I64_MAX, decode_fields
 from ..core import operations
 from ..core.batch import Batch
@@ -23,7 +23,7 @@ from ..core.session import Answer
 from ..core.tags import TagFilter
 from .brokers import Asker, BrokerAddress, call
 from .decoding import Decoder
-from .offsets import Queue, data_loss
+from .offsets import Queue, damage_loss, data_loss
 from .options import ReadOptions
 from .records import RecordBlock
 from .scan import Ints, Part
@@ -48,11 +48,15 @@ class Pulled:
     next_offset: int
     min_offset: int
     max_offset: int
+    lost: int
+    lost_from: int
 
 
 def _pulled(answer: Answer) -> Pulled:
     head = decode_fields(commands.RecordsAnswer, answer.fields)
-    return Pulled(answer.body, *_records(answer.body, head.count), head.next_offset, head.min_offset, head.max_offset)
+    starts, sizes = _records(answer.body, head.count)
+    offsets = head.next_offset, head.min_offset, head.max_offset
+    return Pulled(answer.body, starts, sizes, *offsets, head.lost, head.lost_from)
 
 
 def _records(body: bytes, count: int) -> tuple[Ints, Ints]:
@@ -78,14 +82,13 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """The messages ``[start, end)`` of a queue.
 
-    Raises ``DataLoss`` where some of them are gone, unless the options accept that, and ``CorruptMessage`` for one that
-    is damaged.
+    Raises ``DataLoss`` where some of them are gone or lost to damage, and ``CorruptMessage`` for one whose bytes are
+    damaged, unless the options accept that.
     """
     asker: Asker[Pulled] = Asker(broker, options.timeout)
     with closing(asker):
         for pulled in _pulls(asker, queue, start, end, options):
-            block = RecordBlock(pulled.body, pulled.starts, pulled.sizes, topic=queue.topic)
-            block = _with_tag(block, options.tag_filter)
+            block = _with_tag(_sound(pulled, queue, options), options.tag_filter)
             # A pull with tags looks through more messages than it returns, and so may go beyond the end.
             block = block.select(block.parts[Part.QUEUE_OFFSET] < end)
             if len(block):
@@ -107,6 +110,11 @@ def _pulls(asker: Asker[Pulled], queue: Queue, start: int, end: int, options: Re
         except TopicNotExist:
             offset = _behind_loss(queue, offset, end, end, end, options)
             continue
+        except MessageDamaged as error:
+            offset = _behind_damage(queue, error.queue_offset, 1, options, str(error)) + 1
+            continue
+        if pulled.lost and pulled.lost_from < end:
+            _behind_damage(queue, pulled.lost_from, pulled.lost, options, "its log was damaged there")
         if pulled.next_offset <= offset:  # the queue ends here, before what was planned
             offset = _behind_loss(queue, offset, end, pulled.min_offset, pulled.max_offset, options)
             continue
@@ -134,6 +142,26 @@ def _behind_loss(queue: Queue, offset: int, end: int, first: int, last: int, opt
         raise data_loss(queue, offset, next_offset, why)
     logger.warning("going on at %d: %s", next_offset, data_loss(queue, offset, next_offset, why))
     return next_offset
+
+
+def _behind_damage(queue: Queue, queue_offset: int, count: int, options: ReadOptions, why: str) -> int:
+    """``count`` messages from that one on are lost to damage of the broker's log: the offset, unless that is no
+    option."""
+    loss = damage_loss(queue, queue_offset, count, why)
+    if options.fail_on_data_loss:
+        raise loss
+    logger.warning("going on behind them: %s", loss)
+    return queue_offset
+
+
+def _sound(pulled: Pulled, queue: Queue, options: ReadOptions) -> RecordBlock:
+    """The records of an answer. Raises ``CorruptMessage`` for one that is damaged, unless the options accept that."""
+    if options.fail_on_data_loss:
+        return RecordBlock(pulled.body, pulled.starts, pulled.sizes, topic=queue.topic)
+    block, damage = RecordBlock.without_damaged(pulled.body, pulled.starts, pulled.sizes, topic=queue.topic)
+    if damage:
+        logger.warning("passing over %d damaged messages, the first: %s", len(damage), damage[0])
+    return block
 
 
 # ---- by key ----

@@ -34,6 +34,21 @@ class RecordBlock:
         if damaged != SOUND:
             raise self._damage(damaged)
 
+    @classmethod
+    def without_damaged(
+        cls, blob: Blob, starts: Ints, sizes: Ints, *, topic: str = ""
+    ) -> tuple[RecordBlock, list[CorruptMessage]]:
+        """The sound ones of these records, and what is wrong with each of the others."""
+        damage: list[CorruptMessage] = []
+        while True:
+            parts, damaged = scan_records(blob, starts, sizes, verify=True)
+            block = object.__new__(cls)
+            block.blob, block.starts, block.sizes, block.topic, block.parts = blob, starts, sizes, topic, parts
+            if damaged == SOUND:
+                return block, damage
+            damage.append(block._damage(damaged))
+            starts, sizes = np.delete(starts, damaged), np.delete(sizes, damaged)
+
     def __len__(self) -> int:
         return len(self.starts)
 

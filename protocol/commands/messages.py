@@ -76,6 +76,8 @@ class RecordsAnswer:
     next_offset: int = integer("offset to pull from next")
     min_offset: int = integer("the queue's first readable offset")
     max_offset: int = integer("the offset that the queue's next message will have")
+    lost: int = integer("messages between `offset` and `next_offset` that damage of the log took", default=0)
+    lost_from: int = integer("the offset of the first of them", default=0)
 
 
 @dataclass(slots=True)

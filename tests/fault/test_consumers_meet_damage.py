@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flintmq.broker.tools.repair import examine, repair
-from flintmq.client import BrokerFailure, CorruptMessage, StoredMessage
+from flintmq.client import CorruptMessage, MessageDamaged, StoredMessage
 from flintmq.client.cli.failures import EXIT_ERROR
 from tests.cli_tools import Cli
 from tests.client_drivers import Clients
@@ -60,7 +60,7 @@ def test_an_iteration_ends_with_an_error_that_names_message_and_remedy(
 ) -> None:
     with (
         clients.Consumer(damaged.address) as consumer,
-        pytest.raises(BrokerFailure, match=rf"message {DAMAGED} of queue 0.*repair --apply.*offset {DAMAGED + 1}"),
+        pytest.raises(MessageDamaged, match=rf"message {DAMAGED} of queue 0.*repair --apply.*offset {DAMAGED + 1}"),
     ):
         list(consumer.iter("orders", until="latest"))
 
@@ -117,7 +117,7 @@ def assert_shows_the_damage(each: Listening) -> None:
     assert health.alive
     assert list(health.refused) == [("orders", 0)]
     error = health.refused["orders", 0]
-    assert isinstance(error, BrokerFailure)
+    assert isinstance(error, MessageDamaged)
     assert f"message {DAMAGED} of queue 0" in str(error)
 
 
@@ -150,7 +150,7 @@ def test_a_body_with_a_wrong_checksum_fails_in_the_listener_and_is_given_up_in_t
 
 # The command line.
 
-RECORD_LINE = f"flintmq: SYSTEM_ERROR (1): message {DAMAGED} of queue 0 of 'orders' is damaged"
+RECORD_LINE = f"flintmq: MESSAGE_DAMAGED (1421): message {DAMAGED} of queue 0 of 'orders' is damaged"
 BODY_LINE = "flintmq: MESSAGE_CORRUPT: "
 
 

@@ -23,7 +23,7 @@ from flintmq.broker.tools.findings import Findings
 from flintmq.broker.tools.log_end import find_end
 from flintmq.broker.tools.offline import OfflineStore
 from flintmq.protocol.commands import GET_BROKER_RUNTIME_INFO, UPDATE_AND_CREATE_TOPIC
-from flintmq.protocol.errors import BrokerFailure
+from flintmq.protocol.errors import MessageDamaged
 from flintmq.protocol.layout import RECORD
 from flintmq.protocol.record import Record
 from tests.conftest import BrokerFactory, ConnectionFactory
@@ -488,8 +488,11 @@ def test_a_pull_gives_what_is_in_front_of_damage_and_then_names_it(
     connection = connect(again)
     answer = connection.pull("orders", 0, 0).raise_for_error()
     assert (answer.fields["count"], answer.fields["next_offset"]) == (7, 7)
-    with pytest.raises(BrokerFailure, match=r"message 7 of queue 0 of 'orders' is damaged.*repair --apply.*offset 8"):
+    with pytest.raises(
+        MessageDamaged, match=r"message 7 of queue 0 of 'orders' is damaged.*repair --apply.*offset 8"
+    ) as raised:
         connection.pull("orders", 0, 7).raise_for_error()
+    assert raised.value.queue_offset == 7
     assert connection.pull("orders", 0, 8).raise_for_error().fields["count"] == 12
     connection.close()
     assert again.stop() == 0
@@ -500,5 +503,8 @@ def test_a_pull_gives_what_is_in_front_of_damage_and_then_names_it(
     connection = connect(third)
     answer = connection.pull("orders", 0, 0).raise_for_error()
     assert (answer.fields["count"], answer.fields["next_offset"]) == (19, 20)
+    assert (answer.fields["lost"], answer.fields["lost_from"]) == (1, 7)
+    assert connection.pull("orders", 0, 0, tags="other").fields["lost"] == 1  # whatever it was to choose
+    assert "lost" not in connection.pull("orders", 0, 8).fields
     info = msgpack.unpackb(connection.call(GET_BROKER_RUNTIME_INFO, {}).body)
     assert (info["quarantined_holes"], info["lost_messages"]) == (1, 1)

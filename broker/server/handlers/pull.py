@@ -13,6 +13,7 @@ from ....protocol.errors import (
     SUCCESS,
     BrokerFailure,
     InvalidParameter,
+    MessageDamaged,
     NoPermission,
     OffsetOutOfRange,
     TopicNotExist,
@@ -24,7 +25,7 @@ from ....protocol.layout import RECORD_BYTES_MIN
 from ....protocol.permissions import CONSUME, GROUP, TOPIC, Need
 from ...filters import Filter, compile_filter
 from ...services.long_polling import HeldPull, Wake
-from ...store import CorruptLog, Pulled, WouldBlock
+from ...store import CorruptLog, DamagedRecord, Pulled, WouldBlock
 from .context import Broker, Peer
 
 HEAD_BYTES_MAX = 1024
@@ -103,6 +104,9 @@ def _read(
             else:
                 broker.loop.call_soon_threadsafe(broker.offset_moved, *moved)
         raise
+    except DamagedRecord as error:
+        log.error("%s", error)
+        raise MessageDamaged(str(error), queue_offset=error.queue_offset) from error
     except CorruptLog as error:
         log.error("%s", error)
         raise BrokerFailure(str(error)) from error
@@ -161,19 +165,22 @@ def send_pulled(peer: Peer, frame: Frame, request: PullRequest, pulled: Pulled) 
     traffic.frames += 1
     traffic.messages += pulled.count
     traffic.bytes += len(pulled.body)
-    head = encode_head(
-        RESPONSE,
-        pulled.code,
-        frame.request_id,
-        {
-            "count": pulled.count,
-            "next_offset": pulled.next_offset,
-            "min_offset": pulled.min_offset,
-            "max_offset": pulled.max_offset,
-        },
-        len(pulled.body),
-    )
+    fields = {
+        "count": pulled.count,
+        "next_offset": pulled.next_offset,
+        "min_offset": pulled.min_offset,
+        "max_offset": pulled.max_offset,
+    }
+    if peer.broker.store.quarantine:
+        fields |= _what_is_lost(peer.broker, request, pulled.next_offset)
+    head = encode_head(RESPONSE, pulled.code, frame.request_id, fields, len(pulled.body))
     peer.send_answer(frame, head, pulled.body)
+
+
+def _what_is_lost(broker: Broker, request: PullRequest, next_offset: int) -> dict[str, int]:
+    """The fields that say which of the messages that a pull came past are lost to damage; none where none are."""
+    lost = broker.store.quarantine.lost_between(request.topic, request.queue, request.offset, next_offset)
+    return {"lost": sum(end - first for first, end in lost), "lost_from": lost[0][0]} if lost else {}
 
 
 class _Pull:
