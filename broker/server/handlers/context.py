@@ -363,8 +363,9 @@ class Peer(Remote, Protocol):
     ) -> None:  # fmt: skip
         """Call ``read(True)``; where that would block, ``read(False)`` in a reader thread. ``done`` gets the result.
 
-        What follows on the connection is handled meanwhile. Errors of either answer ``frame``. Who has part of an answer
-        names with ``rather`` what to do instead of waiting for memory, or for the other side to take what was sent.
+        What follows on the connection is handled meanwhile. Errors of either answer ``frame``. Who has part of an
+        answer names with ``rather`` what to do instead of waiting for memory, or for the other side to take what was
+        sent.
         """
 
     def step(self, frame: Frame, call: Callable[[], None], rather: Callable[[], None] | None = None) -> None:
