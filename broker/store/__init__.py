@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .commitlog import POPULATE_AHEAD_BYTES, Appended, ProduceBatch, check_count, common_properties
 from .config_files import TopicConfig
 from .errors import (
     CorruptFile,
@@ -14,9 +13,11 @@ from .errors import (
     StoreLocked,
     WouldBlock,
 )
+from .log_ahead import POPULATE_AHEAD_BYTES
 from .message_store import MessageStore
 from .open_files import descriptors_max, store_descriptors
 from .prepared_state import PreparedSnapshot
+from .produce_batch import Appended, ProduceBatch, check_count, common_properties
 from .producer_runs import Places, StoredRun
 from .pulls import Pulled
 from .queries import Found

@@ -18,7 +18,7 @@ from pathlib import Path
 from ...protocol.errors import ServiceNotAvailable
 from ...protocol.record import Record
 from .checkpoint import StoreCheckpoint
-from .commitlog import Appended, CommitLog, ProduceBatch
+from .commitlog import CommitLog
 from .config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
 from .dispatcher import Dispatcher
 from .errors import StoreFailed
@@ -28,6 +28,7 @@ from .group_table import SubscriptionGroupTable
 from .index_file import IndexService
 from .log_reads import LogReads
 from .prepared_state import PreparedState
+from .produce_batch import Appended, ProduceBatch
 from .producer_runs import ProducerRuns
 from .pulls import Pulled, Pulls
 from .quarantine import Quarantine

@@ -133,14 +133,14 @@ class RecordRewriter:
         store_ms = max(time.time_ns() // 1_000_000, log.last_store_ms)
         largest = int(waiting.chosen[C_SIZE::CHOSEN_ROW].max(initial=0)) + _LONGER_AT_MOST
         bound = waiting.record_bytes + waiting.count * _LONGER_AT_MOST + BLANK_BYTES_MIN
-        file = log.room(bound, largest)
+        file = log.ahead.make(log.write_offset, bound, largest)
         position = log.write_offset - file.start_offset
         numbers = np.array(
             [position, file.size, file.start_offset, store_ms, len(log.store_host), committed, log.checksum_bytes],
             np.int64,
         )
         if position + bound > file.size:
-            log.place_next(self._count_rolls(waiting, texts, numbers, bound), bound)
+            log.ahead.place_next(self._count_rolls(waiting, texts, numbers, bound), bound)
         done = 0
         while True:
             done, position = kernel.deliver(

@@ -353,7 +353,7 @@ def test_what_is_written_after_rocketmq_refused_the_store_is_there_after_a_stop(
         flint.commitlog.prepare_ahead()
         messages.extend(map(asdict, written))
 
-    while not flint.commitlog.prepared:
+    while not flint.commitlog.ahead.prepared:
         write()
     flint.sync_derived()
     with pytest.raises(RocketMQRefused, match="MQ already started"):

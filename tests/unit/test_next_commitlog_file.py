@@ -13,7 +13,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from flintmq.broker.store import MessageStore, ProduceBatch, StoreSettings, TopicConfig, commitlog
+from flintmq.broker.store import MessageStore, ProduceBatch, StoreSettings, TopicConfig, log_ahead
+from flintmq.broker.store.commitlog import count_rolls
 from flintmq.broker.store.files import Files
 from flintmq.broker.store.mapped_file import MappedFile
 from flintmq.protocol.errors import MessageIllegal
@@ -85,7 +86,7 @@ def fill_first_file(store: MessageStore) -> None:
         append(store)
         store.commitlog.prepare_ahead()
     store.flush()
-    assert store.commitlog.prepared
+    assert store.commitlog.ahead.prepared
     assert store.write_offset < FILE_BYTES
 
 
@@ -167,7 +168,7 @@ def test_the_files_that_are_gone_on_in_are_counted_as_they_are_filled() -> None:
             if position + size + BLANK_BYTES_MIN > 1000:
                 rolls, position = rolls + 1, 0
             position += size
-        assert commitlog.count_rolls(np.array(sizes, np.int64), room, 1000) == rolls
+        assert count_rolls(np.array(sizes, np.int64), room, 1000) == rolls
 
 
 def resident(file: MappedFile) -> int:
@@ -181,17 +182,17 @@ def resident(file: MappedFile) -> int:
 def test_pages_are_got_ready_as_far_ahead_as_was_written_and_in_the_next_file_too(
     store: MessageStore, files: WatchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commitlog, "POPULATE_STEP_BYTES", 64 * 1024)
+    monkeypatch.setattr(log_ahead, "POPULATE_STEP_BYTES", 64 * 1024)
     log = store.commitlog
     assert not log.populate_ahead(), "nothing was written"
     for _ in range(8):
         append(store)
     store.commitlog.prepare_ahead()
-    assert resident(log.prepared[0]) == 0
+    assert resident(log.ahead.prepared[0]) == 0
     while log.populate_ahead():
         pass
     assert files.populated_bytes > 0
-    first, following = log.queue.files[-1], log.prepared[0]
+    first, following = log.queue.files[-1], log.ahead.prepared[0]
     assert first.populated == FILE_BYTES == resident(first)
     assert following.populated == following.allocated <= resident(following)
     assert not first.array()[log.write_offset :].any()
