@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from ...protocol.record import Record
 from .checkpoint import StoreCheckpoint
 from .commitlog import CommitLog
 from .config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
+from .derived_files import DerivedFiles
 from .dispatcher import Dispatcher
 from .errors import StoreFailed
 from .expiry import Expiry
@@ -40,7 +40,7 @@ from .recovery import Progress, Recovery, RecoveryReport
 from .rewriting import Place, RecordRewriter, Waiting
 from .settings import StoreSettings
 from .store_lock import StoreLock
-from .store_state import DeletedTopic, QueueEnds, Snapshot, StoreState
+from .store_state import DeletedTopic, StoreState
 
 OWN_FOLDER = "flintmq"
 LOG_SIZE, QUEUE_SIZE = "store.commitlog_file_bytes", "store.consumequeue_file_bytes"
@@ -108,9 +108,9 @@ class MessageStore:
         """Makes the error that whoever appends gets while the disk is too full; set by retention."""
         self._checkpoint = StoreCheckpoint(files, path / "checkpoint")
         self._lock = StoreLock(files, path)
-        self._pending_snapshot = Snapshot()
-        self._syncing = threading.Lock()
-        """Held by who puts queues and index on disk, or takes their oldest files away."""
+        self._derived = DerivedFiles(
+            self.commitlog, self.queues, self.index, self.dispatcher, self.state, self._checkpoint
+        )
         self._append_next: dict[str, dict[int, int]] = {}
         """The queue offset that the next message of a queue gets: RocketMQ's topicQueueTable."""
         self._topic_bytes: dict[str, bytes] = {}
@@ -200,7 +200,7 @@ class MessageStore:
 
     def _note_what_is_there(self) -> None:
         """Once all is dispatched and on disk: what the next start must find."""
-        self.state.take(self._take_snapshot())
+        self.state.take(self._derived.snapshot())
         if self.settings.record_checksum:
             self.state.checksummed.begin(self.write_offset)
         else:
@@ -385,74 +385,13 @@ class MessageStore:
 
     def sync_derived(self) -> None:
         """Put queues, index and the checkpoint on disk, so that a crash leaves less to dispatch again. Blocks."""
-        with self._syncing:
-            self._sync_derived()
-
-    def _sync_derived(self) -> int:
-        """Returns the physical offset below which all is on disk."""
-        taken = self._take_snapshot()
-        store_ms = self.dispatcher.last_store_ms
-        dispatched = min(self.reput_offset, self.flushed_offset)
-        self.queues.sync()
-        self.index.sync()
-        # A snapshot holds once all that it speaks of is on disk: at once where nothing is on its way, else next time.
-        for snapshot in (taken, self._pending_snapshot):
-            if 0 < snapshot.physical_offset <= dispatched:
-                self.state.take(snapshot)
-                if not self._fits(self.state.persist):
-                    log.warning("no room for %s: it is written when there is", self.state.path)
-                break
-        else:
-            self._pending_snapshot = taken
-        self._checkpoint.dispatched(dispatched, store_ms, self.index.full_end_ms)
-        self.commitlog.release_below(dispatched)
-        return dispatched
+        self._derived.sync()
 
     def expire(self, count: int) -> int:
-        """Take the oldest ``count`` CommitLog files away, and the queue and index files that point at nothing else.
-
-        Beside everything that goes on; for one thread at a time. Returns how many bytes of the log went: none where the
-        files behind are not dispatched and on disk yet. Blocks.
-        """
-        files = self.commitlog.queue.files
-        assert 0 < count < len(files), "the last file never goes"
-        log_start = files[count - 1].end_offset
-        with self._syncing:
-            # Where a queue's offsets go on stands in its units, and only there until the snapshot has it.
-            if self._sync_derived() < log_start:
-                return 0
-            index_count = self.index.expired(log_start)
-            index_names = [file.path.name for file in self.index.files[index_count:]]
-            if not self._fits(lambda: self.state.log_begins_at(log_start, index_names)):
-                log.error("no room for %s, so nothing can be removed: free some kilobytes", self.state.path)
-                return 0
-            self._pending_snapshot = Snapshot()
-            self.commitlog.queue.remove_first(count)
-            self.index.remove_first(index_count)
-            for queue in self.queues:
-                queue.expire(log_start)
-        self.expiry.forget_below(log_start)
-        return log_start - files[0].start_offset
-
-    @staticmethod
-    def _fits(write: Callable[[], None]) -> bool:
-        """Whether a small file could be written; False where the disk is full, which the broker lives through."""
-        try:
-            write()
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            return False
-        return True
-
-    def _take_snapshot(self) -> Snapshot:
-        """Queue ends as they are now; all of their records lie below the write offset that is read behind them."""
-        names = [file.path.name for file in list(self.index.files)]
-        ends: QueueEnds = {}
-        for queue in self.queues:
-            if queue.max_offset:
-                ends.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
-        return Snapshot(self.write_offset, ends, names, self.commitlog.start_offset)
+        """Take the oldest ``count`` CommitLog files away; see ``DerivedFiles.expire``. For one thread at a time."""
+        gone_bytes = self._derived.expire(count)
+        self.expiry.forget_below(self.commitlog.start_offset)
+        return gone_bytes
 
     def delete_topic(self, name: str) -> None:
         """Forget a topic; its queues' ends are kept, so that a new topic of the name goes on behind them. Blocks.
