@@ -19,6 +19,7 @@ from ..kernels import dispatch as kernel
 from .checksummed import ChecksummedRanges
 from .commitlog import CommitLog
 from .containment import Hole
+from .files import zero
 from .mapped_file import MappedFile
 from .quarantine import Quarantine, QuarantinedRange
 from .queue_table import ConsumeQueueTable
@@ -205,8 +206,11 @@ class Container:
     def _fill(self, each: QuarantinedRange) -> None:
         file = self._file(each)
         assert file is not None
-        for at, blob in _pieces(each):
+        reached = each.physical_offset
+        for at, blob in _records_of(each):
             file.files.write(file.fd, blob, at - file.start_offset)
+            reached = at + len(blob)
+        zero(file.files, file.fd, reached - file.start_offset, each.end_offset - file.start_offset)
         file.files.sync_data(file.fd)
 
     def _say(self, each: QuarantinedRange) -> None:
@@ -251,7 +255,18 @@ def _plan(each: QuarantinedRange) -> Iterator[Tombstone]:
 
 
 def _pieces(each: QuarantinedRange) -> Iterator[tuple[int, bytes]]:
-    """(physical offset, bytes) of all that fills a range, in pieces of whole records."""
+    """(physical offset, bytes) of all that fills a range, in pieces."""
+    reached = each.physical_offset
+    for at, blob in _records_of(each):
+        yield at, blob
+        reached = at + len(blob)
+    for at in range(reached, each.end_offset, WRITE_BYTES):
+        yield at, bytes(min(WRITE_BYTES, each.end_offset - at))
+
+
+def _records_of(each: QuarantinedRange) -> Iterator[tuple[int, bytes]]:
+    """(physical offset, bytes) of the records that fill a range, the blank one at the file's end too, in pieces of
+    whole ones; behind them are zeros."""
     at, blob = each.physical_offset, bytearray()
     for tombstone in _plan(each):
         blob += tombstone.encode(each.store_ms, checksum=each.checksum)
@@ -260,13 +275,7 @@ def _pieces(each: QuarantinedRange) -> Iterator[tuple[int, bytes]]:
             at, blob = at + len(blob), bytearray()
     if each.ends_file:
         blob += blank(each.end_offset - at - len(blob))
-        yield at, bytes(blob)
-        at += len(blob)
-        while at < each.end_offset:
-            size = min(WRITE_BYTES, each.end_offset - at)
-            yield at, bytes(size)
-            at += size
-    elif blob:
+    if blob:
         yield at, bytes(blob)
 
 

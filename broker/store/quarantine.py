@@ -242,7 +242,9 @@ class Quarantine:
             for at, size in _chunks(hole.bytes):
                 chunk = bytearray(size)
                 read(hole.physical_offset + at, memoryview(chunk))
-                self._files.write(fd, bytes(chunk), at)
+                if np.frombuffer(chunk, np.uint8).any():  # of a lost file nothing is there: that need not take room
+                    self._files.write(fd, bytes(chunk), at)
+            self._files.resize(fd, hole.bytes)
             self._files.sync_data(fd)
         finally:
             self._files.close(fd)

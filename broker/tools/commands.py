@@ -139,18 +139,27 @@ def rebuild(store: Path, index_slots: int | None) -> int:
 @_STORE
 @click.option("--apply", is_flag=True, help="Do it. Without, what would be done is said, and nothing is changed.")
 @click.option("--show", type=click.IntRange(0), default=10, metavar="N", help="Findings shown of each kind.  [10]")
+@click.option(
+    "--accept-missing", "names", multiple=True, metavar="FILE",
+    help="Give up what was in this file of the log (its name, 20 digits), which is gone for good.",
+)  # fmt: skip
 @_INDEX_SLOTS
 @_tool
-def repair(store: Path, apply: bool, show: int, index_slots: int | None) -> int:
+def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_slots: int | None) -> int:
     """Repair a stopped STORE: contain what is damaged in its log, make queues and index anew where they are wrong.
 
     Messages that were damaged are lost; their bytes are kept in flintmq/quarantine. Where a backup has the file, put
     that back instead. Exit code 0: nothing is wrong, or not any more; 1: something is; 2: refused.
     """
-    from .repair import done_lines, examine, plan_lines
+    from .giving_up import give_up
+    from .repair import done_lines, examine, giving_up_lines, plan_lines
     from .repair import repair as run
 
+    for line in giving_up_lines(store, names, index_slots=index_slots):
+        click.echo(line)
     with progress_bar() as progress:
+        if apply and names:
+            give_up(store, names, index_slots=index_slots)
         found = examine(store, progress, index_slots=index_slots)
         repaired = run(store, found, progress, index_slots=index_slots) if apply and found.findings.total else None
     for note in found.findings.notes:

@@ -26,7 +26,9 @@ _REBUILD = "`flintmq-broker rebuild STORE` makes queues and index anew from the 
 KINDS: dict[str, Kind] = {
     # The log.
     "missing-file": Kind(
-        "CommitLog files are missing", "the messages in them are gone, and no broker starts on such a log", _RESTORE
+        "CommitLog files are missing",
+        "the messages in them are gone, and no broker starts on such a log",
+        f"{_RESTORE}. Without one, `flintmq-broker repair STORE --accept-missing FILE --apply` gives up what was in it",
     ),
     "file-size": Kind(
         "files of the wrong size",

@@ -7,15 +7,17 @@ wrong. Done again, it finds nothing to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from ..store.containing import lost_text
+from ..store.files import Files
 from ..store.message_store import MessageStore
 from ..store.quarantine import QuarantinedRange
 from .findings import KINDS, Findings
+from .giving_up import chosen_files, known_messages
 from .offline import OfflineStore
 from .output import Progress, escape
 from .report import finding_line
@@ -60,12 +62,14 @@ def needs_rebuild(found: Verified) -> bool:
     return any(ACTIONS[kind] == REBUILT for kind in found.findings.counts)
 
 
-def repair(path: Path, found: Verified, progress: Progress, *, index_slots: int | None = None) -> Repaired:
+def repair(
+    path: Path, found: Verified, progress: Progress, *, index_slots: int | None = None, files: Files | None = None
+) -> Repaired:
     """Repair the store at ``path``, of which ``examine`` found this. Raises ``FlintError`` where it is locked, or where
     a start is refused (a file of the log is missing or of another log); then nothing is changed."""
     with OfflineStore(path, Findings(), index_slots=index_slots) as opened:
         settings = opened.settings
-    store = MessageStore(path, settings)
+    store = MessageStore(path, settings, files=files)
     report = store.open(progress, rebuild=needs_rebuild(found), verify_all=True)
     store.consumer_offsets.clamp(store.queue_reads.end_offset)
     store.close()
@@ -84,6 +88,16 @@ def plan_lines(path: Path, found: Verified, shown: int) -> Iterator[str]:
             yield f"  … and {count - shown:,} more"
         by_hand = ACTIONS[kind] == BY_HAND
         yield f"  repair: {f'{BY_HAND}: {KINDS[kind].remedy}' if by_hand else ACTIONS[kind]}"
+
+
+def giving_up_lines(path: Path, names: Sequence[str], *, index_slots: int | None = None) -> Iterator[str]:
+    """What giving up these missing files would do. Raises ``ConfigurationError`` as ``chosen_files``."""
+    with OfflineStore(path, Findings(), index_slots=index_slots) as store:
+        for each in chosen_files(store, names):
+            yield (
+                f"{each.name}: given up: zeros take its place, which are contained; queues know of "
+                f"{known_messages(store, [each]):,} messages in it, which are lost"
+            )
 
 
 def done_lines(path: Path, repaired: Repaired, shown: int) -> Iterator[str]:

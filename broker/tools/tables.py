@@ -53,14 +53,20 @@ def check_log_is_whole(store: OfflineStore) -> None:
             "missing-file", folder / file_name(log_end),
             f"the log ends at {log_end:,}, but {mark.flushed_offset:,} bytes were flushed", physical_offset=log_end,
         )  # fmt: skip
-    begin = store.state.snapshot.log_start
-    begin = mark.flushed_offset if begin < 0 else min(begin, mark.flushed_offset)
+    begin = first_of_log(store)
     if store.log_files and store.log_start > begin:
         begin -= begin % size
         store.findings.add(
             "missing-file", folder / file_name(begin), f"the log now begins at {store.log_start:,}",
             physical_offset=begin,
         )  # fmt: skip
+
+
+def first_of_log(store: OfflineStore) -> int:
+    """The first physical offset that the log must have, as FlintMQ's notes and its mark in the checkpoint say."""
+    mark, begin = store.checkpoint.mark, store.state.snapshot.log_start
+    assert mark is not None
+    return mark.flushed_offset if begin < 0 else min(begin, mark.flushed_offset)
 
 
 def check_checkpoint(store: OfflineStore, end: LogEnd) -> None:
