@@ -21,7 +21,7 @@ from .produce_batch import Appended, ProduceBatch, check_count, common_propertie
 from .producer_runs import Places, StoredRun
 from .pulls import Pulled
 from .queries import Found
-from .recovery import RecoveryReport
+from .recovery_report import RecoveryReport
 from .settings import StoreSettings
 
 __all__ = [

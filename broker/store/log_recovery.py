@@ -26,6 +26,7 @@ from ..kernels import dispatch as kernel
 from .checkpoint import Mark, StoreCheckpoint
 from .checksummed import ChecksummedRanges
 from .commitlog import CommitLog
+from .consume_queue import ConsumeQueue
 from .containment import Hole, HoleFinder, UnitEvidence
 from .errors import CorruptLog
 from .files import zero
@@ -316,6 +317,12 @@ class LogRecovery:
         fields = RECORD_STRUCT.unpack_from(blob)
         found = (fields[0], bytes(blob[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]]), fields[3], fields[5])
         return found == (size, topic, queue_id, queue_offset)
+
+    def has_record_of(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
+        """Whether the record that a unit of the queue (queue offset, physical offset, size) speaks of is there, and
+        sound."""
+        queue_offset, physical_offset, size = unit
+        return self.record_is_sound(physical_offset, size, queue.topic.encode(), queue.queue_id, queue_offset)
 
     def record_there(self, physical_offset: int, size: int) -> tuple[bytes, int, int] | None:
         """(topic, queue, queue offset) that a sound record of this size says it has; None where there is none."""

@@ -27,6 +27,7 @@ from .files import Files, make_durable_folder, remove_content
 from .group_table import SubscriptionGroupTable
 from .index_file import IndexService
 from .log_reads import LogReads
+from .log_recovery import Progress
 from .prepared_state import PreparedState
 from .produce_batch import Appended, ProduceBatch
 from .producer_runs import ProducerRuns
@@ -36,7 +37,8 @@ from .queries import Found, Queries
 from .queue_reads import QueueReads
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .record_filter import RecordFilter
-from .recovery import Progress, Recovery, RecoveryReport
+from .recovery import Recovery
+from .recovery_report import RecoveryReport
 from .rewriting import Place, RecordRewriter, Waiting
 from .settings import StoreSettings
 from .store_lock import StoreLock

@@ -19,10 +19,9 @@ so: killed at any point, recovery starts over and comes to the same result.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 
-from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES
+from ...protocol.layout import UNIT_BYTES
 from ...protocol.names import is_system_topic
 from .checkpoint import StoreCheckpoint
 from .commitlog import CommitLog
@@ -33,53 +32,19 @@ from .containment import Hole, UnitEvidence
 from .derived_check import DerivedCheck
 from .dispatcher import Dispatcher
 from .errors import CorruptLog, DamagedRecord
-from .index_check import index_problem
+from .examination import Examination, sound_queues
 from .index_file import IndexService
 from .log_recovery import LogRecovery, Progress
 from .lost_messages import LostMessages
-from .quarantine import Quarantine, QuarantinedRange
+from .quarantine import Quarantine
 from .queue_check import count_units, find_start, first_unit, last_record_unit, order_problem, units_behind
 from .queue_table import ConsumeQueueTable
+from .recovery_report import RecoveryReport, damage_line
 from .store_state import DeletedTopic, StoreState
 
 DISPATCH_CHUNK_BYTES = 4 * 1024 * 1024
-LIARS_LOOKED_FOR_MAX = 1000
-QUEUE_CHECK_BYTES_MAX = 64 * 1024 * 1024
-"""All units are checked where the queues are this small in all; otherwise those of each queue's last file."""
-
-_REBUILT = "it is made anew"
 
 log = logging.getLogger(__name__)
-
-__all__ = ["Progress", "Recovery", "RecoveryReport"]
-
-
-@dataclass(slots=True)
-class RecoveryReport:
-    """What a start found: whether the stop before was orderly, records checked and dispatched, bytes cut, and why
-    queues or index files were rebuilt. ``seconds``: what it took."""
-
-    clean: bool
-    seconds: float = 0.0
-    messages_checked: int = 0
-    messages_recovered: int = 0
-    truncated_bytes: int = 0
-    quarantined: list[QuarantinedRange] = field(default_factory=list)
-    """Holes of the log that this start contained."""
-    damage: str = ""
-    """All that are known, in a line for whoever starts a broker; empty where there are none."""
-    rebuilt: list[str] = field(default_factory=list)
-
-
-def damage_line(kept: Quarantine, new: int) -> str:
-    """What of the log is damaged; empty where nothing is. ``new``: holes that this start found."""
-    if not kept:
-        return ""
-    holes = len(kept.ranges)
-    return (
-        f"{holes:,} hole{'s' * (holes != 1)} of the log{f', {new:,} found now' if new else ''}: {kept.bytes:,} "
-        f"bytes, {kept.lost_messages:,} messages known to be lost. {kept.path} says which, beside what was there"
-    )
 
 
 class IncompleteQueue(Exception):
@@ -114,15 +79,11 @@ class Recovery:
         self._progress = progress
         self._before_changes = before_changes
         self._queue_problems = queue_problems
-        self._index_problem = index_problem
-        self._rebuild = rebuild
         self._check = DerivedCheck(commitlog, queues, index, dispatcher)
         self._quarantine = quarantine
         self._container = Container(commitlog, quarantine, state.checksummed)
         self._container.look()
-        self._changed_from = min((each.physical_offset for each in self._container.restored), default=1 << 62)
-        """From here on the log may be another than queues and index know."""
-        self._evidence = UnitEvidence(self._sound_queues)
+        self._evidence = UnitEvidence(lambda: sound_queues(queues, queue_problems))
         self._log = LogRecovery(
             commitlog, checkpoint, progress,
             clean=clean, log_start=state.snapshot.log_start, proves_hole=self._units_prove_records_behind,
@@ -130,6 +91,11 @@ class Recovery:
             evidence=self._evidence, verify_all=verify_all,
             passed_over=[(each.physical_offset, each.end_offset) for each in self._container.pending],
         )  # fmt: skip
+        self._examination = Examination(
+            commitlog, queues, index, state, self._log, self._check, progress, self._is_unknown, self._note,
+            queue_problems=queue_problems, index_problem=index_problem, rebuild=rebuild,
+        )  # fmt: skip
+        self._changed(each.physical_offset for each in self._container.restored)
         self._refilled: set[int] = set()
         """Rows of the queues that were filled again from the log's beginning."""
         self.report = RecoveryReport(clean)
@@ -162,8 +128,9 @@ class Recovery:
         """Make queues and index agree with the log. Raises ``DamagedRecord`` where a record of it cannot be right."""
         begin = self._commitlog.start_offset
         dispatched = min(max(self._first_undispatched(end), begin), end)
-        counts, index_keep = self._examine(dispatched, end)
-        needed = self._index_from(index_keep, dispatched) if self._index_problem else dispatched
+        examination = self._examination
+        counts, index_keep = examination.examine(dispatched, end)
+        needed = examination.index_from(index_keep, dispatched) if examination.index_problem else dispatched
         needed = begin if self._queue_problems else max(needed, begin)
         self._mark(end, needed)
         self._repair(counts, index_keep)
@@ -182,7 +149,11 @@ class Recovery:
         )
         self._container.patch_units(self._queues, contained)
         self.report.quarantined += contained
-        self._changed_from = min([self._changed_from, *(each.physical_offset for each in contained)])
+        self._changed(each.physical_offset for each in contained)
+
+    def _changed(self, physical_offsets: Iterable[int]) -> None:
+        """The log is another there than queues and index know."""
+        self._examination.changed_from = min([self._examination.changed_from, *physical_offsets])
 
     def _first_trusted(self) -> int:
         """Below which physical offset every record has its unit."""
@@ -212,6 +183,10 @@ class Recovery:
             index_ms=self._index.full_end_ms if whole else 0,
         )
 
+    def _note(self, reason: str) -> None:
+        self.report.rebuilt.append(reason)
+        log.warning("to be filled again from the log: %s", reason)
+
     # A store without FlintMQ's mark: what the queues prove.
 
     def _check_log_is_there(self) -> None:
@@ -219,7 +194,7 @@ class Recovery:
         if self._log.mark is not None:
             return
         files = self._commitlog.queue
-        for queue in self._sound_queues():
+        for queue in sound_queues(self._queues, self._queue_problems):
             begin, end = first_unit(queue), count_units(queue, 1 << 62)
             last = last_record_unit(queue, end)
             if last is None or last[1] < files.end_offset:
@@ -234,13 +209,10 @@ class Recovery:
     def _units_prove_records_behind(self, physical_offset: int) -> bool:
         """Whether a ConsumeQueue unit points at a sound record behind ``physical_offset``."""
         return any(
-            self._record_is_there(queue, unit)
-            for queue in self._sound_queues()
+            self._log.has_record_of(queue, unit)
+            for queue in sound_queues(self._queues, self._queue_problems)
             for unit in units_behind(queue, physical_offset)
         )
-
-    def _sound_queues(self) -> list[ConsumeQueue]:
-        return [queue for queue in self._queues if queue.row not in self._queue_problems]
 
     def _is_unknown(self, topic: str) -> bool:
         """Whether RocketMQ deleted the topic: it takes it out of the table and removes its queues, and tells nobody."""
@@ -266,155 +238,11 @@ class Recovery:
             return self._log.file_before(self._checkpoint.logics_msg_timestamp)
         # RocketMQ dispatches in order: after an orderly stop all is there up to the newest unit.
         newest = self._commitlog.start_offset
-        for queue in self._sound_queues():
+        for queue in sound_queues(self._queues, self._queue_problems):
             last = last_record_unit(queue, count_units(queue, end))
-            if last is not None and self._record_is_there(queue, last):
+            if last is not None and self._log.has_record_of(queue, last):
                 newest = max(newest, last[1] + last[2])
         return newest
-
-    # What is right of queues and index, and from where on the log has to be dispatched again.
-
-    def _examine(self, dispatched: int, end: int) -> tuple[dict[int, int], int]:
-        """(units that stay, by row; how many index files stay). Problems are noted."""
-        counts = self._examine_queues(dispatched)
-        self._find_short_queues(dispatched, counts)
-        if self._rebuild:
-            return self._leave_all(counts)
-        wrong, keep = index_problem(self._index, end, self._expected_index_files())
-        self._index_problem = self._index_problem or wrong
-        if self._log.mark is None and self._index_begins_late(keep):
-            wrong, keep = "the index does not reach back to the first message with a key", 0
-            self._index_problem = self._index_problem or wrong
-        keep = self._drop_unfounded(self._drop_changed(keep))
-        # Also from the checkpoint's mark on: of the index files behind it, a newer one may have reached the disk alone.
-        begin = max(min(self._log.checked_from, self._changed_from, dispatched), self._commitlog.start_offset)
-        wrong, keep = self._check.compare(
-            begin, dispatched, self._queue_problems, keep, self._progress, self._look_for_liars
-        )
-        self._index_problem = self._index_problem or wrong
-        for row, problem in self._queue_problems.items():
-            queue = self._queues.rows[row]
-            self._note(f"consumequeue {queue.topic}/{queue.queue_id}: {problem}")
-        if self._index_problem:
-            self._note(self._index_problem)
-        return counts, keep
-
-    def _leave_all(self, counts: dict[int, int]) -> tuple[dict[int, int], int]:
-        """For a rebuild: no queue and no index file stays."""
-        for queue in self._queues:
-            last = last_record_unit(queue, counts.get(queue.row, 0))
-            if last is not None and last[1] < self._commitlog.start_offset:
-                # Its messages are gone: where its offsets go on stands nowhere else.
-                self._state.keep_offset(queue.topic, queue.queue_id, counts[queue.row])
-            self._queue_problems[queue.row] = _REBUILT
-        self._state.persist()
-        self._index_problem = _REBUILT
-        return counts, 0
-
-    def _note(self, reason: str) -> None:
-        self.report.rebuilt.append(reason)
-        log.warning("to be filled again from the log: %s", reason)
-
-    def _examine_queues(self, dispatched: int) -> dict[int, int]:
-        thorough = sum(queue.end_byte - queue.first_byte for queue in self._queues) <= QUEUE_CHECK_BYTES_MAX
-        counts = {}
-        for queue in self._sound_queues():
-            begin, count = first_unit(queue), count_units(queue, dispatched)
-            per_file = queue.file_bytes // UNIT_BYTES
-            if not thorough:
-                begin = max(begin, (count - 1) // per_file * per_file)
-            problem = order_problem(queue, begin, count) or self._last_unit_problem(queue, count)
-            if problem:
-                self._queue_problems[queue.row] = problem
-            counts[queue.row] = count
-        return counts
-
-    def _last_unit_problem(self, queue: ConsumeQueue, count: int) -> str:
-        last = last_record_unit(queue, count)
-        if last is None or last[1] < self._commitlog.start_offset or self._record_is_there(queue, last):
-            return ""
-        self._check_whether_it_lies(queue, last)
-        return f"unit {last[0]:,} points at no record of the queue"
-
-    def _look_for_liars(self, row: int, first: int, behind: int) -> None:
-        """No record of the checked log has these queue offsets: do their units say which should have?"""
-        queue = self._queues.rows[row]
-        for queue_offset in range(first, min(behind, queue.end_byte // UNIT_BYTES, first + LIARS_LOOKED_FOR_MAX)):
-            physical_offset, size, _ = queue.unit(queue_offset, hot=False)
-            if 0 < size != PRE_BLANK_SIZE:
-                self._check_whether_it_lies(queue, (queue_offset, physical_offset, size))
-
-    def _check_whether_it_lies(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> None:
-        """Raise ``DamagedRecord`` where a record lies exactly where the unit points, says that it is another message,
-        and that message's own unit knows nothing of it."""
-        queue_offset, physical_offset, size = unit
-        said = self._log.record_there(physical_offset, size)
-        if said is None or said == (queue.topic.encode(), queue.queue_id, queue_offset):
-            return
-        other = self._queues.get(said[0].decode("utf-8", "replace"), said[1])
-        if other is not None and said[2] >= 0 and other.unit(said[2], hot=False)[0] == physical_offset:
-            return
-        raise DamagedRecord(
-            f"the record at physical offset {physical_offset:,} is message {queue_offset:,} of queue {queue.queue_id} "
-            f"of {queue.topic}, but says it is another",
-            physical_offset, "a record that says it is another message",
-        )  # fmt: skip
-
-    def _record_is_there(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
-        queue_offset, physical_offset, size = unit
-        return self._log.record_is_sound(physical_offset, size, queue.topic.encode(), queue.queue_id, queue_offset)
-
-    def _find_short_queues(self, dispatched: int, counts: dict[int, int]) -> None:
-        """A queue that ends before where it is known to have ended has lost its folder or a file."""
-        snapshot = self._state.snapshot
-        for topic, row in snapshot.next_offsets.items():
-            gone = max(self._commitlog.start_offset, self._state.deleted_below(topic)) >= snapshot.physical_offset
-            if gone or dispatched < snapshot.physical_offset or self._is_unknown(topic):
-                continue
-            for queue_id, next_offset in row.items():
-                queue = self._queues.add(topic, queue_id)
-                held = counts.get(queue.row, 0)
-                if held < next_offset:
-                    self._queue_problems.setdefault(queue.row, f"it ends at {held:,}, not at {next_offset:,}")
-
-    def _expected_index_files(self) -> list[str]:
-        """The index files that were there. RocketMQ, if it wrote last, may have removed the oldest, which expire."""
-        names = self._state.snapshot.index_files
-        if self._log.mark is not None:
-            return names
-        oldest = self._index.files[0].path.name if self._index.files else ""
-        return [name for name in names if oldest and name > oldest]
-
-    def _index_begins_late(self, keep: int) -> bool:
-        first = self._check.first_key_offset()
-        if first is None:
-            return False
-        files = [file for file in self._index.files[:keep] if file.index_count > 1]
-        return not files or files[0].header.begin_physical_offset > first
-
-    def _drop_changed(self, keep: int) -> int:
-        """Leave out the files that may have keys of messages that are lost, or lack those of restored ones."""
-        first = self._changed_from
-        stay = next((k for k in range(keep) if self._index.files[k].end_physical_offset >= first), keep)
-        if stay < keep:
-            self._index_problem = self._index_problem or f"{self._index.files[stay].path}: messages in it are lost"
-        return stay
-
-    def _drop_unfounded(self, keep: int) -> int:
-        """Leave out files whose last message, where indexing would go on, is not in the log."""
-        files, start_offset = self._index.files, self._commitlog.start_offset
-        while keep and files[keep - 1].index_count > 1:
-            last = files[keep - 1].end_physical_offset
-            if last < start_offset or self._check.keys_of(last) is not None:
-                break
-            keep -= 1
-            self._index_problem = self._index_problem or f"{files[keep].path}: its last message is not in the log"
-        return keep
-
-    def _index_from(self, keep: int, dispatched: int) -> int:
-        """From where on the log has to be indexed again, when the first ``keep`` index files stay."""
-        ends = [file.end_physical_offset for file in self._index.files[:keep] if file.index_count > 1]
-        return min(ends[-1], dispatched) if ends else 0
 
     # Repair.
 

@@ -1,0 +1,191 @@
+"""What is right of queues and index at a start, and what has to be filled again from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES
+from .commitlog import CommitLog
+from .consume_queue import ConsumeQueue
+from .derived_check import DerivedCheck
+from .errors import DamagedRecord
+from .index_check import index_problem
+from .index_file import IndexService
+from .log_recovery import LogRecovery, Progress
+from .queue_check import count_units, first_unit, last_record_unit, order_problem
+from .queue_table import ConsumeQueueTable
+from .store_state import StoreState
+
+LIARS_LOOKED_FOR_MAX = 1000
+QUEUE_CHECK_BYTES_MAX = 64 * 1024 * 1024
+"""All units are checked where the queues are this small in all; otherwise those of each queue's last file."""
+
+_REBUILT = "it is made anew"
+
+
+def sound_queues(queues: ConsumeQueueTable, problems: dict[int, str]) -> list[ConsumeQueue]:
+    """The queues of which nothing is known to be wrong; ``problems``: what is, by row."""
+    return [queue for queue in queues if queue.row not in problems]
+
+
+class Examination:
+    """Holds queues and index against themselves, against what is known to have been there, and against the log.
+
+    ``queue_problems``: why queues cannot be used, by row, which grows; ``index_problem``: the same of the newest index
+    files; ``rebuild``: use none of them. ``is_unknown(topic)``: whether nobody knows the topic any more; ``note``:
+    called with each problem, in words.
+    """
+
+    def __init__(
+        self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, state: StoreState,
+        log: LogRecovery, check: DerivedCheck, progress: Progress, is_unknown: Callable[[str], bool],
+        note: Callable[[str], None], *, queue_problems: dict[int, str], index_problem: str, rebuild: bool,
+    ) -> None:  # fmt: skip
+        self._commitlog = commitlog
+        self._queues = queues
+        self._index = index
+        self._state = state
+        self._log = log
+        self._check = check
+        self._progress = progress
+        self._is_unknown = is_unknown
+        self._note = note
+        self.queue_problems = queue_problems
+        self.index_problem = index_problem
+        self._rebuild = rebuild
+        self.changed_from = 1 << 62
+        """From here on the log may be another than queues and index know."""
+
+    def examine(self, dispatched: int, end: int) -> tuple[dict[int, int], int]:
+        """(units that stay, by row; how many index files stay). Problems are noted."""
+        counts = self._examine_queues(dispatched)
+        self._find_short_queues(dispatched, counts)
+        if self._rebuild:
+            return self._leave_all(counts)
+        wrong, keep = index_problem(self._index, end, self._expected_index_files())
+        self.index_problem = self.index_problem or wrong
+        if self._log.mark is None and self._index_begins_late(keep):
+            wrong, keep = "the index does not reach back to the first message with a key", 0
+            self.index_problem = self.index_problem or wrong
+        keep = self._drop_unfounded(self._drop_changed(keep))
+        # Also from the checkpoint's mark on: of the index files behind it, a newer one may have reached the disk alone.
+        begin = max(min(self._log.checked_from, self.changed_from, dispatched), self._commitlog.start_offset)
+        wrong, keep = self._check.compare(
+            begin, dispatched, self.queue_problems, keep, self._progress, self._look_for_liars
+        )
+        self.index_problem = self.index_problem or wrong
+        for row, problem in self.queue_problems.items():
+            queue = self._queues.rows[row]
+            self._note(f"consumequeue {queue.topic}/{queue.queue_id}: {problem}")
+        if self.index_problem:
+            self._note(self.index_problem)
+        return counts, keep
+
+    def _leave_all(self, counts: dict[int, int]) -> tuple[dict[int, int], int]:
+        """For a rebuild: no queue and no index file stays."""
+        for queue in self._queues:
+            last = last_record_unit(queue, counts.get(queue.row, 0))
+            if last is not None and last[1] < self._commitlog.start_offset:
+                # Its messages are gone: where its offsets go on stands nowhere else.
+                self._state.keep_offset(queue.topic, queue.queue_id, counts[queue.row])
+            self.queue_problems[queue.row] = _REBUILT
+        self._state.persist()
+        self.index_problem = _REBUILT
+        return counts, 0
+
+    def _examine_queues(self, dispatched: int) -> dict[int, int]:
+        thorough = sum(queue.end_byte - queue.first_byte for queue in self._queues) <= QUEUE_CHECK_BYTES_MAX
+        counts = {}
+        for queue in sound_queues(self._queues, self.queue_problems):
+            begin, count = first_unit(queue), count_units(queue, dispatched)
+            per_file = queue.file_bytes // UNIT_BYTES
+            if not thorough:
+                begin = max(begin, (count - 1) // per_file * per_file)
+            problem = order_problem(queue, begin, count) or self._last_unit_problem(queue, count)
+            if problem:
+                self.queue_problems[queue.row] = problem
+            counts[queue.row] = count
+        return counts
+
+    def _last_unit_problem(self, queue: ConsumeQueue, count: int) -> str:
+        last = last_record_unit(queue, count)
+        if last is None or last[1] < self._commitlog.start_offset or self._log.has_record_of(queue, last):
+            return ""
+        self._check_whether_it_lies(queue, last)
+        return f"unit {last[0]:,} points at no record of the queue"
+
+    def _look_for_liars(self, row: int, first: int, behind: int) -> None:
+        """No record of the checked log has these queue offsets: do their units say which should have?"""
+        queue = self._queues.rows[row]
+        for queue_offset in range(first, min(behind, queue.end_byte // UNIT_BYTES, first + LIARS_LOOKED_FOR_MAX)):
+            physical_offset, size, _ = queue.unit(queue_offset, hot=False)
+            if 0 < size != PRE_BLANK_SIZE:
+                self._check_whether_it_lies(queue, (queue_offset, physical_offset, size))
+
+    def _check_whether_it_lies(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> None:
+        """Raise ``DamagedRecord`` where a record lies exactly where the unit points, says that it is another message,
+        and that message's own unit knows nothing of it."""
+        queue_offset, physical_offset, size = unit
+        said = self._log.record_there(physical_offset, size)
+        if said is None or said == (queue.topic.encode(), queue.queue_id, queue_offset):
+            return
+        other = self._queues.get(said[0].decode("utf-8", "replace"), said[1])
+        if other is not None and said[2] >= 0 and other.unit(said[2], hot=False)[0] == physical_offset:
+            return
+        raise DamagedRecord(
+            f"the record at physical offset {physical_offset:,} is message {queue_offset:,} of queue {queue.queue_id} "
+            f"of {queue.topic}, but says it is another",
+            physical_offset, "a record that says it is another message",
+        )  # fmt: skip
+
+    def _find_short_queues(self, dispatched: int, counts: dict[int, int]) -> None:
+        """A queue that ends before where it is known to have ended has lost its folder or a file."""
+        snapshot = self._state.snapshot
+        for topic, row in snapshot.next_offsets.items():
+            gone = max(self._commitlog.start_offset, self._state.deleted_below(topic)) >= snapshot.physical_offset
+            if gone or dispatched < snapshot.physical_offset or self._is_unknown(topic):
+                continue
+            for queue_id, next_offset in row.items():
+                queue = self._queues.add(topic, queue_id)
+                held = counts.get(queue.row, 0)
+                if held < next_offset:
+                    self.queue_problems.setdefault(queue.row, f"it ends at {held:,}, not at {next_offset:,}")
+
+    def _expected_index_files(self) -> list[str]:
+        """The index files that were there. RocketMQ, if it wrote last, may have removed the oldest, which expire."""
+        names = self._state.snapshot.index_files
+        if self._log.mark is not None:
+            return names
+        oldest = self._index.files[0].path.name if self._index.files else ""
+        return [name for name in names if oldest and name > oldest]
+
+    def _index_begins_late(self, keep: int) -> bool:
+        first = self._check.first_key_offset()
+        if first is None:
+            return False
+        files = [file for file in self._index.files[:keep] if file.index_count > 1]
+        return not files or files[0].header.begin_physical_offset > first
+
+    def _drop_changed(self, keep: int) -> int:
+        """Leave out the files that may have keys of messages that are lost, or lack those of restored ones."""
+        first = self.changed_from
+        stay = next((k for k in range(keep) if self._index.files[k].end_physical_offset >= first), keep)
+        if stay < keep:
+            self.index_problem = self.index_problem or f"{self._index.files[stay].path}: messages in it are lost"
+        return stay
+
+    def _drop_unfounded(self, keep: int) -> int:
+        """Leave out files whose last message, where indexing would go on, is not in the log."""
+        files, start_offset = self._index.files, self._commitlog.start_offset
+        while keep and files[keep - 1].index_count > 1:
+            last = files[keep - 1].end_physical_offset
+            if last < start_offset or self._check.keys_of(last) is not None:
+                break
+            keep -= 1
+            self.index_problem = self.index_problem or f"{files[keep].path}: its last message is not in the log"
+        return keep
+
+    def index_from(self, keep: int, dispatched: int) -> int:
+        """From where on the log has to be indexed again, when the first ``keep`` index files stay."""
+        ends = [file.end_physical_offset for file in self._index.files[:keep] if file.index_count > 1]
+        return min(ends[-1], dispatched) if ends else 0
