@@ -6,7 +6,7 @@ front of it were sent again or purged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from ...protocol.delivery import (
     dead_letter_topic,
     retry_topic,
 )
-from ...protocol.errors import FlintError, GroupNotExist, MessageNotFound, TopicNotExist
+from ...protocol.errors import FlintError, GroupNotExist, MessageDamaged, MessageNotFound, TopicNotExist
 from ...protocol.record import (
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,
@@ -51,6 +51,15 @@ _BOOKKEEPING = frozenset({
 """What says how a message was to be delivered, and what happened to it on its way: it is sent again as a plain one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Dead letters of a queue, from ``first`` up to ``end``. Damage may have taken some, or all; they are gone."""
+
+    first: int
+    messages: list[StoredMessage]
+    end: int
+
+
 @dataclass(slots=True)
 class DeadQueue:
     """One queue of a group's dead letters. ``next_offset``: the first that is not dealt with; ``end``: behind the
@@ -75,14 +84,28 @@ class DeadQueue:
                 f"{self.min_offset} to {self.end - 1}"
             )
 
-    def read(self, consumer: Consumer, first: int, end: int) -> Iterator[list[StoredMessage]]:
-        """The dead letters from ``first`` up to ``end``, in batches; damaged ones are among them."""
+    def read(
+        self, consumer: Consumer, first: int, end: int, pass_over: Callable[[MessageDamaged], None] | None = None
+    ) -> Iterator[Stretch]:
+        """The dead letters from ``first`` up to ``end``; those with damaged bodies are among them.
+
+        ``pass_over``: told of one whose record the broker cannot read; without, that is raised.
+        """
         topic = dead_letter_topic(self.group)
         first, end = max(first, self.min_offset), min(end, self.end)
         while first < end:
-            batch = consumer.pull(topic, self.queue, first, min(BATCH_COUNT, end - first))
-            if batch.messages:
-                yield list(batch.messages)
+            try:
+                batch = consumer.pull(topic, self.queue, first, min(BATCH_COUNT, end - first))
+            except MessageDamaged as error:
+                if pass_over is None:
+                    error.add_note(
+                        f"next: flintmq dlq purge {self.group} --before {error.queue_offset + 1} passes over it"
+                    )
+                    raise
+                pass_over(error)
+                first = error.queue_offset + 1
+                continue
+            yield Stretch(first, list(batch.messages), batch.next_offset)
             first = batch.next_offset
 
 
@@ -200,12 +223,13 @@ class Resending:
             messages.append(message)
         return messages, None
 
-    def send(self, queue: DeadQueue, batch: list[StoredMessage]) -> None:
+    def send(self, queue: DeadQueue, stretch: Stretch) -> None:
         """Send neighbouring dead letters, and note that where nothing in front of them waits.
 
         Raises why one could not be sent; what is in front of it is sent and noted.
         """
-        notes = not self._dry_run and batch[0].queue_offset <= queue.next_offset
+        batch = stretch.messages
+        notes = not self._dry_run and stretch.first <= queue.next_offset
         if notes and queue.queue not in self._may_note:
             self.note(queue, queue.next_offset)  # whether it may: before anything is sent
             self._may_note.add(queue.queue)
@@ -218,7 +242,9 @@ class Resending:
             acknowledged, trouble = min(error.errors), error
         for message in messages[:acknowledged]:
             self.sent[message.topic] = self.sent.get(message.topic, 0) + 1
-        if acknowledged and notes:
+        if notes and trouble is None:
+            self.note(queue, stretch.end)
+        elif notes and acknowledged:
             self.note(queue, batch[acknowledged - 1].queue_offset + 1)
         if trouble is not None:
             raise trouble

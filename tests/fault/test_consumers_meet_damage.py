@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
+from flintmq.broker.store import MessageStore
 from flintmq.broker.tools.repair import examine, repair
 from flintmq.client import CorruptMessage, MessageDamaged, StoredMessage
 from flintmq.client.cli.failures import EXIT_ERROR
+from flintmq.protocol.delivery import PROPERTY_RETRY_TOPIC, dead_letter_topic
+from flintmq.protocol.record import Record, encode_properties
 from tests.cli_tools import Cli
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, Brokers, RunningBroker
 from tests.group_tools import Seen, until
-from tests.store_tools import SERVED, make_topic, open_store, overwrite, plain, put
+from tests.store_tools import SERVED, dispatch, make_topic, open_store, overwrite, plain, put
 
 UNCHECKED = {"store.verify_at_start_bytes": 0}
 DAMAGED, MESSAGES = 7, 20
@@ -27,11 +30,33 @@ BODY_AT = 88
 EXPECTED = [message.body for number, message in enumerate(plain(MESSAGES)) if number != DAMAGED]
 
 
+LETTERS = 6
+LOST_LETTERS = (0, 3, LETTERS - 1)
+
+
+def bury(store: MessageStore, group: str) -> list[int]:
+    """Dead letters of a group, which were sent to the topic ``again-GROUP``; their physical offsets."""
+    make_topic(store, f"again-{group}", 1)
+    make_topic(store, dead_letter_topic(group), 1)
+    records = [
+        Record(
+            topic=dead_letter_topic(group).encode(), body=b"%d" % number,
+            properties=encode_properties({PROPERTY_RETRY_TOPIC: f"again-{group}"}),
+        )
+        for number in range(LETTERS)
+    ]  # fmt: skip
+    store.append_records(records)
+    dispatch(store)
+    return [record.physical_offset for record in records]
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stopped store: of queue 0 of `orders` a record is damaged, of queue 0 of `bills` a body, and nothing else."""
+    """A stopped store: of queue 0 of `orders` a record is damaged, of queue 0 of `bills` a body, of the dead letters of
+    `stops` one; those of `goes-on` have holes that are contained."""
     path = tmp_path_factory.mktemp("damaged") / "store"
     store = open_store(path, SERVED)
+    dead = {group: bury(store, group) for group in ("goes-on", "stops")}
     for topic in ("orders", "bills"):
         make_topic(store, topic, 2)
     sent = put(store, "orders", 0, plain(MESSAGES))
@@ -39,6 +64,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bills = put(store, "bills", 0, plain(MESSAGES))
     store.close()
     log = path / "commitlog" / f"{0:020d}"
+    for number in LOST_LETTERS:
+        overwrite(log, dead["goes-on"][number], bytes(60))
+    open_store(path, SERVED).close()
+    overwrite(log, dead["stops"][2], bytes(60))
     overwrite(log, sent[DAMAGED].physical_offset, bytes(60))
     overwrite(log, bills[DAMAGED].physical_offset + BODY_AT, b"X")
     return path
@@ -210,3 +239,37 @@ def test_a_damaged_body_that_is_found_by_key_is_named(cli: Cli) -> None:
     assert (done.code, done.out) == (EXIT_ERROR, "")
     (line,) = done.err.splitlines()
     assert line.startswith(BODY_LINE)
+
+
+# Dead letters.
+
+
+def waiting(cli: Cli) -> dict[str, int]:
+    listed = cli.run("dlq", "list", "-o", "json")
+    assert (listed.code, listed.err) == (0, "")
+    return {row["group"]: row["waiting"] for row in listed.rows}
+
+
+def test_dead_letters_around_holes_are_sent_again_once(cli: Cli) -> None:
+    assert waiting(cli)["goes-on"] == LETTERS
+    for _ in range(2):
+        assert cli.run("dlq", "resend", "goes-on").code == 0
+        assert waiting(cli)["goes-on"] == 0
+    sent = [str(number) for number in range(LETTERS) if number not in LOST_LETTERS]
+    assert cli.run("pull", "again-goes-on", "-n", "100").lines == sent
+
+
+def test_a_damaged_dead_letter_is_named_and_stops_those_behind_it_until_it_is_passed_over(cli: Cli) -> None:
+    assert waiting(cli)["stops"] == LETTERS
+    shown = cli.run("dlq", "show", "stops", "-o", "json")
+    assert shown.code == EXIT_ERROR
+    assert [row["body"] for row in shown.rows] == ["0", "1", "3", "4", "5"]
+    (line,) = shown.err.splitlines()
+    assert "MESSAGE_DAMAGED (1421): message 2 of queue 0 of '%DLQ%stops'" in line
+    stopped = cli.run("dlq", "resend", "stops")
+    assert stopped.code == EXIT_ERROR
+    assert "next: flintmq dlq purge stops --before 3 passes over it" in stopped.err
+    assert waiting(cli)["stops"] == LETTERS - 2
+    assert cli.run("dlq", "purge", "stops", "--before", "3", "--yes").code == 0
+    assert cli.run("dlq", "resend", "stops").code == 0
+    assert cli.run("pull", "again-stops", "-n", "100").lines == ["0", "1", "3", "4", "5"]

@@ -17,6 +17,7 @@ from ..dead_letters import (
     BATCH_COUNT,
     DeadQueue,
     Resending,
+    Stretch,
     Target,
     check_group,
     dead_queues,
@@ -77,8 +78,8 @@ def _list_row(consumer: Consumer, group: str) -> dict[str, Any]:
     queues = dead_queues(consumer, group)
     for queue in queues:
         if queue.waiting:
-            oldest += next(queue.read(consumer, queue.next_offset, queue.next_offset + 1), [])
-            newest += next(queue.read(consumer, queue.end - 1, queue.end), [])
+            oldest += _one(consumer, queue, queue.next_offset)
+            newest += _one(consumer, queue, queue.end - 1)
     return {
         "group": group,
         "waiting": sum(queue.waiting for queue in queues),
@@ -86,6 +87,12 @@ def _list_row(consumer: Consumer, group: str) -> dict[str, Any]:
         "oldest_at": min((message.stored_at for message in oldest), default=None),
         "newest_at": max((message.stored_at for message in newest), default=None),
     }
+
+
+def _one(consumer: Consumer, queue: DeadQueue, offset: int) -> list[StoredMessage]:
+    """The dead letter at an offset; none where it is lost or damaged."""
+    found = queue.read(consumer, offset, offset + 1, pass_over=lambda error: None)
+    return [message for stretch in found for message in stretch.messages]
 
 
 # ---- one group's
@@ -121,7 +128,7 @@ def show(settings: Settings, group: str, count: int, everything: bool, offsets: 
     """Show the dead letters of a group that are not dealt with, oldest first."""
     if everything and offsets is None:
         offsets = (0, None)
-    damaged: list[CorruptMessage] = []
+    damaged: list[FlintError] = []
     with settings.admin() as admin, settings.consumer() as consumer:
         queues = _queues(settings, admin, consumer, group)
         rows = _rows(consumer, group, queues, offsets, count, damaged)
@@ -145,11 +152,11 @@ def _rows(
     queues: list[DeadQueue],
     offsets: tuple[int, int | None] | None,
     count: int,
-    damaged: list[CorruptMessage],
+    damaged: list[FlintError],
 ) -> Iterator[dict[str, Any]]:
     for queue, first, end in _ranges(queues, offsets):
-        for batch in queue.read(consumer, first, end):
-            for message in batch:
+        for stretch in queue.read(consumer, first, end, damaged.append):
+            for message in stretch.messages:
                 if not count:
                     return
                 count -= 1
@@ -209,8 +216,8 @@ def resend(
         queues = _queues(settings, admin, consumer, group)
         resending = Resending(consumer, producer, admin.topics(), target, dry_run=dry_run)
         try:
-            for queue, batch in _batches(consumer, group, queues, ids, offsets):
-                resending.send(queue, batch)
+            for queue, stretch in _stretches(consumer, group, queues, ids, offsets):
+                resending.send(queue, stretch)
         except KeyboardInterrupt:
             code = EXIT_INTERRUPTED
         except FlintError as error:
@@ -221,22 +228,23 @@ def resend(
     return code
 
 
-def _batches(
+def _stretches(
     consumer: Consumer,
     group: str,
     queues: list[DeadQueue],
     ids: tuple[str, ...],
     offsets: tuple[int, int | None] | None,
-) -> Iterator[tuple[DeadQueue, list[StoredMessage]]]:
+) -> Iterator[tuple[DeadQueue, Stretch]]:
     """The dead letters that are meant, in neighbouring ones."""
     found = [consumer.message(message_id, dead_letter_topic(group)) for message_id in ids if queues]
     for message in sorted(found, key=lambda message: (message.queue, message.queue_offset)):
-        yield next(queue for queue in queues if queue.queue == message.queue), [message]
+        queue = next(queue for queue in queues if queue.queue == message.queue)
+        yield queue, Stretch(message.queue_offset, [message], message.queue_offset + 1)
     if ids:
         return
     for queue, first, end in list(_ranges(queues, offsets)):
-        for batch in queue.read(consumer, first, end):
-            yield queue, batch
+        for stretch in queue.read(consumer, first, end):
+            yield queue, stretch
 
 
 def _tell(
