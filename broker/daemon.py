@@ -246,7 +246,9 @@ class _Signals:
 
 def _fatal(what: str, error: BaseException) -> None:
     """Nothing can go on: say so and end at once. `abort` stays, so that the next start recovers."""
-    log.critical("%s failed, the broker ends: %s", what, error, exc_info=error)
+    of_a_file = isinstance(error, OSError) and error.filename is not None
+    next_step = ". Check the disk, then start it again" if of_a_file else ""
+    log.critical("%s failed, the broker ends: %s%s", what, error, next_step, exc_info=error)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(EXIT_FATAL)

@@ -78,7 +78,7 @@ class FlushService(Service):
             store.flush(self._on_disk)
         except OSError as error:
             store.failed = StoreFailed(
-                f"fdatasync of the CommitLog in {store.path} failed: {error}. What was written last may not be on "
+                f"a flush of the CommitLog in {store.path} failed: {error}. What was written last may not be on "
                 "disk, and trying again cannot tell: the broker ends. Check the disk, then start it again"
             )
             self._post(self._fail)

@@ -38,6 +38,8 @@ class ReputMessageService(Service):
         """Whether the thread owns reput; written on the loop only."""
         self._giving_back = False
         """Whether the thread has caught up and waits for the loop to take reput back."""
+        self._no_room = False
+        """Whether the disk had no room for queues or index when last tried; written by whoever owns reput."""
         self._inline_bytes = min(store.settings.reput_chunk_bytes, 256 * 1024)
 
     def behind(self) -> int:
@@ -62,6 +64,8 @@ class ReputMessageService(Service):
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
+                self._no_room = True
+                log.error("no room for consumequeue or index in %s: %s; trying again", store.path, error)
                 self._hand_over()  # the thread can wait for space, the loop cannot
                 return
             if touched:
@@ -83,7 +87,7 @@ class ReputMessageService(Service):
             return False
         store = self._store
         end = store.dispatchable_offset
-        if end - store.reput_offset <= GIVE_BACK_BYTES:
+        if end - store.reput_offset <= GIVE_BACK_BYTES and not self._no_room:
             self._giving_back = True
             self._post(self._take_back)
             return False
@@ -92,9 +96,14 @@ class ReputMessageService(Service):
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            log.error("no room for consumequeue or index in %s: %s; trying again", store.path, error)
+            if not self._no_room:
+                log.error("no room for consumequeue or index in %s: %s; trying again", store.path, error)
+            self._no_room = True
             self._woken.wait(DISK_FULL_WAIT_SECONDS)
             return not self._stopping
+        if self._no_room:
+            self._no_room = False
+            log.warning("there is room for consumequeue and index in %s again", store.path)
         if touched:
             self._post(self._on_dispatched, touched)
         return True

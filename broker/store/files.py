@@ -7,6 +7,7 @@ is touched, because a hole that cannot be filled is a SIGBUS.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -44,7 +45,10 @@ class Files:
 
     def allocate(self, fd: int, at: int, size: int) -> None:
         """Make sure that ``[at, at + size)`` has blocks on disk; raises OSError ENOSPC where it cannot."""
-        os.posix_fallocate(fd, at, size)
+        try:
+            os.posix_fallocate(fd, at, size)
+        except OSError as error:
+            raise _named(error, fd) from None
 
     def read(self, fd: int, buffer: memoryview, at: int, *, wait: bool) -> int:
         """Fill ``buffer`` from ``at``; returns the bytes read, fewer at the file's end.
@@ -61,7 +65,7 @@ class Files:
                 return done
             except OSError as error:
                 if error.errno != errno.EOPNOTSUPP or not flags:
-                    raise
+                    raise _named(error, fd) from None
                 flags = 0
                 continue
             if count == 0:
@@ -74,10 +78,13 @@ class Files:
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
         """Write all of ``data`` at ``at``; raises OSError ENOSPC where there is no room (part may be written)."""
         view = memoryview(data)
-        while len(view):
-            count = os.pwrite(fd, view, at)
-            view = view[count:]
-            at += count
+        try:
+            while len(view):
+                count = os.pwrite(fd, view, at)
+                view = view[count:]
+                at += count
+        except OSError as error:
+            raise _named(error, fd) from None
 
     def sync_data(self, fd: int) -> None:
         """fdatasync: also of pages that were written through a map, and without holding the GIL.
@@ -85,14 +92,19 @@ class Files:
         Where ext4 is shut down meanwhile (its device went), fdatasync may say yes for what never reached the disk. A
         write of nothing, which changes nothing, then says EIO; it costs 0.2 µs.
         """
-        os.fdatasync(fd)
-        os.pwrite(fd, b"", 0)
+        try:
+            os.fdatasync(fd)
+            os.pwrite(fd, b"", 0)
+        except OSError as error:
+            raise _named(error, fd) from None
 
     def sync_folder(self, path: Path) -> None:
         """Make the folder's entries durable."""
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
+        except OSError as error:
+            raise _named(error, fd) from None
         finally:
             os.close(fd)
 
@@ -142,6 +154,13 @@ class Files:
         """What an ordinary user may still write on the file system of ``path``."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+
+def _named(error: OSError, fd: int) -> OSError:
+    """The error of a call that knows only a descriptor, with the name of the file."""
+    with contextlib.suppress(OSError):
+        error.filename = str(Path(f"/proc/self/fd/{fd}").readlink())
+    return error
 
 
 class Descriptor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from flintmq.broker.services.reput import ReputMessageService
 from flintmq.broker.store import MessageStore, StoreFailed, TopicConfig
 from flintmq.protocol.errors import ServiceNotAvailable
 from tests.store_tools import (
@@ -182,6 +184,34 @@ def test_queues_and_index_lose_and_double_nothing_when_the_disk_is_full_in_betwe
     store = open_store(tmp_path / "store")
     assert queue_files(store.path) == queues
     assert index_files(store.path) == index
+    store.close()
+
+
+def test_while_there_is_no_room_for_queues_the_loop_is_left_alone(tmp_path: Path) -> None:
+    """However little waits: given back, it would be tried and handed over again, as fast as two threads can."""
+    files = FullFiles()
+    store = open_store(tmp_path / "store", files=files)
+    sent = put(store, "orders", 0, plain(5)) + append(store, "orders", 0, plain(5, first=5))
+    store.flush()
+    posted: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+    touched: list[object] = []
+    service = ReputMessageService(
+        store, lambda call, *arguments: posted.append((call, arguments)), touched.append, lambda name, error: None
+    )
+    files.room = 0
+    service.step()
+    for _ in range(3):
+        refused = files.refused
+        assert service.do_once()
+        assert files.refused > refused
+        assert posted == []
+    files.room = None
+    while service.do_once():
+        pass
+    for call, arguments in posted:
+        call(*arguments)
+    assert touched == [[("orders", 0, 10)]]
+    assert_holds(store, sent)
     store.close()
 
 

@@ -148,6 +148,11 @@ class PreparedParent:
         for broker in self._started:
             broker.kill()
 
+    @property
+    def pid(self) -> int:
+        """Whose children the brokers are."""
+        return self._process.pid
+
     def _ask(self, order: dict[str, Any], descriptors: list[int]) -> Any:
         with self._asking:
             socket.send_fds(self._orders, [json.dumps(order).encode()], descriptors)

@@ -1,4 +1,4 @@
-"""Rounds on real file systems: ext4 that is shut down under the broker, and a tmpfs that fills."""
+"""Rounds on real file systems: ext4 that is shut down under the broker or fails to sync, and a tmpfs that fills."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from .brokers import BrokerEnded, ForkedBroker, HarnessError
 from .ledger import Allowance
 from .mounts import LoopExt4, SmallTmpfs
 from .rounds import EXIT_FATAL, EXIT_REFUSED, FIRE_S_MAX, GOES_ON, Campaign, PromiseBroken
+from .strace import injection
 from .tally import Tally
 
+SYNCS_MAX = 20
 FILLS_A_ROUND = 3
 PROBE_TOPIC, PROBE_BYTES = "last", 50_000
 """A topic that the ledger does not look into, and what is sent to it to hear whether there is room."""
@@ -34,7 +36,7 @@ class RealDiskCampaign(Campaign):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.disk_fails_in = {"shutdown", "fill"}
+        self.disk_fails_in = {"shutdown", "sync", "fill"}
 
     async def _round(self, number: int, kind: str, tally: Tally, *, last: bool) -> None:
         """And ``verify`` finds nothing in what the round leaves."""
@@ -46,7 +48,7 @@ class RealDiskCampaign(Campaign):
 
 @dataclass
 class Ext4Campaign(RealDiskCampaign):
-    """On ext4, which is shut down as when the power goes or the device is pulled."""
+    """On ext4, which is shut down as when the power goes or the device is pulled, and whose syncs fail."""
 
     disk: LoopExt4 = field(kw_only=True)
 
@@ -82,6 +84,21 @@ class Ext4Campaign(RealDiskCampaign):
                     f"shut down while it started, the broker ended with {end.code}: {broker.log}"
                 ) from end
         await asyncio.to_thread(self.disk.mount_again)
+
+    async def _sync(self, rest: str) -> Allowance:
+        """A sync fails in some thread, and what the page cache still has is gone: whatever was acknowledged on the
+        strength of it is not there."""
+        broker = self._fork({})
+        await asyncio.to_thread(broker.wait_until_listening)
+        number = self.source.randint(1, SYNCS_MAX)
+        with injection(broker.pid, broker.log.with_suffix(".trace"), "fdatasync", "EIO", when=str(number)) as injected:
+            self.load.begin()
+            await self._until(lambda: broker.ended, broker, f"the end of a broker whose {number}. syncs fail")
+            if broker.wait() != EXIT_FATAL or not injected.injected:
+                raise PromiseBroken(f"a sync failed, and the broker ended with {broker.wait()}: {broker.log}")
+        self.disk.shut_down()
+        await asyncio.to_thread(self.disk.mount_again)
+        return Allowance()
 
 
 @dataclass

@@ -1,0 +1,231 @@
+"""Real brokers whose system calls fail for real: strace answers them in the kernel's place.
+
+Skipped, with what the machine answered, where strace may not do that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flintmq.client import Admin, Consumer
+from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
+from flintmq.protocol.errors import ServiceNotAvailable
+from tests.conftest import RawConnection
+from tests.fault.harness.brokers import BrokerEnded, ForkedBroker, PreparedParent, free_port
+from tests.fault.harness.mounts import NotHere
+from tests.fault.harness.real_disks import connection_to
+from tests.fault.harness.rounds import CALM, EXIT_FATAL, EXIT_REFUSED
+from tests.fault.harness.strace import Injection, check_strace, injection
+from tests.overload_tools import soon
+from tests.tools_runs import findings
+
+TOPIC = "orders"
+BODY_BYTES = 40_000
+FIRST_FILE, SECOND_FILE = f"{0:020d}", f"{4 << 20:020d}"
+LOG = f"commitlog/{FIRST_FILE}"
+MESSAGES_MAX = 300
+"""So many fill the log's first file twice, with pauses for every service: whatever is to fail has failed."""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedParent]:
+    """What forks brokers."""
+    folder = tmp_path_factory.mktemp("brokers")
+    try:
+        check_strace(folder)
+    except NotHere as refusal:
+        pytest.skip(str(refusal))
+    with PreparedParent(folder) as parent:
+        yield parent
+
+
+@dataclass
+class Store:
+    """A store, the port of its brokers, and what was acknowledged: the bodies by queue offset."""
+
+    prepared: PreparedParent
+    path: Path
+    port: int
+    acknowledged: dict[int, bytes]
+
+    def start(self, settings: dict[str, Any] | None = None) -> ForkedBroker:
+        """A broker that listens."""
+        broker = self.prepared.start(self.path, self.port, settings)
+        broker.wait_until_listening()
+        return broker
+
+    def send(self, connection: RawConnection, *, body_bytes: int = BODY_BYTES) -> None:
+        """Send a message. Raises where it is refused, ``EOFError`` where the broker ends instead."""
+        body = random.randbytes(body_bytes)
+        answer = connection.produce(TOPIC, body, queue=0, common="KEYS\x01k\x02").raise_for_error()
+        self.acknowledged[answer.fields["queue_offset"]] = body
+
+    def send_until_refused(self, connection: RawConnection) -> Exception:
+        """Send one message after the other; what the first got that was not taken."""
+        for _ in range(MESSAGES_MAX):
+            try:
+                self.send(connection)
+            except (ServiceNotAvailable, EOFError, ConnectionResetError) as refusal:
+                return refusal
+        raise AssertionError(f"{MESSAGES_MAX} messages were taken")
+
+    def pulled(self) -> dict[int, bytes]:
+        """What can be read, by queue offset."""
+        with Consumer(f"127.0.0.1:{self.port}") as consumer:
+            messages = consumer.iter(TOPIC, from_="earliest", until="latest")
+            return {message.queue_offset: bytes(message.body) for message in messages if message.queue == 0}
+
+    def check(self) -> None:
+        """A broker finds everything that was acknowledged, and ``verify`` nothing that is wrong."""
+        broker = self.start()
+        assert self.pulled().items() >= self.acknowledged.items()
+        broker.terminate()
+        assert broker.wait() == 0
+        assert findings(self.path) == []
+
+
+@pytest.fixture
+def store(prepared: PreparedParent, tmp_path: Path) -> Iterator[Store]:
+    """A store that nothing was stored in."""
+    yield Store(prepared, tmp_path / "store", free_port(random.SystemRandom()), {})
+    prepared.kill_all()
+
+
+def inject(store: Store, process: int, call: str, error: str, *, when: str = "1+", path: str = "") -> Any:
+    """See ``injection``; ``path`` lies in the store."""
+    trace = store.path.with_name("trace")
+    return injection(process, trace, call, error, when=when, path=store.path / path if path else None)
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "pwrite"])  # what ends a sync is a write of nothing
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_a_message_whose_sync_fails_is_not_acknowledged_nor_any_behind_it(store: Store, call: str, number: int) -> None:
+    broker = store.start()
+    with connection_to(store.port) as connection:
+        store.send(connection)
+        with inject(store, broker.pid, call, "EIO", when=str(number), path=LOG):
+            refusal = store.send_until_refused(connection)
+            assert broker.wait() == EXIT_FATAL
+    assert isinstance(refusal, ServiceNotAvailable)
+    assert "may or may not be stored" in str(refusal)
+    assert len(store.acknowledged) == number
+    assert f"a flush of the CommitLog in {store.path} failed: [Errno 5] Input/output error: '{store.path / LOG}'" in (
+        broker.log.read_text()
+    )
+    store.check()
+
+
+@pytest.mark.parametrize(
+    ("call", "path", "settings"),
+    [
+        ("fdatasync", LOG, {"flush.policy": "async"}),
+        ("fdatasync", f"consumequeue/{TOPIC}/0/{FIRST_FILE}", {}),
+        ("fdatasync", "index/*", {}),
+        ("fdatasync", "checkpoint", {}),
+        ("pwrite", f"consumequeue/{TOPIC}/0/{FIRST_FILE}", {}),
+        ("pwrite", "checkpoint", {}),
+        ("fallocate", LOG, {}),
+        ("rename", f"flintmq/new/new-new-{SECOND_FILE}", {}),
+        ("rename", f"flintmq/new/{SECOND_FILE}", {}),
+    ],
+)  # fmt: skip
+def test_an_io_error_of_what_cannot_be_written_again_ends_the_broker_which_says_the_file(
+    store: Store, call: str, path: str, settings: dict[str, Any]
+) -> None:
+    broker = store.start(settings)
+    with connection_to(store.port) as connection:
+        store.send(connection)
+        soon(lambda: any(store.path.glob(path)) or call == "rename")
+        path = str(next(store.path.glob(path), store.path / path).relative_to(store.path))
+        with inject(store, broker.pid, call, "EIO", when="1", path=path):
+            store.send_until_refused(connection)
+            assert broker.wait() == EXIT_FATAL
+    log = broker.log.read_text()
+    assert f"[Errno 5] Input/output error: '{store.path / path}'" in log
+    assert "the broker ends" in log
+    assert "Check the disk, then start it again" in log
+    store.check()
+
+
+def test_while_no_blocks_can_be_had_messages_are_refused_and_read_and_resume_when_they_can(store: Store) -> None:
+    broker = store.start()
+    with connection_to(store.port) as connection:
+        with inject(store, broker.pid, "fallocate", "ENOSPC"):
+            refusal = store.send_until_refused(connection)
+            assert isinstance(refusal, ServiceNotAvailable)
+            assert f"the disk of {store.path / 'commitlog'} is full" in refusal.message
+            assert store.pulled() == store.acknowledged
+        resumed = len(store.acknowledged)
+        while len(store.acknowledged) < resumed + 50:
+            store.send(connection)
+    assert not broker.ended
+    broker.kill()
+    store.check()
+
+
+def test_while_there_is_no_room_for_queues_messages_are_taken_and_come_when_there_is(store: Store) -> None:
+    broker = store.start(CALM)  # strace would refuse the write of nothing of a checkpoint, too
+    with connection_to(store.port) as connection:
+        store.send(connection, body_bytes=100)
+        soon(lambda: store.pulled() == store.acknowledged)
+        seen = store.pulled()
+        queue = f"consumequeue/{TOPIC}/0/{FIRST_FILE}"
+        with inject(store, broker.pid, "pwrite", "ENOSPC", path=queue) as injected:
+            for _ in range(20):
+                store.send(connection, body_bytes=100)
+            soon(lambda: bool(injected.injected))
+            assert store.pulled() == seen
+        soon(lambda: store.pulled() == store.acknowledged)
+    broker.kill()
+    store.check()
+
+
+def test_a_topic_whose_table_cannot_be_written_is_not_made_and_can_be_later(store: Store) -> None:
+    broker = store.start()
+    with connection_to(store.port) as connection, Admin(f"127.0.0.1:{store.port}") as admin:
+        admin.create_topic("before", queues=1)
+        with inject(store, broker.pid, "rename", "EIO", when="1", path="config/topics.json.tmp"):
+            answer = connection.call(UPDATE_AND_CREATE_TOPIC, {"topic": TOPIC, "queues": 1})
+            with pytest.raises(ServiceNotAvailable, match=f"topic {TOPIC} could not be created .*Input/output error"):
+                answer.raise_for_error()
+            assert TOPIC not in admin.topics()
+            admin.create_topic(TOPIC, queues=1)
+        store.send(connection)
+        assert TOPIC in admin.topics()
+    broker.kill()
+    store.check()
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "rename"])
+def test_a_start_on_which_a_call_fails_says_so_and_the_next_one_finds_everything(store: Store, call: str) -> None:
+    broker = store.start(CALM)
+    with connection_to(store.port) as connection:
+        for _ in range(150):
+            store.send(connection)
+    broker.kill()
+    for number in itertools.count(1):
+        with inject(store, store.prepared.pid, call, "EIO", when=str(number)) as injected:
+            if not _start_fails(store, injected):
+                break
+    assert number > 1
+    store.check()
+
+
+def _start_fails(store: Store, injected: Injection) -> bool:
+    """Start a broker; whether a call failed."""
+    broker = store.prepared.start(store.path, store.port, CALM)
+    try:
+        broker.wait_until_listening()
+    except BrokerEnded:
+        assert broker.wait() in (EXIT_REFUSED, EXIT_FATAL)
+        assert "Input/output error" in broker.log.read_text()
+        assert injected.injected
+    broker.kill()
+    return bool(injected.injected)
