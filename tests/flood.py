@@ -1,6 +1,6 @@
 """Producers that read no answer: ``python -m tests.flood PORT CONNECTIONS BYTES FRAME_BYTES BODY_BYTES``.
 
-Each connection says HELLO and sends whole PRODUCE frames, ``BYTES`` of them or a little more. Says
+Each connection says HELLO and sends PRODUCE frames, ``BYTES`` of them: the last one may be cut short. Says
 how many bytes went out when all did, or when the broker has taken nothing for ``QUIET_S``; then it stays connected
 until its standard input ends.
 """
@@ -17,7 +17,7 @@ import msgpack
 from flintmq.protocol.commands import HELLO, LAYOUT_COLUMNS, PRODUCE
 from flintmq.protocol.frames import REQUEST, encode_frame
 
-QUIET_S = 8.0
+QUIET_S = 3.0
 PIECE_BYTES = 256 * 1024
 SENDING_BYTES = 128 * 1024
 
@@ -71,4 +71,4 @@ if __name__ == "__main__":
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     frame = produce_frame(frame_bytes, body_bytes)
-    flood(port, connections, -(-bytes_each // len(frame)) * len(frame), frame)
+    flood(port, connections, bytes_each, frame)

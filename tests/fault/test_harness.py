@@ -76,8 +76,7 @@ def test_when_the_power_goes_under_a_broker_only_what_was_not_flushed_may_be_los
     run(prepared, tmp_path, ["power"] * 5, sync=flush == "sync")
 
 
-@pytest.mark.parametrize("checksums", [False, True], ids=["plain", "checksummed"])
-@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize(("flush", "checksums"), [("sync", True), ("async", False)], ids=["sync-checksummed", "async"])
 def test_damage_between_two_runs_costs_what_it_hits_and_that_is_said(
     prepared: PreparedParent, tmp_path: Path, flush: str, checksums: bool
 ) -> None:

@@ -74,8 +74,8 @@ def flood(
 
 @pytest.mark.parametrize(
     ("bytes_each", "frame_bytes", "body_bytes"),
-    [(4 * MIB + 300_000, 1_000_000, 10_000), (100_000, 300, 100)],
-    ids=["4 GiB in large frames", "300,000 small frames"],
+    [(4 * MIB + 100_000, 2_200_000, 10_000), (100_000, 300, 100)],
+    ids=["4 GiB in large frames, half of them never complete", "300,000 small frames"],
 )
 def test_a_thousand_producers_that_read_no_answer_stay_within_the_bound_while_the_disk_hangs(
     broker: Factory, connect: Connect, tmp_path: Path, bytes_each: int, frame_bytes: int, body_bytes: int

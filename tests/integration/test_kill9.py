@@ -22,7 +22,7 @@ from flintmq.protocol.record import decode_record
 
 Factory = Callable[..., Any]
 
-ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "6"))
+ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "3"))
 PRODUCERS = 4
 TOPIC = "ledger"
 

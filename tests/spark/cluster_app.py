@@ -37,7 +37,8 @@ def main(master: str, bootstrap: str, alerts_bootstrap: str, folder: str, rows_a
     departures = started(
         "departures", queries.departures(flights), "parquet", folder, path=str(Path(folder, "results"))
     )
-    alerts = started("alerts", queries.alerts(flights), "flintmq", folder, bootstrap=alerts_bootstrap, topic="alerts")
+    sink = {"bootstrap": alerts_bootstrap, "topic": "alerts", "delivery": "exactly-once", "timeoutMs": "60000"}
+    alerts = started("alerts", queries.alerts(flights), "flintmq", folder, **sink)
     said = -1
     while not departures.awaitTermination(0.05):
         progress = departures.lastProgress

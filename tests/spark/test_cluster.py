@@ -98,4 +98,5 @@ def test_a_worker_killed_and_a_broker_restarted_in_the_middle_change_nothing(
     with Consumer(east.address) as consumer:
         compare_alerts(consumer.iter("alerts", until="latest"), expected, verified)
     verified.raise_for_differences(5)
+    assert verified.repeated_alerts == 0
     assert verified.hours == len(expected.hours)

@@ -1,6 +1,7 @@
 """The exactly-once sink: what is written is there once, whoever is killed meanwhile.
 
 ``FLINTMQ_KILL_ROUNDS`` sets how often somebody is killed (default below), ``FLINTMQ_SEED`` repeats a run's choices.
+From three on executors are killed too, which takes a cluster; by default ``test_cluster.py`` does that to this sink.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +142,8 @@ def test_a_broker_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 class Copying:
     """The application, killed and started again; it goes on from its checkpoint."""
 
-    def __init__(self, cluster: Cluster, environment: dict[str, str], broker: RunningBroker, checkpoint: Path) -> None:
-        self._cluster = cluster
+    def __init__(self, master: str, environment: dict[str, str], broker: RunningBroker, checkpoint: Path) -> None:
+        self._master = master
         self._environment = environment
         self._checkpoint = checkpoint
         self.broker = broker
@@ -150,7 +152,7 @@ class Copying:
     def start(self) -> None:
         """Start it, in a group of its own: a kill takes its Java and its Python workers along."""
         arguments = (
-            self._cluster.url, self.broker.address, "in", "out", str(self._checkpoint), str(ROWS_A_BATCH),
+            self._master, self.broker.address, "in", "out", str(self._checkpoint), str(ROWS_A_BATCH),
         )  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.exactly_once_app", *arguments],
@@ -193,10 +195,12 @@ def test_whoever_is_killed_each_row_is_there_exactly_once(
         producer.send_bulk(
             "in", [b"%d" % number for number in range(rows)], keys=[f"k{number}" for number in range(rows)]
         )
-    victims = [["executor", "driver", "broker"][number % 3] for number in range(ROUNDS)]
+    victims = [["driver", "broker", "executor"][number % 3] for number in range(ROUNDS)]
     rng.shuffle(victims)
-    with running_cluster(tmp_path, spark_environment, workers=WORKERS) as cluster:
-        copying = Copying(cluster, spark_environment, running, tmp_path / "checkpoint")
+    distributed = "executor" in victims
+    with running_cluster(tmp_path, spark_environment, workers=WORKERS) if distributed else nullcontext() as cluster:
+        master = cluster.url if cluster is not None else "local[2]"
+        copying = Copying(master, spark_environment, running, tmp_path / "checkpoint")
         try:
             copying.start()
             for victim in victims:
@@ -216,8 +220,9 @@ def test_whoever_is_killed_each_row_is_there_exactly_once(
     assert set(found.values()) == {1}
 
 
-def _kill(victim: str, copying: Copying, cluster: Cluster, broker: BrokerFactory, rng: random.Random) -> None:
+def _kill(victim: str, copying: Copying, cluster: Cluster | None, broker: BrokerFactory, rng: random.Random) -> None:
     if victim == "executor":
+        assert cluster is not None
         alive = [number for number, worker in enumerate(cluster.workers) if worker.poll() is None]
         cluster.kill_worker(rng.choice(alive))
         cluster.start_worker()
