@@ -38,6 +38,13 @@ class LogReads:
         """Where every record must have a checksum over all of it."""
         return self._state.checksummed
 
+    def should_have(self, physical_offset: int) -> bool:
+        """Whether the log reaches there, and no tombstone covers it."""
+        commitlog = self._commitlog
+        return commitlog.start_offset <= physical_offset < commitlog.write_offset and not self.quarantine.covers(
+            physical_offset
+        )
+
     def record_at(self, physical_offset: int, size: int = 0, *, hot: bool = False) -> Record | None:
         """The record there, checked; None where there is none, or a tombstone. ``size``: 0 where it is not known."""
         return self._decoded(self.bytes_of(physical_offset, size, hot=hot), physical_offset)

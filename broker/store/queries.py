@@ -5,6 +5,8 @@ Functions take ``hot`` as in ``log_reads``.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +33,8 @@ from .log_reads import ANSWER_BYTES_MAX, LogReads
 from .quarantine import QuarantinedRange
 from .store_state import StoreState
 
+log = logging.getLogger(__name__)
+
 QUERY_PAGE_MAX = 64
 HOT_ENTRIES_MAX = 256
 """A query that looks at more index entries than this goes on in a reader thread."""
@@ -39,12 +43,14 @@ HOT_ENTRIES_MAX = 256
 @dataclass(slots=True)
 class Found:
     """The answer to a query: records as in ``pulls.Pulled``, newest first; ``cursor``: where the next page begins,
-    empty at the end; ``index_behind_bytes``: CommitLog bytes that the index does not cover yet."""
+    empty at the end; ``index_behind_bytes``: CommitLog bytes that the index does not cover yet; ``damaged``: records
+    that the index has for the key, and that cannot be read."""
 
     count: int
     cursor: str
     index_behind_bytes: int
     body: bytearray
+    damaged: int = 0
 
 
 class Queries:
@@ -74,7 +80,7 @@ class Queries:
         max_count = min(max_count, QUERY_PAGE_MAX)
         next_cursor = ""
         seen_offset = after[2] if after else None
-        entries = 0
+        entries = damaged = 0
         for file, physical_offset, number in self._entries(topic, key, begin_ms, end_ms, after, hot):
             entries += 1
             if hot and entries > HOT_ENTRIES_MAX:
@@ -84,7 +90,12 @@ class Queries:
             seen_offset = physical_offset
             if visible_below is not None and physical_offset >= visible_below:
                 continue
-            blob = self._match(topic, key, begin_ms, end_ms, physical_offset, hot)
+            try:
+                blob = self._match(topic, key, begin_ms, end_ms, physical_offset, hot)
+            except CorruptRecord as error:
+                log.error("the index has a message of %r with key %r: %s", topic, key, error)
+                damaged += 1
+                continue
             if blob is None:
                 continue
             if len(records) == max_count or (records and size + len(blob) > ANSWER_BYTES_MAX):
@@ -93,9 +104,9 @@ class Queries:
             size += len(blob)
             last = (file, number, physical_offset)
         else:
-            return Found(len(records), "", behind_bytes, _join(records))
+            return Found(len(records), "", behind_bytes, _join(records), damaged)
         next_cursor = f"{last[0].path.name}:{last[1]}:{last[2]}"
-        return Found(len(records), next_cursor, behind_bytes, _join(records))
+        return Found(len(records), next_cursor, behind_bytes, _join(records), damaged)
 
     def _entries(
         self, topic: str, key: str, begin_ms: int, end_ms: int, after: tuple[str, int, int] | None, hot: bool
@@ -115,21 +126,12 @@ class Queries:
     def _match(
         self, topic: str, key: str, begin_ms: int, end_ms: int, physical_offset: int, hot: bool
     ) -> bytearray | None:
-        """The record there if it really is of that topic, key and time: hashes collide, and entries keep seconds."""
-        blob = (
-            self._log.bytes_of(physical_offset, hot=hot)
-            if physical_offset >= self._state.deleted_below(topic)
-            else None
-        )
-        if blob is None:
+        """The record there if it really is of that topic, key and time: hashes collide, and entries keep seconds.
+        Raises ``CorruptRecord`` where no sound one is."""
+        if physical_offset < self._state.deleted_below(topic) or not self._log.should_have(physical_offset):
             return None
-        try:
-            record = decode_record(blob, check_crc=False)
-            if self._log.checksummed.at(physical_offset)[0]:
-                check_record_crc(blob)
-        except CorruptRecord:
-            return None
-        if record.topic != topic.encode() or record.physical_offset != physical_offset:
+        blob, record = self._record(physical_offset, hot)
+        if record.topic != topic.encode():
             return None
         if not begin_ms <= record.store_timestamp <= end_ms:
             return None
@@ -137,6 +139,16 @@ class Queries:
         if properties.get(PROPERTY_UNIQ_KEY) != key and key not in split_keys(properties.get(PROPERTY_KEYS)):
             return None
         return blob
+
+    def _record(self, physical_offset: int, hot: bool) -> tuple[bytearray, Record]:
+        """The record there; its body is the client's to check. Raises ``CorruptRecord`` where there is none."""
+        blob = self._log.bytes_of(physical_offset, hot=hot)
+        record = decode_record(blob, check_crc=False) if blob is not None else None
+        if blob is None or record is None or record.physical_offset != physical_offset:
+            raise CorruptRecord(f"no record begins at physical offset {physical_offset:,}")
+        if self._log.checksummed.at(physical_offset)[0]:
+            check_record_crc(blob)
+        return blob, record
 
     def _may_show(self, record: Record, topic: str, may_show: Callable[[str], bool] | None) -> bool:
         """Whether an id may lead to the record: of that topic, if one was named, and of one that is there."""
@@ -163,15 +175,23 @@ class Queries:
         if damaged is not None:
             raise MessageNotFound(self._what_was_lost(message_id, damaged))
         if parsed is not None and parsed[1] < visible_below:
-            record = self._log.record_at(parsed[1], hot=hot)
-            if record is not None and self._may_show(record, topic, may_show):
-                return Found(1, "", 0, _join([bytearray(record.encode())]))
+            with contextlib.suppress(CorruptRecord):  # whoever asks may have made the id up
+                blob, record = self._record(parsed[1], hot)
+                if self._may_show(record, topic, may_show):
+                    return Found(1, "", 0, _join([blob]))
+        damages = 0
         names = [topic] if topic else [config.name for config in self._topics if not is_system_topic(config.name)]
         for name in names if may_show is None else filter(may_show, names):
             found = self.query(name, message_id, 0, I32_MAX << 31, 1, "", hot=hot, visible_below=visible_below)
             if found.count:
                 return Found(1, "", 0, found.body)
+            damages += found.damaged
         where = f"topic {topic!r}" if topic else "any topic"
+        if damages:
+            raise MessageNotFound(
+                f"no message with id {message_id!r} can be read in {where}: the log is damaged where it should be. "
+                "Stop the broker and run `flintmq-broker verify` on its store, which says what helps"
+            )
         raise MessageNotFound(
             f"no message with id {message_id!r} was found in {where}; it may be expired or not indexed yet"
         )

@@ -198,14 +198,18 @@ class Found(Sequence[StoredMessage]):
     """The messages that a query found, newest first.
 
     ``cursor``: to be given to the next query for the following page, None at the end; ``index_behind_bytes``: how much
-    of the CommitLog the index did not cover yet when it was asked.
+    of the CommitLog the index did not cover yet when it was asked; ``damaged``: records that the index has for the key,
+    and that damage of the broker's log made unreadable.
     """
 
-    __slots__ = ("_messages", "cursor", "index_behind_bytes")
+    __slots__ = ("_messages", "cursor", "damaged", "index_behind_bytes")
 
-    def __init__(self, topic: str, body: bytes, count: int, cursor: str | None, index_behind_bytes: int) -> None:
+    def __init__(
+        self, topic: str, body: bytes, count: int, cursor: str | None, index_behind_bytes: int, damaged: int = 0
+    ) -> None:
         self.cursor = cursor
         self.index_behind_bytes = index_behind_bytes
+        self.damaged = damaged
         self._messages = Records(body, count).messages(topic)
 
     def __len__(self) -> int:

@@ -124,7 +124,7 @@ def query(topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, curs
 
     def decode(answer: Answer) -> Found:
         head = decode_fields(commands.QueryByKeyAnswer, answer.fields)
-        return Found(topic, answer.body, head.count, head.cursor or None, head.index_behind_bytes)
+        return Found(topic, answer.body, head.count, head.cursor or None, head.index_behind_bytes, head.damaged)
 
     return operation(
         commands.QUERY_BY_KEY,

@@ -23,6 +23,7 @@ from ..core.session import Answer
 from ..core.tags import TagFilter
 from .brokers import Asker, BrokerAddress, call
 from .decoding import Decoder
+from .errors import DataLoss
 from .offsets import Queue, damage_loss, data_loss
 from .options import ReadOptions
 from .records import RecordBlock
@@ -176,11 +177,13 @@ class _Page:
     sizes: Ints
     cursor: str
     index_behind_bytes: int
+    damaged: int
 
 
 def _page(answer: Answer) -> _Page:
     head = decode_fields(commands.QueryByKeyAnswer, answer.fields)
-    return _Page(answer.body, *_records(answer.body, head.count), head.cursor, head.index_behind_bytes)
+    starts, sizes = _records(answer.body, head.count)
+    return _Page(answer.body, starts, sizes, head.cursor, head.index_behind_bytes, head.damaged)
 
 
 def read_key(topic: str, broker: BrokerAddress, options: ReadOptions, decoder: Decoder) -> Iterator[pa.RecordBatch]:
@@ -192,6 +195,14 @@ def read_key(topic: str, broker: BrokerAddress, options: ReadOptions, decoder: D
     while end_ms >= begin_ms:
         asked = operations.query(topic, options.key, begin_ms, end_ms, _PAGE, cursor)
         page = _indexed(broker, replace(asked, decode=_page), options.timeout)  # type: ignore[arg-type]
+        if page.damaged:
+            loss = DataLoss(
+                f"{page.damaged} records that the index of topic {topic!r} of the broker {broker.name} has for the key "
+                f'{options.key!r} are damaged. option("failOnDataLoss", "false") leaves them out'
+            )
+            if options.fail_on_data_loss:
+                raise loss
+            logger.warning("leaving them out: %s", loss)
         if len(page.starts):
             block = _with_tag(RecordBlock(page.body, page.starts, page.sizes, topic=topic), options.tag_filter)
             if len(block):

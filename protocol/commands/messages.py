@@ -99,6 +99,7 @@ class QueryByKeyAnswer:
     count: int = integer("records in the body")
     cursor: str = text("where the next page begins; empty: there is none", 256, default="")
     index_behind_bytes: int = integer("CommitLog bytes that the index does not cover yet", default=0)
+    damaged: int = integer("records that the index has for the key, and that damage made unreadable", default=0)
 
 
 @dataclass(slots=True)

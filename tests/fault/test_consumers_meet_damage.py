@@ -13,7 +13,7 @@ import pytest
 
 from flintmq.broker.store import MessageStore
 from flintmq.broker.tools.repair import examine, repair
-from flintmq.client import CorruptMessage, MessageDamaged, StoredMessage
+from flintmq.client import Consumer, CorruptMessage, MessageDamaged, StoredMessage
 from flintmq.client.cli.failures import EXIT_ERROR
 from flintmq.protocol.delivery import PROPERTY_RETRY_TOPIC, dead_letter_topic
 from flintmq.protocol.record import Record, encode_properties
@@ -234,8 +234,22 @@ def test_the_command_line_passes_over_a_damaged_body_names_it_and_ends_with_an_e
     assert len(done.lines) == MESSAGES - 1
 
 
-def test_a_damaged_body_that_is_found_by_key_is_named(cli: Cli) -> None:
-    done = cli.run("query", "key", "bills", f"key-{DAMAGED}")
+def test_a_damaged_message_that_is_asked_for_by_key_is_not_said_to_be_unknown(cli: Cli) -> None:
+    for topic, says in (
+        ("bills", BODY_LINE),
+        ("orders", "flintmq: MESSAGE_DAMAGED: 1 record that the index of topic orders"),
+    ):
+        done = cli.run("query", "key", topic, f"key-{DAMAGED}")
+        assert (done.code, done.out) == (EXIT_ERROR, "")
+        (line,) = done.err.splitlines()
+        assert line.startswith(says)
+        assert cli.run("query", "key", topic, f"key-{DAMAGED - 1}").code == 0
+
+
+def test_a_damaged_body_that_is_asked_for_by_id_is_named(cli: Cli, damaged: RunningBroker) -> None:
+    with Consumer(damaged.address) as consumer:
+        message_id = consumer.pull("bills", 0, DAMAGED, 1).messages[0].message_id
+    done = cli.run("query", "id", message_id)
     assert (done.code, done.out) == (EXIT_ERROR, "")
     (line,) = done.err.splitlines()
     assert line.startswith(BODY_LINE)

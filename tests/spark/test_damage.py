@@ -82,3 +82,11 @@ def test_a_task_that_goes_on_says_how_many_it_passed_over(
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("flintmq.client.spark")]
     assert case.warns in line
     assert f"topic '{case.topic}'" in line
+
+
+def test_a_query_by_key_fails_where_the_index_has_a_record_that_is_damaged(spark: Any, damaged: RunningBroker) -> None:
+    reader = spark.read.format("flintmq").option("bootstrap", damaged.address).option("subscribe", RECORD.topic)
+    reader = reader.option("key", f"key-{RECORD.lost[0]}")
+    with pytest.raises(Exception, match=r"DataLoss: 1 records that the index of topic 'record'.*are damaged"):
+        reader.load().collect()
+    assert reader.option("failOnDataLoss", "false").load().collect() == []

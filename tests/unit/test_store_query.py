@@ -29,6 +29,7 @@ from tests.store_tools import (
     make_batch,
     make_topic,
     open_store,
+    overwrite,
     plain,
     put,
     sent_of,
@@ -231,3 +232,15 @@ def test_an_entry_that_stands_twice_shows_its_message_once(store: MessageStore) 
     keys = np.array([key_hash, sent[0].physical_offset, sent[0].store_ms], np.int64)
     list(store.index.put(keys, 1))
     assert offsets_of(find(store, "orders", "twice")) == [0]
+
+
+def test_a_record_that_damage_made_unreadable_is_counted_and_said(store: MessageStore) -> None:
+    sent = put(store, "orders", 0, plain(3))
+    overwrite(store.path / "commitlog" / f"{0:020d}", sent[1].physical_offset, bytes(60))
+    found = store.query("orders", "key-1", 0, FOREVER, 10, "", False)
+    assert (found.count, found.damaged) == (0, 1)
+    found = store.query("orders", "key-2", 0, FOREVER, 10, "", False)
+    assert (found.count, found.damaged) == (1, 0)
+    for topic in ("orders", ""):
+        with pytest.raises(MessageNotFound, match="the log is damaged where it should be"):
+            store.view("key-1", topic, False)

@@ -49,7 +49,7 @@ class _Query:
             self.read()
             return
         _check_size(self.peer, found)
-        answer = QueryByKeyAnswer(count=found.count, cursor=found.cursor, index_behind_bytes=found.index_behind_bytes)
+        answer = QueryByKeyAnswer(found.count, found.cursor, found.index_behind_bytes, found.damaged)
         self.peer.answer(self.frame, answer, found.body)
 
 

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ....protocol.escaping import escape
 from ..command import Group, note, pass_settings
-from ..failures import EXIT_NOT_FOUND
+from ..failures import EXIT_ERROR, EXIT_NOT_FOUND
 from ..messages import MessagePrinter
 from ..output import Column, number
 from ..params import COUNT, TIME, TOPIC
 from ..positions import TIME_FORMS
 from ..reading import format_options, show_messages
 from ..settings import Settings
-from ..units import show_moment
+from ..units import plural, show_moment
 
 if TYPE_CHECKING:
     from ...core.stored import StoredMessage
@@ -65,6 +66,13 @@ def by_key(
         pages = _Pages(consumer, topic, key, since, until, count)
         printer = MessagePrinter(settings.output, template=template, raw=raw, follow=False)
         code = show_messages(settings, pages.messages(), printer, count=count)
+    if pages.damaged:
+        click.echo(
+            f"flintmq: MESSAGE_DAMAGED: {plural(pages.damaged, 'record')} that the index of topic {escape(topic)} has "
+            f"for the key {escape(key)} cannot be read: the log is damaged there. flintmq-broker verify says what helps",
+            err=True,
+        )
+        return EXIT_ERROR
     if not pages.found:
         note(settings, f"no message of topic {topic} has the key {key}{_when(since, until)}")
         return EXIT_NOT_FOUND
@@ -94,6 +102,7 @@ class _Pages:
         self._what = (topic, key, since, until)
         self._page = min(count or PAGE_COUNT, PAGE_COUNT)
         self.found = 0
+        self.damaged = 0
         self.index_behind_bytes = 0
 
     def messages(self) -> Iterator[StoredMessage]:
@@ -103,6 +112,7 @@ class _Pages:
             page = self._consumer.query(*self._what, max_count=self._page, cursor=cursor)
             self.index_behind_bytes = page.index_behind_bytes
             self.found += len(page)
+            self.damaged += page.damaged
             yield from page
             cursor = page.cursor
             if cursor is None:
