@@ -236,3 +236,49 @@ def test_a_lost_note_has_nothing_copied_twice(tmp_path: Path, lost: tuple[str, i
     made.run()
     assert made.counted("t") == Counter(COPIED)
     made.stop()
+
+
+# Damage that comes while a broker runs.
+
+
+def test_a_half_message_that_is_damaged_meanwhile_is_refused_by_name_and_the_others_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+
+    async def run() -> None:
+        async with parts(path) as made:
+            for number in (1, 2, 3):
+                made.produce("orders", 0, BODIES[number], first=number)
+            await settled()
+            assert len(made.records(HALF_TOPIC)) == 3  # dispatched, too
+            (hit,) = [record for record in records_of(path) if record.body == BODIES[2]]
+            overwrite(log_of(path), hit.physical_offset, bytes(60))
+            outcomes = [await made.end(known_as(number), commit=True) for number in (1, 2, 3)]
+            assert (outcomes[0], outcomes[2]) == (None, None)
+            assert f"the half message of transaction {transaction_id(2)}" in str(outcomes[1])
+            assert "is damaged; its producer has to send it again" in str(outcomes[1])
+            assert [record.body for record in made.records("orders")] == [BODIES[1], BODIES[3]]
+            await made.end(known_as(2), commit=False)
+            await made.clock.advance((TIMEOUT_MS + INTERVAL_MS) / 1000)
+            assert len(made.service.table) == 0
+
+    asyncio.run(run())
+
+
+def test_delayed_messages_that_are_damaged_meanwhile_are_left_out_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "store"
+    start_ms = int(time.time() * 1000)
+    delayed = DelayedStore(path, now_ms=start_ms)
+    for level, timed in zip(LEVEL, TIMED, strict=True):
+        delayed.send("t", [level], DELAY=1)
+        delayed.send("t", [timed], TIMER_DELIVER_MS=start_ms + 2_000)
+    delayed.run()
+    for record in records_of(path):
+        if record.body in (LEVEL[1], TIMED[2]):
+            overwrite(log_of(path), record.physical_offset, bytes(60))
+    delayed.run(start_ms + 60_000)
+    assert delayed.counted("t") == Counter(LEVEL + TIMED) - Counter([LEVEL[1], TIMED[2]])
+    assert delayed.delays.levels._mover.unreadable == 2
+    assert "messages that wait cannot be delivered: the log does not hold them whole any more" in caplog.text
+    delayed.stop()

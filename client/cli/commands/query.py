@@ -67,9 +67,10 @@ def by_key(
         printer = MessagePrinter(settings.output, template=template, raw=raw, follow=False)
         code = show_messages(settings, pages.messages(), printer, count=count)
     if pages.damaged:
+        records = plural(pages.damaged, "record")
         click.echo(
-            f"flintmq: MESSAGE_DAMAGED: {plural(pages.damaged, 'record')} that the index of topic {escape(topic)} has "
-            f"for the key {escape(key)} cannot be read: the log is damaged there. flintmq-broker verify says what helps",
+            f"flintmq: MESSAGE_DAMAGED: {records} that the index of topic {escape(topic)} has for the key "
+            f"{escape(key)} cannot be read, the log is damaged there: flintmq-broker verify says what helps",
             err=True,
         )
         return EXIT_ERROR
