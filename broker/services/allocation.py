@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 from ..store import MessageStore
 from .service import OnFatal, Post, Service, log
 
@@ -25,9 +23,7 @@ class AllocateMappedFileService(Service):
         """One step of extents, or the next file, or one step of pages."""
         try:
             did = self._store.commitlog.prepare_ahead()
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
+        except OSError:
             if not self.full:
                 log.warning("the disk of %s is full; new messages are refused until there is room", self._store.path)
             self.full = True

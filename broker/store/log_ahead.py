@@ -60,12 +60,8 @@ class LogAhead:
     def _no_room(self, error: OSError, needed_bytes: int) -> ServiceNotAvailable:
         """The answer to a producer when extents cannot be allocated. Raises ``StoreFailed`` where the disk is not just
         full."""
+        self._check_full(error)
         folder = self.queue.folder
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFailed(
-                f"the log in {folder} cannot be made longer: {error}. Nothing was written; the broker ends. Check the "
-                "disk, then start it again"
-            ) from error
         free = self.os.free_bytes(folder)
         step = self.settings.allocate_step_bytes
         needed_bytes = max(needed_bytes, step)
@@ -75,6 +71,14 @@ class LogAhead:
             "retention.file_reserved_hours; writes resume by themselves",
             retry_after_ms=1000, free_bytes=free, needed_bytes=needed_bytes,
         )  # fmt: skip
+
+    def _check_full(self, error: OSError) -> None:
+        """Raise ``StoreFailed`` unless the error is that of a full disk."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFailed(
+                f"the log in {self.queue.folder} cannot be made longer: {error}. Nothing was written; the broker ends. "
+                "Check the disk, then start it again"
+            ) from error
 
     def _have_next(self, rest: int, waste: int) -> None:
         """Have files with blocks for ``rest`` bytes of records behind the last; each may leave ``waste`` unused."""
@@ -123,8 +127,15 @@ class LogAhead:
     def prepare(self, write_offset: int) -> bool:
         """For the allocation service: the next step of extents, and the next file when this one is three quarters full.
 
-        Returns whether there was something to do. Raises OSError.
+        Returns whether there was something to do. Raises OSError where the disk is full, else ``StoreFailed``.
         """
+        try:
+            return self._prepare(write_offset)
+        except OSError as error:
+            self._check_full(error)
+            raise
+
+    def _prepare(self, write_offset: int) -> bool:
         files = self.queue.files
         if not files:
             return False

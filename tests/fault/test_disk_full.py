@@ -290,7 +290,10 @@ def test_a_log_that_cannot_be_made_longer_stops_the_store_and_says_why(tmp_path:
     store = open_store(tmp_path / "store", files=files)
     sent = put(store, "orders", 0, plain(3))
     files.broken = True
-    with pytest.raises(StoreFailed, match=r"commitlog cannot be made longer: .*Input/output error.*the broker ends"):
+    reason = r"commitlog cannot be made longer: .*Input/output error.*the broker ends"
+    with pytest.raises(StoreFailed, match=reason):
+        prepare_all(store)
+    with pytest.raises(StoreFailed, match=reason):
         put(store, "orders", 0, plain(30, size=400_000))
     assert isinstance(store.failed, StoreFailed)
     kill(store)
