@@ -15,7 +15,6 @@ from flintmq.broker.store import MessageStore, StoreFailed, TopicConfig
 from flintmq.protocol.errors import ServiceNotAvailable
 from tests.store_tools import (
     SMALL,
-    Message,
     Sent,
     UnsyncedFiles,
     append,
@@ -26,7 +25,6 @@ from tests.store_tools import (
     plain,
     put,
     queue_files,
-    reopen,
 )
 
 
@@ -74,49 +72,6 @@ class FullFiles(UnsyncedFiles):
     def free_bytes(self, path: Path) -> int:
         """What is left."""
         return 4096 if self.room == 0 else super().free_bytes(path)
-
-
-def log_bytes(store: MessageStore) -> bytes:
-    """The log, without zeros at its end: a next file without a byte in it may be there."""
-    return b"".join(path.read_bytes() for path in sorted((store.path / "commitlog").iterdir())).rstrip(b"\0")
-
-
-def test_at_every_allocation_and_new_name_a_produce_is_refused_whole_and_resumes(tmp_path: Path) -> None:
-    """The disk is full at each place where a frame over several files may need it."""
-    frame = [Message(bytes([number]) * 300_000, keys=(f"k{number}",)) for number in range(45)]
-    room = 0
-    refused = True
-    while refused:
-        files = FullFiles()
-        store = open_store(tmp_path / "store", files=files)
-        sent = put(store, "orders", 0, plain(5))
-        end, log = store.write_offset, log_bytes(store)
-        files.room = room
-        try:
-            sent += append(store, "orders", 0, frame)
-            refused = False
-        except ServiceNotAvailable:
-            files.room = 0
-            with pytest.raises(ServiceNotAvailable, match=r"is full.*nothing was written") as raised:
-                append(store, "orders", 0, frame)
-            assert raised.value.details["free_bytes"] == 4096
-            assert store.write_offset == end
-            assert log_bytes(store) == log
-            files.room = None
-            sent += append(store, "orders", 0, frame)
-        files.room = None
-        assert [each.queue_offset for each in sent] == list(range(50))
-        store.flush()
-        while store.reput_offset < store.write_offset:
-            store.dispatch(store.write_offset)
-        assert_holds(store, sent)
-        store.close()
-        store = open_store(tmp_path / "store")
-        assert_holds(store, sent)
-        store.close()
-        shutil.rmtree(store.path)
-        room += 1
-    assert room > 5
 
 
 def test_reads_and_what_still_fits_go_on_while_the_disk_is_full(tmp_path: Path) -> None:
@@ -211,36 +166,6 @@ def test_while_there_is_no_room_for_queues_the_loop_is_left_alone(tmp_path: Path
     for call, arguments in posted:
         call(*arguments)
     assert touched == [[("orders", 0, 10)]]
-    assert_holds(store, sent)
-    store.close()
-
-
-def test_a_start_without_room_says_so_and_works_once_there_is_some(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "store")
-    sent = put(store, "orders", 0, plain(300))
-    store.sync_derived()
-    kill(store)
-    shutil.rmtree(store.path / "consumequeue")
-    shutil.rmtree(store.path / "index")
-    for room in range(12):
-        with pytest.raises(StoreFailed, match=f"the disk of {store.path} is full"):
-            open_store(tmp_path / "store", files=FullFiles(room))
-    store, report = reopen(tmp_path / "store")
-    assert not report.clean
-    assert_holds(store, sent)
-    store.close()
-
-
-def test_a_close_without_room_leaves_the_store_unclean_and_whole(tmp_path: Path) -> None:
-    files = FullFiles()
-    store = open_store(tmp_path / "store", files=files)
-    sent = put(store, "orders", 0, plain(10)) + append(store, "orders", 0, plain(300, first=10))
-    files.room = 0
-    with pytest.raises(OSError, match="No space"):
-        store.close()
-    assert (store.path / "abort").exists()
-    store, report = reopen(tmp_path / "store")
-    assert not report.clean
     assert_holds(store, sent)
     store.close()
 

@@ -13,14 +13,11 @@ from flintmq.broker.store import StoreFailed, StoreSettings
 from flintmq.protocol.errors import BrokerError, ServiceNotAvailable
 from tests.store_tools import (
     MIB,
-    SMALL,
     UnsyncedFiles,
     append,
-    assert_holds,
     make_topic,
     open_store,
     plain,
-    put,
     reopen,
 )
 
@@ -34,23 +31,6 @@ class FailingDisk(UnsyncedFiles):
         """Fail, or nothing."""
         if self.error:
             raise OSError(self.error, "the disk failed")
-
-
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
-def test_a_flush_that_fails_claims_nothing(tmp_path: Path, error: int) -> None:
-    files = FailingDisk()
-    store = open_store(tmp_path / "store", files=files)
-    sent = put(store, "orders", 0, plain(3))
-    flushed = store.flushed_offset
-    append(store, "orders", 0, plain(3))
-    files.error = error
-    with pytest.raises(OSError, match="the disk failed"):
-        store.flush()
-    assert store.flushed_offset == store.dispatchable_offset == flushed
-    assert_holds(store, sent)
-    with pytest.raises(OSError, match="the disk failed"):
-        store.close()
-    assert (store.path / "abort").exists()
 
 
 @pytest.mark.parametrize("policy", ["sync", "async"])
@@ -101,21 +81,3 @@ async def flushed(service: FlushService, end_offset: int) -> BrokerError | None:
     service.wait_for(end_offset, answer.set_result)
     service.wake()
     return await answer
-
-
-def test_a_sync_of_queues_that_fails_leaves_the_mark_where_it_was(tmp_path: Path) -> None:
-    files = FailingDisk()
-    store = open_store(tmp_path / "store", files=files)
-    sent = put(store, "orders", 0, plain(70))
-    before = (store.path / "checkpoint").read_bytes()
-    files.error = errno.EIO
-    with pytest.raises(OSError, match="the disk failed"):
-        store.sync_derived()
-    assert (store.path / "checkpoint").read_bytes() == before
-    files.error = 0
-    store.sync_derived()
-    assert (store.path / "checkpoint").read_bytes() != before
-    store.close()
-    store = open_store(tmp_path / "store", SMALL)
-    assert_holds(store, sent)
-    store.close()

@@ -12,25 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store import MessageStore, StoreSettings
+from flintmq.broker.store import MessageStore
 from flintmq.broker.store.commitlog import CommitLog
 from tests.fault.power_cut import AtRandom, Everything, Fate, Nothing, PowerCutFiles, TornLog, Tree, write_tree
-from tests.fault.power_cut_life import EVERY_KEY, Life
-from tests.store_tools import Message, kill, reopen, tree
+from tests.fault.power_cut_life import Life
+from tests.fault.small_store import SMALLEST, SmallMessages
+from tests.store_tools import kill, reopen, tree
 
-KIB = 1024
-SETTINGS = StoreSettings(
-    commitlog_file_bytes=16 * KIB,
-    consumequeue_file_bytes=20 * 12,
-    index_slots=20,
-    index_entries=40,
-    message_bytes_max=6 * KIB,
-    allocate_step_bytes=4 * KIB,
-    verify_at_start_bytes=0,
-    flush_policy="sync",
-)
-"""Every kind of file rolls; a start trusts the checkpoint, as in a store too large to be checked whole."""
-SIZES = (0, 10, 300, 1000, 3000, 1, 500)
 STEPS = 9
 SEED = os.environ.get("FLINTMQ_SEED", "20261122")
 """Of the pages that survive."""
@@ -53,14 +41,14 @@ class Sweep:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._number = 0
+        self.messages = SmallMessages()
         self._doing = "nothing"
         self._judged: set[bytes] = set()
         """Trees that a cut left, with what was promised by then."""
         self._recovered: set[bytes] = set()
         """Trees that a recovery left."""
         self.moments = 0
-        self.life = Life(self._watch(folder / "store"), folder / "store", SETTINGS)
+        self.life = Life(self._watch(folder / "store"), folder / "store", SMALLEST)
 
     @property
     def cuts(self) -> int:
@@ -113,14 +101,14 @@ class Sweep:
         shutil.rmtree(path)
 
     def _judge(self, path: Path) -> None:
-        store, _ = reopen(path, SETTINGS)
+        store, _ = reopen(path, SMALLEST)
         try:
             self.life.check(store)
         finally:
             kill(store)
         recovered = tree(path)
         if self._is_new(self._recovered, recovered):
-            store, report = reopen(path, SETTINGS)
+            store, report = reopen(path, SMALLEST)
             kill(store)
             assert (report.truncated_bytes, report.rebuilt) == (0, [])
             assert tree(path) == recovered
@@ -133,15 +121,6 @@ class Sweep:
         seen.add(digest)
         return True
 
-    def messages(self, count: int, queue: int) -> list[Message]:
-        """The next ones, of several sizes."""
-        made = []
-        for number in range(self._number, self._number + count):
-            body = (b"%d " % number).ljust(SIZES[number % len(SIZES)], bytes([33 + number % 90]))
-            made.append(Message(body, keys=(f"k{number}", f"{EVERY_KEY}-{queue}"), tags="eu" * (number % 2)))
-        self._number += count
-        return made
-
 
 def work(sweep: Sweep) -> None:
     """A store is made, and takes dozens of messages."""
@@ -150,7 +129,7 @@ def work(sweep: Sweep) -> None:
     for step in range(STEPS):
         for queue in (0, 1) if step % 3 else (0,):
             topic, count = ("orders", "orders", "bills")[(step + queue) % 3], step % 4 + 1
-            frame = sweep.messages(count, queue)
+            frame = sweep.messages.take(count, queue)
             sweep.do(f"append {topic} {queue}", lambda: life.append(topic, queue, frame))  # noqa: B023 - done at once
         if step % 2:
             sweep.do("dispatch before the flush", life.dispatch)
@@ -174,11 +153,11 @@ def test_wherever_the_power_goes_what_was_acknowledged_or_shown_is_there(memory_
     life = sweep.life
     work(sweep)
     store = life.store
-    assert store.write_offset > SETTINGS.commitlog_file_bytes
+    assert store.write_offset > SMALLEST.commitlog_file_bytes
     assert len(list((store.path / "index").iterdir())) > 1
     assert any(queue.size()[0] > 1 for queue in store.queues)
     # A start that has much to put right, and a stop, are moments too.
-    life.append("orders", 0, sweep.messages(3, 0))
+    life.append("orders", 0, sweep.messages.take(3, 0))
     fates = (TornLog(store.write_offset - 100, Nothing()), Everything(), AtRandom(random.Random(SEED)))
     for number, left in enumerate([life.files.remains(fate) for fate in fates]):
         sweep.begin_with(left, f"store-{number}")

@@ -26,7 +26,7 @@ from flintmq.broker.server import lifecycle
 from flintmq.broker.store import MessageStore
 from flintmq.broker.store.files import Files
 
-from .failing_files import FailingFiles
+from .failing_files import FailingInBroker
 from .points import DyingAtPoint
 from .power import DyingByPowerCut
 
@@ -44,7 +44,7 @@ def equip(store: Path, faults: dict[str, Any], witness: int) -> None:
             files.watch()
         case {"operation": str(operation), "nth": int(nth), "number": int(number)}:
             options = {name: faults[name] for name in ("path", "until") if name in faults}
-            files = FailingFiles(store, operation, nth, number, witness, **options)
+            files = FailingInBroker(store, operation, nth, number, witness, **options)
             files.watch()
         case {"cut": str(target), "lives": int(lives), "seed": seed}:
             files = DyingByPowerCut(store, lives, Path(target), str(seed), witness, lying=bool(faults.get("lying")))

@@ -20,6 +20,7 @@ from flintmq.client import FlintError
 
 from .brokers import BrokerEnded, ForkedBroker, HarnessError, PreparedParent, free_port
 from .damage import Hit, damage, lost_messages
+from .failing_files import WRITTEN_ONCE
 from .ledger import Allowance, Finding, Ledger
 from .load import Load
 from .points import POINTS
@@ -43,8 +44,6 @@ ERRORS_NTH_MAX = {
 }  # fmt: skip
 """How often each of the operations that may fail comes at least within a short load."""
 EXIT_REFUSED, EXIT_FATAL = 1, 70
-WRITTEN_ONCE = ("commitlog", "consumequeue", "index", "checkpoint")
-"""Files and folders of which what did not reach the disk is not written again."""
 GOES_ON = 30
 """A broker that has acknowledged so many more messages goes on."""
 
