@@ -128,9 +128,11 @@ class HandBroker(Life):
             self.produce(frame.topic, frame.queue, frame.messages)
 
     def dispatch(self, chunk_bytes: int = 0) -> None:
-        """On the loop; where the disk is full, once more by the thread."""
+        """On the loop; where the disk is full by the thread, while it comes on."""
         self._reput.step()
-        self._reput.do_once()
+        reached = -1
+        while self._reput.do_once() and self.store.reput_offset > reached:
+            reached = self.store.reput_offset
 
     def allocate(self) -> None:
         """Work ahead, all there is to do."""
