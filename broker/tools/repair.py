@@ -18,6 +18,7 @@ from ..store.message_store import MessageStore
 from ..store.quarantine import QuarantinedRange
 from .findings import KINDS, Findings
 from .giving_up import chosen_files, known_messages
+from .mending import mend_tables
 from .offline import OfflineStore
 from .output import Progress, escape
 from .report import finding_line
@@ -34,7 +35,7 @@ ACTIONS: dict[str, str] = {
     "file-size": "a file that is too short gets zeros, and what it lost is contained; queues and index are made anew",
     "behind-end": "cut: nothing that was acknowledged lies behind the end of the log",
     "checkpoint": "written anew",
-    "table": "read from its .bak, and written anew",
+    "table": "written anew from its .bak, or the .bak from it; users that somebody may have changed are left to you",
     "consumer-offset": "pulled back to the end of the queue",
     **dict.fromkeys(("missing-file", "foreign-file", "properties", "store-time"), BY_HAND),
 }
@@ -43,9 +44,10 @@ ACTIONS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did. ``contained``: holes of the log; ``rebuilt``: why queues or index were made anew;
-    ``cut_bytes``: what lay behind the log's end; ``after``: what ``verify`` says now."""
+    """What a repair did. ``mended``: tables written anew; ``contained``: holes of the log; ``rebuilt``: why queues or
+    index were made anew; ``cut_bytes``: what lay behind the log's end; ``after``: what ``verify`` says now."""
 
+    mended: list[Path]
     contained: list[QuarantinedRange]
     rebuilt: list[str]
     cut_bytes: int
@@ -69,12 +71,13 @@ def repair(
     a start is refused (a file of the log is missing or of another log); then nothing is changed."""
     with OfflineStore(path, Findings(), index_slots=index_slots) as opened:
         settings = opened.settings
+    mended = mend_tables(path, files or Files())
     store = MessageStore(path, settings, files=files)
     report = store.open(progress, rebuild=needs_rebuild(found), verify_all=True)
     store.consumer_offsets.clamp(store.queue_reads.end_offset)
     store.close()
     after = examine(path, progress, index_slots=index_slots)
-    return Repaired(report.quarantined, report.rebuilt, report.truncated_bytes, after)
+    return Repaired(mended, report.quarantined, report.rebuilt, report.truncated_bytes, after)
 
 
 def plan_lines(path: Path, found: Verified, shown: int) -> Iterator[str]:
@@ -102,6 +105,8 @@ def giving_up_lines(path: Path, names: Sequence[str], *, index_slots: int | None
 
 def done_lines(path: Path, repaired: Repaired, shown: int) -> Iterator[str]:
     """What was done, and what is still wrong."""
+    for table in repaired.mended:
+        yield f"mended    {table.relative_to(path)}"
     for hole in repaired.contained:
         yield (
             f"contained {hole.bytes:,} bytes at physical offset {hole.physical_offset:,} ({hole.reason}): "

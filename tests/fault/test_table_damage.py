@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ from flintmq.broker.store import CorruptFile, MessageStore
 from flintmq.broker.store.json_table import SHAPE_ERRORS, parse_table
 from flintmq.broker.store.prepared_state import PreparedSnapshot
 from flintmq.broker.store.timer_state import HOUR_SECONDS
+from flintmq.broker.tools.repair import Repaired, examine, repair
 from flintmq.protocol.errors import ConfigurationError
 from flintmq.protocol.users import USERS_FILE
 from tests.delay_tools import START_MS, DelayedStore
 from tests.security_tools import set_user
-from tests.store_tools import copy_store, make_topic, open_store, overwrite, tree
+from tests.store_tools import SMALL, copy_store, make_topic, open_store, overwrite, tree
 from tests.tools_runs import verified
 
 TABLES = [
@@ -117,6 +119,49 @@ def test_a_damaged_table_is_never_served_as_good(
         reopened = open_store(path)
         assert what_tables_say(reopened) == expected, kind
         reopened.close()
+
+
+@pytest.mark.parametrize("name", [*TABLES, USERS_FILE])
+def test_repair_writes_a_damaged_table_or_its_copy_anew(history: Path, tmp_path: Path, name: str) -> None:
+    """Of queues' ends and consumers' offsets a repair may have more to say."""
+    path = copy_store(history, tmp_path / "store")
+    set_user(path, "billing")
+    set_user(path, "shop")
+    file, backup = path / name, path / f"{name}.bak"
+    for damaged, sound in ((file, backup), (backup, file)):
+        expected, mode = content_of(sound), damaged.stat().st_mode
+        damaged.write_bytes(damaged.read_bytes()[:-3])
+        repaired = run_repair(path)
+        assert repaired.mended == [damaged]
+        assert repaired.after.findings.total == 0
+        assert content_of(damaged) == expected or name in ("flintmq/state.json", "config/consumerOffset.json")
+        assert damaged.stat().st_mode == mode
+    for each in (file, backup):
+        each.write_bytes(each.read_bytes()[:-3])
+    before = file.read_bytes(), backup.read_bytes()
+    with contextlib.suppress(CorruptFile):  # the start that it makes is refused, but for users
+        assert run_repair(path).mended == []
+    assert (file.read_bytes(), backup.read_bytes()) == before
+
+
+def content_of(file: Path) -> dict[str, object]:
+    return {name: value for name, value in parse_table(file.read_text()).items() if name != "dataVersion"}
+
+
+def run_repair(path: Path) -> Repaired:
+    found = examine(path, lambda *_: None, index_slots=SMALL.index_slots)
+    return repair(path, found, lambda *_: None, index_slots=SMALL.index_slots)
+
+
+def test_repair_leaves_users_alone_that_somebody_may_have_changed(history: Path, tmp_path: Path) -> None:
+    path = copy_store(history, tmp_path / "store")
+    set_user(path, "billing")
+    file = path / USERS_FILE
+    file.write_text(file.read_text().replace('"billing"', '"shop"'))
+    before = file.read_bytes()
+    repaired = run_repair(path)
+    assert (repaired.mended, file.read_bytes()) == ([], before)
+    assert [(each.kind, each.path) for each in repaired.after.findings] == [("table", file)]
 
 
 def cursor(path: Path) -> Path:
