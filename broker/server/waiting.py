@@ -63,7 +63,9 @@ class Waiting(Asking):
     def unexpected(self, frame: Frame, error: Exception) -> None:
         """Something that nobody thought of went wrong with a request: the log has it all, the client what it needs."""
         log.error("command %d from %s:%d failed", frame.code, *self.address, exc_info=error)
-        self.fail(frame, BrokerFailure(f"the broker failed: {type(error).__name__}; its log says more"))
+        of_a_file = isinstance(error, OSError) and error.filename is not None
+        what = f"{error}. Check the disk" if of_a_file else type(error).__name__
+        self.fail(frame, BrokerFailure(f"the broker failed: {what}; its log says more"))
 
     def after_dispatch(self, frame: Frame, call: Callable[[], None]) -> None:
         """See ``Peer.after_dispatch``."""

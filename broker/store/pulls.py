@@ -62,6 +62,22 @@ class Pulls:
         ``OffsetOutOfRange``, ``TopicNotExist``, ``QueueNotExist``, ``CorruptLog`` where a unit's record is damaged, and
         with ``hot`` ``WouldBlock``.
         """
+        while True:
+            log_start = self._commitlog.start_offset
+            try:
+                return self._pull(
+                    topic, queue_id, offset, max_count, max_bytes, tags,
+                    hot=hot, records=records, one_at_least=one_at_least,
+                )  # fmt: skip
+            except CorruptLog:
+                if self._commitlog.start_offset == log_start:
+                    raise
+                # Retention took the file between a unit and its record: what is there now is the answer.
+
+    def _pull(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
+        *, hot: bool, records: RecordFilter | None, one_at_least: bool,
+    ) -> Pulled:  # fmt: skip
         queue = self._queues.queue(topic, queue_id)
         max_offset = queue.max_offset if queue is not None else self._queues.next_offset(topic, queue_id)
         min_offset = self._queues.first_offset(queue, hot=hot) if queue is not None else max_offset

@@ -37,13 +37,17 @@ def main() -> int:
         "each judged; see tests/fault/harness/README.md",
     )  # fmt: skip
     parser.add_argument("--campaign", type=int, help="of such a run with --seed, only the store of this number again")
+    parser.add_argument(
+        "--disks", action="store_true", help="with --rounds: on an ext4 that is shut down or fails to sync, and on a "
+        "tmpfs that fills; takes root, a loop device and strace",
+    )  # fmt: skip
     options = parser.parse_args()
     if options.rounds or options.campaign is not None:
         from . import rounds
 
         print(f"seed {options.seed}", flush=True)
-        return rounds.run(options.rounds, options.seed, options.campaign)
-    del options.rounds, options.campaign
+        return rounds.run(options.rounds, options.seed, options.campaign, disks=options.disks)
+    del options.rounds, options.campaign, options.disks
     plan = Plan(**vars(options))
     print(f"seed {plan.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="flintmq-soak-") as folder:

@@ -11,13 +11,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.fault.harness.brokers import PreparedParent
-from tests.fault.harness.plan import ALL_POINTS_AFTER_ROUNDS, Planned, campaigns
+from tests.fault.harness.mounts import NotHere
+from tests.fault.harness.plan import ALL_POINTS_AFTER_ROUNDS, Planned, campaigns, disk_campaigns
 from tests.fault.harness.points import POINTS
+from tests.fault.harness.real_disks import on_a_real_disk
 from tests.fault.harness.rounds import Campaign, RoundFailed
 from tests.fault.harness.tally import Tally
 
@@ -41,18 +44,36 @@ COLUMNS = {
 }
 
 
+Opened = Callable[[PreparedParent, Path, Planned], AbstractContextManager[Campaign]]
+
+
+@contextmanager
+def on_this_disk(prepared: PreparedParent, folder: Path, planned: Planned) -> Iterator[Campaign]:
+    """A campaign whose store lies in ``folder``."""
+    yield Campaign(
+        prepared,
+        folder,
+        planned.seed,
+        sync=planned.sync,
+        retention=planned.retention,
+        checksums=planned.checksums,
+    )
+
+
 class Run:
     """So many rounds, campaign after campaign. One that fails ends there, and its store is kept; the run goes on.
 
-    ``folder``: where stores lie while they are worked on.
+    ``folder``: where stores lie while they are worked on. ``opened``: makes a campaign.
     """
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, opened: Opened, command: str) -> None:
         self.tallies: dict[str, Tally] = {}
         self.hit: set[str] = set()
         self.failed: list[int] = []
         self._seed = seed
         self._folder = folder
+        self._opened = opened
+        self._command = command
         self._began = self._shown = time.monotonic()
 
     @property
@@ -75,25 +96,18 @@ class Run:
     def _campaign(self, prepared: PreparedParent, planned: Planned, rounds: list[str]) -> None:
         folder = self._folder / f"campaign-{planned.number}"
         folder.mkdir()
-        campaign = Campaign(
-            prepared,
-            folder,
-            planned.seed,
-            sync=planned.sync,
-            retention=planned.retention,
-            checksums=planned.checksums,
-        )
-        try:
-            asyncio.run(campaign.run(rounds, self.tallies, self._show))
-        except Exception as failure:  # noqa: BLE001 - whatever it is: said, counted, and the other campaigns go on
-            self.failed.append(planned.number)
-            if not isinstance(failure, RoundFailed):
-                traceback.print_exc()
-            print(f"FAILED: campaign {planned.number}: {type(failure).__name__}: {failure}\n"
-                  f"  its store is kept: {campaign.store}\n"
-                  f"  again: ./scripts/soak --seed {self._seed} --campaign {planned.number}",
-                  file=sys.stderr, flush=True)  # fmt: skip
-        else:
+        with self._opened(prepared, folder, planned) as campaign:
+            try:
+                asyncio.run(campaign.run(rounds, self.tallies, self._show))
+            except Exception as failure:  # noqa: BLE001 - whatever it is: said, counted, and the other campaigns go on
+                self.failed.append(planned.number)
+                if not isinstance(failure, RoundFailed):
+                    traceback.print_exc()
+                print(f"FAILED: campaign {planned.number}: {type(failure).__name__}: {failure}\n"
+                      f"  its store is kept: {campaign.keep(folder)}\n"
+                      f"  again: {self._command} --seed {self._seed} --campaign {planned.number}",
+                      file=sys.stderr, flush=True)  # fmt: skip
+        if planned.number not in self.failed:
             shutil.rmtree(folder)
         self.hit |= campaign.hit
 
@@ -105,24 +119,34 @@ class Run:
                   f"{len(self.failed)} campaigns failed", flush=True)  # fmt: skip
 
 
-def run(rounds: int, seed: int, campaign: int | None) -> int:
-    """So many rounds, or only those of one campaign; prints progress and the table. The exit code."""
+def run(rounds: int, seed: int, campaign: int | None, *, disks: bool) -> int:
+    """So many rounds, or only those of one campaign; prints progress and the table. ``disks``: those on file systems of
+    their own. The exit code."""
     folder = Path(tempfile.mkdtemp(prefix="flintmq-rounds-"))
-    made = Run(seed, folder)
+    command = "./scripts/soak --disks" if disks else "./scripts/soak"
+    made = Run(seed, folder, on_a_real_disk if disks else on_this_disk, command)
+    plan = disk_campaigns(seed) if disks else campaigns(seed)
     with PreparedParent(folder) as prepared:
-        if campaign is None:
-            made.go(prepared, campaigns(seed), rounds)
-        else:
-            (planned,) = itertools.islice(campaigns(seed), campaign, campaign + 1)
-            made.go(prepared, [planned], len(planned.rounds))
+        try:
+            if campaign is None:
+                made.go(prepared, plan, rounds)
+            else:
+                (planned,) = itertools.islice(plan, campaign, campaign + 1)
+                made.go(prepared, [planned], len(planned.rounds))
+        except NotHere as refusal:
+            print(f"this machine does not allow it: {refusal}", file=sys.stderr)
+            return 1
     which = f"--rounds {rounds}" if campaign is None else f"--campaign {campaign}"
     print(table(made.tallies))
     machine = f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}"
-    print(f"\n`./scripts/soak {which} --seed {seed}`: {machine}, {datetime.now(UTC):%Y-%m-%d}, {made.seconds:,.0f} s, "
+    print(f"\n`{command} {which} --seed {seed}`: {machine}, {datetime.now(UTC):%Y-%m-%d}, {made.seconds:,.0f} s, "
           f"{made.seconds / max(made.done, 1):.2f} s a round")  # fmt: skip
     missed = sorted(set(POINTS) - made.hit)
-    all_due = campaign is None and rounds >= ALL_POINTS_AFTER_ROUNDS
-    print(f"{len(made.hit)} of {len(POINTS)} named points reached" + (f"; not: {', '.join(missed)}" if missed else ""))
+    all_due = not disks and campaign is None and rounds >= ALL_POINTS_AFTER_ROUNDS
+    if not disks:
+        print(
+            f"{len(made.hit)} of {len(POINTS)} named points reached" + (f"; not: {', '.join(missed)}" if missed else "")
+        )
     if made.failed:
         print(f"FAILED: {len(made.failed)} campaigns; what they left is in {folder}", file=sys.stderr)
         return 1

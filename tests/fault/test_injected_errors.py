@@ -16,7 +16,7 @@ import pytest
 
 from flintmq.client import Admin, Consumer
 from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
-from flintmq.protocol.errors import ServiceNotAvailable
+from flintmq.protocol.errors import BrokerFailure, ServiceNotAvailable
 from tests.conftest import RawConnection
 from tests.fault.harness.brokers import BrokerEnded, ForkedBroker, PreparedParent, free_port
 from tests.fault.harness.mounts import NotHere
@@ -183,6 +183,23 @@ def test_while_there_is_no_room_for_queues_messages_are_taken_and_come_when_ther
             soon(lambda: bool(injected.injected))
             assert store.pulled() == seen
         soon(lambda: store.pulled() == store.acknowledged)
+    broker.kill()
+    store.check()
+
+
+@pytest.mark.parametrize("path", [LOG, f"consumequeue/{TOPIC}/0/{FIRST_FILE}"])
+def test_who_reads_what_the_disk_cannot_give_is_told_the_file_and_nobody_else_is_disturbed(
+    store: Store, path: str
+) -> None:
+    broker = store.start()
+    with connection_to(store.port) as connection:
+        store.send(connection)
+        soon(lambda: store.pulled() == store.acknowledged)
+        with inject(store, broker.pid, "pread", "EIO", path=path):
+            with pytest.raises(BrokerFailure, match=f"Input/output error: '{store.path / path}'. Check the disk"):
+                connection.pull(TOPIC, 0, 0).raise_for_error()
+            store.send(connection)
+        assert store.pulled() == store.acknowledged
     broker.kill()
     store.check()
 

@@ -1,7 +1,7 @@
 """Real brokers on file systems of their own: ext4 that is shut down under them, and a tmpfs of 16 MiB that fills.
 
-Skipped, with what the machine answered, where they cannot be mounted. ``FLINTMQ_DISK_ROUNDS`` sets how many rounds a
-campaign has, ``FLINTMQ_SEED`` takes other ones.
+Skipped, with what the machine answered, where they cannot be mounted. ``FLINTMQ_SEED`` takes other rounds;
+``scripts/soak --disks --rounds`` runs hundreds of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from tests.overload_tools import soon
 from tests.tools_runs import findings
 
 SEED = os.environ.get("FLINTMQ_SEED", "20261122")
-ROUNDS = int(os.environ.get("FLINTMQ_DISK_ROUNDS", "3"))
 MIB = 1 << 20
 TOPIC, QUEUES = "orders", 3
 
@@ -89,25 +88,22 @@ def run(campaign: Campaign, kind: str, rounds: int) -> None:
     assert tally.acknowledged > 0
 
 
-@pytest.mark.timeout(120 + 20 * ROUNDS)
 def test_when_ext4_is_shut_down_under_a_broker_it_ends_and_what_it_acknowledged_and_showed_is_there(
     prepared: PreparedParent, ext4: LoopExt4
 ) -> None:
-    run(Ext4Campaign(prepared, ext4.point, f"{SEED} ext4", sync=True, disk=ext4), "shutdown", ROUNDS)
+    run(Ext4Campaign(prepared, ext4.point, f"{SEED} ext4", sync=True, disk=ext4), "shutdown", 3)
 
 
-@pytest.mark.timeout(120 + 20 * ROUNDS)
 def test_when_a_sync_fails_on_ext4_nothing_is_acknowledged_that_only_the_page_cache_has(
     prepared: PreparedParent, ext4: LoopExt4, may_trace: None
 ) -> None:
-    run(Ext4Campaign(prepared, ext4.point, f"{SEED} sync", sync=True, disk=ext4), "sync", (ROUNDS + 1) // 2)
+    run(Ext4Campaign(prepared, ext4.point, f"{SEED} sync", sync=True, disk=ext4), "sync", 2)
 
 
-@pytest.mark.timeout(120 + 20 * ROUNDS)
 def test_while_a_tmpfs_fills_and_empties_a_broker_refuses_and_resumes_and_loses_nothing(
     prepared: PreparedParent, tmpfs: SmallTmpfs
 ) -> None:
-    run(TmpfsCampaign(prepared, tmpfs.point, f"{SEED} tmpfs", sync=True, disk=tmpfs), "fill", max(ROUNDS // 3, 1))
+    run(TmpfsCampaign(prepared, tmpfs.point, f"{SEED} tmpfs", sync=True, disk=tmpfs), "fill", 1)
 
 
 @pytest.mark.parametrize("kind", ["shutdown", "sync"])

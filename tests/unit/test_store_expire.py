@@ -19,6 +19,7 @@ from tests.store_tools import (
     MIB,
     SMALL,
     Sent,
+    UnsyncedFiles,
     append,
     assert_found,
     assert_holds,
@@ -96,6 +97,35 @@ def test_a_vanished_offset_is_refused_with_the_new_minimum(store: MessageStore) 
         store.pull("orders", 0, 0, 10, MIB, None, False)
     assert caught.value.min_offset == expected
     assert store.min_offset("orders", 0, False) == expected
+
+
+class Overtaken(UnsyncedFiles):
+    """Something else happens behind the first read of the log's file ``path``."""
+
+    path = Path()
+    then: Callable[[], object] | None = None
+
+    def read(self, fd: int, buffer: memoryview, at: int, *, wait: bool) -> int:
+        """Read, then let ``then`` happen, once."""
+        count = super().read(fd, buffer, at, wait=wait)
+        if self.then is not None and Path(f"/proc/self/fd/{fd}").readlink() == self.path:
+            then, self.then = self.then, None
+            then()
+        return count
+
+
+def test_a_pull_that_retention_overtakes_is_answered_as_if_it_came_behind(tmp_path: Path) -> None:
+    files = Overtaken()
+    store = open_store(tmp_path / "store", files=files)
+    sent = fill(store, 3)
+    expected = min(each.queue_offset for each in sent if each.queue == 0 and each.physical_offset >= FILE_BYTES)
+    files.path = store.commitlog.queue.files[0].path
+    files.then = lambda: store.expire(1)  # the units are read, and some of their records
+    with pytest.raises(OffsetOutOfRange) as caught:
+        store.pull("orders", 0, 0, 20, 4 * MIB, None, False)
+    assert caught.value.min_offset == expected
+    assert store.pull("orders", 0, expected, 20, 4 * MIB, None, False).count == 20
+    store.close()
 
 
 def test_queue_files_go_with_the_log_but_the_last_stays(store: MessageStore) -> None:

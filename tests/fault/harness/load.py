@@ -231,8 +231,11 @@ class Load:
 
     async def read_something(self) -> None:
         """Pull from a queue. Raises where the broker does not answer."""
-        offset = await self._consumer.min_offset(TOPIC, 0, timeout=READ_S)
-        await self._consumer.pull(TOPIC, 0, offset, max_count=10, timeout=READ_S)
+        while True:
+            offset = await self._consumer.min_offset(TOPIC, 0, timeout=READ_S)
+            with contextlib.suppress(OffsetOutOfRange):  # retention went on in between
+                await self._consumer.pull(TOPIC, 0, offset, max_count=10, timeout=READ_S)
+                return
 
     async def look_up(self, finding: Finding, sample: int, allowance: Allowance) -> None:
         """Some acknowledged messages by key, by unique key and by offset id."""

@@ -14,6 +14,8 @@ ROUNDS_A_CAMPAIGN = 12
 KINDS = ("kill",) * 4 + ("point",) * 9 + ("power",) * 4 + ("error",) * 4 + ("damage",) * 4
 """Of so many rounds, so many are of each kind."""
 RARE = tuple(name for name in POINTS if name.startswith("retention"))
+DISK_KINDS = ("shutdown", "sync", "fill")
+"""A campaign on a file system of its own is of one of them."""
 RARE_A_CAMPAIGN = 2
 """How many of the points of retention a campaign with retention gets at most, or the other points wait for too long."""
 ALL_POINTS_AFTER_ROUNDS = 200
@@ -64,3 +66,12 @@ def campaigns(seed: int) -> Iterator[Planned]:
                 rare_left -= 1
             rounds.append(kind)
         yield Planned(number, f"{seed} {number}", source.random() < 0.6, retention, number % 2 == 0, rounds)
+
+
+def disk_campaigns(seed: int) -> Iterator[Planned]:
+    """The campaigns on file systems of their own of the run with that seed. Under sync flush: what async flush may lose
+    when ext4 is shut down, nobody knows."""
+    for number in itertools.count():
+        kind = DISK_KINDS[number % len(DISK_KINDS)]
+        rounds = [kind] * ROUNDS_A_CAMPAIGN
+        yield Planned(number, f"{seed} disks {number}", True, kind == "fill", number % 2 == 0, rounds)

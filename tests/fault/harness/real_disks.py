@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flintmq.broker.tools.findings import Finding as Damage
 from flintmq.broker.tools.verify import verify
@@ -16,9 +18,10 @@ from flintmq.protocol.commands import HELLO
 from flintmq.protocol.errors import ServiceNotAvailable
 from tests.conftest import RawConnection
 
-from .brokers import BrokerEnded, ForkedBroker, HarnessError
+from .brokers import BrokerEnded, ForkedBroker, HarnessError, PreparedParent
 from .ledger import Allowance
-from .mounts import LoopExt4, SmallTmpfs
+from .mounts import LoopExt4, SmallTmpfs, loop_ext4, small_tmpfs
+from .plan import Planned
 from .rounds import EXIT_FATAL, EXIT_REFUSED, FIRE_S_MAX, GOES_ON, Campaign, PromiseBroken
 from .strace import injection
 from .tally import Tally
@@ -45,12 +48,23 @@ class RealDiskCampaign(Campaign):
         if found:
             raise PromiseBroken(f"after round {number} ({kind}) verify finds {found[:5]}")
 
+    def keep(self, folder: Path) -> Path:
+        """A copy: the file system goes."""
+        self.prepared.kill_all()
+        return Path(shutil.copytree(self.store, folder / "kept"))
+
 
 @dataclass
 class Ext4Campaign(RealDiskCampaign):
     """On ext4, which is shut down as when the power goes or the device is pulled, and whose syncs fail."""
 
     disk: LoopExt4 = field(kw_only=True)
+
+    def keep(self, folder: Path) -> Path:
+        """A copy of what reached the disk."""
+        self.prepared.kill_all()
+        self.disk.mount_again()
+        return super().keep(folder)
 
     async def _shutdown(self, rest: str) -> Allowance:
         """At a random moment of the load; now and then again while the store is recovered."""
@@ -149,6 +163,20 @@ class TmpfsCampaign(RealDiskCampaign):
                         raise HarnessError(f"the disk never was full, {self.disk.free_bytes} bytes are free")
         except EOFError as error:
             raise PromiseBroken(f"a full disk ended the broker with {broker.wait()}: {broker.log}") from error
+
+
+@contextmanager
+def on_a_real_disk(prepared: PreparedParent, folder: Path, planned: Planned) -> Iterator[Campaign]:
+    """A campaign on the file system that its rounds need, made in ``folder``. Raises ``NotHere``."""
+    with ExitStack() as stack:
+        if planned.rounds[0] == "fill":
+            tmpfs = stack.enter_context(small_tmpfs(folder))
+            stack.callback(prepared.kill_all)
+            yield TmpfsCampaign(prepared, tmpfs.point, planned.seed, sync=True, checksums=planned.checksums, disk=tmpfs)
+        else:
+            ext4 = stack.enter_context(loop_ext4(folder))
+            stack.callback(prepared.kill_all)
+            yield Ext4Campaign(prepared, ext4.point, planned.seed, sync=True, checksums=planned.checksums, disk=ext4)
 
 
 def check_says_how_much(refusal: ServiceNotAvailable) -> None:

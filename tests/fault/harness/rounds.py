@@ -162,6 +162,10 @@ class Campaign:
             await self.load.wait_for_delayed(finding, {hit.number for hit in self._hits.values()})
         return finding
 
+    def keep(self, folder: Path) -> Path:
+        """Where the store stays that a round failed on: in ``folder`` at the latest."""
+        return self.store
+
     # Starting.
 
     @property

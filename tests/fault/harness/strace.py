@@ -15,6 +15,7 @@ FAILING_CALLS = {
     "fdatasync": "fdatasync",
     "fallocate": "fallocate",
     "pwrite": "pwrite64",
+    "pread": "?preadv2,?preadv,pread64",
     "rename": "?rename,?renameat,?renameat2",
 }
 """What the store does by the names that strace has for it; a machine need not have those with a question mark."""
