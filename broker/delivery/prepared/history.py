@@ -15,8 +15,9 @@ from ...store import MessageStore
 from ...store.consume_queue import ConsumeQueue
 from ...store.tombstones import LostRange
 from ..moving import RECORDS_A_STEP, UNITS, choose
+from .lost_notes import LostNotes
 from .notes import COMMIT, COPY, DONE, DROP, PREPARE, Note, read_note
-from .table import Commit, Range, Table
+from .table import Attempt, Commit, Range, Table
 
 log = logging.getLogger(__name__)
 
@@ -28,24 +29,31 @@ def table_at_start(store: MessageStore) -> Table:
     for series, number in saved.committed.items():
         table.remember(series, number)
     copies: dict[str, tuple[int, Record]] = {}
+    lost_notes = LostNotes(saved.next_message)
     for record in _notes(store, saved.next_note):
         note = read_note(record)
         if note is not None:
-            _take(table, copies, note, record)
-    _settle(store, table, copies)
+            _take(table, copies, lost_notes, note, record)
+    _settle(store, table, copies, lost_notes)
     return table
 
 
-def _take(table: Table, copies: dict[str, tuple[int, Record]], note: Note, record: Record) -> None:
+def _take(
+    table: Table, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes, note: Note, record: Record
+) -> None:
     """What a note says. ``copies``: by series, the position of its last "copy", and the note itself."""
     kind, values = note[0], note[1:]
     if kind == PREPARE:
         name, first, count, topic, queue = values
         table.prepare(name, first, count, (topic, queue), record.queue_offset, record.store_timestamp)
+        lost_notes.prepared(first, count)
     elif kind == DROP:
         table.drop(values[0])
     elif kind == COMMIT:
-        series, number, names, dropped = values
+        series, number, names, dropped, counts = values
+        lost_notes.committed(zip(names, counts, strict=True))
+        for name in names:
+            table.attempts.setdefault(name, Attempt(name, record.queue_offset))  # its notes may be lost
         table.commit(series, number, names, record.queue_offset)
         table.drop(dropped)
     elif kind == COPY:
@@ -61,10 +69,12 @@ def _take(table: Table, copies: dict[str, tuple[int, Record]], note: Note, recor
         table.remember(series, number)  # its "commit" may be lost
 
 
-def _settle(store: MessageStore, table: Table, copies: dict[str, tuple[int, Record]]) -> None:
+def _settle(store: MessageStore, table: Table, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes) -> None:
     """Bound what the notes say by what the queue holds, and find how far copying has come."""
     queue = store.queues.get(PREPARED_TOPIC, 0)
-    table.ends_at(queue.max_offset if queue is not None else 0)
+    end = queue.max_offset if queue is not None else 0
+    table.ends_at(end)
+    lost_notes.complete([each for commit in table.commits.values() for each in commit.attempts], end)
     begin = store.queue_reads.first_offset(queue) if queue is not None else 0
     lost = [
         name
@@ -79,8 +89,9 @@ def _settle(store: MessageStore, table: Table, copies: dict[str, tuple[int, Reco
                   number, series)  # fmt: skip
     for series, commit in list(table.commits.items()):
         # Once more: the end of its last range is known only now.
-        commit = table.commits[series] = Commit(series, commit.number, commit.attempts, commit.note_offset)
-        missing = _lost_of(store, [each for attempt in commit.attempts for each in attempt.ranges])
+        attempts = [each for each in commit.attempts if each.ranges]
+        commit = table.commits[series] = Commit(series, commit.number, attempts, commit.note_offset)
+        missing = _lost_of(store, [each for attempt in attempts for each in attempt.ranges])
         if missing:
             log.error("transaction %d of %s is committed, and %d of its messages are lost to damage of the log",
                       commit.number, series, missing)  # fmt: skip
@@ -155,8 +166,8 @@ def _notes(store: MessageStore, first: int) -> Iterator[Record]:
     at = max(first, store.queue_reads.first_offset(queue))
     lost = store.quarantine.lost_between(OP_PREPARED_TOPIC, 0, at, queue.max_offset)
     if lost:
-        log.error("%d notes about prepared messages are lost to damage of the log: what they spoke of is dropped, or "
-                  "not copied where it was committed", sum(end - begin for begin, end in lost))  # fmt: skip
+        log.error("%d notes about prepared messages are lost to damage of the log: what was not "
+                  "committed of what they spoke of is dropped", sum(end - begin for begin, end in lost))  # fmt: skip
     while at < queue.max_offset:
         blob = queue.read_units(at, min(RECORDS_A_STEP, queue.max_offset - at), hot=False)
         chosen, count = choose(np.frombuffer(blob, UNITS), at)

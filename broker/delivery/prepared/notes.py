@@ -27,7 +27,8 @@ refused or the broker killed: what is there ends where the next note of this kin
 DROP = "drop"
 """[attempts]: aborted or expired."""
 COMMIT = "commit"
-"""[series, number, attempts, dropped attempts]: once this is stored, the transaction is committed."""
+"""[series, number, attempts, dropped attempts, messages of each attempt]: once this is stored, the transaction is
+committed."""
 COPY = "copy"
 """[series, number, position]: copies of its messages follow right behind, from that one on."""
 DONE = "done"
@@ -35,7 +36,7 @@ DONE = "done"
 
 Note: TypeAlias = list[Any]
 
-_LENGTHS = {PREPARE: 6, DROP: 2, COMMIT: 5, COPY: 4, DONE: 3}
+_LENGTHS = {PREPARE: 6, DROP: 2, COMMIT: 6, COPY: 4, DONE: 3}
 _NAMES_A_NOTE = 1_000
 
 

@@ -170,7 +170,7 @@ class PreparedMessages:
         chosen = set(names)
         dropped = [name for name in self._to_drop(drop, may_drop) if name not in chosen] if drop else []
         note_offset = self._store.next_append_offset(OP_PREPARED_TOPIC, 0)
-        end_offset = self.note([COMMIT, series, number, names, dropped])
+        end_offset = self.note([COMMIT, series, number, names, dropped, [messages for _, messages in wanted]])
         commit = self.table.commit(series, number, names, note_offset)
         self.table.drop(dropped)
         self.outcomes["commit"] += len(names)
