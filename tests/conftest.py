@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import msgpack
 import pytest
 
@@ -25,12 +26,17 @@ from tests.forked import FORKS, ForkedProcess, broker_environment
 from tests.processes import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background, as by `nohup`: the processes under test would inherit that, and none could be
-    # interrupted.
+    # Started in the background, as by `nohup`: no process under test could be interrupted, for they inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# How long an example takes is the machine's matter. The rest is as Hypothesis has it, on a CI server for such.
+hypothesis.settings.register_profile(
+    "unhurried", hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
+
 START_TIMEOUT_S = 100.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
 
 SMALL_FILES = {
     "store.commitlog_file_bytes": 4 * 1024 * 1024,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgpack
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client import Message
@@ -13,7 +13,6 @@ from flintmq.client.core.compression import Compressor, decompress
 from flintmq.client.core.packing import Columns, ColumnSource, Content, Rows, RowSource, new_packer
 from flintmq.client.errors import InvalidMessage
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 bodies = st.binary(max_size=300) | st.integers(0, 9000).map(lambda size: b"z" * size)
 text = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20)
 keys = text.filter(lambda key: " " not in key)
@@ -27,7 +26,6 @@ def unpack(content: Content) -> list[Any]:
     return list(unpacker)
 
 
-@unhurried
 @given(st.lists(st.tuples(bodies, properties), min_size=1, max_size=70))
 def test_rows_are_read_as_they_were_packed(rows: list[tuple[bytes, dict[str, str]]]) -> None:
     assert unpack(Rows(rows)) == [list(row) for row in rows]
@@ -36,7 +34,6 @@ def test_rows_are_read_as_they_were_packed(rows: list[tuple[bytes, dict[str, str
         assert [*unpack(first), *unpack(second)] == unpack(Rows(rows))
 
 
-@unhurried
 @given(st.lists(st.tuples(bodies, st.none() | keys), min_size=1, max_size=70), st.booleans())
 def test_columns_are_read_as_they_were_packed(pairs: list[tuple[bytes, str | None]], with_keys: bool) -> None:
     columns = Columns([body for body, _ in pairs], [key for _, key in pairs] if with_keys else None)
@@ -69,7 +66,6 @@ def plain(messages: list[tuple[bytes, str | None, int]], over_bytes: int | None)
     return [(decompress(body, flag) if flag else body, key) for body, key, flag in messages]
 
 
-@unhurried
 @given(
     st.lists(st.tuples(bodies, st.none() | keys), max_size=200),
     st.integers(1, 20_000),
@@ -85,7 +81,6 @@ def test_every_message_goes_into_one_frame_in_order(
     assert plain(taken(columns, bytes_target), over_bytes) == pairs
 
 
-@unhurried
 @given(
     bodies,
     st.lists(st.text(max_size=5), max_size=3),

@@ -6,14 +6,13 @@ import struct
 import zlib
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client import Batch, CorruptMessage, RemoteProtocolError, StoredMessage
 from flintmq.protocol.layout import SysFlag
 from flintmq.protocol.record import Record, encode_properties, split_keys
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 text = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=12)
 hosts = st.binary(min_size=8, max_size=8) | st.binary(min_size=20, max_size=20)
 i64 = st.integers(0, 2**63 - 1)
@@ -51,7 +50,6 @@ def batch_of(blobs: list[bytes]) -> Batch:
     return Batch("t", 0, body, len(blobs), next_offset=0, min_offset=0, max_offset=0)
 
 
-@unhurried
 @given(st.lists(records(), max_size=8))
 def test_a_batch_is_what_was_stored(stored: list[tuple[Record, bytes]]) -> None:
     batch = batch_of([record.encode() for record, _ in stored])
@@ -92,7 +90,6 @@ def read_everything(batch: Batch) -> None:
         return
 
 
-@unhurried
 @given(st.lists(records(), min_size=1, max_size=4), st.data())
 def test_damage_is_a_typed_error(stored: list[tuple[Record, bytes]], data: Any) -> None:
     blobs = [record.encode() for record, _ in stored]
@@ -107,13 +104,11 @@ def test_damage_is_a_typed_error(stored: list[tuple[Record, bytes]], data: Any) 
     read_everything(batch_of(pieces))
 
 
-@unhurried
 @given(st.lists(st.binary(min_size=91, max_size=300), max_size=4))
 def test_random_bytes_are_a_typed_error(blobs: list[bytes]) -> None:
     read_everything(batch_of(blobs))
 
 
-@unhurried
 @given(st.binary(max_size=600), st.integers(0, 5))
 def test_random_answers_are_a_typed_error(body: bytes, count: int) -> None:
     try:
@@ -123,7 +118,6 @@ def test_random_answers_are_a_typed_error(body: bytes, count: int) -> None:
     read_everything(batch)
 
 
-@unhurried
 @given(records().filter(lambda pair: len(pair[0].body) > 0), st.data())
 def test_a_changed_body_is_never_returned(stored: tuple[Record, bytes], data: Any) -> None:
     record, _ = stored

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client import StoredMessage
@@ -25,7 +25,6 @@ from flintmq.client.spark.scan_numpy import scan as scan_numpy
 from flintmq.protocol.layout import SysFlag
 from flintmq.protocol.record import CorruptRecord, Record, decode_record
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SCANS = pytest.mark.parametrize("scan", [scan_numba, scan_numpy], ids=["numba", "numpy"])
 Scan = Callable[[bytes, Any, Any, bool], tuple[Any, int]]
 
@@ -83,7 +82,6 @@ def is_sound(blob: bytes) -> bool:
 
 
 @SCANS
-@unhurried
 @given(stored=st.lists(records(), max_size=8), before=st.binary(max_size=9))
 def test_a_scan_finds_the_parts_of_every_record(scan: Scan, stored: list[Record], before: bytes) -> None:
     blob, starts, sizes = laid_out([record.encode() for record in stored], before)
@@ -111,7 +109,6 @@ def test_a_scan_finds_the_parts_of_every_record(scan: Scan, stored: list[Record]
 
 
 @SCANS
-@unhurried
 @given(stored=st.lists(records(), min_size=1, max_size=5), data=st.data())
 def test_a_scan_finds_the_first_record_that_is_damaged(scan: Scan, stored: list[Record], data: st.DataObject) -> None:
     blobs = [bytearray(record.encode()) for record in stored]
@@ -147,7 +144,6 @@ def test_where_numba_is_installed_the_compiled_scan_is_used(monkeypatch: pytest.
     scanner.cache_clear()
 
 
-@unhurried
 @given(st.lists(records(), max_size=6))
 def test_the_columns_are_what_a_consumer_sees_of_each_message(stored: list[Record]) -> None:
     blobs = [record.encode(checksum=index % 2 == 1) for index, record in enumerate(stored)]
@@ -167,7 +163,6 @@ def test_the_columns_are_what_a_consumer_sees_of_each_message(stored: list[Recor
         assert headers == dict(message.user_properties)
 
 
-@unhurried
 @given(st.lists(records(), min_size=1, max_size=6), st.data())
 def test_only_the_columns_that_are_asked_for_are_made_in_their_order(stored: list[Record], data: st.DataObject) -> None:
     columns = data.draw(st.permutations((*offered(), PROPERTIES, HEADERS)).map(lambda all_: all_[:4]))
@@ -179,7 +174,6 @@ def test_only_the_columns_that_are_asked_for_are_made_in_their_order(stored: lis
         assert chosen.column(column.name) == everything.column(column.name)
 
 
-@unhurried
 @given(st.lists(records(), max_size=8), st.data())
 def test_a_selection_of_a_block_is_as_if_only_that_were_there(stored: list[Record], data: st.DataObject) -> None:
     blobs = [record.encode() for record in stored]
