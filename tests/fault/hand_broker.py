@@ -154,7 +154,7 @@ class HandBroker(Life):
         for (topic, queue), served in self.served.items():
             records = [record for record in pull_all(self.store, topic, queue) if record.queue_offset < served]
             assert len(records) == served - self.store.min_offset(topic, queue, False)
-            assert all(map(matches, records, self.written[topic, queue]))
+            assert all(map(matches, records, self.kept(topic, queue, records)))
 
     def assert_no_append_is_taken(self) -> None:
         """The store stopped writing, also where the disk works again."""

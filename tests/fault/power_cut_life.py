@@ -11,7 +11,7 @@ from pathlib import Path
 from flintmq.broker.store import MessageStore, StoreSettings, TopicConfig
 from flintmq.protocol.layout import PRE_BLANK_SIZE, UNIT_STRUCT
 from flintmq.protocol.record import Record
-from tests.store_tools import HOST, Message, Sent, find, make_batch, matches, pull_all, sent_of
+from tests.store_tools import FOREVER, HOST, Message, Sent, find, make_batch, matches, pull_all, sent_of
 
 from .power_cut import PowerCutFiles
 
@@ -57,6 +57,8 @@ class Life:
         """Every topic that there ever was."""
         self.committed: dict[Row, int] = {}
         """A group's progress that was confirmed."""
+        self.expiring_below = 0
+        """Messages below this physical offset may be gone: retention was to remove them."""
 
     def begin(self, files: PowerCutFiles, path: Path) -> None:
         """Work on what lies there from now on: that is what the disk holds."""
@@ -65,7 +67,10 @@ class Life:
 
     def remember(self, other: Life) -> None:
         """Take over what another life promised of the same store."""
-        for name in ("written", "synced", "served", "topics", "deleted", "in_doubt", "named", "committed"):
+        for name in (
+            "written", "synced", "served", "topics", "deleted", "in_doubt", "named", "committed",
+            "expiring_below",
+        ):  # fmt: skip
             setattr(self, name, copy.deepcopy(getattr(other, name)))
 
     def promises(self) -> Hashable:
@@ -131,6 +136,11 @@ class Life:
             self.committed.pop((topic, queue), None)
             self.served.pop((topic, queue), None)
 
+    def expire(self) -> None:
+        """Retention takes the oldest file of the log away, where all behind it is dispatched and on disk."""
+        self.expiring_below = self.store.min_physical_offset + self.store.settings.commitlog_file_bytes
+        self.store.expire(1)
+
     def unacknowledged_offsets(self) -> list[int]:
         """Where each record begins that is written and not acknowledged, and where the last ends."""
         begins = {each.physical_offset for row in self.written.values() for each in row}
@@ -170,8 +180,14 @@ class Life:
             assert kept == min(committed, found.max_offset(topic, queue))
 
     def kept(self, topic: str, queue: int, records: Sequence[Record]) -> list[Sent]:
-        """What was written to a queue, with those messages of the unfinished frame that are there."""
-        written = list(self.written.get((topic, queue), []))
+        """What was written to a queue, with those messages of the unfinished frame that are there, and without those
+        that retention took."""
+        first = records[0].queue_offset if records else FOREVER
+        written = [
+            each
+            for each in self.written.get((topic, queue), [])
+            if each.physical_offset >= self.expiring_below or each.queue_offset >= first
+        ]
         frame = self.unfinished
         if frame is not None and (frame.topic, frame.queue) == (topic, queue):
             for record, message in zip(records[len(written) :], frame.messages, strict=False):

@@ -78,6 +78,7 @@ class Begun:
         write_tree(path, self.tree)
         ran = run(self, path, FailingDisk(path))
         assert (ran.broker.ended, ran.broker.refused) == (None, 0)
+        assert ran.broker.store.min_physical_offset > 0
         self._calls = ran.files.calls
 
     def each(self, operation: str, number: int) -> range:
@@ -87,7 +88,7 @@ class Begun:
 
 
 def small_run(broker: HandBroker, messages: SmallMessages) -> list[Callable[[], object]]:
-    """A start, a frame over three files of the log and others, changes of tables, and a stop."""
+    """A start, a frame over three files of the log and others, changes of tables, retention, and a stop."""
     return [
         broker.store.open,
         broker.allocate,
@@ -99,6 +100,7 @@ def small_run(broker: HandBroker, messages: SmallMessages) -> list[Callable[[], 
         lambda: broker.produce("bills", 0, messages.take(2, 0)),
         lambda: broker.delete("bills"),
         broker.checkpoint,
+        broker.expire,
         lambda: broker.produce("orders", 0, messages.take(3, 0)),
         broker.store.close,
     ]

@@ -43,6 +43,7 @@ class Sweep:
         self._folder = folder
         self.messages = SmallMessages()
         self._doing = "nothing"
+        self._watching = True
         self._judged: set[bytes] = set()
         """Trees that a cut left, with what was promised by then."""
         self._recovered: set[bytes] = set()
@@ -74,9 +75,15 @@ class Sweep:
         self._doing = f"behind {name}"
         self.look()
 
+    def do_unseen(self, operation: Callable[[], object]) -> None:
+        """Do something, and cut nowhere."""
+        self._watching = False
+        operation()
+        self._watching = True
+
     def look(self) -> None:
         """The power may go now."""
-        self.moments += 1
+        self.moments += self._watching
         for fate in (Nothing(), Everything(), AtRandom(random.Random(f"{SEED} {self.moments}"))):
             self._cut(fate, type(fate).__name__)
 
@@ -88,6 +95,8 @@ class Sweep:
                 self._cut(TornLog(end, Everything()), f"the log up to {end}, and all else")
 
     def _cut(self, fate: Fate, name: str) -> None:
+        if not self._watching:
+            return
         left = self.life.files.remains(fate)
         if not self._is_new(self._judged, (sorted(left.items()), self.life.promises())):
             return
@@ -150,20 +159,49 @@ def work(sweep: Sweep) -> None:
 
 def test_wherever_the_power_goes_what_was_acknowledged_or_shown_is_there(memory_path: Path) -> None:
     sweep = Sweep(memory_path)
-    life = sweep.life
     work(sweep)
-    store = life.store
+    store = sweep.life.store
     assert store.write_offset > SMALLEST.commitlog_file_bytes
     assert len(list((store.path / "index").iterdir())) > 1
     assert any(queue.size()[0] > 1 for queue in store.queues)
-    # A start that has much to put right, and a stop, are moments too.
-    life.append("orders", 0, sweep.messages.take(3, 0))
-    fates = (TornLog(store.write_offset - 100, Nothing()), Everything(), AtRandom(random.Random(SEED)))
+    sweep.life.append("orders", 0, sweep.messages.take(3, 0))
+    sweep.do("expire", sweep.life.expire)
+    assert store.min_physical_offset > 0
+    assert sweep.cuts > sweep.moments > 200
+    kill(store)
+
+
+def test_wherever_the_power_goes_in_a_start_that_has_much_to_put_right_or_a_stop_nothing_is_lost(
+    memory_path: Path,
+) -> None:
+    sweep = Sweep(memory_path)
+    life = sweep.life
+    sweep.do_unseen(lambda: work(sweep))
+    sweep.do_unseen(lambda: life.append("orders", 0, sweep.messages.take(3, 0)))
+    fates = (TornLog(life.store.write_offset - 100, Nothing()), Everything(), AtRandom(random.Random(SEED)))
     for number, left in enumerate([life.files.remains(fate) for fate in fates]):
         sweep.begin_with(left, f"store-{number}")
         sweep.do(f"recovery {number}", life.store.open)
         sweep.do(f"close {number}", life.store.close)
-    assert sweep.cuts > sweep.moments > 300
+    assert sweep.moments > sweep.cuts > 150
+
+
+def test_wherever_the_power_goes_while_retention_takes_what_no_checkpoint_knows_offsets_go_on(
+    memory_path: Path,
+) -> None:
+    """All messages of one queue go, and its units are not on disk by themselves yet."""
+    sweep = Sweep(memory_path)
+    life = sweep.life
+    sweep.do_unseen(life.store.open)
+    sweep.do_unseen(lambda: life.append("bills", 0, sweep.messages.take(4, 0)))
+    while life.store.write_offset < SMALLEST.commitlog_file_bytes:
+        sweep.do_unseen(lambda: life.append("orders", 1, sweep.messages.take(5, 1)))
+    sweep.do_unseen(life.flush)
+    sweep.do_unseen(life.dispatch)
+    sweep.do("expire", life.expire)
+    assert life.store.min_physical_offset > 0
+    assert life.served["bills", 0] == life.store.min_offset("bills", 0, False) == 4
+    kill(life.store)
 
 
 # The sweep itself: what a broken flush or a store that shows too much loses is found.
