@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +27,9 @@ DAMAGES = ("log", "consumequeue", "table", "log", "index", "log", "checkpoint", 
 RARE = [name for name in POINTS if name.startswith("retention")]
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedParent]:
-    """What forks brokers."""
-    print(f"seed {SEED}")  # noqa: T201 - what repeats a failure
-    with PreparedParent(tmp_path_factory.mktemp("brokers")) as parent:
-        yield parent
-
-
 def run(prepared: PreparedParent, folder: Path, rounds: list[str], **options: Any) -> Campaign:
     """A campaign of these rounds; fails where one of them does."""
+    print(f"seed {SEED}")  # noqa: T201 - what repeats a failure
     options = {"sync": True, **options}
     campaign = Campaign(prepared, folder, f"{SEED} {rounds[0]}", **options)
     tallies: dict[str, Tally] = {}

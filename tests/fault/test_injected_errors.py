@@ -19,10 +19,9 @@ from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
 from flintmq.protocol.errors import BrokerFailure, ServiceNotAvailable
 from tests.conftest import RawConnection
 from tests.fault.harness.brokers import BrokerEnded, ForkedBroker, PreparedParent, free_port
-from tests.fault.harness.mounts import NotHere
 from tests.fault.harness.real_disks import connection_to
 from tests.fault.harness.rounds import CALM, EXIT_FATAL, EXIT_REFUSED
-from tests.fault.harness.strace import Injection, check_strace, injection
+from tests.fault.harness.strace import Injection, injection
 from tests.overload_tools import soon
 from tests.tools_runs import findings
 
@@ -32,18 +31,6 @@ FIRST_FILE, SECOND_FILE = f"{0:020d}", f"{4 << 20:020d}"
 LOG = f"commitlog/{FIRST_FILE}"
 MESSAGES_MAX = 300
 """So many fill the log's first file twice, with pauses for every service: whatever is to fail has failed."""
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedParent]:
-    """What forks brokers."""
-    folder = tmp_path_factory.mktemp("brokers")
-    try:
-        check_strace(folder)
-    except NotHere as refusal:
-        pytest.skip(str(refusal))
-    with PreparedParent(folder) as parent:
-        yield parent
 
 
 @dataclass
@@ -92,7 +79,7 @@ class Store:
 
 
 @pytest.fixture
-def store(prepared: PreparedParent, tmp_path: Path) -> Iterator[Store]:
+def store(prepared: PreparedParent, may_trace: None, tmp_path: Path) -> Iterator[Store]:
     """A store that nothing was stored in."""
     yield Store(prepared, tmp_path / "store", free_port(random.SystemRandom()), {})
     prepared.kill_all()

@@ -26,7 +26,6 @@ from tests.fault.harness.brokers import BrokerEnded, ForkedBroker, PreparedParen
 from tests.fault.harness.mounts import LoopExt4, NotHere, SmallTmpfs, loop_ext4, small_tmpfs
 from tests.fault.harness.real_disks import Ext4Campaign, TmpfsCampaign, connection_to
 from tests.fault.harness.rounds import EXIT_REFUSED, Campaign, RoundFailed
-from tests.fault.harness.strace import check_strace
 from tests.fault.harness.tally import Tally
 from tests.overload_tools import soon
 from tests.tools_runs import findings
@@ -34,13 +33,6 @@ from tests.tools_runs import findings
 SEED = os.environ.get("FLINTMQ_SEED", "20261122")
 MIB = 1 << 20
 TOPIC, QUEUES = "orders", 3
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreparedParent]:
-    """What forks brokers."""
-    with PreparedParent(tmp_path_factory.mktemp("brokers")) as parent:
-        yield parent
 
 
 @pytest.fixture
@@ -67,15 +59,6 @@ def tmpfs(prepared: PreparedParent, tmp_path: Path) -> Iterator[SmallTmpfs]:
             pytest.skip(str(refusal))
         yield disk
         prepared.kill_all()
-
-
-@pytest.fixture
-def may_trace(tmp_path: Path) -> None:
-    """strace may make calls fail."""
-    try:
-        check_strace(tmp_path)
-    except NotHere as refusal:
-        pytest.skip(str(refusal))
 
 
 def run(campaign: Campaign, kind: str, rounds: int) -> None:
