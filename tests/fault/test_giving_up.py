@@ -160,7 +160,7 @@ def test_it_may_die_anywhere_and_comes_to_the_same_result(tmp_path: Path) -> Non
         store = open_store(path)
         assert_only_these_are_left(store, [each for each in sent if each not in lost], lost)
         store.close()
-        lives += 5
+        lives += 9
     assert lives > 20
 
 
