@@ -23,7 +23,7 @@ from flintmq.protocol.frames import ONE_WAY, REQUEST, RESPONSE, Frame, FramePars
 from tests.client_drivers import SYNC, Clients
 from tests.client_drivers import aio_clients as clients_of_aio
 from tests.forked import FORKS, ForkedProcess, broker_environment
-from tests.processes import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
+from tests.processes import free_port, pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401 - hooks
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background, as by `nohup`: no process under test could be interrupted, for they inherit that.
@@ -103,7 +103,7 @@ def broker_command(
 
 def serve_arguments(store: Path, *options: str, settings: dict[str, Any] | None = None) -> list[str]:
     """The arguments of ``broker_command``."""
-    command = ["serve", "--store", str(store), "--listen", "127.0.0.1:0"]
+    command = ["serve", "--store", str(store), "--listen", f"127.0.0.1:{free_port()}"]
     for name, value in {**SMALL_FILES, **(settings or {})}.items():
         command += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return [*command, *options]

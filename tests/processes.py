@@ -1,12 +1,20 @@
-"""How the tests are shared out to several processes, and in which order: what takes long comes first."""
+"""What several processes share out: the tests, of which those that take long come first, and the ports of brokers."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+PORTS = range(10_000, 15_000, 2)
+"""A broker's, with the next one for its metrics. Below those that the system gives to clients, ten thousand in one
+test: a broker that is started again finds its port free. From 15,000 on they are the fault harness's."""
 SPARK_FOLDER = Path(__file__).parent / "spark"
 
 
@@ -27,3 +35,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "spark" if file.startswith("tests/spark/") else file
 
     return ByFile(config, log)
+
+
+def _own_ports() -> Iterator[int]:
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = PORTS[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    # In an order of this process's own: the tests may run twice at a time on a machine.
+    return itertools.cycle(random.SystemRandom().sample(own, len(own)))
+
+
+_ports = _own_ports()
+
+
+def free_port() -> int:
+    """A port on loopback on which no other process of the tests starts a broker, free with the next one."""
+    for port in itertools.islice(_ports, len(PORTS)):
+        if _is_free(port) and _is_free(port + 1):
+            return port
+    raise AssertionError(f"no two ports in {PORTS} are free on 127.0.0.1")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
