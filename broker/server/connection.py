@@ -149,6 +149,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         self.parser.let_go()
         self.parser.release()
         self.memory.forget(self)
+        self.broker.sharing.forget(self)
         self.broker.send_memory.note(self, 0)
         if exc is not None:
             log.debug("connection from %s:%d broke: %s", *self.address, exc)
@@ -179,6 +180,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         incomplete = False
         self.running = True
         self.turn_began = time.monotonic()
+        self.broker.sharing.turn(self, self.turn_began)
         try:
             while not self.stops and (begin := parser.start) != parser.end:
                 frame = parser.next_frame()

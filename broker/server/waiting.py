@@ -20,7 +20,7 @@ T = TypeVar("T")
 Rather: TypeAlias = Callable[[], None] | None
 """What is done instead of waiting for memory, or for the other side."""
 
-COLD_READS_MAX = 4
+COLD_READS_MAX = 2
 """Reads of one connection at a time that wait for the disk, or for a thread: the others' turn comes soon."""
 
 _NO_BODY = bytearray()

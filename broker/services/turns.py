@@ -13,6 +13,35 @@ SLICE_S = 0.0005
 """Steps of one turn end after this time: what else the loop does waits so long at most, and for the step that runs."""
 
 
+SHARED_S = 0.05
+"""Who was served within this time is still there."""
+
+
+class Sharing:
+    """Whether more than one is served: that a turn is somebody else's than the last one was. Times: seconds, never
+    going back."""
+
+    def __init__(self) -> None:
+        self.last: object = None
+        """Whose turn it was last."""
+        self._changed = -SHARED_S
+
+    def turn(self, whose: object, now: float) -> None:
+        """It is somebody's turn."""
+        if self.last is not whose:
+            self.last = whose
+            self._changed = now
+
+    def forget(self, who: object) -> None:
+        """This one is gone."""
+        if self.last is who:
+            self.last = None
+
+    def is_shared(self, now: float) -> bool:
+        """Whether turns changed hands within the last ``SHARED_S``."""
+        return now < self._changed + SHARED_S
+
+
 class Turns:
     """``clock``: seconds, never going back; ``call_soon``: calls a function in the loop's next turn."""
 

@@ -112,9 +112,11 @@ class Files:
         """The file's first ``size`` bytes, shared and writable."""
         return mmap.mmap(fd, size)
 
-    def populate(self, address: int, size: int) -> None:
-        """Have pages in memory, and mapped, for ``size`` bytes of a map from ``address`` on, a page's begin. They stay
-        clean. Raises OSError, EINVAL where the system cannot (Linux before 5.14)."""
+    def populate(self, fd: int, begin: int, address: int, size: int) -> None:
+        """Have pages in memory, and mapped, for ``size`` bytes of a file from ``begin`` on, which lie at ``address`` of
+        a map; both are a page's begin. They stay clean. Raises OSError, EINVAL where the system cannot (Linux before
+        5.14)."""
+        os.posix_fadvise(fd, begin, size, os.POSIX_FADV_WILLNEED)  # many pages at a time; mapping them is little then
         if _LIBC.madvise(address, size, _MADV_POPULATE_READ):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

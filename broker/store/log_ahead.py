@@ -17,7 +17,8 @@ POPULATE_AHEAD_BYTES = 32 * 1024 * 1024
 """So much of the log behind the write offset has its pages in memory: a tenth of a second of the fastest writes."""
 _CANNOT_POPULATE = -2
 """The system has no call for it."""
-POPULATE_STEP_BYTES = 2 * 1024 * 1024
+POPULATE_STEP_BYTES = 8 * 1024 * 1024
+"""Each step waits for the interpreter, which a busy event loop lets go of every 5 ms."""
 
 log = logging.getLogger(__name__)
 
@@ -156,8 +157,9 @@ class LogAhead:
     def populate(self, write_offset: int) -> bool:
         """For the allocation service: have the system find pages for what is written next; one step of it.
 
-        A new page costs the writer microseconds, or tens of milliseconds while the log is synced or a virtual machine's
-        host has to find it: the event loop should not wait so long. As far ahead as was written since the store was
+        A new page costs the writer microseconds, or tens of milliseconds: where the system fills those around it with
+        zeros, too (up to the disk's ``read_ahead_kb``), while the log is synced, or where a virtual machine's host has
+        to find it. The event loop should not wait so long. As far ahead as was written since the store was
         opened, up to ``POPULATE_AHEAD_BYTES``: an idle broker needs none. Pages are only read: zeros that were written
         would have to be synced.
         Returns whether there was something to do.

@@ -75,7 +75,7 @@ class MappedFile:
         if size <= 0 or (size < step and end < self.size):
             return False
         array = self.array()
-        self.files.populate(array.ctypes.data + begin, size)
+        self.files.populate(self.fd, begin, array.ctypes.data + begin, size)
         self.populated = begin + size
         return True
 

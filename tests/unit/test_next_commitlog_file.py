@@ -37,10 +37,10 @@ class WatchedFiles(Files):
         self.cannot_populate = False
         self.populated_bytes = 0
 
-    def populate(self, address: int, size: int) -> None:
+    def populate(self, fd: int, begin: int, address: int, size: int) -> None:
         if self.cannot_populate:
             raise OSError(errno.EINVAL, "Invalid argument")
-        super().populate(address, size)
+        super().populate(fd, begin, address, size)
         self.populated_bytes += size
 
     def rename(self, source: Path, target: Path) -> None:

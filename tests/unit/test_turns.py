@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flintmq.broker.services.turns import SLICE_S, Turns
+from flintmq.broker.services.turns import SHARED_S, SLICE_S, Sharing, Turns
 
 
 class FakeLoop:
@@ -70,3 +70,26 @@ def test_a_step_is_called_although_one_alone_takes_longer_than_a_slice() -> None
     assert loop.done == ["long"]
     loop.turn()
     assert loop.done == ["long", "short"]
+
+
+def test_who_is_alone_shares_with_nobody_and_a_second_one_is_remembered_for_a_while() -> None:
+    sharing = Sharing()
+    one, other = object(), object()
+    sharing.turn(one, 10.0)
+    for now in (10.0 + SHARED_S, 20.0, 30.0):
+        sharing.turn(one, now)
+        assert not sharing.is_shared(now)
+    sharing.turn(other, 30.1)
+    sharing.turn(one, 30.11)
+    assert sharing.is_shared(30.1 + SHARED_S)
+    sharing.turn(one, 31.0)
+    assert not sharing.is_shared(31.0)
+
+
+def test_nobody_is_kept_who_is_gone() -> None:
+    sharing = Sharing()
+    sharing.turn(one := object(), 1.0)
+    sharing.forget(object())
+    assert sharing.last is one
+    sharing.forget(one)
+    assert sharing.last is None

@@ -37,7 +37,7 @@ from ...services.flush import FlushService
 from ...services.long_polling import HeldPull, PullRequestHoldService
 from ...services.reput import ReputMessageService
 from ...services.store_stats import StoreStatsService
-from ...services.turns import Turns
+from ...services.turns import Sharing, Turns
 from ...store import POPULATE_AHEAD_BYTES, MessageStore
 from ..cold_reads import ColdReads
 from ..receiving import ReceiveMemory
@@ -51,6 +51,9 @@ FRAME_LENGTH_BYTES = 4
 """The length field in front of a frame, which the limits do not count."""
 TURN_BEHIND_BYTES = 2 * 1024 * 1024
 """Where more of the log than this is to be dispatched, who floods the broker waits for it."""
+TURN_BEHIND_SHARED_BYTES = 512 * 1024
+"""The same where others are served, too: then hardly two large frames are in the works at a time, and a processor is
+left for those others. Alone, a producer is faster where its next frame is written while the last one is dispatched."""
 DISPATCH_WAIT_S = 1.0
 """A request that asks for what was just acknowledged waits at most this long for it to be dispatched."""
 
@@ -157,6 +160,8 @@ class Broker:
         self.send_memory = SendMemory(settings.limits.send_bytes_max, loop.time, loop.call_later)
         self.cold_reads = ColdReads(settings.server.reader_threads)
         self.connections = 0
+        self.sharing = Sharing()
+        """Whose frames are handled, by ``time.monotonic``."""
         self.next_queue: dict[str, int] = {}
         self.fatal = fatal
         self._dispatch_due = False
@@ -279,7 +284,9 @@ class Broker:
 
         Who sends faster than messages are dispatched would make everybody wait who pulls what was just acknowledged.
         """
-        if self.store.dispatchable_offset - self.store.reput_offset > TURN_BEHIND_BYTES:
+        shared = self.sharing.is_shared(time.monotonic())
+        behind_max = TURN_BEHIND_SHARED_BYTES if shared else TURN_BEHIND_BYTES
+        if self.store.dispatchable_offset - self.store.reput_offset > behind_max:
             self.when_dispatched(call)
         else:
             self.loop.call_soon(call)
