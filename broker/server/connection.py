@@ -7,11 +7,9 @@ from its socket, until all reasons are gone. What has arrived stays in the parse
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import ipaddress
 import logging
 import math
-import termios
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +18,6 @@ from typing import cast
 from ...protocol.errors import (
     AuthenticationRequired,
     BrokerError,
-    FlushDiskTimeout,
     FrameIllegal,
     HelloRequired,
     InvalidParameter,
@@ -36,7 +33,7 @@ from .answering import encode_error
 from .dispatch import HANDLERS, HANDLERS_BEFORE_AUTH, HANDLERS_BEFORE_HELLO, HANDLERS_OF_USERS, ONE_WAY_CODES
 from .handlers.auditing import audit_refused
 from .handlers.context import Broker
-from .receiving import FLOOR_BYTES, SharingParser
+from .receiving import SharingParser
 from .waiting import Waiting
 
 log = logging.getLogger(__name__)
@@ -58,8 +55,6 @@ TURN_S = 0.001
 """A turn of one connection ends after this long."""
 TURN_BYTES = 256 * 1024
 """Or after so much: the system reads on for as long as it is let, and a frame of a megabyte takes milliseconds."""
-SILENT_S = 10.0
-"""Who holds memory with half a frame, or with answers, and does nothing, is closed after this where it is short."""
 LINGER_S = 2.0
 """After a refusal the rest of what a client sends is thrown away this long: closing at once would reset the connection,
 and the client might never see why."""
@@ -198,7 +193,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
                     self.stop(STOP_TURN)
                     self.broker.next_turn(lambda: self.unstop(STOP_TURN))
         except RemoteProtocolError as error:
-            self._refuse(FrameIllegal(str(error)), 0)
+            self.turn_away(FrameIllegal(str(error)), 0)
         self.running = False
         self._after_run(frames, incomplete)
 
@@ -238,10 +233,10 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             handler = self.handlers.get(frame.code)
             if handler is None or frame.kind != REQUEST:
                 if self.handlers is HANDLERS_BEFORE_HELLO:
-                    self._refuse(HelloRequired("the first request of a connection must be HELLO"), frame.request_id)
+                    self.turn_away(HelloRequired("the first request of a connection must be HELLO"), frame.request_id)
                     return
                 if self.handlers is HANDLERS_BEFORE_AUTH:
-                    self._refuse(AuthenticationRequired(NOT_AUTHENTICATED), frame.request_id)
+                    self.turn_away(AuthenticationRequired(NOT_AUTHENTICATED), frame.request_id)
                     return
                 if frame.kind == RESPONSE:
                     if not self.asked_answered(frame):
@@ -288,11 +283,11 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.user = user
             return
         what = "was removed" if user is None else "has another password"
-        self._refuse(AuthenticationRequired(f"user {before.name!r} {what} since this connection authenticated"), 0)
+        self.turn_away(AuthenticationRequired(f"user {before.name!r} {what} since this connection authenticated"), 0)
 
     def refuse(self, frame: Frame, error: BrokerError) -> None:
         """See ``Peer.refuse``."""
-        self._refuse(error, frame.request_id)
+        self.turn_away(error, frame.request_id)
 
     def suspend(self) -> None:
         """See ``Peer.suspend``."""
@@ -385,7 +380,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
 
     # ---- the end ----
 
-    def _refuse(self, error: BrokerError, request_id: int) -> None:
+    def turn_away(self, error: BrokerError, request_id: int) -> None:
         """What comes from this client cannot be served: say why, then close."""
         if self.ending:
             return
@@ -433,84 +428,6 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.lingering = False
             self.close_by += self.broker.limits.slow_reader_timeout_ms / 1000
             self.transport.close()
-
-    def sweep(self, now: float) -> None:
-        """Called every now and then: close what took too long, give back what is not needed any more.
-
-        ``now``: seconds of the loop's clock.
-        """
-        limits = self.broker.limits
-        if self.reads != self.reads_seen:
-            self.reads_seen = self.reads
-            self.idle_since = now
-        if self.unflushed:
-            self._sweep_unflushed()
-        if self.close_by:
-            if now > self.close_by:
-                self.abort()
-        elif self.write_paused:
-            self._sweep_slow_reader(now)
-        elif self.authenticate_by and now > self.authenticate_by and not self.stops & STOP_SUSPENDED:
-            timeout_ms = self.broker.settings.security.auth_timeout_ms
-            self._refuse(
-                AuthenticationRequired(f"not authenticated within security.auth_timeout_ms, {timeout_ms} ms"), 0
-            )
-        elif self.half_since and not self.stops & ~STOP_MEMORY:
-            self._sweep_half_frame(now)
-        elif self.stops or self.held_pulls or not self.is_idle():
-            self.idle_since = now
-        elif now - self.idle_since > limits.idle_timeout_ms / 1000:
-            log.debug("connection from %s:%d closed: idle", *self.address)
-            self._end()
-
-    def _sweep_half_frame(self, now: float) -> None:
-        """Close who has begun a frame and does not go on; sooner where others wait for the memory that it takes."""
-        timeout_ms = self.broker.limits.half_frame_timeout_ms
-        crowds = bool(self.memory) and self.parser.own_bytes > FLOOR_BYTES and now - self.idle_since > SILENT_S
-        if not crowds and now - self.half_since <= timeout_ms / 1000:
-            return
-        if self.stops and self._has_unread():
-            return  # it is the broker that does not go on
-        than = f"limits.half_frame_timeout_ms, {timeout_ms} ms"
-        if crowds:
-            than = f"{SILENT_S:.0f} s without a byte, while others wait for memory"
-        pending = self.parser.pending_bytes
-        self._refuse(FrameIllegal(f"half a frame for longer than {than}: {pending} bytes of it came"), 0)
-
-    def _has_unread(self) -> bool:
-        """Whether something has arrived that was not read."""
-        sock = self.transport.get_extra_info("socket")
-        unread = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
-        return any(unread)
-
-    def _sweep_unflushed(self) -> None:
-        """Tell those that the flush did not finish in time; what they sent is written."""
-        timeout_ms = self.broker.settings.flush.sync_timeout_ms
-        since = time.monotonic() - timeout_ms / 1000
-        if self.unflushed[0][4] < since:
-            self.flushed(
-                FlushDiskTimeout(
-                    f"the messages are written, but were not on disk within flush.sync_timeout_ms, {timeout_ms} ms; "
-                    "whether they survive a crash is not known. Sent again with the same unique keys they are "
-                    "stored once",
-                    retry_after_ms=self.broker.limits.busy_retry_after_ms,
-                ),
-                since,
-            )
-
-    def _sweep_slow_reader(self, now: float) -> None:
-        level = self.transport.get_write_buffer_size()
-        if level < self.write_level:
-            self.write_level = level
-            self.write_since = now
-        elif now - self.write_since > self._patience_s():
-            log.warning("connection from %s:%d closed: it did not take %d bytes of answers", *self.address, level)
-            self.abort()
-
-    def _patience_s(self) -> float:
-        """How long a client may take nothing; less where its answers are in the way of others."""
-        seconds = self.broker.limits.slow_reader_timeout_ms / 1000
-        return min(seconds, SILENT_S) if self.broker.send_memory.is_short() else seconds
 
 
 def unmapped(host: str) -> str:

@@ -19,6 +19,7 @@ from ..store import descriptors_max, store_descriptors
 from .answering import encode_error
 from .connection import Connection, unmapped
 from .handlers.context import Broker
+from .sweeping import sweep
 
 log = logging.getLogger(__name__)
 
@@ -304,7 +305,7 @@ class Server:
         self._broker.sequences.expire(time.monotonic())
         self.look_at_files()
         for connection in list(self._connections):
-            connection.sweep(now)
+            sweep(connection, now)
 
     def _audit_users(self, users: list[User]) -> None:
         """Say in the audit log how the file of users differs from what it was."""
