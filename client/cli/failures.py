@@ -42,6 +42,9 @@ NEXT_STEPS = {
     "REQUEST_TIMEOUT": "--timeout SECONDS waits longer; flintmq status shows how the broker is",
 }
 """What to do after an error, where its message does not say so already."""
+TLS_STEP = (
+    "--tls-ca FILE (or FLINTMQ_TLS_CA), or --tls where the system trusts it; --tls-certificate and --tls-key for yours"
+)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -110,6 +113,8 @@ def describe(error: FlintError) -> list[str]:
     code = error_code(error)
     lines = [f"{code}: {message}", *map(escape, getattr(error, "__notes__", ()))]
     step = NEXT_STEPS.get(code.partition(" ")[0])
+    if code == "CONNECTION_FAILED" and "tls" in message:  # it names a client's arguments
+        step = TLS_STEP
     if step and "`flintmq " not in message:  # the broker says more exactly what to do
         lines.append(f"next: {step}")
     return lines
