@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from typing import Any
 
 import uvloop  # noqa: F401 - as the daemon does when it starts
 
@@ -21,13 +22,21 @@ from flintmq.broker import config, daemon, kernels  # noqa: F401
 from flintmq.broker.server import lifecycle  # noqa: F401
 
 MESSAGE_BYTES_MAX = 1 << 20
-DESCRIPTORS = 3
+DESCRIPTORS_MAX = 3
 
 
-def next_command(orders: socket.socket) -> list[str]:
-    """Fork and wait, until the other side closes. In each fork: returns the command's arguments."""
+def load() -> None:
+    """Have everything in this process that its forks need."""
+    for _ in kernels.warm(kernels.SERVING_MODULES):
+        pass
+    gc.collect()
+    gc.freeze()
+
+
+def next_order(orders: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork and wait, until the other side closes: then the process exits. In each fork: its order, and descriptors."""
     while True:
-        blob, descriptors, _, _ = socket.recv_fds(orders, MESSAGE_BYTES_MAX, DESCRIPTORS)
+        blob, descriptors, _, _ = socket.recv_fds(orders, MESSAGE_BYTES_MAX, DESCRIPTORS_MAX)
         if not blob:
             sys.exit(0)
         order = json.loads(blob)
@@ -38,25 +47,27 @@ def next_command(orders: socket.socket) -> list[str]:
         pid = os.fork()
         if pid == 0:
             orders.close()
-            for fd, standard in zip(descriptors[:2], (1, 2), strict=True):
-                os.dup2(fd, standard)
-                os.close(fd)
-            return list(order["arguments"])
+            return order, list(descriptors)
         for fd in descriptors:
             os.close(fd)
         orders.send(json.dumps({"pid": pid}).encode())
 
 
+def take_output(descriptors: list[int]) -> None:
+    """In a fork: these are its standard output and error."""
+    for fd, standard in zip(descriptors, (1, 2), strict=True):
+        os.dup2(fd, standard)
+        os.close(fd)
+
+
 def main() -> None:
     """The process, and each of its forks."""
-    for _ in kernels.warm(kernels.SERVING_MODULES):
-        pass
-    gc.collect()
-    gc.freeze()
+    load()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this, who then closes the socket
-    arguments = next_command(socket.socket(fileno=int(sys.argv[1])))
+    order, descriptors = next_order(socket.socket(fileno=int(sys.argv[1])))
+    take_output(descriptors[:2])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    daemon.main(arguments, prog_name="flintmq-broker")
+    daemon.main(order["arguments"], prog_name="flintmq-broker")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-import json
 import os
 import signal
 import socket
@@ -21,16 +19,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flintmq.broker import daemon, kernels
+from flintmq.broker import daemon
 from flintmq.broker.server import lifecycle
 from flintmq.broker.store import MessageStore
 from flintmq.broker.store.files import Files
 
+from ...fork_server import load, next_order, take_output
 from .failing_files import FailingInBroker
 from .points import DyingAtPoint
 from .power import DyingByPowerCut
 
-MESSAGE_BYTES_MAX = 65536
 SLOW_DISK_S = 0.05
 """How long the disk takes of a broker that acknowledges before it flushes: what it said is out by then."""
 
@@ -71,9 +69,7 @@ def be_broker(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """In the fork: the daemon, from its command line on."""
     code = 1
     try:
-        for fd, standard in zip(descriptors, (1, 2), strict=True):
-            os.dup2(fd, standard)
-            os.close(fd)
+        take_output(descriptors)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         witness = os.open(order["witness"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         equip(Path(order["store"]), order["faults"], witness)
@@ -90,33 +86,10 @@ def be_broker(order: dict[str, Any], descriptors: list[int]) -> NoReturn:
         os._exit(code)
 
 
-def serve(orders: socket.socket) -> None:
-    """Fork and wait until the other side closes."""
-    while True:
-        blob, descriptors, _, _ = socket.recv_fds(orders, MESSAGE_BYTES_MAX, 2)
-        if not blob:
-            return
-        order = json.loads(blob)
-        if "wait" in order:
-            _, status = os.waitpid(order["wait"], 0)
-            orders.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode())
-            continue
-        pid = os.fork()
-        if pid == 0:
-            orders.close()
-            be_broker(order, list(descriptors))
-        for fd in descriptors:
-            os.close(fd)
-        orders.send(json.dumps({"pid": pid}).encode())
-
-
 def main() -> None:
     """``prepared FD``: the socket's descriptor."""
-    for _ in kernels.warm(kernels.SERVING_MODULES):
-        pass
-    gc.collect()
-    gc.freeze()
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    load()
+    be_broker(*next_order(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":
