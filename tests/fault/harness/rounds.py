@@ -44,6 +44,8 @@ ERRORS_NTH_MAX = {
 }  # fmt: skip
 """How often each of the operations that may fail comes at least within a short load."""
 EXIT_REFUSED, EXIT_FATAL = 1, 70
+SAID_WITHIN_S = 10.0
+"""A start says what it found damaged within this time."""
 GOES_ON = 30
 """A broker that has acknowledged so many more messages goes on."""
 
@@ -131,10 +133,9 @@ class Campaign:
         self._faults += name != "kill"
         self.load.fault_happened()
         broker = await self._start()
-        if self._fell_back is not None and f"{self._fell_back}.bak is taken" not in broker.log.read_text():
-            raise PromiseBroken(f"{self._fell_back} is taken from its .bak, and nothing says so: {broker.log}")
         try:
             await self.load.finish()
+            await self._check_said(broker)
             finding = await self._judge(allowance, last=last)
         finally:
             end = self.source.random() < 0.3
@@ -147,6 +148,14 @@ class Campaign:
         tally.add(finding)
         if not finding.sound:
             raise RoundFailed(self, f"round {number} ({kind}): " + "; ".join(finding.details))
+
+    async def _check_said(self, broker: ForkedBroker) -> None:
+        """Raise where a table was damaged and the broker's log does not come to say that its copy is taken."""
+        deadline = time.monotonic() + SAID_WITHIN_S  # what waits to be delivered is read once the broker serves
+        while self._fell_back is not None and f"{self._fell_back}.bak is taken" not in broker.log.read_text():
+            if time.monotonic() > deadline:
+                raise PromiseBroken(f"{self._fell_back} is taken from its .bak, and nothing says so: {broker.log}")
+            await asyncio.sleep(0.005)
 
     async def _judge(self, allowance: Allowance, *, last: bool) -> Finding:
         if self.retention:
