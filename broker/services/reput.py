@@ -89,7 +89,7 @@ class ReputMessageService(Service):
         end = store.dispatchable_offset
         if end - store.reput_offset <= GIVE_BACK_BYTES and not self._no_room:
             self._giving_back = True
-            self._post(self._take_back)
+            self._call_on_loop(self._take_back)
             return False
         try:
             touched = store.dispatch(end, THREAD_CHUNK_BYTES)
@@ -105,7 +105,7 @@ class ReputMessageService(Service):
             self._no_room = False
             log.warning("there is room for consumequeue and index in %s again", store.path)
         if touched:
-            self._post(self._on_dispatched, touched)
+            self._call_on_loop(self._on_dispatched, touched)
         return True
 
     def stop(self) -> None:

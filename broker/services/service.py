@@ -79,6 +79,17 @@ class Service:
             log.critical("the service %s ended", self.name, exc_info=True)
             self._died(error)
 
+    def _call_on_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        """Have the loop call; where that raises it is the end of the service, as on its own thread."""
+        self._post(self._guarded, call, arguments)
+
+    def _guarded(self, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            log.critical("the service %s ended", self.name, exc_info=True)
+            self._on_fatal(self.name, error)
+
     def _died(self, error: BaseException) -> None:
         try:
             self._post(self._on_fatal, self.name, error)

@@ -43,7 +43,7 @@ class HandBroker(Life):
         self._checkpoint = CheckpointService(self.store, _call, self._end)
 
     def _end(self, name: str, error: BaseException) -> None:
-        raise AssertionError(f"{name} has no thread that could end") from error
+        raise error  # to who works the services: see ``do``
 
     def _show(self, touched: Touched) -> None:
         for topic, queue, max_offset in touched:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flintmq.broker.services.flush import FlushService, flush_service
+from flintmq.broker.services.reput import ReputMessageService
 from flintmq.broker.store import StoreFailed, StoreSettings
 from flintmq.protocol.errors import BrokerError, ServiceNotAvailable
 from tests.store_tools import (
@@ -26,11 +28,18 @@ class FailingDisk(UnsyncedFiles):
     """fdatasync fails with ``error`` while it is set."""
 
     error = 0
+    write_error = 0
 
     def sync_data(self, fd: int) -> None:
         """Fail, or nothing."""
         if self.error:
             raise OSError(self.error, "the disk failed")
+
+    def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
+        """Fails with ``write_error`` while it is set."""
+        if self.write_error:
+            raise OSError(self.write_error, "the disk failed")
+        super().write(fd, data, at)
 
 
 @pytest.mark.parametrize("policy", ["sync", "async"])
@@ -81,3 +90,34 @@ async def flushed(service: FlushService, end_offset: int) -> BrokerError | None:
     service.wait_for(end_offset, answer.set_result)
     service.wake()
     return await answer
+
+
+def test_queues_that_cannot_be_written_when_the_loop_takes_them_back_end_the_broker(tmp_path: Path) -> None:
+    files = FailingDisk()
+    store = open_store(tmp_path / "store", files=files)
+    make_topic(store, "orders")
+    posted: list[tuple[Callable[..., object], tuple[object, ...]]] = []
+    ended: list[tuple[str, BaseException]] = []
+    service = ReputMessageService(
+        store, lambda call, *arguments: posted.append((call, arguments)), lambda touched: None,
+        lambda name, error: ended.append((name, error)),
+    )  # fmt: skip
+    append(store, "orders", 0, plain(1))
+    store.flush()
+    files.write_error = errno.ENOSPC
+    service.step()
+    files.write_error = 0
+    while service.do_once():
+        pass
+    append(store, "orders", 0, plain(1, first=1))
+    store.flush()
+    files.write_error = errno.EIO
+    assert ended == []
+    for call, arguments in posted:
+        call(*arguments)
+    ((name, error),) = ended
+    assert name == "reput"
+    assert isinstance(error, OSError)
+    assert error.errno == errno.EIO
+    files.write_error = 0
+    store.close()

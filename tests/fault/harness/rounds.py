@@ -252,7 +252,7 @@ class Campaign:
         broker = self._fork({}, **CALM)
         await asyncio.to_thread(broker.wait_until_listening)
         self.load.begin()
-        await asyncio.sleep(0.15)
+        await self._until(lambda: self.load.acknowledged >= GOES_ON, broker, "a load")
         broker.kill()
         lost = LOST_FIRST.get(fault["point"])
         if lost is not None:
