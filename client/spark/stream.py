@@ -34,6 +34,8 @@ _TOPICS_SECONDS = 1.0
 _ASKING_SHARE = 10
 """Spark asks some ninety times a second while there is nothing new: of that time at most a tenth goes to asking
 brokers, so what they said counts as new for ten times as long as it took."""
+_NEW_SECONDS_MAX = 0.1
+"""But no longer than this: a broker that was away, and took seconds, has news when it is back."""
 _ROWS_TOGETHER = 500
 """Ranges of so few messages in all share a task: in Python a task takes some 20 ms before its first row."""
 
@@ -108,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if anew or now >= self._stats_until:
             self._stats = subscription.stats(self._topics)
             answered = time.monotonic()
-            self._stats_until = answered + (answered - now) * _ASKING_SHARE
+            self._stats_until = answered + min((answered - now) * _ASKING_SHARE, _NEW_SECONDS_MAX)
         return self._stats
 
     def _check_loss(self, subscription: Subscription, starts: dict[Queue, int], stats: Stats) -> None:

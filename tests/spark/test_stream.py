@@ -214,3 +214,31 @@ def test_queues_of_several_brokers_are_told_apart(spark: Any, broker: BrokerFact
     assert flow.offsets() == [{"orders/0@east": 10, "orders/0@west": 30}]
     with pytest.raises(Exception, match="the checkpoint has offsets of the broker 'west'"):
         flow.run(bootstrap=f"east={east.address}")
+
+
+class SlowBrokers:
+    """Takes half a second for each answer, by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.asked = 0
+
+    def topics(self, *, begun: bool) -> dict[str, list[str]]:
+        return {}
+
+    def stats(self, topics: dict[str, list[str]]) -> dict[Any, Any]:
+        self.asked += 1
+        self.now += 0.5
+        return {}
+
+
+def test_what_a_slow_broker_said_does_not_count_as_new_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flintmq.client.spark import stream
+
+    brokers = SlowBrokers()
+    monkeypatch.setattr(stream.time, "monotonic", lambda: brokers.now)
+    reader = stream.StreamReader(options=None, columns=())  # type: ignore[arg-type]
+    for expected in (1, 1, 2):
+        reader._ask(brokers)  # type: ignore[arg-type]
+        assert brokers.asked == expected
+        brokers.now += 0.06
