@@ -236,7 +236,7 @@ def test_what_a_slow_broker_said_does_not_count_as_new_for_long(monkeypatch: pyt
     from flintmq.client.spark import stream
 
     brokers = SlowBrokers()
-    monkeypatch.setattr(stream.time, "monotonic", lambda: brokers.now)
+    monkeypatch.setattr("flintmq.client.spark.stream.time.monotonic", lambda: brokers.now)
     reader = stream.StreamReader(options=None, columns=())  # type: ignore[arg-type]
     for expected in (1, 1, 2):
         reader._ask(brokers)  # type: ignore[arg-type]
