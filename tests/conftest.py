@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -59,6 +60,8 @@ class RunningBroker:
     output: list[str]
     """Its lines on standard output so far, the banner's last."""
     log_path: Path
+    tls: ssl.SSLContext | None = None
+    """What ``connect`` takes for its connections; None: no TLS."""
 
     @property
     def address(self) -> str:
@@ -320,7 +323,10 @@ def connect() -> Iterator[ConnectionFactory]:
     opened: list[RawConnection] = []
 
     def open_connection(running: RunningBroker, hello: bool = True, timeout: float = 60.0) -> RawConnection:
-        connection = RawConnection(socket.create_connection((running.host, running.port), timeout=timeout))
+        sock = socket.create_connection((running.host, running.port), timeout=timeout)
+        if running.tls is not None:
+            sock = running.tls.wrap_socket(sock, server_hostname=running.host)
+        connection = RawConnection(sock)
         opened.append(connection)
         if hello:
             connection.call(HELLO, {"protocol": 1, "client": "test"}).raise_for_error()

@@ -127,7 +127,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         if self.lingering:
             return False
         self._end()
-        return self.broker.tls is None  # TLS knows no half-closed connection
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: nothing waits for it any more."""

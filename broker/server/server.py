@@ -20,6 +20,7 @@ from .answering import encode_error
 from .connection import Connection, unmapped
 from .handlers.context import Broker
 from .sweeping import sweep
+from .tls_transport import TlsTransport
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,6 @@ ACCEPT_PAUSE_S = 0.5
 """How long nothing is accepted after accepting failed: mostly, the process or the machine ran out of descriptors."""
 REFUSAL_LOGGED_S = 1.0
 """Refused connections are logged at most this often: they may come by the thousand."""
-TLS_SHUTDOWN_S = 1.0
-"""How long the last bytes of a TLS connection wait for the client to take them, and to say that it did."""
 SWEEP_S = (0.05, 1.0)
 """Least and most time between two looks at all connections for what takes too long."""
 
@@ -266,11 +265,10 @@ class Server:
             await loop.connect_accepted_socket(lambda: connection, sock)
             return
         timeout_s = self._broker.settings.security.auth_timeout_ms / 1000
+        transport = TlsTransport(loop, tls.context, connection)
         try:
-            await loop.connect_accepted_socket(
-                lambda: connection, sock,
-                ssl=tls.context, ssl_handshake_timeout=timeout_s, ssl_shutdown_timeout=TLS_SHUTDOWN_S,
-            )  # fmt: skip
+            await loop.connect_accepted_socket(lambda: transport, sock)
+            await transport.handshake(timeout_s)
         except OSError as error:
             self._broker.counters.tls_failures += 1
             now = loop.time()

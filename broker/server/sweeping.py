@@ -63,6 +63,8 @@ def _sweep_half_frame(connection: Connection, now: float) -> None:
 
 def _has_unread(connection: Connection) -> bool:
     """Whether something has arrived that was not read."""
+    if connection.transport.get_extra_info("unread_bytes", 0):  # see ``TlsTransport``
+        return True
     sock = connection.transport.get_extra_info("socket")
     unread = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
     return any(unread)

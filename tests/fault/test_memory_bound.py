@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from flintmq.protocol.commands import PULL
 from tests.conftest import RawConnection, RunningBroker
 from tests.fault.test_stalled_disk import HANGING_DISK, HOUR_MS
 from tests.overload_tools import anonymous_bytes, soon
+from tests.tls_tools import Authority
 
 Factory: TypeAlias = Callable[..., RunningBroker]
 Connect: TypeAlias = Callable[..., RawConnection]
@@ -102,11 +104,17 @@ def test_a_thousand_producers_that_read_no_answer_stay_within_the_bound_while_th
     soon(lambda: witness.produce("flood", b"after", queue=0).code == 0)
 
 
-@pytest.mark.parametrize("selection", [{}, {"filter": "colour IS NULL"}], ids=["everything", "what a filter finds"])
+@pytest.mark.parametrize(
+    ("selection", "encrypted"),
+    [({}, False), ({"filter": "colour IS NULL"}, False), ({}, True)],
+    ids=["everything", "what a filter finds", "over TLS"],
+)
 def test_readers_that_take_no_answer_stay_within_the_bound(
-    broker: Factory, connect: Connect, selection: dict[str, str]
+    broker: Factory, connect: Connect, tmp_path: Path, selection: dict[str, str], encrypted: bool
 ) -> None:
-    running = broker("--flush", "async")
+    authority = Authority(tmp_path)
+    running = broker("--flush", "async", settings=authority.issue().broker_settings if encrypted else {})
+    running.tls = ssl.create_default_context(cafile=authority.path) if encrypted else None
     witness = connect(running)
     for _ in range(64):
         witness.produce("orders", bytes(500_000), queue=0).raise_for_error()
