@@ -59,7 +59,7 @@ class StoreCheckpoint:
 
     def load(self) -> None:
         """Read the file, if there is one; changes nothing."""
-        if not self.path.exists():
+        if not self.path.is_file():
             return
         blob = bytearray(CHECKPOINT_FILE_BYTES)
         fd = self._files.open(self.path)

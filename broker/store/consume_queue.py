@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
-from .errors import WouldBlock
+from .errors import CorruptFile, WouldBlock
 from .files import Descriptor, Files, zero
 from .mapped_file import file_name
 from .open_files import OpenFiles
@@ -66,6 +66,9 @@ class ConsumeQueue:
         wrong_size = None
         for number, start in enumerate(starts):
             path = self.folder / file_name(start)
+            if not path.is_file():
+                problem = problem or f"{path} is no file"
+                continue
             fd = self._open(start)
             size = self.files.size(fd)
             if size == 0 and number == len(starts) - 1:
@@ -197,7 +200,13 @@ class ConsumeQueue:
             at += size
 
     def _create(self, start: int) -> Descriptor:
-        self.files.make_folder(self.folder)
+        try:
+            self.files.make_folder(self.folder)
+        except (FileExistsError, NotADirectoryError):
+            raise CorruptFile(
+                f"the folder {self.folder} cannot be made: something else than a folder stands there, or above. Move "
+                "it away"
+            ) from None
         fd = self._open(start, create=True)
         try:
             self.files.resize(fd, self.file_bytes)

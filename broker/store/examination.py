@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from .commitlog import CommitLog
@@ -140,16 +140,28 @@ class Examination:
 
     def _find_short_queues(self, dispatched: int, counts: dict[int, int]) -> None:
         """A queue that ends before where it is known to have ended has lost its folder or a file."""
+        for topic, queue_id, next_offset in self._noted_ends(dispatched):
+            queue = self._queues.add(topic, queue_id)
+            held = counts.get(queue.row, 0)
+            if held < next_offset:
+                self.queue_problems.setdefault(queue.row, f"it ends at {held:,}, not at {next_offset:,}")
+
+    def is_a_queue_short(self, dispatched: int) -> bool:
+        """Whether any queue lacks units of what was dispatched below ``dispatched``. Changes nothing."""
+        for topic, queue_id, next_offset in self._noted_ends(dispatched):
+            queue = self._queues.get(topic, queue_id)
+            if queue is None or queue.row in self.queue_problems or count_units(queue, dispatched) < next_offset:
+                return True
+        return False
+
+    def _noted_ends(self, dispatched: int) -> Iterator[tuple[str, int, int]]:
+        """(topic, queue, where it ended) of each queue that must be there, as FlintMQ noted last."""
         snapshot = self._state.snapshot
         for topic, row in snapshot.next_offsets.items():
             gone = max(self._commitlog.start_offset, self._state.deleted_below(topic)) >= snapshot.physical_offset
-            if gone or dispatched < snapshot.physical_offset or self._is_unknown(topic):
-                continue
-            for queue_id, next_offset in row.items():
-                queue = self._queues.add(topic, queue_id)
-                held = counts.get(queue.row, 0)
-                if held < next_offset:
-                    self.queue_problems.setdefault(queue.row, f"it ends at {held:,}, not at {next_offset:,}")
+            if not gone and dispatched >= snapshot.physical_offset and not self._is_unknown(topic):
+                for queue_id, next_offset in row.items():
+                    yield topic, queue_id, next_offset
 
     def _expected_index_files(self) -> list[str]:
         """The index files that were there. RocketMQ, if it wrote last, may have removed the oldest, which expire."""

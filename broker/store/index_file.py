@@ -268,7 +268,7 @@ class IndexService:
             return ""
         expected = index_file_bytes(self.slots, self.entries)
         paths = sorted(path for path in self.folder.iterdir() if _NAME.match(path.name))
-        sizes = [path.stat().st_size for path in paths]
+        sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
         wrong = [number for number, size in enumerate(sizes) if size != expected]
         if paths and recorded_sizes not in (None, (self.slots, self.entries)):
             raise self._mismatch(paths[0], recorded_sizes)

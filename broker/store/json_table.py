@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,10 @@ class ConfigFile:
 
     @staticmethod
     def _parse(path: Path) -> dict[str, Any]:
+        if not path.is_file():  # looked at first: to open a pipe is to wait for who writes into it
+            if os.path.lexists(path):
+                raise ValueError("it is no file")
+            raise FileNotFoundError(path)
         text = path.read_text(encoding="utf-8")
         if not text.strip():
             raise ValueError("it is empty")

@@ -227,6 +227,8 @@ class LogRecovery:
                 at = file.start_offset + position
                 status = kernel.BAD_PARTS
                 state[kernel.S_RECORDS] -= 1
+            if status == kernel.BLANK and not _reaches_the_end(file.array(), position):
+                status = kernel.BAD_LENGTH  # what lies behind it belongs to the log
             if status == kernel.BLANK:
                 file.release()
                 at = file.end_offset
@@ -374,6 +376,11 @@ class LogRecovery:
                 return int(fields[5])
             at += int(parts[kernel.R_SIZE])
         return None
+
+
+def _reaches_the_end(array: np.ndarray, position: int) -> bool:
+    """Whether the blank record at ``position`` is as long as what is left of its file, as each is that was written."""
+    return int.from_bytes(array[position : position + 4].tobytes(), "big") == len(array) - position
 
 
 def _lost_its_tail(array: np.ndarray, end: int, parts: np.ndarray) -> bool:

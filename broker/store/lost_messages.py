@@ -43,14 +43,17 @@ class LostMessages:
         """The messages of each hole, in the order of the holes; in each the oldest of a queue first."""
         if not self._holes:
             return []
+        by_units = [self._by_units(hole) for hole in self._holes]
         begin = max(self._dispatched, self._commitlog.start_offset)
+        if any(not lost and hole.begin < begin for hole, lost in zip(self._holes, by_units, strict=True)):
+            begin = self._commitlog.start_offset  # it may be that its units are damaged too: what is missing says it
         for queue in self._evidence.queues():
             count = count_units(queue, begin)
             if count:
                 self._next[queue.topic, queue.queue_id] = count
         found, at = [], begin
         for number, hole in enumerate(self._holes):
-            lost = self._by_units(hole)
+            lost = by_units[number]
             if hole.end > begin:
                 self._move_on(self._spans(at, hole.begin))
                 self._move_on({(each.topic, each.queue): (each.first, each.first + each.messages) for each in lost})

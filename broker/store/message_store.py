@@ -21,13 +21,14 @@ from .commitlog import CommitLog
 from .config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
 from .derived_files import DerivedFiles
 from .dispatcher import Dispatcher
-from .errors import StoreFailed
+from .errors import CorruptFile, StoreFailed
 from .expiry import Expiry
 from .files import Files, make_durable_folder, remove_content
 from .group_table import SubscriptionGroupTable
 from .index_file import IndexService
 from .log_reads import LogReads
 from .log_recovery import Progress
+from .places import strange_places
 from .prepared_state import PreparedState
 from .produce_batch import Appended, ProduceBatch
 from .producer_runs import ProducerRuns
@@ -129,6 +130,11 @@ class MessageStore:
         """
         started = time.perf_counter()
         make_durable_folder(self.files, self.path)
+        for path, problem in strange_places(self.path):
+            raise CorruptFile(
+                f"{path}: {problem}. Put back what belongs there, or, if nothing does, move it away. Nothing was "
+                "changed"
+            )
         self._lock.take()
         try:
             report = self._recover(progress, rebuild, verify_all)

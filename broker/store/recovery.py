@@ -156,9 +156,11 @@ class Recovery:
         self._examination.changed_from = min([self._examination.changed_from, *physical_offsets])
 
     def _first_trusted(self) -> int:
-        """Below which physical offset every record has its unit."""
+        """Below which physical offset every record has its unit; 0 where units are missing or wrong."""
         mark = self._log.mark
-        return mark.dispatched_offset if mark is not None and not self._queue_problems else 0
+        if mark is None or self._queue_problems or self._examination.is_a_queue_short(mark.dispatched_offset):
+            return 0
+        return mark.dispatched_offset
 
     def _first_queue_offset(self, topic: str, queue_id: int) -> int:
         """Where a queue's offsets begin: behind those that it had before its topic was deleted."""

@@ -33,7 +33,7 @@ class StoreLock:
     def share(self) -> None:
         """Take it beside others who only read; changes nothing. Where there is no such file no broker has the store
         open. Raises ``StoreLocked``."""
-        if self._path.exists():
+        if self._path.is_file():
             self._lock(fcntl.LOCK_SH, create=False)
 
     def _lock(self, how: int, *, create: bool) -> None:

@@ -23,7 +23,7 @@ import resource
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -31,9 +31,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..store.checkpoint import StoreCheckpoint
-from ..store.errors import StoreLocked
+from ..store.errors import CorruptFile, StoreLocked
 from ..store.files import Files, make_durable_folder
 from ..store.message_store import OWN_FOLDER
+from ..store.store_state import StoreState
 from .backup_manifest import (
     LOG_FOLDER,
     MANIFEST,
@@ -242,11 +243,12 @@ class _Backup:
         checkpoint.load()
         if checkpoint.mark is None:
             return None
-        running = end is None
-        end = checkpoint.mark.flushed_offset if end is None else end
+        running, flushed = end is None, checkpoint.mark.flushed_offset
+        end = flushed if end is None else max(end, flushed)
         log_folder = self._store / LOG_FOLDER
-        names = sorted(path.name for path in log_folder.iterdir() if _LOG_NAME.match(path.name))
+        names = sorted(path.name for path in log_folder.iterdir() if _LOG_NAME.match(path.name) and path.is_file())
         names = [name for name in names if int(name) < end]
+        begin = min(self._log_begin(flushed), end)
         _allow_descriptors(len(names))
         fds = {}
         for name in names:
@@ -255,12 +257,23 @@ class _Backup:
         sizes = {os.fstat(fd).st_size for fd in fds.values()}
         file_bytes = max(sizes, default=0)
         follow_on = all(int(name) + file_bytes == int(later) for name, later in pairwise(names))
-        if len(sizes) > 1 or not follow_on or end > (int(names[-1]) + file_bytes if names else end):
+        held = (int(names[0]), int(names[-1]) + file_bytes) if names else (end, end)
+        if len(sizes) > 1 or not follow_on or held[0] > begin or held[1] < end:
             raise BackupError(
-                f"the log in {log_folder} is not whole up to {end:,}, where it is known to end: a file is missing or "
-                f"of another size. `flintmq-broker verify {self._store}` says more"
+                f"the log in {log_folder} is not whole from {begin:,} up to {end:,}, as it is known to be: a file is "
+                f"missing or of another size. `flintmq-broker verify {self._store}` says more. What a backup in "
+                f"{self._folder} held, it still holds: the file may be in its folder `{LOG_FOLDER}`"
             )
         return _Source(end, checkpoint.physic_msg_timestamp, running, fds, file_bytes)
+
+    def _log_begin(self, flushed: int) -> int:
+        """Where the log must begin at the latest, as FlintMQ noted before it took a file away. To be asked once the
+        files have been listed: what was noted since speaks of what may be gone, not of what must be there."""
+        state = StoreState(ReadOnlyFiles(), self._store / OWN_FOLDER / "state.json")
+        with suppress(CorruptFile):  # copied as it is; then nobody knows where the log began
+            state.load()
+        log_start = state.snapshot.log_start
+        return log_start if 0 <= log_start < flushed else flushed
 
     def _copy_log(self, source: _Source) -> list[BackedUp]:
         before = self._before

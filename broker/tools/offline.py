@@ -25,6 +25,7 @@ from ..store.files import Files
 from ..store.index_file import IndexFile, index_file_bytes
 from ..store.mapped_file import MappedFile, file_name
 from ..store.message_store import ENTRIES, OWN_FOLDER, QUEUE_SIZE, SLOTS
+from ..store.places import strange_places
 from ..store.quarantine import Quarantine
 from ..store.queue_table import LIGHT_QUEUE_PREFIX, ConsumeQueueTable
 from ..store.settings import StoreSettings
@@ -71,6 +72,8 @@ class OfflineStore:
         self.path = path
         self.findings = findings
         self.files = ReadOnlyFiles()
+        for place, problem in strange_places(path):
+            findings.add("foreign-file", place, problem)
         self._lock = StoreLock(self.files, path)
         self.shared = shared
         if shared:
@@ -253,6 +256,8 @@ class OfflineStore:
 
     def _load_queues(self) -> None:
         folder = self.queues.folder
+        for path in _strays(folder):
+            self.findings.add("foreign-file", path, "only folders belong there, one for each topic")
         for topic_folder in _folders(folder):
             topic = topic_folder.name
             if topic.startswith(LIGHT_QUEUE_PREFIX):
@@ -261,6 +266,8 @@ class OfflineStore:
             if topic.encode(errors="replace").decode() != topic:
                 self.findings.add("foreign-file", topic_folder, "its name is no topic's")
                 continue
+            for path in _strays(topic_folder):
+                self.findings.add("foreign-file", path, "only folders belong there, one for each queue")
             for queue_folder in _folders(topic_folder):
                 if not _QUEUE_ID.match(queue_folder.name):
                     self.findings.add("foreign-file", queue_folder, "its name is no queue's number")
@@ -308,8 +315,14 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
 
 
+def _strays(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.is_dir()) if folder.is_dir() else []
+
+
 def _names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
-    return [path.name for path in folder.iterdir() if pattern.match(path.name)] if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    return [path.name for path in folder.iterdir() if pattern.match(path.name) and path.is_file()]
 
 
 def _file_sizes(folder: Path, pattern: re.Pattern[str]) -> list[int]:

@@ -72,7 +72,7 @@ def first_of_log(store: OfflineStore) -> int:
 def check_checkpoint(store: OfflineStore, end: LogEnd) -> None:
     """Whether its times and FlintMQ's mark can be right."""
     path = store.checkpoint.path
-    if not path.exists():
+    if not path.is_file():
         store.findings.note(f"there is no {path.name}: a start checks the whole log")
         return
     blob = path.read_bytes()

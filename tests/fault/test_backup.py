@@ -368,6 +368,24 @@ def test_a_log_with_a_missing_file_is_refused(tmp_path: Path) -> None:
         backup(store.path, tmp_path / "backup", quiet)
 
 
+@both_ends
+@pytest.mark.parametrize("gone", [[FIRST], [THIRD], [FIRST, SECOND, THIRD]], ids=["first", "last", "all"])
+def test_a_log_that_lost_a_file_takes_none_from_the_backup(tmp_path: Path, gone: list[str], end: END) -> None:
+    """It is the only place that still has the file."""
+    path, folder = tmp_path / "store", tmp_path / "backup"
+    store, sent = filled(path)
+    end(store)
+    backup(path, folder, quiet)
+    before = written(folder)
+    for name in gone:
+        (path / "commitlog" / name).unlink()
+    for target in (folder, tmp_path / "another"):
+        with pytest.raises(BackupError, match=r"not whole from 0 up to [\d,]+, as it is known to be: a file is"):
+            backup(path, target, quiet)
+    assert written(folder) == before
+    assert_restores(folder, tmp_path / "restored", sent)
+
+
 def test_an_empty_store_can_be_backed_up(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", dataclasses.replace(SMALL, commitlog_file_bytes=8 * MIB))
     store.close()

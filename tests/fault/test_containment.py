@@ -24,7 +24,7 @@ from flintmq.broker.tools.log_end import find_end
 from flintmq.broker.tools.offline import OfflineStore
 from flintmq.protocol.commands import GET_BROKER_RUNTIME_INFO, UPDATE_AND_CREATE_TOPIC
 from flintmq.protocol.errors import MessageDamaged
-from flintmq.protocol.layout import RECORD
+from flintmq.protocol.layout import MAGIC_BLANK, RECORD
 from flintmq.protocol.record import Record
 from tests.conftest import BrokerFactory, ConnectionFactory
 from tests.store_tools import (
@@ -138,6 +138,44 @@ def test_a_blank_record_that_is_damaged_costs_nothing(tmp_path: Path) -> None:
     (size,) = struct.unpack_from(">i", (path / "commitlog" / FIRST).read_bytes(), last.physical_offset)
     overwrite(path / "commitlog" / FIRST, last.physical_offset + size, b"\x11" * 8)
     assert_contained(path, sent, [])
+
+
+@pytest.mark.parametrize("known", ["by queues", "by the log alone"])
+def test_a_record_that_became_a_blank_one_hides_none_of_those_behind_it(tmp_path: Path, known: str) -> None:
+    """A blank record ends its file; one that is not as long as what is left of it is none."""
+    path = tmp_path / "store"
+    sent = two_topics(path)
+    overwrite(path / "commitlog" / FIRST, sent[9].physical_offset + 4, MAGIC_BLANK.to_bytes(4, "big", signed=True))
+    if known == "by the log alone":
+        undispatched(path)
+    assert_contained(path, sent, [sent[9]])
+
+
+def all_queues(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue")
+
+
+def the_queue(path: Path) -> None:
+    shutil.rmtree(path / "consumequeue" / "orders" / "0")
+
+
+def its_unit(path: Path) -> None:
+    overwrite(path / "consumequeue" / "orders" / "0" / FIRST, 20 * 5, bytes(20))
+
+
+@pytest.mark.parametrize("damage", [all_queues, the_queue, its_unit])
+@pytest.mark.parametrize("settings", [SMALL, CHECKSUMMED], ids=["plain", "checksummed"])
+def test_what_is_lost_is_named_where_the_queues_that_knew_it_are_lost_too(
+    tmp_path: Path, damage: Callable[[Path], None], settings: StoreSettings
+) -> None:
+    """The checkpoint says that all was dispatched; but there are no units any more, or wrong ones, that say what."""
+    path = tmp_path / "store"
+    sent = two_topics(path, settings=settings)
+    lost = next(each for each in sent if (each.topic, each.queue, each.queue_offset) == ("orders", 0, 5))
+    flip(path, lost.physical_offset + 95)
+    damage(path)
+    assert_contained(path, sent, [lost], settings=settings)
+    assert verified(path).findings.total == 0
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -1,0 +1,142 @@
+"""Folders in the place of files, files in the place of folders, links that lead nowhere: what can be made anew is, and
+the rest is refused by name, before anything is changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from flintmq.broker.store import CorruptFile, MessageStore
+from flintmq.broker.tools.commands import dump, repair, stat, verify
+from tests.store_tools import SMALL, Sent, assert_holds, index_files, open_store, plain, put, queue_files, reopen
+from tests.tools_runs import findings
+
+FIRST = f"{0:020d}"
+UNIT_FILE = f"consumequeue/orders/0/{SMALL.consumequeue_file_bytes:020d}"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> tuple[Path, list[Sent]]:
+    """A stopped store whose queues have several files."""
+    path = tmp_path / "store"
+    opened = open_store(path)
+    sent = [each for number in range(30) for each in put(opened, "orders", number % 2, plain(8, first=8 * number))]
+    opened.groups.persist()
+    opened.close()
+    return path, sent
+
+
+def folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    (path / "something").write_text("in it")
+
+
+def link_to_nothing(path: Path) -> None:
+    remove(path)
+    path.symlink_to(path.parent / "on-a-disk-that-is-not-mounted")
+
+
+def link_to_itself(path: Path) -> None:
+    remove(path)
+    path.symlink_to(path.name)
+
+
+def pipe(path: Path) -> None:
+    remove(path)
+    os.mkfifo(path)
+
+
+def file(path: Path) -> None:
+    remove(path)
+    path.write_text("no folder")
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("change", [folder, link_to_nothing, link_to_itself, pipe])
+@pytest.mark.parametrize("derived", ["a queue", "the index"])
+def test_queues_and_index_that_are_no_files_are_made_anew(
+    store: tuple[Path, list[Sent]], change: Callable[[Path], None], derived: str
+) -> None:
+    path, sent = store
+    expected = queue_files(path), index_files(path)
+    victim = path / UNIT_FILE if derived == "a queue" else sorted((path / "index").iterdir())[1]
+    change(victim)
+    assert victim in {each.path for each in findings(path)}
+    opened, report = reopen(path)
+    assert len(report.rebuilt) == 1
+    assert str(victim) in report.rebuilt[0]
+    assert_holds(opened, sent)
+    opened.close()
+    assert (queue_files(path), index_files(path)) == expected
+    assert findings(path) == []
+
+
+@pytest.mark.parametrize("change", [folder, link_to_nothing, link_to_itself, pipe])
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"commitlog/{FIRST}", "checkpoint", "abort", "lock", "config/topics.json", "config/topics.json.bak",
+        "config/consumerOffset.json", "config/subscriptionGroup.json", "flintmq/state.json",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_made_anew_is_refused_by_name(
+    store: tuple[Path, list[Sent]], change: Callable[[Path], None], name: str
+) -> None:
+    assert_refused(store[0], name, change, "where a file belongs")
+
+
+@pytest.mark.parametrize("change", [file, link_to_nothing, link_to_itself])
+@pytest.mark.parametrize("name", ["consumequeue", "index", "config", "flintmq", "flintmq/quarantine"])
+def test_a_folder_that_is_none_is_refused_by_name(
+    store: tuple[Path, list[Sent]], change: Callable[[Path], None], name: str
+) -> None:
+    assert_refused(store[0], name, change, "where a folder belongs", is_seen=name not in ("config", "flintmq"))
+
+
+def assert_refused(
+    path: Path, name: str, change: Callable[[Path], None], problem: str, *, is_seen: bool = True
+) -> None:
+    """A start says which place it is, and changes nothing; so does ``verify``, unless it cannot even find the sizes of
+    the store's files. No tool ends in a stack trace, and none waits for a pipe."""
+    change(path / name)
+    before = names(path)
+    with pytest.raises(CorruptFile, match=rf"{name}: it is .*, {problem}. Put back what belongs there"):
+        MessageStore(path, SMALL).open()
+    assert names(path) == before
+    if is_seen:
+        assert path / name in {each.path for each in findings(path) if each.kind == "foreign-file"}
+    for command in (verify, stat, dump, repair):
+        done = CliRunner().invoke(command, [str(path)])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+        assert done.exit_code in ((0, 1) if is_seen else (0, 1, 2)), done.output
+
+
+def names(path: Path) -> list[str]:
+    """All that is there, but what leads nowhere: links and pipes are not read."""
+    return sorted(str(each.relative_to(path)) for each in path.rglob("*"))
+
+
+def test_a_file_in_the_place_of_a_topics_folder_is_found_and_said(store: tuple[Path, list[Sent]]) -> None:
+    path, sent = store
+    file(path / "consumequeue" / "orders")
+    assert path / "consumequeue" / "orders" in {each.path for each in findings(path)}
+    with pytest.raises(CorruptFile, match=r"consumequeue/orders/0 cannot be made.*Move it away"):
+        open_store(path)
+    assert path / "consumequeue" / "orders" in {each.path for each in findings(path)}
+    (path / "consumequeue" / "orders").unlink()
+    opened = open_store(path)
+    assert_holds(opened, sent)
+    opened.close()
+    assert findings(path) == []
