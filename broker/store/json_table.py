@@ -99,10 +99,17 @@ class ConfigFile:
             raise ValueError("it is empty")
         return parse_table(text)
 
-    def save(self, table: dict[str, Any]) -> None:
-        """Replace the table; the one before becomes the ``.bak``. Durable when it returns."""
+    def save(self, table: dict[str, Any], *, backed_up: bool = False) -> None:
+        """Replace the table; the one before becomes the ``.bak``. Durable when it returns.
+
+        ``backed_up``: the ``.bak`` is made the same as the table then, where an older one would mislead who has to take
+        it.
+        """
         make_durable_folder(self._files, self.path.parent)
         if not self._broken and self.path.exists():
             replace_file(self._files, self._bak, self.path.read_bytes())
-        replace_file(self._files, self.path, encode_checked(table).encode())
+        blob = encode_checked(table).encode()
+        replace_file(self._files, self.path, blob)
         self._broken = False
+        if backed_up:
+            replace_file(self._files, self._bak, blob)

@@ -105,13 +105,13 @@ class StoreState:
         self.checksummed.end(self.snapshot.physical_offset)
 
     def log_begins_at(self, physical_offset: int, index_files: list[str]) -> None:
-        """Retention is about to take away what lies before, and all index files but these; durable when it returns.
-        Raises OSError, and then it must not. Blocks."""
+        """Retention is about to take away what lies before, and all index files but these; durable when it returns, in
+        the ``.bak`` too, which would else miss those files. Raises OSError, and then it must not. Blocks."""
         with self._lock:
             before = self.snapshot
             self.snapshot = replace(before, log_start=physical_offset, index_files=index_files)
             try:
-                self._save()
+                self._save(backed_up=True)
             except BaseException:
                 self.snapshot = before
                 raise
@@ -155,9 +155,9 @@ class StoreState:
             if self._saved["checksummed"] != before:
                 self._save()  # once more: nor may the .bak claim checksums where there are none
 
-    def _save(self) -> None:
+    def _save(self, *, backed_up: bool = False) -> None:
         table = self._table()
-        self._file.save(table)
+        self._file.save(table, backed_up=backed_up)
         self._saved = table
 
     def _table(self) -> dict[str, Any]:

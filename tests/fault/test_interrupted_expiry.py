@@ -63,3 +63,19 @@ def test_a_store_is_whole_wherever_its_expiry_was_interrupted(filled: tuple[Path
         if not died:
             break
     assert starts == {number * SMALL.commitlog_file_bytes for number in range(4)}
+
+
+def test_a_state_that_is_damaged_right_after_an_expiry_misses_no_file(
+    filled: tuple[Path, list[Sent]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, sent = filled
+    path = copy_store(source, tmp_path / "store")
+    store = open_store(path)
+    store.expire(2)
+    kill(store)
+    (path / "flintmq" / "state.json").write_bytes(b"{")
+    store, _ = reopen(path)
+    assert "state.json.bak is taken instead" in caplog.text
+    assert store.min_physical_offset == 2 * SMALL.commitlog_file_bytes
+    assert_holds(store, [each for each in sent if each.physical_offset >= store.min_physical_offset])
+    store.close()
