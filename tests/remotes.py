@@ -34,12 +34,13 @@ class FakeRemote:
         """See ``Remote``."""
         return self.allowed is None or topic in self.allowed
 
-    def when_lost(self, call: Callable[[], None]) -> None:
+    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
         """See ``Remote``."""
         self._when_lost.append(call)
+        return lambda: self._when_lost.remove(call) if call in self._when_lost else None
 
     def lose(self) -> None:
         """The connection goes."""
         self.lost = True
-        for call in self._when_lost:
+        for call in list(self._when_lost):
             call()

@@ -103,9 +103,10 @@ class Producer:
         """Its user may."""
         return True
 
-    def when_lost(self, call: Callable[[], None]) -> None:
+    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
         """See ``Remote``."""
         self._when_lost.append(call)
+        return lambda: self._when_lost.remove(call) if call in self._when_lost else None
 
     def answer(self, outcome: str, code: int = SUCCESS) -> None:
         """Answer the oldest question."""
@@ -118,7 +119,7 @@ class Producer:
         asked, self.asked = self.asked, []
         for _, _, answered in asked:
             answered(None)
-        for call in self._when_lost:
+        for call in list(self._when_lost):
             call()
 
 

@@ -98,8 +98,6 @@ class GroupCoordinator:
         group.check_join(request.member, remote, request.mode, subscriptions)
         if not group.members:
             group.mode = request.mode
-        self.groups[request.group] = group
-        self._store.groups.ensure(request.group)
         wanted = dict(subscriptions)
         if group.clustering:
             own = retry_topic(request.group)
@@ -108,10 +106,15 @@ class GroupCoordinator:
         member = Member(
             request.member, remote, 0, session_seconds, wanted, request.orderly, now, now + session_seconds, now
         )
+        before = group.members.get(request.member)
+        if before is not None:
+            before.forget()
+        self._connect(group, member, remote)
+        self.groups[request.group] = group
+        self._store.groups.ensure(request.group)
         awaited = self._awaited.setdefault(request.group, set())
         awaited.update(topic for topic in wanted if self._store.topics.get(topic) is None)
         group.join(member, held)
-        self._connect(group, member, remote)
         log.info("group %s: %s joined from %s:%d", group.name, member.name, *remote.address)
         self._rebalance(group)
         return group, member
@@ -121,8 +124,9 @@ class GroupCoordinator:
         return self.groups.get(name) or ConsumerGroup(name, CLUSTERING, self._first_epoch)
 
     def _connect(self, group: ConsumerGroup, member: Member, remote: Remote) -> None:
-        member.remote = remote
-        remote.when_lost(lambda: self._lost(group, member, remote))
+        forget = remote.when_lost(lambda: self._lost(group, member, remote))
+        member.forget()
+        member.remote, member.forget = remote, forget
 
     def _lost(self, group: ConsumerGroup, member: Member, remote: Remote) -> None:
         if group.members.get(member.name) is member and member.remote is remote:
@@ -138,6 +142,7 @@ class GroupCoordinator:
         self._rebalance(group)
 
     def _gone(self, group: ConsumerGroup, member_name: str) -> None:
+        group.members[member_name].forget()
         group.leave(member_name)
         if not group.members:
             self._first_epoch = max(self._first_epoch, group.epoch)

@@ -12,7 +12,7 @@ No loop, no store and no clock: the coordinator passes in what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from ...protocol.errors import EpochFenced, MemberNameTaken, MemberUnknown, SubscriptionIllegal
@@ -50,6 +50,8 @@ class Member:
     granted: dict[Queue, int] = field(default_factory=dict)
     told_epoch: int = 0
     """The epoch of the last answer to it, or of the last notice that there is a newer one."""
+    forget: Callable[[], None] = field(default=lambda: None)
+    """Nobody need be told any more when its connection goes."""
 
 
 class ConsumerGroup:

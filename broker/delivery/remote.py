@@ -30,5 +30,8 @@ class Remote(Protocol):
     def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
         """Send a request; ``answered`` is called once."""
 
-    def when_lost(self, call: Callable[[], None]) -> None:
-        """Call when the connection goes; at once where it is gone."""
+    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call when the connection goes; at once where it is gone. Returns what takes that back.
+
+        Raises ``InvalidParameter`` where too many want to know it already.
+        """

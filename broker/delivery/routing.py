@@ -6,7 +6,6 @@ What a frame asks for stands in its common properties, as RocketMQ's producers s
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 from ...protocol.delivery import (
@@ -22,6 +21,7 @@ from ...protocol.delivery import (
 )
 from ...protocol.errors import DelayIllegal
 from ...protocol.record import PROPERTY_DELAY, encode_properties
+from ..remembering import remembered
 from ..store import TopicConfig, common_properties
 
 PAST_MS_MAX = 60_000
@@ -53,7 +53,7 @@ class Route(NamedTuple):
     common: bytes
 
 
-@lru_cache(maxsize=1024)
+@remembered(1024)
 def delay_of(common: str) -> Delay | None:
     """The delay that a frame's common properties ask for; None for none. Raises ``DelayIllegal``."""
     if PROPERTY_DELAY not in common and "TIMER_" not in common:

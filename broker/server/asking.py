@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...protocol.commands import Command
+from ...protocol.errors import InvalidParameter
 from ...protocol.fields import encode_fields
 from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, Frame, encode_head
 from ...protocol.permissions import PUBLISH, TOPIC
@@ -15,6 +16,8 @@ from ..security.users import User
 from .answering import Answering
 from .handlers.context import Broker
 
+TELL_MAX = 100
+"""So many are told when a connection goes, at most: mostly members of groups, which take memory while it is there."""
 ASKED_MAX = 1_024
 """Requests to one client that wait for an answer; the oldest is given up for a newer one."""
 
@@ -35,7 +38,7 @@ class Asking(Answering):
         """The connection is gone: whatever comes back is for nobody."""
         self._asked: dict[int, Answered] = {}
         self._last_request_id = 0
-        self._when_lost: list[Callable[[], None]] = []
+        self._when_lost: dict[object, Callable[[], None]] = {}
 
     @property
     def user(self) -> User | None:
@@ -75,18 +78,29 @@ class Asking(Answering):
         answered(frame)
         return True
 
-    def when_lost(self, call: Callable[[], None]) -> None:
+    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
         """See ``Remote.when_lost``."""
+        token = object()
         if self.lost:
             call()
+        elif len(self._when_lost) >= TELL_MAX:
+            raise InvalidParameter(
+                f"one connection carries at most {TELL_MAX} members of groups, consumers and producers together: open "
+                "another one for more"
+            )
         else:
-            self._when_lost.append(call)
+            self._when_lost[token] = call
+        return lambda: _take_back(self._when_lost, token)
 
     def tell_lost(self) -> None:
         """The connection is gone: tell who asked, and who wanted to know."""
         asked, self._asked = self._asked, {}
-        calls, self._when_lost = self._when_lost, []
+        calls, self._when_lost = self._when_lost, {}
         for answered in asked.values():
             answered(None)
-        for call in calls:
+        for call in calls.values():
             call()
+
+
+def _take_back(calls: dict[object, Callable[[], None]], token: object) -> None:
+    calls.pop(token, None)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from ...protocol.errors import MessageIllegal
 from ..kernels import produce as kernel
+from ..remembering import remembered
 
 FRAME_RECORDS_BYTES_MAX = 64 * 1024 * 1024
 """The records of one frame take at most this: common properties multiply, and a frame must not hold the loop for
@@ -68,7 +68,7 @@ class Appended:
     end_offset: int
 
 
-@lru_cache(maxsize=1024)
+@remembered(1024)
 def common_properties(text: str) -> bytes:
     """Encode a request's common properties, each checked as a message's own. Raises ``MessageIllegal``."""
     if not text:

@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from string import ascii_letters
 from typing import TypeAlias
 
 import pytest
 
-from flintmq.protocol.commands import PULL
+from flintmq.protocol.commands import COMMIT_PREPARED, HEART_BEAT, PULL, Command
+from flintmq.protocol.errors import InvalidParameter
 from tests.conftest import RawConnection, RunningBroker
 from tests.fault.test_stalled_disk import HANGING_DISK, HOUR_MS
 from tests.overload_tools import anonymous_bytes, soon
@@ -143,3 +145,61 @@ def test_a_message_for_many_that_wait_stays_within_the_bound(broker: Factory, co
         for reader in waiting:
             assert len(reader.receive().raise_for_error().body) > 500_000
     assert peak.bytes < BOUND_BYTES
+
+
+EMPTY_MAP, EMPTY_ARRAY = b"\x80", b"\x90"
+
+
+def array(count: int, item: bytes) -> bytes:
+    """A msgpack array of the same item over and over."""
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+@pytest.mark.parametrize(
+    ("command", "fields", "body"),
+    [
+        (COMMIT_PREPARED, {"series": "s", "number": 1, "count": 10_000}, array(16_000_000, EMPTY_MAP)),
+        (COMMIT_PREPARED, {"series": "s", "number": 1, "count": 240}, array(240, array(65_000, EMPTY_ARRAY))),
+        (HEART_BEAT, {"group": "g", "member": "m"}, b"\x92" + array(240, array(65_000, EMPTY_ARRAY)) + EMPTY_ARRAY),
+        (HEART_BEAT, {"group": "g", "member": "m"}, b"\x92" + EMPTY_ARRAY + array(240, array(65_000, EMPTY_MAP))),
+    ],
+    ids=["attempts", "an attempt's row", "subscriptions", "queues"],
+)
+def test_a_body_of_sixteen_million_items_is_refused_for_its_first_wrong_one(
+    shared_broker: RunningBroker, connect: Connect, command: Command, fields: dict[str, object], body: bytes
+) -> None:
+    peer = connect(shared_broker)
+    before = anonymous_bytes(shared_broker.process.pid)
+    with Peak(shared_broker.process.pid) as peak:
+        answer = peer.call(command, fields, body)
+    assert answer.code == InvalidParameter.code
+    assert "the body is not" in answer.fields["message"]
+    assert peak.bytes - before < 100 * MIB, "the frame, once while it grows, and once in hand"
+
+
+TWO = [a + b for a in ascii_letters for b in ascii_letters]
+
+
+def many_tags(number: int, chars: int) -> str:
+    """Tags that are another set for each number."""
+    return "||".join([f"tag{number}", *TWO[: chars // 4 - 3]])
+
+
+def properties(number: int, chars: int) -> str:
+    """Common properties of delayed messages, others for each number. They take four bytes a character in memory."""
+    return f"DELAY\x011\x02note\x01{number}\N{WAVE DASH}\N{GRINNING FACE}{'x' * chars}\x02"
+
+
+def test_nothing_long_that_clients_sent_is_remembered(broker: Factory, connect: Connect) -> None:
+    running = broker("--flush", "async")
+    peer = connect(running)
+
+    def ask(first: int, count: int, chars: int) -> int:
+        for number in range(first, first + count):
+            peer.produce("orders", b"x", queue=0, common=properties(number, chars)).raise_for_error()
+            peer.pull("orders", 0, 0, tags=many_tags(number, min(chars, 4_000))).raise_for_error()
+        return anonymous_bytes(running.process.pid)
+
+    peer.produce("orders", b"x", queue=0).raise_for_error()
+    before = ask(0, 10, 30_000)
+    assert ask(10, 300, 30_000) - before < 16 * MIB, "else it is 90"

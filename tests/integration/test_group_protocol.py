@@ -173,6 +173,10 @@ def test_a_heartbeat_that_cannot_be_is_refused_and_nobody_joins(
     (["t"], InvalidParameter.code),
     ({"t": ""}, InvalidParameter.code),
     ([[f"t{n}", "", ""] for n in range(1001)], InvalidParameter.code),
+    ([["t", "a" * 4_097, ""]], InvalidParameter.code),
+    ([[f"t{n}", "a" * 4_000, ""] for n in range(33)], InvalidParameter.code),
+    ([["t", 1, ""]], InvalidParameter.code),
+    ([["t", "", []]], InvalidParameter.code),
 ])  # fmt: skip
 def test_a_subscription_that_cannot_be_is_refused(
     peer: RawConnection, group: str, subscriptions: Any, code: int
@@ -180,6 +184,19 @@ def test_a_subscription_that_cannot_be_is_refused(
     body = msgpack.packb([subscriptions, []])
     assert peer.call(commands.HEART_BEAT, {"group": group, "member": "a"}, body).code == code
     assert peer.call(commands.HEART_BEAT, {"group": group, "member": "a"}, b"\xc1").code == InvalidParameter.code
+
+
+@pytest.mark.parametrize("queue", [float("inf"), float("nan"), 1.0, -1, 2**64 - 1, True, None, "0", [], {}])
+def test_a_member_that_holds_what_is_no_queue_is_refused(peer: RawConnection, group: str, queue: Any) -> None:
+    body = msgpack.packb([[["t", "", ""]], [["t", queue]]])
+    refused = peer.call(commands.HEART_BEAT, {"group": group, "member": "a"}, body)
+    assert refused.code == InvalidParameter.code
+    assert "the body is not msgpack [[[topic, tags, filter]" in refused.fields["message"]
+
+
+@pytest.mark.parametrize("wrong", [b"", b"\x90", b"\x92\x90", b"\x92\x90\x90\x00", b"\x92\x90\xdd\xff\xff\xff\xff"])
+def test_a_heartbeat_with_less_or_more_than_its_body_is_refused(peer: RawConnection, group: str, wrong: bytes) -> None:
+    assert peer.call(commands.HEART_BEAT, {"group": group, "member": "a"}, wrong).code == InvalidParameter.code
 
 
 def test_members_that_do_not_agree_on_what_they_want_cannot_be_in_one_group(filled: str, member: Members) -> None:
@@ -465,3 +482,25 @@ def test_after_a_start_of_the_broker_members_keep_what_they_say_they_hold(
         each.epoch = 0
         each.beat("orders").raise_for_error()
     assert [each.queues for each in members] == held
+
+
+@pytest.mark.parametrize("kind", ["consumer", "producer"])
+def test_one_connection_carries_a_hundred_members_and_again_as_many_as_leave(
+    peer: RawConnection, group: str, kind: str
+) -> None:
+    body = msgpack.packb([[["t", "", ""]], []])
+
+    def join(number: int) -> int:
+        fields = {"group": f"{group}-{number}", "member": "m", "kind": kind}
+        return peer.call(commands.HEART_BEAT, fields, body if kind == "consumer" else b"").code
+
+    assert {join(number) for number in range(100)} == {0}
+    assert join(100) == InvalidParameter.code
+    assert kind == "consumer" or join(5) == 0, "who is there stays"
+    asked = peer.call(commands.GET_CONSUMER_CONNECTION_LIST, {"group": f"{group}-100"})
+    assert asked.code == GroupNotExist.code
+    for _ in range(3):
+        leaving = {"group": f"{group}-7", "member": "m", "kind": kind}
+        peer.call(commands.UNREGISTER_CLIENT, leaving).raise_for_error()
+        assert join(7) == 0
+    assert join(100) == InvalidParameter.code

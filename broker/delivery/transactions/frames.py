@@ -6,7 +6,6 @@ The rules of a message are the produce kernel's, which gets what is made here: n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -26,6 +25,7 @@ from ....protocol.errors import InvalidParameter, MessageIllegal
 from ....protocol.ids import unique_key
 from ....protocol.names import check_name
 from ....protocol.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, encode_properties
+from ...remembering import remembered
 from ...store import common_properties
 
 _PAIR_END = "\x02"
@@ -50,7 +50,7 @@ class HalfFrame:
     transaction_ids: list[str]
 
 
-@lru_cache(maxsize=1024)
+@remembered(1024)
 def half_request(common: str) -> HalfRequest | None:
     """What a frame's common properties ask for; None where they ask for no half messages.
 

@@ -16,10 +16,15 @@ from ...delivery.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
 from ...delivery.group import BROADCASTING, CLUSTERING, ConsumerGroup, Member, Subscription
 from ...filters import compile_filter
 from ...store import MessageStore
+from .bodies import ArrayBody
 from .context import Broker, Peer
 from .pull import parse_tags
 
 SUBSCRIPTIONS_MAX = 1_000
+SUBSCRIPTION_CHARS_MAX = 128 * 1024
+"""Of all subscriptions of a member: they are kept as long as it lives."""
+TAGS_CHARS_MAX = 4_096
+"""As in a PULL."""
 OWNED_MAX = 65_536
 KINDS = ("consumer", "producer")
 STARTS = ("first", "last", "time")
@@ -50,18 +55,26 @@ def heart_beat(peer: Peer, frame: Frame) -> None:
 
 
 def _decode_body(frame: Frame) -> tuple[dict[str, Subscription], list[Queue]]:
-    try:
-        subscriptions, owned = msgpack.unpackb(
-            frame.body, max_array_len=OWNED_MAX, max_str_len=32_767, max_map_len=0, max_bin_len=0, max_ext_len=0
-        )
-        wanted = [(str(topic), str(tags), str(expression)) for topic, tags, expression in subscriptions]
-        held = [(str(topic), int(queue)) for topic, queue in owned]
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    body = ArrayBody(frame.body, "msgpack [[[topic, tags, filter], …], [[topic, queue], …]]")
+    body.row(2)
+    if (count := body.array()) > SUBSCRIPTIONS_MAX:
+        raise InvalidParameter(f"{count} subscriptions; a member may have {SUBSCRIPTIONS_MAX}")
+    wanted = []
+    for _ in range(count):
+        body.row(3)
+        wanted.append((body.text(), body.text(), body.text()))
+    if (chars := sum(len(text) for row in wanted for text in row)) > SUBSCRIPTION_CHARS_MAX:
         raise InvalidParameter(
-            f"the body of a HEART_BEAT must be msgpack [[[topic, tags, filter], …], [[topic, queue], …]]: {error}"
-        ) from None
-    if len(wanted) > SUBSCRIPTIONS_MAX:
-        raise InvalidParameter(f"{len(wanted)} subscriptions; a member may have {SUBSCRIPTIONS_MAX}")
+            f"the subscriptions take {chars:,} characters, names, tags and filters together; a member may have "
+            f"{SUBSCRIPTION_CHARS_MAX:,}"
+        )
+    if (count := body.array()) > OWNED_MAX:
+        raise InvalidParameter(f"{count} queues that it has; a member may have {OWNED_MAX}")
+    held = []
+    for _ in range(count):
+        body.row(2)
+        held.append((body.text(), body.integer()))
+    body.end()
     found: dict[str, Subscription] = {}
     for topic, tags, expression in wanted:
         check_name("topic", topic)
@@ -69,6 +82,10 @@ def _decode_body(frame: Frame) -> tuple[dict[str, Subscription], list[Queue]]:
             raise NoPermission(f"topic {topic} is the broker's own and cannot be consumed")
         if topic in found:
             raise InvalidParameter(f"topic {topic} is subscribed twice; give all tags in one subscription: a || b")
+        if len(tags) > TAGS_CHARS_MAX:
+            raise InvalidParameter(
+                f"the tags of topic {topic} take {len(tags)} characters; at most {TAGS_CHARS_MAX} do"
+            )
         if tags:
             parse_tags(tags)
         if expression:

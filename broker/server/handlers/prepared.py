@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgpack
 
@@ -28,6 +27,7 @@ from ...delivery.prepared.table import Attempt
 from ...delivery.routing import delay_of
 from ...store import Appended, ProduceBatch, common_properties
 from .acknowledging import acknowledge
+from .bodies import ArrayBody
 from .context import Peer
 
 FLUSHES = frozenset({"", "sync", "async"})
@@ -155,19 +155,18 @@ def get_prepared(peer: Peer, frame: Frame) -> None:
 
 def _wanted(request: CommitPreparedRequest, body: memoryview) -> list[tuple[str, int]]:
     """The attempts that the body names, each with its number of messages."""
-    try:
-        rows: Any = msgpack.unpackb(body) if len(body) else []
-    except (ValueError, msgpack.UnpackException) as error:
-        raise InvalidParameter(f"the body is not one msgpack array: {error}") from None
-    if type(rows) is not list or len(rows) != request.count:
-        raise InvalidParameter(f"the body is not one msgpack array of {request.count} attempts, which count says")
     wanted: dict[str, int] = {}
-    for index, row in enumerate(rows):
-        if type(row) is not list or len(row) != 2 or type(row[0]) is not str or type(row[1]) is not int or row[1] < 0:
-            raise InvalidParameter(f"entry {index} of the body is not [attempt, messages]")
-        if row[0] in wanted:
-            raise InvalidParameter(f"attempt {row[0][:PREPARED_NAME_CHARS_MAX]!r} stands twice in the body")
-        wanted[_check_name(row[0])] = row[1]
+    if not len(body) and not request.count:
+        return []
+    rows = ArrayBody(body, f"one msgpack array of {request.count} rows [attempt, messages], as count says")
+    rows.row(request.count)
+    for _ in range(request.count):
+        rows.row(2)
+        attempt = _check_name(rows.text())
+        if attempt in wanted:
+            raise InvalidParameter(f"attempt {attempt!r} stands twice in the body")
+        wanted[attempt] = rows.integer()
+    rows.end()
     return list(wanted.items())
 
 

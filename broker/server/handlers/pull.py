@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 
@@ -24,6 +23,7 @@ from ....protocol.javahash import tags_code
 from ....protocol.layout import RECORD_BYTES_MIN
 from ....protocol.permissions import CONSUME, GROUP, TOPIC, Need
 from ...filters import Filter, compile_filter
+from ...remembering import remembered
 from ...services.long_polling import HeldPull, Wake
 from ...store import CorruptLog, DamagedRecord, Pulled, WouldBlock
 from .context import Broker, Peer
@@ -141,7 +141,7 @@ def check_has_messages(broker: Broker, name: str) -> None:
     check_readable(broker, name)
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered(1024)
 def parse_tags(expression: str) -> frozenset[int] | None:
     """The tag codes of ``a || b``; None where every message is wanted (``*``)."""
     tags = [tag.strip() for tag in expression.split("||")]

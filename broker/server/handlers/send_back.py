@@ -12,7 +12,7 @@ from ....protocol.errors import DelayIllegal, InvalidParameter, MessageNotFound
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name
-from ....protocol.permissions import CONSUME, TOPIC
+from ....protocol.permissions import CONSUME, TOPIC, Permissions
 from ....protocol.record import Record
 from ...delivery.retry import send_back, topics_for
 from .context import Peer
@@ -31,19 +31,22 @@ def consumer_send_msg_back(peer: Peer, frame: Frame) -> None:
             f"{request.count * PHYSICAL_OFFSET_STRUCT.size}"
         )
     physical_offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
+    permissions = peer.access.permissions if peer.access is not None else None
     peer.read(
         frame,
-        lambda hot: [_record(peer, physical_offset, hot) for physical_offset in physical_offsets],
+        lambda hot: [_record(peer, physical_offset, permissions, hot) for physical_offset in physical_offsets],
         lambda records: _make_topics(peer, frame, request, records),
     )
 
 
-def _record(peer: Peer, physical_offset: int, hot: bool) -> Record:
+def _record(peer: Peer, physical_offset: int, permissions: Permissions | None, hot: bool) -> Record:
+    """The record there. Whether there is one that the user may not consume is nothing for it to know, not even from
+    which of several offsets the error names. Any thread."""
     store = peer.broker.store
     record = None
     if physical_offset < store.dispatchable_offset:
         record = store.queries.consumable_record(physical_offset, hot=hot)
-    if record is None:
+    if record is None or not (permissions is None or permissions.allows(CONSUME, TOPIC, record.topic.decode())):
         raise _not_found(physical_offset)
     return record
 
@@ -56,10 +59,6 @@ def _not_found(physical_offset: int) -> MessageNotFound:
 
 
 def _make_topics(peer: Peer, frame: Frame, request: SendMessageBackRequest, records: list[Record]) -> None:
-    if peer.access is not None:
-        for record in records:
-            if not peer.access.allows(CONSUME, TOPIC, record.topic.decode()):
-                raise _not_found(record.physical_offset)  # whether it is there is nothing for this user to know
     if request.member:
         for record in records:
             topic = record.topic.decode()
