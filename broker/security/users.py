@@ -31,13 +31,14 @@ class UserTable:
         self.path = path / USERS_FILE
         self.generation = 0
         self._users = Users()
+        self._iterations: frozenset[int] = frozenset({ITERATIONS})
+        """Each that some user's verifier has."""
         self._seen = _MISSING
 
     def load(self) -> None:
         """Read the file; where there is none, there are no users. Raises ``ConfigurationError`` where it is damaged."""
         self._seen = self._stat()
-        self._users = self._read()
-        self.generation += 1
+        self._take(self._read())
 
     def refresh(self) -> bool:
         """Read the file again if it was replaced; whether anything may have changed. One ``stat`` where not."""
@@ -46,13 +47,18 @@ class UserTable:
             if seen == self._seen:
                 return False
             self._seen = seen
-            self._users = self._read()
+            self._take(self._read())
         except (ConfigurationError, OSError) as error:
             log.error("the users stay as they were: %s", error)
             return False
-        self.generation += 1
         log.info("%s was read again: %d users", self.path, len(self))
         return True
+
+    def _take(self, users: Users) -> None:
+        self._users = users
+        found = frozenset(user.verifier.iterations for user in users.by_name.values())
+        self._iterations = found or frozenset({ITERATIONS})
+        self.generation += 1
 
     def get(self, name: str) -> User | None:
         """The user of that name."""
@@ -60,9 +66,11 @@ class UserTable:
 
     def verifier(self, name: str) -> Verifier:
         """What a proof of ``name`` is checked with. Of a name that nobody has it is one that no proof can meet, always
-        the same: what a stranger learns, and how long it takes, is the same for both."""
+        the same: what a stranger learns, and how long it takes, is the same for both. It has as many iterations as some
+        users have: those who were made with others than are usual now would stand out."""
         decoy = hmac_of(self._users.decoy, name.encode("utf-8", "surrogatepass"))
-        invented = Verifier(ITERATIONS, decoy[:SALT_BYTES], os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
+        iterations = max(self._iterations, key=lambda count: hmac_of(decoy, b"%d" % count))
+        invented = Verifier(iterations, decoy[:SALT_BYTES], os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
         user = self._users.by_name.get(name)
         return invented if user is None else user.verifier
 

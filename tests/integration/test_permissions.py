@@ -364,6 +364,20 @@ def test_topics_and_groups_are_listed_for_who_has_any_right_on_them(seen: RawCon
     assert {queue[0] for queue in members["queues"]} == {"seen"}
 
 
+def test_of_several_offsets_the_first_is_named_whether_or_not_somebody_elses_message_is_there(
+    seen: RawConnection, log_in: LogIn
+) -> None:
+    case = BY_NAME["CONSUMER_SEND_MSG_BACK"]
+    there = seen.produce("hidden", b"m", queue=0).raise_for_error().body
+    seen.pull("hidden", 0, 0).raise_for_error()
+    asked = log_in(user_of("CONSUMER_SEND_MSG_BACK", 1)).call(
+        case.command, {"group": case.group, "count": 2}, there + PHYSICAL_OFFSET_STRUCT.pack(1 << 60)
+    )
+    assert asked.code == MessageNotFound.code
+    (named,) = PHYSICAL_OFFSET_STRUCT.unpack(there)
+    assert f"at physical offset {named}:" in asked.fields["message"]
+
+
 def test_no_prefix_shows_the_brokers_own_topics(seen: RawConnection, log_in: LogIn) -> None:
     open_transaction(seen, "seen", "some-producers", 9)
     wide = log_in("wide")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from flintmq.broker.security.users import UserTable
 from flintmq.protocol.checked_json import CHECKSUM_KEY
 from flintmq.protocol.errors import ConfigurationError
-from flintmq.protocol.scram import ITERATIONS, SALT_BYTES, make_verifier
+from flintmq.protocol.scram import ITERATIONS, ITERATIONS_MIN, SALT_BYTES, make_verifier
 from flintmq.protocol.users import (
     BACKUP_SUFFIX,
     USERS_FILE,
@@ -187,9 +188,22 @@ class TestTheTable:
         one.load()
         other.load()
         invented = one.verifier("stranger")
-        assert invented.iterations == ITERATIONS
+        assert invented.iterations == one.verifier("billing").iterations
         assert len(invented.salt) == SALT_BYTES
         assert invented.salt == one.verifier("stranger").salt == other.verifier("stranger").salt
         assert invented.salt != one.verifier("strangers").salt
         assert invented.stored_key != one.verifier("stranger").stored_key
         assert one.verifier("billing") == VERIFIER
+
+    def test_the_number_of_iterations_does_not_tell_who_is_there(self, tmp_path: Path, path: Path) -> None:
+        some = users("new", "old")
+        some.by_name["old"] = replace(some.by_name["old"], verifier=replace(VERIFIER, iterations=ITERATIONS_MIN + 1))
+        self.replace(path, encode_users(some))
+        table = UserTable(tmp_path)
+        table.load()
+        invented = {name: table.verifier(name).iterations for name in map(str, range(50))}
+        assert set(invented.values()) == {VERIFIER.iterations, ITERATIONS_MIN + 1}
+        assert invented == {name: table.verifier(name).iterations for name in invented}
+
+    def test_without_users_strangers_are_asked_for_the_usual_iterations(self, tmp_path: Path) -> None:
+        assert UserTable(tmp_path).verifier("stranger").iterations == ITERATIONS

@@ -56,13 +56,24 @@ class HttpServer:
         self.loop = loop
         self.answer = answer
         self.hosts = hosts
-        self.connections: set[_Connection] = set()
+        self.connections: dict[_Connection, None] = {}
+        """The oldest first."""
         self._servers: list[asyncio.Server] = []
 
     async def start(self, sockets: list[socket.socket]) -> None:
         """Accept connections from now on; the sockets are closed by ``close``."""
         for sock in sockets:
             self._servers.append(await self.loop.create_server(lambda: _Connection(self), sock=sock))
+
+    def make_room(self) -> bool:
+        """Close the connection that has waited longest without anything to answer, so that those who ask nothing do not
+        keep out those who ask whether the broker lives; False where all are being answered."""
+        for connection in self.connections:
+            if not connection.answering:
+                del self.connections[connection]
+                connection.abort()
+                return True
+        return False
 
     def close(self) -> None:
         """Accept nothing more and close what is open. May be called again."""
@@ -86,10 +97,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if len(self._server.connections) >= CONNECTIONS_MAX:
+        if len(self._server.connections) >= CONNECTIONS_MAX and not self._server.make_room():
             self._transport.abort()
             return
-        self._server.connections.add(self)
+        self._server.connections[self] = None
         self._within(HEAD_S, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
@@ -106,11 +117,16 @@ class _Connection(asyncio.Protocol):
         return self._asked and self._task is not None  # whoever only closed its half still gets the answer
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.connections.discard(self)
+        self._server.connections.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+
+    @property
+    def answering(self) -> bool:
+        """Whether its answer is being made, or is on its way."""
+        return self._task is not None or self._transport.get_write_buffer_size() > 0
 
     def abort(self) -> None:
         """Close at once."""
