@@ -1,10 +1,11 @@
 """Where damage of the CommitLog ends: the next record that is sound and in its place.
 
 In this order: where the damaged record itself says that it ends, if the log goes on there; where the lowest
-ConsumeQueue unit behind it points, if a record of that queue is there; else by a search through the bytes. A body may
-hold what looks like records, so whatever lies inside of a record that a unit knows is none, and what a search finds
-must go on: record after record, each queue's offsets rising, up to where the hole may reach at most, or for longer than
-any message is.
+ConsumeQueue unit behind it points, if a record of that queue is there, or at a record in front of that which a search
+finds, because its own unit is lost; else by a search through the bytes. A body may hold what looks like records, so
+whatever lies inside of a record that a unit knows is none, and what a search finds must go on: record after record,
+each queue's offsets rising, never over the place that a unit points at, up to where the hole may reach at most, or for
+longer than any message is.
 """
 
 from __future__ import annotations
@@ -107,9 +108,7 @@ class HoleFinder:
         own = self._end_by_itself(file, begin, limit, store_ms)
         if own is not None and (known is None or own <= known) and not self._is_inside(begin, own):
             return own
-        if known is not None:
-            return known
-        return self._search(file, begin, limit, store_ms)
+        return self._search(file, begin, limit, store_ms, known)
 
     def _end_by_itself(self, file: MappedFile, begin: int, limit: int, store_ms: int) -> int | None:
         """Where the damaged record says it ends, if the log goes on, or ends, there."""
@@ -151,11 +150,14 @@ class HoleFinder:
 
     # Search.
 
-    def _search(self, file: MappedFile, begin: int, limit: int, store_ms: int) -> int:
+    def _search(self, file: MappedFile, begin: int, limit: int, store_ms: int, known: int | None) -> int:
+        """The first sound record behind ``begin``: ``known``, which a unit points at, or one in front of it. Of the
+        records between them no unit is left, as where a queue was lost too."""
         from ..kernels import search  # here alone: who has no damage need not compile it
 
         extents = {each.physical_offset: each.size for each in self._evidence.between(begin, begin + 1)}
-        array, base, end = file.array(), file.start_offset, limit - file.start_offset
+        last = limit if known is None else known
+        array, base, end = file.array(), file.start_offset, last - file.start_offset
         position = begin - base + max(HOLE_BYTES_MIN, extents.get(begin, 0))
         while position < end:
             position = search.find_record(array, position, end, base, store_ms, self._parts)
@@ -164,14 +166,16 @@ class HoleFinder:
             if self._is_inside(begin, base + position):
                 position += 1
                 continue
-            forged_up_to = self._forged_up_to(file, begin, base + position, limit)
+            forged_up_to = self._forged_up_to(file, begin, base + position, limit, last)
             if forged_up_to < 0:
                 return base + position
             position = forged_up_to + 1 - base
-        return limit
+        return last
 
-    def _forged_up_to(self, file: MappedFile, begin: int, candidate: int, limit: int) -> int:
+    def _forged_up_to(self, file: MappedFile, begin: int, candidate: int, limit: int, border: int) -> int:
         """The last record of the chain that begins at ``candidate`` that cannot be one; -1 where all can.
+
+        ``border``: a place where a record begins, or the log ends; a chain that passes over it is none.
 
         A body can hold a chain of records, and even one that ends where its own record does, so that the log goes on.
         But a forged message takes the queue offset of another, which comes behind it; and a chain that breaks off may
@@ -197,6 +201,8 @@ class HoleFinder:
                 if queue_offset <= before[0]:
                     forged = max(forged, before[1])
                 seen[queue] = (queue_offset, at)
+            if at < border < at + fields[0]:
+                return at
             at += fields[0]
             count += 1
         return forged

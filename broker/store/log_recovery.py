@@ -7,6 +7,7 @@ refused any more.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterable
 
@@ -157,10 +158,16 @@ class LogRecovery:
             return
         for file, head in zip(self._files.files, heads, strict=True):
             if file.start_offset >= end and not head.empty:
+                where = f"{file.path} holds something at byte 0 (physical offset {file.start_offset:,}), but the log"
+                if end > self.mark.flushed_offset:  # an orderly stop flushed all: the checkpoint is of another time
+                    raise CorruptLog(
+                        f"{where} is damaged at {end:,}, and {self._checkpoint.path}, which should say that it goes on "
+                        f"behind that, is an old one. Move it away, and start again: then the queues say it. Nothing "
+                        "was changed"
+                    )
                 raise CorruptLog(
-                    f"{file.path} holds something at byte 0 (physical offset {file.start_offset:,}), but the log ended "
-                    f"at {end:,} when the broker stopped. The file does not belong to this log: move it away. Nothing "
-                    "was changed"
+                    f"{where} ended at {end:,} when the broker stopped. The file does not belong to this log: move it "
+                    "away. Nothing was changed"
                 )
 
     # Where is the end?
@@ -261,7 +268,13 @@ class LogRecovery:
         limit = min(file.end_offset, self.mark.flushed_offset) if self.mark is not None else file.end_offset
         end = self._finder.end_of(begin, limit, store_ms)
         end = min(end, self._next_passed_over(begin))
-        self.holes.append(Hole(begin, end, kernel.BAD_NAMES[status], store_ms))
+        before = self.holes[-1] if self.holes else None
+        if before is not None and before.end == begin > file.start_offset:
+            # Nothing sound lies between: which of both a missing message lay in, nobody can say, and one may be too
+            # small for the tombstones of all.
+            self.holes[-1] = dataclasses.replace(before, end=end)
+        else:
+            self.holes.append(Hole(begin, end, kernel.BAD_NAMES[status], store_ms))
         return end
 
     def hole_at(self, begin: int, reason: str) -> Hole:

@@ -144,12 +144,19 @@ class Recovery:
             self._commitlog, self._queues, self._dispatcher, self._evidence, self._log.record_is_sound,
             self._first_queue_offset, holes, self._first_trusted(), end,
         ).find()  # fmt: skip
-        contained = self._container.contain(
-            holes, lost, [self._log.store_ms_behind(hole.end) or self._log.last_store_ms for hole in holes]
-        )
+        contained = self._container.contain(holes, lost, self._store_times_behind(holes))
         self._container.patch_units(self._queues, contained)
         self.report.quarantined += contained
         self._changed(each.physical_offset for each in contained)
+
+    def _store_times_behind(self, holes: list[Hole]) -> list[int]:
+        """The store time of what follows each hole; where that is another hole, of what follows that one."""
+        times: list[int] = []
+        store_ms = self._log.last_store_ms
+        for hole in reversed(holes):
+            store_ms = self._log.store_ms_behind(hole.end) or store_ms
+            times.append(store_ms)
+        return times[::-1]
 
     def _changed(self, physical_offsets: Iterable[int]) -> None:
         """The log is another there than queues and index know."""

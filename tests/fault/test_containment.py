@@ -123,6 +123,38 @@ def test_every_hole_of_many_is_contained_for_itself(tmp_path: Path) -> None:
     assert_contained(path, sent, lost)
 
 
+@pytest.mark.parametrize("settings", [SMALL, CHECKSUMMED], ids=["plain", "checksummed"])
+def test_holes_behind_each_other_at_the_logs_beginning_keep_the_store_times_in_order(
+    tmp_path: Path, settings: StoreSettings
+) -> None:
+    """Nothing sound stands in front of the first, nor directly behind it; searches by time go by its tombstone."""
+    path = tmp_path / "store"
+    sent = two_topics(path, settings=settings)
+    newest_ms = sent[-1].store_ms
+    lost = sent[:3]
+    for each in lost:
+        flip(path, each.physical_offset + 95)
+    assert_contained(path, sent, lost, settings=settings)
+    holes = json.loads((path / "flintmq" / "quarantine" / "index.json").read_text())["holes"]
+    assert [hole["storeTimestamp"] for hole in holes] == [sent[3].store_ms]
+    assert sent[3].store_ms < newest_ms
+    assert verified(path).findings.total == 0
+
+
+def test_small_and_large_messages_lost_behind_each_other_are_all_named(tmp_path: Path) -> None:
+    """By what is missing behind them alone: the last one's place has no room for the tombstones of all."""
+    path = tmp_path / "store"
+    store = open_store(path)
+    sent = put(store, "orders", 0, plain(2))
+    lost = put(store, "orders", 0, plain(3, size=500, first=2)) + put(store, "orders", 0, [Message(b"x")])
+    sent += lost + put(store, "orders", 0, plain(3, first=5))
+    store.close()
+    for each in lost:
+        flip(path, each.physical_offset + RECORD.size)
+    undispatched(path)
+    assert_contained(path, sent, lost)
+
+
 def test_a_whole_file_of_zeros_costs_what_was_in_it(tmp_path: Path) -> None:
     path = tmp_path / "store"
     sent = two_topics(path, size=200_000, frames=30)
@@ -176,6 +208,20 @@ def test_what_is_lost_is_named_where_the_queues_that_knew_it_are_lost_too(
     damage(path)
     assert_contained(path, sent, [lost], settings=settings)
     assert verified(path).findings.total == 0
+
+
+def test_sound_messages_that_no_unit_knows_stay_where_units_of_other_queues_lie_behind_them(tmp_path: Path) -> None:
+    """Two damaged messages, one behind the other, and the queue of both is lost: units of other queues alone would
+    end the hole behind the sound ones that follow."""
+    path = tmp_path / "store"
+    sent = two_topics(path)
+    queues = [(each.topic, each.queue) for each in sent]
+    begin = next(number for number in range(len(sent)) if queues[number : number + 4] == [("orders", 0)] * 4)
+    lost = sent[begin : begin + 2]
+    for each in lost:
+        overwrite(path / "commitlog" / FIRST, each.physical_offset, bytes(20))
+    the_queue(path)
+    assert_contained(path, sent, lost)
 
 
 @pytest.mark.parametrize("seed", range(12))

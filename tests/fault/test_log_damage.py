@@ -24,6 +24,7 @@ from tests.store_tools import (
     dispatch,
     find,
     kill,
+    lost_of,
     open_store,
     overwrite,
     plain,
@@ -165,6 +166,27 @@ def test_a_file_of_another_store_is_refused_wherever_it_lies(tmp_path: Path, num
     foreign = SECOND if number == 0 else FIRST
     shutil.copy(tmp_path / "other" / "commitlog" / foreign, target)
     assert_refused(tmp_path / "store", CorruptLog, target.name, "belongs to another log")
+
+
+def test_a_hole_that_an_old_checkpoint_knows_nothing_of_costs_no_file(tmp_path: Path) -> None:
+    """The checkpoint came from a backup: the files behind the hole are not said to be foreign, and nothing of them is
+    lost where the advice is taken."""
+    path = tmp_path / "store"
+    store = open_store(path)
+    sent = put(store, "orders", 0, plain(3))
+    store.sync_derived()
+    old = (path / "checkpoint").read_bytes()
+    sent += [each for number in range(30) for each in put(store, "orders", 0, plain(1, size=300_000, first=3 + number))]
+    store.close()
+    (path / "checkpoint").write_bytes(old)
+    overwrite(path / "commitlog" / FIRST, sent[5].physical_offset + 200, b"damage")
+    with pytest.raises(CorruptLog, match=r"checkpoint, which should say that it goes on.*is an old one. Move it away"):
+        open_store(path)
+    (path / "checkpoint").unlink()
+    store, report = reopen(path)
+    assert lost_of(report) == {("orders", 0, 5)}
+    assert_holds(store, [*sent[:5], *sent[6:]])
+    store.close()
 
 
 def test_records_behind_the_end_of_a_log_that_was_closed_are_refused(tmp_path: Path) -> None:
