@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES
 from .commitlog import CommitLog
 from .consume_queue import ConsumeQueue
-from .containment import Hole, RecordIsSound, UnitEvidence
+from .containment import Hole, KnownRecord, RecordIsSound, UnitEvidence
 from .derived_check import derive
 from .dispatcher import GAP_MAX, Dispatcher
 from .errors import CorruptLog
@@ -68,16 +68,29 @@ class LostMessages:
         for queue in self._evidence.queues():
             known = self._evidence.of_queue(queue, hole.begin, hole.end)
             if known and self._is_right(queue, known[0].queue_offset - 1, known[-1].queue_offset + 1):
-                ranges += [LostRange(queue.topic, queue.queue_id, each.queue_offset, 1) for each in known]
+                ranges += [LostRange(queue.topic, queue.queue_id, at, 1) for at in self._from_to(queue, known)]
         return _joined(ranges, [])
+
+    def _from_to(self, queue: ConsumeQueue, known: Sequence[KnownRecord]) -> list[int]:
+        """The queue offsets of units that point into a hole, and of damaged ones between them: a queue's messages lie
+        in the log in its order."""
+        pointing = {each.queue_offset for each in known}
+        return [
+            queue_offset
+            for queue_offset in range(known[0].queue_offset, known[-1].queue_offset + 1)
+            if queue_offset in pointing or not _is_filling(*queue.unit(queue_offset, hot=False)[:2])
+        ]
 
     def _is_right(self, queue: ConsumeQueue, *beside: int) -> bool:
         """Whether the units beside those that point into a hole are right, if the log still has their records: a queue
         that is damaged too must not take other messages for lost."""
         for queue_offset in beside:
             physical_offset, size, _ = queue.unit(queue_offset, hot=False) if queue_offset >= 0 else (0, 0, 0)
-            filling = size == PRE_BLANK_SIZE and physical_offset == 0
-            if size <= 0 or filling or not self._commitlog.start_offset <= physical_offset < self._end:
+            if (
+                size <= 0
+                or _is_filling(physical_offset, size)
+                or not self._commitlog.start_offset <= physical_offset < self._end
+            ):
                 continue
             if any(hole.begin <= physical_offset < hole.end for hole in self._holes):
                 continue
@@ -114,6 +127,11 @@ class LostMessages:
             if 0 <= known < first <= known + GAP_MAX:
                 ranges.append(LostRange(topic, queue, known, first - known))
         return ranges
+
+
+def _is_filling(physical_offset: int, size: int) -> bool:
+    """Whether a unit stands for no message: what was there before the queue began, or a gap."""
+    return size == PRE_BLANK_SIZE and physical_offset == 0
 
 
 def _joined(by_units: Sequence[LostRange], by_gaps: Sequence[LostRange]) -> list[LostRange]:

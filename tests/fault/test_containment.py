@@ -210,6 +210,20 @@ def test_what_is_lost_is_named_where_the_queues_that_knew_it_are_lost_too(
     assert verified(path).findings.total == 0
 
 
+def test_a_message_of_a_large_hole_is_named_although_its_own_unit_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    sent = two_topics(path)
+    first, last = (
+        next(each for each in sent if (each.topic, each.queue, each.queue_offset) == ("orders", 0, queue_offset))
+        for queue_offset in (4, 6)
+    )
+    begin, end = first.physical_offset, last.physical_offset + 120
+    overwrite(path / "commitlog" / FIRST, begin, bytes(end - begin))
+    overwrite(path / "consumequeue" / "orders" / "0" / FIRST, 20 * 5, bytes(20))
+    assert_contained(path, sent, hit_by(sent, begin, end, sent[-1].physical_offset + 1000))
+    assert verified(path).findings.total == 0
+
+
 def test_sound_messages_that_no_unit_knows_stay_where_units_of_other_queues_lie_behind_them(tmp_path: Path) -> None:
     """Two damaged messages, one behind the other, and the queue of both is lost: units of other queues alone would
     end the hole behind the sound ones that follow."""
