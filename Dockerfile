@@ -1,6 +1,9 @@
 # An image of the broker: `docker build -t flintmq .`, then
 #
 #     docker run -v flintmq:/var/lib/flintmq -p 127.0.0.1:10911:10911 -p 127.0.0.1:10912:10912 flintmq --insecure
+#     flintmq topic create orders
+#
+# (Where a broker listens beyond loopback, messages create no topics: topics.auto_create.)
 #
 # In a container the broker has to listen on all of the container's addresses, which it refuses as long as it cannot
 # authenticate anybody. `--insecure` is the explicit way out and is left to whoever runs the image: give it only where the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -51,15 +52,10 @@ class Banner:
         """The banner. Its last line says where the open port is."""
         from .setting_rules import format_address  # with pydantic, which is there by now
 
-        how = "after a clean stop" if report.clean else "after an unclean stop"
-        if report.truncated_bytes:
-            how += f", {report.truncated_bytes:,} torn bytes cut"
-        if report.rebuilt:
-            how += ", queues and index rebuilt"
         rows = [
-            ("store", settings.store.path),
+            ("store", str(Path(settings.store.path).expanduser().absolute())),
             ("flush", FLUSH_MEANING[settings.flush.policy]),
-            ("recovery", f"{report.seconds:.2f} s {how}, {report.messages_recovered:,} messages"),
+            ("recovery", f"{report.seconds:.2f} s {_recovered(report)}"),
             *([("damage", report.damage)] if report.damage else []),
             ("metrics", f"http://{metrics_address}/metrics" if metrics_address else "off"),
         ]
@@ -91,3 +87,20 @@ class Banner:
     def _line(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
+
+
+def _recovered(report: RecoveryReport) -> str:
+    """What a start found and did, so that "0 messages" cannot be read as a loss."""
+    if not report.messages_checked:
+        found = "there were no messages to check"
+    else:
+        found = f"the newest {report.messages_checked:,} messages of the log were checked"
+    if report.messages_recovered:
+        found += f", {report.messages_recovered:,} of the log were put into queues and index"
+    elif report.messages_checked and not report.truncated_bytes:
+        found += ", none had to be recovered"
+    if report.truncated_bytes:
+        found += f", {report.truncated_bytes:,} torn bytes cut"
+    if report.rebuilt:
+        found += ", queues and index rebuilt"
+    return f"after {'a clean' if report.clean else 'an unclean'} stop; {found}"

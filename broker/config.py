@@ -119,6 +119,7 @@ class TopicsSection(Section):
 
     auto_create: Annotated[bool | Literal["loopback"], Choice(("loopback",), switch=True)] = "loopback"
     default_queues: Annotated[int, Whole(1, QUEUES_MAX)] = 4
+    auto_create_max: Annotated[int, Whole(0, 10_000_000)] = 10_000
 
 
 class DeliverySection(Section):
@@ -142,6 +143,8 @@ class LimitsSection(Section):
     busy_retry_after_ms: Annotated[int, Whole(1, 60_000)] = 100
     held_pulls_max: Annotated[int, Whole(0, 10_000_000)] = 100_000
     held_pulls_per_connection_max: Annotated[int, Whole(1, 1_000_000)] = 4096
+    groups_max: Annotated[int, Whole(1, 10_000_000)] = 10_000
+    committed_offsets_max: Annotated[int, Whole(1, 100_000_000)] = 200_000
     half_frame_timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 60_000
     idle_timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 120_000
     write_buffer_bytes_max: Annotated[int, Whole(4096, 2**40)] = 4 * MIB

@@ -17,12 +17,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
+from .. import __version__
 from ..protocol.errors import ConfigurationError, FlintError
 from .banner import Banner
 from .logs import set_up_logging
@@ -47,20 +49,70 @@ START_STOP_S = 5.0
 """A start that was told to stop and does not come to an end is cut after this."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+EXTRA_PACKAGES = ("numba", "numpy", "pydantic", "pydantic_settings")
+"""What the extra `broker` adds to a plain installation, and no command but ``--help`` does without."""
+
+
+class Completed(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
+    """A text that the shell completes with ``words``; the settings' rules check it."""
+
+    name = "text"
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The words that begin so."""
+        return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
+
+
+class _Program(click.Group):
+    """The program's commands. A plain installation, which is the client's, has them without what they need."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError:
+            _check_extra()
+            raise
+
+
+def _check_extra() -> None:
+    missing = [name for name in EXTRA_PACKAGES if find_spec(name) is None]
+    if missing:
+        click.echo(
+            f"flintmq-broker: the broker needs packages that are not installed here ({', '.join(missing)}): "
+            "pip install 'flintmq[broker]', or in a clone pip install '.[broker]'",
+            err=True,
+        )
+        sys.exit(EXIT_REFUSED)
+
+
+@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="flintmq", prog_name="flintmq-broker")
 def main() -> None:
     """FlintMQ's broker."""
 
 
 @main.command()
-@click.option("--store", metavar="DIR", help="The store's folder.  [default: ./flintmq-store]")
+@click.option(
+    "--store", metavar="DIR", type=click.Path(file_okay=False), help="The store's folder.  [default: ./flintmq-store]"
+)
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: a free one.  [default: 127.0.0.1:10911]")
-@click.option("--flush", metavar="sync|async", help="Acknowledge when on disk, or when written.  [default: sync]")
+@click.option(
+    "--flush",
+    metavar="sync|async",
+    type=Completed("sync", "async"),
+    help="Acknowledge when on disk, or when written.  [default: sync]",
+)
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback although nobody has to prove who they are.")
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings.")
 @click.option(
-    "--set", "assignments", metavar="SECTION.NAME=VALUE", multiple=True, help="Any setting of conf/broker.toml."
+    "--set",
+    "assignments",
+    metavar="SECTION.NAME=VALUE",
+    multiple=True,
+    help="Any setting of broker.toml; `flintmq-broker conf DIR` writes that file.",
 )
 def serve(
     store: str | None,
@@ -148,8 +200,9 @@ def _run(settings: Settings, banner: Banner) -> int:
 def _load_kernels(progress: Callable[[str, int, int], None]) -> None:
     from . import kernels
 
+    total = len(kernels.SERVING_MODULES)
     for done, (name, _) in enumerate(kernels.warm(kernels.SERVING_MODULES), 1):
-        progress(f"kernels ({name})", done, 0)
+        progress(f"kernels ({name})", done, total)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -207,8 +260,7 @@ def _reload(lifecycle: Lifecycle) -> None:
 def _ready(settings: Settings, banner: Banner, lifecycle: Lifecycle, report: RecoveryReport) -> None:
     gc.collect()
     gc.freeze()
-    version = metadata.version("flintmq")
-    banner.ready(settings, version, os.getpid(), lifecycle.address, lifecycle.metrics_address, report)
+    banner.ready(settings, __version__, os.getpid(), lifecycle.address, lifecycle.metrics_address, report)
     log.info("ready after %.2f s", time.monotonic() - _STARTED)
 
 
@@ -279,6 +331,7 @@ for name, seconds in kernels.warm():
 @main.command()
 def warm() -> None:
     """Compile the kernels, or check that they are compiled, so that the first start is fast."""
+    _check_extra()
     began = time.monotonic()
     # A process of its own: the compiler's memory goes with it, and a broken cache cannot break this one.
     with subprocess.Popen([sys.executable, "-c", _WARM], stdout=subprocess.PIPE, text=True) as child:  # noqa: S603 - our own text

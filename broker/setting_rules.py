@@ -127,7 +127,7 @@ class AddressRule(Rule):
 
     def describe(self) -> str:
         words = [*(['""'] if self.optional else []), *(f'"{word}"' for word in self.words)]
-        return " or ".join(["HOST:PORT, [IPV6]:PORT or HOST, with a port from 0 to 65535", *words])
+        return " or ".join(["HOST:PORT (127.0.0.1:10911), [IPV6]:PORT or HOST, with a port from 0 to 65535", *words])
 
 
 def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
@@ -150,6 +150,10 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
         ipaddress.IPv6Address(host.partition("%")[0])
     elif not host:
         raise ValueError("an empty address")
+    elif host.isdigit():
+        raise ValueError(
+            f"{host!r} is a port without a host; write 127.0.0.1:{host} for this machine alone, 0.0.0.0:{host} for all"
+        )
     if not (port_text.isascii() and port_text.isdigit() and int(port_text) <= 65535) and port_text:
         raise ValueError(f"{port_text!r} is not a port")
     if host in ("", "*"):

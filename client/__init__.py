@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         GroupRunning,
         HelloRequired,
         InvalidParameter,
+        LimitReached,
         LocalProtocolError,
         MemberNameTaken,
         MemberUnknown,
@@ -57,8 +58,11 @@ if TYPE_CHECKING:
         TransactionGroupWrong,
         TransactionNotExist,
         UnknownCommand,
+        UserExistsAlready,
+        UserNotExist,
         VersionNotSupported,
     )
+    from ..protocol.permissions import Grant
     from ..protocol.record import CorruptRecord
     from .core.batch import Batch, Found
     from .core.delays import DelayedMessages, DelayStats
@@ -68,6 +72,7 @@ if TYPE_CHECKING:
     from .core.stored import StoredMessage
     from .core.topics import ConsumeStats, QueueStats, TopicInfo
     from .core.transactions import TransactionInfo, Transactions
+    from .core.users import UserInfo
     from .errors import (
         ClientClosed,
         ClientFailed,
@@ -127,6 +132,7 @@ __all__ = [
     "Found",
     "FrameIllegal",
     "GiveUp",
+    "Grant",
     "GroupInfo",
     "GroupMember",
     "GroupNotExist",
@@ -140,6 +146,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidMessageType",
     "InvalidParameter",
+    "LimitReached",
     "ListenerTimeout",
     "LocalProtocolError",
     "MemberNameTaken",
@@ -182,6 +189,9 @@ __all__ = [
     "Transactions",
     "TryLater",
     "UnknownCommand",
+    "UserExistsAlready",
+    "UserInfo",
+    "UserNotExist",
     "VersionNotSupported",
     "WrongLoop",
 ]
@@ -203,6 +213,7 @@ _HOMES = {
     "ForkedClient": ".errors",
     "Found": ".core.batch",
     "GiveUp": ".push.outcome",
+    "Grant": "..protocol.permissions",
     "GroupInfo": ".core.groups",
     "GroupMember": ".core.groups",
     "GroupQueue": ".core.groups",
@@ -233,6 +244,7 @@ _HOMES = {
     "DelayedMessages": ".core.delays",
     "Transactions": ".core.transactions",
     "TryLater": ".push.outcome",
+    "UserInfo": ".core.users",
     "WrongLoop": ".errors",
 }
 """Where what is exported is defined; what is not listed is an error of the protocol."""

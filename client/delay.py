@@ -10,6 +10,8 @@ from ..protocol.record import PROPERTY_DELAY, decode_properties, encode_properti
 from .core.times import from_millis, to_millis
 from .errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
 
+DELAY_LEVEL_SECONDS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""RocketMQ's delay levels, from level 1 on."""
 _MILLISECOND = timedelta(milliseconds=1)
 _SECOND_MS = 1_000
 
@@ -63,6 +65,19 @@ def _level(level: Any) -> int:
             "deliver_at="
         )
     return level
+
+
+def deliver_ms_of(properties: str, stored_ms: int) -> int | None:
+    """When the broker delivers a message with these common properties that it stored at ``stored_ms``, both in ms since
+    1970 UTC; None: at once."""
+    level, deliver_at, delay = delay_of(properties)
+    if level is not None:
+        return stored_ms + DELAY_LEVEL_SECONDS[min(level, DELAY_LEVEL_MAX) - 1] * _SECOND_MS
+    if deliver_at is not None:
+        deliver_ms = to_millis("deliver_at", deliver_at)
+    else:
+        deliver_ms = stored_ms + (delay // _MILLISECOND if delay is not None else 0)
+    return deliver_ms if deliver_ms > stored_ms else None
 
 
 def delay_of(properties: str) -> tuple[int | None, datetime | None, timedelta | None]:

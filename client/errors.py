@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from ..protocol.errors import ConfigurationError, ConnectionFailed, FlintError, InvalidParameter, MessageIllegal
+from ..protocol.errors import ConfigurationError, ConnectionFailed, FlintError
 from ..protocol.record import CorruptRecord
 
 if TYPE_CHECKING:
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 _SHOWN_FAILURES = 3
 
 
-class InvalidMessage(MessageIllegal, ValueError):
-    """A message cannot be sent as it is; found before anything left this process."""
+class InvalidMessage(FlintError, ValueError):
+    """A message cannot be sent as it is. No broker saw it: one that refuses a message raises ``MessageIllegal``."""
 
 
 class InvalidMessageType(InvalidMessage, TypeError):
     """A part of a message has a type that cannot be sent, such as a ``str`` for a body."""
 
 
-class InvalidArgument(InvalidParameter, ValueError):
-    """An argument of a call cannot be used; the message names it and says what is valid. Nothing was sent."""
+class InvalidArgument(FlintError, ValueError):
+    """An argument of a call cannot be used; the message names it and says what is valid. No broker saw it: one that
+    refuses a request raises ``InvalidParameter``."""
 
 
 class InvalidArgumentType(InvalidArgument, TypeError):

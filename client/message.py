@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..protocol.delivery import (
     PROPERTY_TIMER_DELAY_MS,
@@ -29,6 +29,9 @@ from ..protocol.record import (
 from .delay import delay_of, delay_properties
 from .errors import InvalidMessage, InvalidMessageType
 
+if TYPE_CHECKING:
+    from .core.stored import StoredMessage
+
 Body: TypeAlias = bytes | bytearray | memoryview
 Row: TypeAlias = tuple[Any, ...]
 """``(body, properties)`` or ``(body, properties, sys_flag)``, as PRODUCE takes a message among rows."""
@@ -44,6 +47,10 @@ _OWN_PROPERTIES = {
     PROPERTY_TIMER_DELAY_SECONDS: "give delay=…",
 }
 _FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
+_NOTED_OF_TRIES = frozenset({
+    "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES",
+})  # fmt: skip
+"""What clients note of tries and dead letters. What brokers note is no user property."""
 _TAG_OR = "||"
 _body_of = attrgetter("_body")
 _KNOWN_TOPICS_MAX = 10_000
@@ -111,6 +118,21 @@ class Message:
         self._delay = ""
         if delay_level is not None or deliver_at is not None or delay is not None:
             self._delay = delay_properties(delay_level, deliver_at, delay)
+
+    @classmethod
+    def again(cls, stored: StoredMessage, topic: str | None = None) -> Message:
+        """Return a message to be sent that has the body, keys, tag, sharding key and properties of a stored one.
+
+        ``topic``: where it is to go instead; of a dead letter the topic is the group's ``%DLQ%…``, so name it. Left out
+        are what a broker noted of the stored message on its way (its id, tries, delay and transaction) and the
+        application's ``flag``. Raises ``CorruptMessage`` if it is damaged, and ``InvalidMessage`` if another client
+        stored what FlintMQ's does not send, such as an empty property.
+        """
+        properties = {name: value for name, value in stored.user_properties.items() if not _is_noted_by_broker(name)}
+        return cls(
+            stored.topic if topic is None else topic, stored.body, keys=stored.keys, tags=stored.tags,
+            properties=properties, sharding_key=stored.sharding_key,
+        )  # fmt: skip
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -271,11 +293,19 @@ def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
             check_text("a property's name", name)
         if name in _OWN_PROPERTIES:
             raise InvalidMessage(f"the property {name} is not to be set directly: {_OWN_PROPERTIES[name]}")
-        if name in _FORBIDDEN or name.startswith(FORBIDDEN_PROPERTY_PREFIX):
+        if _is_forbidden(name):
             raise InvalidMessage(f"the property {name} belongs to the broker; choose another name")
         if type(value) is not str or not value or not value.isprintable():
             check_text(f"the property {name!r}", value)
     return dict(properties)
+
+
+def _is_forbidden(name: str) -> bool:
+    return name in _FORBIDDEN or name.startswith(FORBIDDEN_PROPERTY_PREFIX)
+
+
+def _is_noted_by_broker(name: str) -> bool:
+    return name in _NOTED_OF_TRIES or _is_forbidden(name)
 
 
 def check_text(what: str, text: Any) -> str:

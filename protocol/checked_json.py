@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterator
 from typing import Any
+
+PIECES_DEPTH = 2
+"""Each row of each table in a file is a piece of its own."""
 
 CHECKSUM_KEY = "flintmqCrc32"
 """The CRC32 of all the rest, as ``json.dumps`` writes it without further arguments; eight hexadecimal digits."""
@@ -37,4 +41,21 @@ def take_checksum(table: dict[str, Any]) -> None:
 
 
 def _checksum(table: dict[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(table).encode()):08x}"
+    checksum = 0
+    for piece in _pieces(table, PIECES_DEPTH):
+        checksum = zlib.crc32(piece.encode(), checksum)
+    return f"{checksum:08x}"
+
+
+def _pieces(value: Any, depth: int) -> Iterator[str]:
+    """Yield what ``json.dumps(value)`` returns, a part of a dict at a time: one call for a large table would keep all
+    other threads waiting."""
+    if depth == 0 or type(value) is not dict or not all(type(key) is str for key in value):
+        yield json.dumps(value)
+        return
+    before = "{"
+    for key, part in value.items():
+        yield f"{before}{json.dumps(key)}: "
+        yield from _pieces(part, depth - 1)
+        before = ", "
+    yield "}" if value else "{}"

@@ -251,7 +251,8 @@ class TransactionGroupWrong(BrokerError):
 
 class EpochFenced(BrokerError):
     """The member speaks of an assignment that is over: its queues may be another member's by now. ``epoch`` is the
-    member's present one, 0 where it has none; it has to ask for its assignment again."""
+    member's present one, 0 where it has none; it has to ask for its assignment again. Of a commit, ``refused``
+    names the queues that it does not hold; the others were committed."""
 
     code, name, retriable = 1410, "EPOCH_FENCED", False
 
@@ -325,6 +326,25 @@ class MessageDamaged(BrokerError):
         return _integer_or_zero(self.details.get("queue_offset"))
 
 
+class LimitReached(BrokerError):
+    """There are as many groups, committed offsets, or topics that messages make, as the broker keeps. Nothing was done.
+    Delete what is not used, or raise the limit that the message names."""
+
+    code, name, retriable = 1422, "LIMIT_REACHED", False
+
+
+class UserNotExist(BrokerError):
+    """The broker's store has no user of that name."""
+
+    code, name, retriable = 1430, "USER_NOT_EXIST", False
+
+
+class UserExistsAlready(BrokerError):
+    """The broker's store has a user of that name already."""
+
+    code, name, retriable = 1431, "USER_EXIST_ALREADY", False
+
+
 # Results that are no errors.
 SUCCESS = 0
 PULL_NOT_FOUND = 19
@@ -374,6 +394,9 @@ ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
         SubscriptionIllegal,
         PreparedIncomplete,
         MessageDamaged,
+        LimitReached,
+        UserNotExist,
+        UserExistsAlready,
     )
 }
 

@@ -198,9 +198,26 @@ class FrameParser:
 
     def _check_frame_length(self, frame_length: int) -> None:
         if frame_length > self.frame_bytes_max:
-            raise RemoteProtocolError(f"a frame of {frame_length} bytes; the limit is {self.frame_bytes_max}")
+            raise RemoteProtocolError(
+                _other_protocol(frame_length) or f"a frame of {frame_length} bytes; the limit is {self.frame_bytes_max}"
+            )
         if frame_length < 4:
             raise RemoteProtocolError(f"a frame of {frame_length} bytes cannot hold the length of its header")
+
+
+def _other_protocol(frame_length: int) -> str:
+    """A name and a remedy, if the bytes of a frame's length begin HTTP or TLS; else nothing."""
+    begins = frame_length.to_bytes(4)
+    if begins == b"HTTP":
+        return "it answers in HTTP, as a broker's port for metrics does; connect to the port that the broker listens on"
+    if begins in _HTTP_REQUESTS:
+        return "a request in HTTP; metrics and health have a port of their own"
+    if begins[:1] in b"\x15\x16" and begins[1:2] == b"\x03":
+        return "it speaks TLS; connect with tls=True, or with tls=FILE for a CA of your own"
+    return ""
+
+
+_HTTP_REQUESTS = (b"GET ", b"HEAD", b"POST", b"PUT ", b"OPTI", b"PRI ")
 
 
 def _refuse_ext(code: int, data: bytes) -> None:

@@ -9,6 +9,8 @@ from .layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 
+_FOREIGN = re.compile(r"[^%|a-zA-Z0-9_-]+")
+
 _LEADS_AWAY = re.compile("[/\0\ud800-\udfff]")
 
 SYSTEM_TOPICS = frozenset({
@@ -50,8 +52,17 @@ def check_name(kind: str, name: str) -> str:
     if len(name) > longest:
         raise InvalidParameter(f"{kind} {name[:40]!r}… has {len(name)} characters; at most {longest} are allowed")
     if not _NAME.match(name):
-        raise InvalidParameter(f"{kind} {name!r} has characters that are not allowed; use % | a-z A-Z 0-9 _ -")
+        raise InvalidParameter(f"{kind} {name!r} has characters that are not allowed; {_use_instead(name)}")
     return name
+
+
+def _use_instead(name: str) -> str:
+    """Return which characters a name may have, and what ``name`` is usually made into: other brokers allow dots."""
+    rule = "use % | a-z A-Z 0-9 _ -"
+    with_dashes, with_underscores = (_FOREIGN.sub(sign, name).strip("-_") for sign in "-_")
+    if not with_dashes:
+        return rule
+    return f"{rule}: {with_dashes!r} or {with_underscores!r}, for instance"
 
 
 def is_folder_name(name: str) -> bool:

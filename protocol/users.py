@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import difflib
 import json
 import re
 import secrets
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .checked_json import ChecksumMismatch, encode_checked, take_checksum
-from .errors import ConfigurationError
+from .errors import ConfigurationError, UserExistsAlready, UserNotExist
+from .permissions import ADMIN, Grant, Permissions
 from .scram import ITERATIONS_MAX, ITERATIONS_MIN, KEY_BYTES, SALT_BYTES_MAX, Verifier
 
 USERS_FILE = "flintmq/users.json"
@@ -32,6 +35,8 @@ BACKUP_SUFFIX = ".bak"
 VERSION = 1
 NAME_CHARS_MAX = 64
 DECOY_BYTES = 32
+USERS_MAX = 10_000
+"""Most users of one store."""
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._@+-]{{0,{NAME_CHARS_MAX - 1}}}\Z")
 
@@ -63,6 +68,75 @@ class Users:
     by_name: dict[str, User] = field(default_factory=dict)
     decoy: bytes = field(default_factory=lambda: secrets.token_bytes(DECOY_BYTES), repr=False)
     other: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+# ---- changes
+
+
+def is_admin(user: User) -> bool:
+    """Return whether the user may do everything; one whose grants cannot be read may do nothing."""
+    try:
+        return ADMIN in Permissions.parse(user.permissions, user.name).broker
+    except ConfigurationError:
+        return False
+
+
+def with_user(users: Users, name: str, verifier: Verifier, grants: Sequence[Grant] = ()) -> Users:
+    """Return the users and a new one. Raises ``UserExistsAlready``, ``ConfigurationError`` for a name that cannot be
+    and for one user too many."""
+    check_user_name(name)
+    if name in users.by_name:
+        raise UserExistsAlready(f"there is a user {name!r} already; flintmq user passwd {name} changes its password")
+    if len(users.by_name) >= USERS_MAX:
+        raise ConfigurationError(f"user {name!r} cannot be added: a store has at most {USERS_MAX:,} users; remove some")
+    permissions = tuple(Permissions().plus(grants).as_json())
+    return _replaced(users, User(name, verifier, permissions))
+
+
+def without_user(users: Users, name: str) -> Users:
+    """Return the users except one. Raises ``UserNotExist``."""
+    user_named(users, name)
+    return replace(users, by_name={key: row for key, row in users.by_name.items() if key != name})
+
+
+def with_password(users: Users, name: str, verifier: Verifier) -> Users:
+    """Return the users, one of them with another password. Raises ``UserNotExist``."""
+    return _replaced(users, replace(user_named(users, name), verifier=verifier))
+
+
+def with_grants(users: Users, name: str, grants: Sequence[Grant]) -> Users:
+    """Return the users, one of them with more grants. Raises ``UserNotExist``."""
+    user = user_named(users, name)
+    permissions = Permissions.parse(user.permissions, name).plus(grants)
+    return _replaced(users, replace(user, permissions=tuple(permissions.as_json())))
+
+
+def without_grants(users: Users, name: str, grants: Sequence[Grant] | None) -> Users:
+    """Return the users, one of them with fewer grants, or (None) without any. Raises ``UserNotExist``, and
+    ``ConfigurationError`` for a grant that the user does not have."""
+    user = user_named(users, name)
+    try:
+        left = Permissions() if grants is None else Permissions.parse(user.permissions, name).minus(grants)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"user {name}: {error}; flintmq user show {name} has what it may do") from None
+    return _replaced(users, replace(user, permissions=tuple(left.as_json())))
+
+
+def user_named(users: Users, name: str) -> User:
+    """Return the user of that name. Raises ``UserNotExist``."""
+    found = users.by_name.get(check_user_name(name))
+    if found is None:
+        close = difflib.get_close_matches(name, users.by_name, n=2, cutoff=0.6)
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise UserNotExist(f"there is no user {name!r}{hint}")
+    return found
+
+
+def _replaced(users: Users, user: User) -> Users:
+    return replace(users, by_name=users.by_name | {user.name: user})
+
+
+# ---- the file
 
 
 class DamagedUsers(ConfigurationError):
@@ -132,25 +206,30 @@ def _parse_user(name: str, row: Any, where: str) -> User:
         raise ConfigurationError(f"{where}: {error}") from None
     if not isinstance(row, dict) or not isinstance(scram := row.get("scram"), dict):
         raise ConfigurationError(f"{where}: user {name!r} has no object 'scram'")
+    verifier = parse_verifier(scram, f"{where}: user {name!r}")
+    permissions = row.get("permissions", [])
+    if not isinstance(permissions, list) or not all(isinstance(grant, dict) for grant in permissions):
+        raise ConfigurationError(f"{where}: 'permissions' of user {name!r} must be an array of objects")
+    other = {key: row[key] for key in row if key not in ("scram", "permissions")}
+    return User(name, verifier, tuple(permissions), other)
+
+
+def parse_verifier(scram: dict[str, Any], where: str) -> Verifier:
+    """Return the verifier that an object ``scram`` holds. Raises ``ConfigurationError`` naming the field at fault."""
     iterations = scram.get("iterations")
     salt = _bytes_of(scram.get("salt"), 1, SALT_BYTES_MAX)
     stored_key = _bytes_of(scram.get("storedKey"), KEY_BYTES, KEY_BYTES)
     server_key = _bytes_of(scram.get("serverKey"), KEY_BYTES, KEY_BYTES)
     if type(iterations) is not int or not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
         raise ConfigurationError(
-            f"{where}: user {name!r} has scram.iterations {iterations!r}; "
-            f"it must be {ITERATIONS_MIN} to {ITERATIONS_MAX}"
+            f"{where} has scram.iterations {iterations!r:.40}; it must be {ITERATIONS_MIN} to {ITERATIONS_MAX}"
         )
     if not (salt and stored_key and server_key):
         raise ConfigurationError(
-            f"{where}: user {name!r} needs scram.salt, scram.storedKey and scram.serverKey in base64, the keys of "
-            f"{KEY_BYTES} bytes; flintmq user passwd writes them anew"
+            f"{where} needs scram.salt, scram.storedKey and scram.serverKey in base64, the keys of "
+            f"{KEY_BYTES} bytes; flintmq user passwd writes them again"
         )
-    permissions = row.get("permissions", [])
-    if not isinstance(permissions, list) or not all(isinstance(grant, dict) for grant in permissions):
-        raise ConfigurationError(f"{where}: 'permissions' of user {name!r} must be an array of objects")
-    other = {key: row[key] for key in row if key not in ("scram", "permissions")}
-    return User(name, Verifier(iterations, salt, stored_key, server_key), tuple(permissions), other)
+    return Verifier(iterations, salt, stored_key, server_key)
 
 
 def encode_users(users: Users) -> str:
@@ -161,14 +240,17 @@ def encode_users(users: Users) -> str:
 
 
 def _user_row(user: User) -> dict[str, Any]:
-    verifier = user.verifier
-    scram = {
+    return {"scram": verifier_row(user.verifier), "permissions": list(user.permissions), **user.other}
+
+
+def verifier_row(verifier: Verifier) -> dict[str, Any]:
+    """Return the object ``scram`` of a verifier, as ``parse_verifier`` takes it."""
+    return {
         "iterations": verifier.iterations,
         "salt": _text_of(verifier.salt),
         "storedKey": _text_of(verifier.stored_key),
         "serverKey": _text_of(verifier.server_key),
     }
-    return {"scram": scram, "permissions": list(user.permissions), **user.other}
 
 
 def _text_of(value: bytes) -> str:

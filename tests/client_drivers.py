@@ -110,6 +110,10 @@ class Facade:
         """The messages, read ahead by a task."""
         return self._drain(self._run(lambda: self._client.iter(*arguments, **options)))
 
+    def query_iter(self, *arguments: Any, **options: Any) -> Iterator[StoredMessage]:
+        """The messages, read ahead by a task."""
+        return self._drain(self._run(lambda: self._client.query_iter(*arguments, **options)))
+
     def _drain(self, messages: Any) -> Iterator[StoredMessage]:
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         ended = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import socket
 import ssl
@@ -17,6 +18,8 @@ from typing import Any
 import hypothesis
 import msgpack
 import pytest
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from flintmq.protocol.commands import HELLO, PRODUCE, PULL, Command
 from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS, error_from_answer
@@ -30,11 +33,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background, as by `nohup`: no process under test could be interrupted, for they inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes is the machine's matter. The rest is as Hypothesis has it, on a CI server for such.
+# How long an example takes is the machine's matter. The test command tries the same examples each time, and those that
+# tests name; new ones are tried by scripts/fuzz. Neither reads or writes a database of examples.
 hypothesis.settings.register_profile(
-    "unhurried", hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], database=None
 )
-hypothesis.settings.load_profile("unhurried")
+hypothesis.settings.register_profile("same", hypothesis.settings.get_profile("unhurried"), derandomize=True)
+hypothesis.settings.register_profile("new", hypothesis.settings.get_profile("unhurried"), print_blob=True)
+IS_FUZZING = "FLINTMQ_FUZZ" in os.environ  # set by scripts/fuzz
+hypothesis.settings.load_profile("new" if IS_FUZZING else "same")
+if not IS_FUZZING:
+    # Hypothesis also tries constants of the modules that are loaded: which, depends on the tests that ran before.
+    _NO_CONSTANTS = Constants()
+    providers._get_local_constants = lambda: _NO_CONSTANTS
 
 START_TIMEOUT_S = 100.0
 STOP_TIMEOUT_S = 60.0

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flintmq.client.cli.user_file import UserFile
 from flintmq.protocol.commands import AUTH
 from flintmq.protocol.scram import ITERATIONS_MIN, MECHANISM, ClientExchange, make_verifier
+from flintmq.protocol.user_file import UserFile
 from flintmq.protocol.users import User, Users
 from tests.conftest import RawConnection
 

@@ -1,12 +1,14 @@
-"""Which member of a group consumes which queue: even, and with as few moves as that allows."""
+"""Share out a group's queues among its members: evenly, and with as few moves as that allows."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from heapq import heapify, heapreplace
 from itertools import groupby
 from operator import itemgetter
+
+from ...protocol.delivery import RETRY_TOPIC_PREFIX
 
 Queue = tuple[str, int]
 """A topic and the number of one of its queues."""
@@ -15,19 +17,77 @@ Queue = tuple[str, int]
 def assign(
     queues: Collection[Queue], members: Mapping[str, Collection[str]], before: Mapping[Queue, str]
 ) -> dict[Queue, str]:
-    """A member for each queue. ``members``: by name, the topics that each wants; ``before``: who had which queue.
+    """Return a member for each queue. ``members``: by name, what topics each wants; ``before``: who had which queue.
 
-    A queue stays where it is unless its member is gone, wants its topic no more, or has two queues more than another
-    one that could take it. Members that want the same topics get the same number of queues, or one more. Queues that
-    nobody wants are left out. The same input gives the same result, whatever its order.
+    Queues of data are shared out first. Members that want the same topics get the same number of them, or one more, and
+    of each topic the same number, or one more. The queues of retry topics, which are nearly empty, come afterwards and
+    go to the members with the fewest queues.
+
+    A queue stays with its member unless that one is gone, wants its topic no more, or has more than its share. Queues
+    that nobody wants are left out. The same input gives the same result, whatever its order.
     """
-    wanting: dict[str, list[str]] = {}
-    for topic in {topic for topic, _ in queues}:
-        wanting[topic] = sorted(name for name, topics in members.items() if topic in topics)
-    loads = _Loads(members)
     result: dict[Queue, str] = {}
+    wanting = _wanting(members, {topic for topic, _ in queues})
+    loads = _Loads(members)
+    for of_retries in (False, True):
+        part = sorted(queue for queue in queues if queue[0].startswith(RETRY_TOPIC_PREFIX) is of_retries)
+        topics = {topic for topic, _ in part}
+        _place(part, members, before, wanting, loads, result)
+        _even_out(topics, wanting, loads, result)
+        if not of_retries:
+            _spread_topics(sorted(topics), members, wanting, loads, result)
+    return result
+
+
+def _wanting(members: Mapping[str, Collection[str]], topics: set[str]) -> dict[str, list[str]]:
+    """Return the names of the members that want each topic, sorted; members with the same wishes are looked at once."""
+    alike: dict[frozenset[str], list[str]] = {}
+    for name in sorted(members):
+        alike.setdefault(frozenset(members[name]), []).append(name)
+    found: dict[str, list[str]] = {topic: [] for topic in topics}
+    for wishes, names in alike.items():
+        for topic in wishes & topics:
+            found[topic] = sorted(found[topic] + names) if found[topic] else names
+    return found
+
+
+class _Loads:
+    """The queues that each member has so far."""
+
+    def __init__(self, members: Collection[str]) -> None:
+        self.counts: dict[str, int] = dict.fromkeys(sorted(members), 0)
+        """How many queues each member has."""
+        self.of_topic: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """By topic: how many of its queues each member has."""
+        self._queues: defaultdict[str, dict[str, list[int]]] = defaultdict(dict)
+
+    def topics(self, member: str) -> list[str]:
+        """Return the topics that the member has queues of."""
+        return sorted(topic for topic, ids in self._queues[member].items() if ids)
+
+    def add(self, member: str, queue: Queue) -> None:
+        """Give a queue to a member."""
+        topic, queue_id = queue
+        self._queues[member].setdefault(topic, []).append(queue_id)
+        self.counts[member] += 1
+        self.of_topic[topic][member] += 1
+
+    def move(self, topic: str, giver: str, taker: str, result: dict[Queue, str]) -> None:
+        """Move the queue of a topic that ``giver`` got last."""
+        queue = (topic, self._queues[giver][topic].pop())
+        self.counts[giver] -= 1
+        self.of_topic[topic][giver] -= 1
+        self.add(taker, queue)
+        result[queue] = taker
+
+
+def _place(
+    queues: list[Queue], members: Mapping[str, Collection[str]], before: Mapping[Queue, str],
+    wanting: Mapping[str, list[str]], loads: _Loads, result: dict[Queue, str],
+) -> None:  # fmt: skip
+    """Leave each queue where it was if that member still wants it, and give the others to those who have the fewest."""
     free: list[Queue] = []
-    for queue in sorted(queues):
+    for queue in queues:
         member = before.get(queue)
         if member is not None and queue[0] in members.get(member, ()):
             result[queue] = member
@@ -35,74 +95,76 @@ def assign(
         elif wanting[queue[0]]:
             free.append(queue)
     for topic, of_topic in groupby(free, key=itemgetter(0)):
-        # Within a topic nobody's load changes but of who gets a queue, so a heap gives the poorest.
-        poorest = [(loads.count(name), loads.of_topic(name, topic), name) for name in wanting[topic]]
+        # Within a topic only the load of the member that gets a queue changes, so a heap gives the poorest.
+        poorest = [(loads.counts[name], loads.of_topic[topic][name], name) for name in wanting[topic]]
         heapify(poorest)
         for queue in of_topic:
             count, count_of_topic, member = poorest[0]
             heapreplace(poorest, (count + 1, count_of_topic + 1, member))
             result[queue] = member
             loads.add(member, queue)
-    _even_out(result, wanting, loads)
-    return result
 
 
-class _Loads:
-    """What each member has so far."""
+def _even_out(topics: set[str], wanting: Mapping[str, list[str]], loads: _Loads, result: dict[Queue, str]) -> None:
+    """Move queues of ``topics`` from who has most to who has least, while that brings the two nearer to each other.
 
-    def __init__(self, members: Collection[str]) -> None:
-        self._queues: dict[str, dict[str, list[int]]] = {name: {} for name in members}
-        self._counts: Counter[str] = Counter()
-
-    def count(self, member: str) -> int:
-        return self._counts[member]
-
-    def of_topic(self, member: str, topic: str) -> int:
-        return len(self._queues[member].get(topic, ()))
-
-    def topics(self, member: str) -> list[str]:
-        return sorted(topic for topic, ids in self._queues[member].items() if ids)
-
-    def add(self, member: str, queue: Queue) -> None:
-        self._queues[member].setdefault(queue[0], []).append(queue[1])
-        self._counts[member] += 1
-
-    def take(self, member: str, topic: str) -> Queue:
-        """Take the queue of a topic that the member got last."""
-        self._counts[member] -= 1
-        return topic, self._queues[member][topic].pop()
-
-
-def _even_out(result: dict[Queue, str], wanting: Mapping[str, list[str]], loads: _Loads) -> None:
-    """Move queues from who has most to who has least, while that brings the two nearer to each other.
-
-    Each move lowers the sum of the squares of all loads, so there is an end.
+    Each move lowers the sum of the squares of all loads, so there is an end. If the loads are even, as they nearly
+    always are, this takes one look at each member.
     """
-    givers = sorted({name for names in wanting.values() for name in names})
-    settled: set[str] = set()
-    while len(settled) < len(givers):
-        giver = max((name for name in givers if name not in settled), key=lambda name: (loads.count(name), name))
-        move = _best_move(giver, wanting, loads)
-        if move is None:
-            settled.add(giver)
-            continue
-        topic, taker = move
-        queue = loads.take(giver, topic)
-        loads.add(taker, queue)
-        result[queue] = taker
-        settled.clear()  # who could give to nobody may be able to give to one of these two now
+    counts = loads.counts
+    while counts:
+        least = min(counts.values())
+        rich = [name for name, count in counts.items() if count - least >= 2]
+        for giver in sorted(rich, key=lambda name: (counts[name], name), reverse=True):
+            if move := _best_move(giver, topics, wanting, loads):
+                loads.move(move[0], giver, move[1], result)
+                break
+        else:
+            return
 
 
-def _best_move(giver: str, wanting: Mapping[str, list[str]], loads: _Loads) -> tuple[str, str] | None:
-    """The topic of which ``giver`` should give a queue, and who gets it; None where nobody has two fewer."""
+def _best_move(giver: str, topics: set[str], wanting: Mapping[str, list[str]], loads: _Loads) -> tuple[str, str] | None:
+    """Return the topic of which ``giver`` should give a queue, and who gets it; None if nobody has two fewer."""
     best: tuple[tuple[int, int, str, str], tuple[str, str]] | None = None
+    count = loads.counts[giver]
     for topic in loads.topics(giver):
+        if topic not in topics:
+            continue
+        of_topic = loads.of_topic[topic]
         for taker in wanting[topic]:
-            gap = loads.count(giver) - loads.count(taker)
-            if gap < 2:
+            gap = count - loads.counts[taker]
+            if gap < 2 or (best is not None and -gap > best[0][0]):
                 continue
-            spread = loads.of_topic(giver, topic) - loads.of_topic(taker, topic)
-            rank = (-gap, -spread, taker, topic)
+            rank = (-gap, of_topic[taker] - of_topic[giver], taker, topic)
             if best is None or rank < best[0]:
                 best = (rank, (topic, taker))
     return best[1] if best is not None else None
+
+
+def _spread_topics(
+    topics: list[str], members: Mapping[str, Collection[str]], wanting: Mapping[str, list[str]], loads: _Loads,
+    result: dict[Queue, str],
+) -> None:  # fmt: skip
+    """Let members swap queues until nobody has two more of a topic than somebody else who wants it.
+
+    A swap leaves the number of queues of both as it is. Each lowers the sum of the squares of the loads in all topics,
+    so there is an end.
+    """
+    swapped = True
+    while swapped:
+        swapped = False
+        for topic in topics:
+            of_topic = loads.of_topic[topic]
+            if max(of_topic.values(), default=0) < 2:
+                continue
+            rich = max(wanting[topic], key=lambda name: (of_topic[name], name))
+            poor = min(wanting[topic], key=lambda name: (of_topic[name], name))
+            if of_topic[rich] - of_topic[poor] < 2:
+                continue
+            for other in loads.topics(poor):
+                of_other = loads.of_topic[other]
+                if of_other[poor] > of_other[rich] and other in members[rich]:
+                    loads.move(topic, rich, poor, result)
+                    loads.move(other, poor, rich, result)
+                    swapped = True
+                    break

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from ...protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, HeartBeatRequest, IdsChangedRequest
-from ...protocol.delivery import RETRY_TOPIC_PREFIX, dead_letter_topic, retry_topic
-from ...protocol.errors import GroupRunning, NoPermission
+from ...protocol.delivery import MEMBER_SEPARATOR, RETRY_TOPIC_PREFIX, dead_letter_topic, retry_topic
+from ...protocol.errors import GroupRunning, LimitReached, NoPermission
 from ...protocol.fields import I64_MAX
 from ..store import MessageStore
 from .assignment import Queue
@@ -23,9 +24,13 @@ SETTLING_SECONDS = 2.0
 those who say that they still hold them: others may not have come back yet."""
 LOST_SECONDS = 3.0
 """A member whose connection went is given at most this long to come back."""
+MEMBERS_AT_ONCE_MAX = 64
+"""In a group of more members the queues are not shared out anew each time that one of them comes or goes."""
+REBALANCE_SECONDS = 0.05
+"""They are shared out for all that come and go within so long."""
 HEARTBEATS_A_SESSION = 3
-MEMBER_SEPARATOR = "|"
-"""Between a broadcasting group and its member, in the name under which the member's progress is kept."""
+LEGACY_MEMBER_SEPARATOR = "|"
+"""The separator of earlier releases. A group's name may have it: where there is such a group, the progress is its."""
 INTERVAL_MS_MAX = 3_000
 
 
@@ -37,7 +42,13 @@ class GroupCoordinator:
         store: MessageStore,
         clock: Callable[[], float],
         call_later: Callable[[float, Callable[[], None]], object],
+        *,
+        groups_max: int = sys.maxsize,
+        offsets_max: int = sys.maxsize,
     ) -> None:
+        self.groups_max = groups_max
+        self.offsets_max = offsets_max
+        """What all groups and their members together may have committed, one offset a queue."""
         self._store = store
         self._clock = clock
         self._call_later = call_later
@@ -54,6 +65,8 @@ class GroupCoordinator:
         """By group: topics that were not there when a member asked for them; they are read from their first message."""
         self._topics_version = -1
         self._sweep_due = False
+        self._to_rebalance: set[ConsumerGroup] = set()
+        """Large groups whose queues are to be shared out anew."""
         # Larger than in any run before, so that what a member remembers of that one is old.
         self._first_epoch = self.run = time.time_ns() // 1_000_000
 
@@ -78,8 +91,8 @@ class GroupCoordinator:
             member = group.find(request.member, request.epoch)
             if member.remote is not remote:
                 self._connect(group, member, remote)
-            group.heard(member, held, now)
-            self._rebalance(group)
+            if group.heard(member, held, now):
+                self._grant(group, asking=member)
         else:
             group, member = self._join(remote, request, subscriptions, held, now)
         member.told_epoch = group.epoch
@@ -96,6 +109,7 @@ class GroupCoordinator:
     ) -> tuple[ConsumerGroup, Member]:
         group = self.groups.get(request.group) or ConsumerGroup(request.group, request.mode, self._first_epoch)
         group.check_join(request.member, remote, request.mode, subscriptions)
+        self.check_may_be(request.group)
         if not group.members:
             group.mode = request.mode
         wanted = dict(subscriptions)
@@ -115,8 +129,9 @@ class GroupCoordinator:
         awaited = self._awaited.setdefault(request.group, set())
         awaited.update(topic for topic in wanted if self._store.topics.get(topic) is None)
         group.join(member, held)
+        awaited &= group.topics()  # a member that joins anew may want others than before
         log.info("group %s: %s joined from %s:%d", group.name, member.name, *remote.address)
-        self._rebalance(group)
+        self._rebalance_soon(group, asking=member)
         return group, member
 
     def _group(self, name: str) -> ConsumerGroup:
@@ -139,7 +154,7 @@ class GroupCoordinator:
         member = group.find(member_name, epoch or I64_MAX)
         log.info("group %s: %s left", name, member.name)
         self._gone(group, member.name)
-        self._rebalance(group)
+        self._rebalance_soon(group)
 
     def _gone(self, group: ConsumerGroup, member_name: str) -> None:
         group.members[member_name].forget()
@@ -160,13 +175,40 @@ class GroupCoordinator:
                 queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
         return queues
 
-    def _rebalance(self, group: ConsumerGroup) -> None:
+    def missing_topics(self, member: Member) -> list[str]:
+        """Return the topics that a member asked for and that are not there, or cannot be read."""
+        topics = self._store.topics
+        return [
+            name
+            for name in member.subscriptions
+            if ((config := topics.get(name)) is None or not config.readable) and not name.startswith(RETRY_TOPIC_PREFIX)
+        ]
+
+    def _rebalance_soon(self, group: ConsumerGroup, asking: Member | None = None) -> None:
+        """Share out the group's queues anew: at once in a small group; in a large one a little later, for all members
+        that come and go until then. ``asking``: the member that is answered afterwards, so that it need not be told."""
+        if len(group.members) <= MEMBERS_AT_ONCE_MAX:
+            self._rebalance(group, asking)
+        elif group not in self._to_rebalance:
+            self._to_rebalance.add(group)
+            self._call_later(REBALANCE_SECONDS, lambda: self._rebalance_now(group))
+
+    def _rebalance_now(self, group: ConsumerGroup) -> None:
+        self._to_rebalance.discard(group)
+        self._rebalance(group)
+
+    def _rebalance(self, group: ConsumerGroup, asking: Member | None = None) -> None:
         if group.members:
             self.rebalances += group.rebalance(self.queues_of(group))
-            # After a crash the tables may not know of groups that were there.
-            new = group.name not in self._known_before and self._store.ended_clean
-            group.grant(new or self._clock() >= self._settling_until)
-            for member in group.to_tell():
+            self._grant(group, asking)
+
+    def _grant(self, group: ConsumerGroup, asking: Member | None = None) -> None:
+        """Give out what is free, and tell who is concerned."""
+        # After a crash the tables may not know of groups that were there.
+        new = group.name not in self._known_before and self._store.ended_clean
+        group.grant(new or self._clock() >= self._settling_until)
+        for member in group.to_tell():
+            if member is not asking:
                 member.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, group.epoch))
 
     def _sweep_soon(self) -> None:
@@ -213,13 +255,63 @@ class GroupCoordinator:
         return found
 
     def _owner(self, progress_name: str) -> str:
-        """The group whose progress is kept under this name: of a broadcasting one also ``group|member``."""
-        at = -1 if self._store.groups.has(progress_name) else progress_name.find(MEMBER_SEPARATOR)
+        """The group whose progress is kept under this name: of a broadcasting one also ``group:member``.
+
+        An earlier release wrote ``group|member``, which is shown as that group's where no group has this name.
+        """
+        group, separator, _ = progress_name.partition(MEMBER_SEPARATOR)
+        if separator or self._store.groups.has(progress_name):
+            return group
+        at = progress_name.find(LEGACY_MEMBER_SEPARATOR)
         while at >= 0:
             if self._store.groups.has(progress_name[:at]):
                 return progress_name[:at]
-            at = progress_name.find(MEMBER_SEPARATOR, at + 1)
+            at = progress_name.find(LEGACY_MEMBER_SEPARATOR, at + 1)
         return progress_name
+
+    # ---- how many there may be
+
+    def check_may_be(self, group_name: str) -> None:
+        """Raise ``LimitReached`` where the group would be one too many."""
+        groups = self._store.groups
+        if not groups.has(group_name) and len(groups) >= self.groups_max:
+            raise LimitReached(
+                f"group {group_name} is not there yet, and the broker has {len(groups)} groups: limits.groups_max is "
+                f"{self.groups_max}; delete groups that are not used (flintmq group delete), or raise the limit",
+                groups_max=self.groups_max,
+            )
+
+    def check_may_commit(self, progress_name: str, topic: str, queues: Iterable[int]) -> None:
+        """Raise ``LimitReached`` where offsets of these queues would be too many."""
+        offsets = self._store.consumer_offsets
+        new = sum(offsets.committed_of(progress_name, topic, queue) is None for queue in queues)
+        if new and len(offsets) + new > self.offsets_max:
+            raise LimitReached(
+                f"{progress_name} has committed nothing of {new} of these queues of topic {topic} yet, and the broker "
+                f"keeps {len(offsets)} offsets: limits.committed_offsets_max is {self.offsets_max}; delete groups that "
+                "are not used (flintmq group delete), or raise the limit",
+                committed_offsets_max=self.offsets_max,
+            )
+
+    def check_may_send_back(self, group_name: str) -> None:
+        """Raise ``LimitReached`` where the group has no retry topic yet and there are too many of them. Who sends back
+        need not be a member, so it makes no group."""
+        topics = self._store.topics
+        if topics.get(retry_topic(group_name)) is not None:
+            return
+        self.check_may_be(group_name)
+        if (count := sum(config.name.startswith(RETRY_TOPIC_PREFIX) for config in topics)) >= self.groups_max:
+            raise LimitReached(
+                f"group {group_name} has no retry topic yet, and the broker has those of {count} groups: "
+                f"limits.groups_max is {self.groups_max}; delete those that are not used (flintmq topic delete), "
+                "or raise the limit",
+                groups_max=self.groups_max,
+            )
+
+    def enter(self, group_name: str) -> None:
+        """A group is used: keep it among those that there are. Raises ``LimitReached``."""
+        self.check_may_be(group_name)
+        self._store.groups.ensure(group_name)
 
     # ---- progress
 
@@ -227,6 +319,20 @@ class GroupCoordinator:
         """Under which name offsets are kept: the group's; of each member where every one gets all messages."""
         group = self.groups.get(group_name)
         return group_name if group is None or group.clustering else f"{group_name}{MEMBER_SEPARATOR}{member}"
+
+    def committed_of(self, group_name: str, member: str, topic: str, queue_id: int) -> int | None:
+        """What is committed of a queue: by the group, or by its member where every one gets all messages.
+
+        Where the member has committed nothing, what it had committed with an earlier release counts.
+        """
+        offsets = self._store.consumer_offsets
+        name = self.progress_name(group_name, member)
+        committed = offsets.committed_of(name, topic, queue_id)
+        if committed is None and name != group_name:
+            before = f"{group_name}{LEGACY_MEMBER_SEPARATOR}{member}"
+            if not self._store.groups.has(before):
+                committed = offsets.committed_of(before, topic, queue_id)
+        return committed
 
     def begins_at_first(self, group: str, topic: str) -> bool:
         """Whether a queue of which the group has committed nothing is read from its first message, whatever the group
@@ -236,6 +342,29 @@ class GroupCoordinator:
             or topic in self._awaited.get(group, ())
             or bool(self._store.consumer_offsets.committed(group, topic))
         )
+
+    def progress(self) -> Iterator[tuple[str, str, dict[int, int], bool]]:
+        """Yield, for each topic that a group reads: the name under which its progress is kept, the topic, what is
+        committed by queue, and whether the other queues are read from their first message (else the first member that
+        gets one says where the group begins). Any thread."""
+        wanted: dict[tuple[str, str], dict[int, int]] = {}
+        for group in list(self.groups.values()):
+            if group.clustering:
+                wanted |= {(group.name, topic): {} for topic in group.topics()}
+                continue
+            for member in list(group.members.values()):
+                name = self.progress_name(group.name, member.name)
+                wanted |= {(name, topic): {} for topic in member.subscriptions}
+                for (topic, queue_id), begin in list(member.begins.items()):
+                    wanted[name, topic][queue_id] = begin
+        for name in self._store.groups.names():
+            if self._store.topics.get(own := retry_topic(name)) is not None:
+                wanted.setdefault((name, own), {})
+        for name, topic, offsets in self._store.consumer_offsets.rows():
+            offsets = {**wanted.pop((name, topic), {}), **offsets}
+            yield name, topic, offsets, self.begins_at_first(self._owner(name), topic)
+        for (name, topic), begins in wanted.items():
+            yield name, topic, begins, self.begins_at_first(self._owner(name), topic)
 
     def check_holder(self, group_name: str, member: str, epoch: int, topic: str, queue_id: int) -> None:
         """Raise unless the member holds the queue in that epoch."""
@@ -271,8 +400,9 @@ class GroupCoordinator:
     def forget(self, group_name: str) -> None:
         """A group is deleted. How far its dead letters are dealt with stays, as they do."""
         own = dead_letter_topic(group_name)
-        for name in {name for name, _, _ in self._store.consumer_offsets.rows() if self._owner(name) == group_name}:
-            self._store.consumer_offsets.forget(name, keep_topic=own)
+        for name in {name for name, _, _ in self._store.consumer_offsets.rows()}:
+            if name.partition(MEMBER_SEPARATOR)[0] == group_name:
+                self._store.consumer_offsets.forget(name, keep_topic=own)
         self._store.groups.remove(group_name)
         for key in [key for key in self.pulled if key[0] == group_name]:
             del self.pulled[key]

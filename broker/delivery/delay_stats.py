@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...protocol.delivery import DELAY_LEVEL_MAX, PARKED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from ..store import MessageStore
 from ..store.timer_state import HOUR_SECONDS
 from .delays import Delays
+from .moving import UNITS
 from .timers import SECOND_MS
 
 Row = tuple[int, int, int]
@@ -37,12 +40,13 @@ class DelayStats:
 def delay_stats(delays: Delays, *, hot: bool) -> DelayStats:
     """Look at what waits. Any thread; with ``hot`` raises ``WouldBlock`` where the disk is needed."""
     store, timers = delays.mover.store, delays.timers
+    ahead_ms = timers.state.shift * SECOND_MS
     by_hour = [
-        (number * HOUR_SECONDS * SECOND_MS, hour.count, hour.first_due_second * SECOND_MS)
+        (number * HOUR_SECONDS * SECOND_MS - ahead_ms, hour.count, hour.first_due_second * SECOND_MS - ahead_ms)
         for number, hour in sorted(timers.state.hours.copy().items())
         if hour.count > 0
     ]
-    if by_hour and by_hour[0][0] == timers.state.hour * HOUR_SECONDS * SECOND_MS:
+    if by_hour and by_hour[0][0] == timers.state.hour * HOUR_SECONDS * SECOND_MS - ahead_ms:
         due_ms = timers.next_due_ms()
         by_hour[0] = (by_hour[0][0], by_hour[0][1], due_ms if due_ms is not None else by_hour[0][2])
     queue = store.queues.get(TIMER_TOPIC, 0)
@@ -60,7 +64,10 @@ def _levels(delays: Delays, store: MessageStore, *, hot: bool) -> list[Row]:
         level = delays.levels.levels.get(number)
         next_offset = level.next_offset if level is not None else store.delay_offsets.delivered(number)
         messages = max(queue.max_offset - next_offset, 0)
-        due_ms = queue.unit(next_offset, hot=hot)[2] if messages else 0
+        unit = queue.unit(next_offset, hot=hot) if messages else (0, 0, 0)
+        due_ms = unit[2]
+        if messages and level is not None:
+            due_ms = int(delays.levels.due_ms(level, np.array([unit], UNITS), next_offset)[0])
         rows.append((number, messages, due_ms))
     return rows
 

@@ -173,7 +173,7 @@ class Delays:
                 store.delay_offsets.persist()
             self.timers.files.sync(store.flushed_offset, last=last)
             if last:
-                self.timers.files.tell_rocketmq()
+                self.timers.files.tell_rocketmq(store.queues.get(TIMER_TOPIC, 0))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

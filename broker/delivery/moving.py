@@ -158,6 +158,19 @@ class Mover:
         Raises ``ServiceNotAvailable`` where nothing can be written at the moment; nothing is then.
         """
         waiting = await self.read(chosen)
+        return waiting, await self.deliver_read(
+            waiting, len(chosen) // CHOSEN_ROW, timed=timed, committed_by=committed_by
+        )
+
+    async def deliver_read(
+        self,
+        waiting: Waiting,
+        asked: int,
+        *,
+        timed: bool = False,
+        committed_by: Callable[[], object] | None = None,
+    ) -> int:
+        """``deliver`` what was read already, of ``asked`` units; the log's end behind it."""
         if timed:
             waiting.lose_targets(waiting.due_ms < 0)
         places = [self._place(target, count) for target, count in zip(waiting.targets, waiting.counts, strict=True)]
@@ -170,8 +183,8 @@ class Mover:
             await self._make_topic(TopicConfig(PARKED_TOPIC, read_queues=1, write_queues=1))
         end_offset = await self.write(waiting, places, committed_by)
         self.parked += parked
-        self.lost(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
-        return waiting, end_offset
+        self.lost(asked - waiting.count + waiting.unsound)
+        return end_offset
 
     def lost(self, count: int) -> None:
         """So many messages that wait cannot be read."""

@@ -6,6 +6,7 @@ What a frame asks for stands in its common properties, as RocketMQ's producers s
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ...protocol.delivery import (
@@ -92,13 +93,13 @@ def route(delay: Delay, topic: str, queue: int, now_ms: int, max_days: int) -> R
     deliver_ms = deliver_at_ms(delay, now_ms)
     if deliver_ms <= now_ms - PAST_MS_MAX:
         raise DelayIllegal(
-            f"the messages were to be delivered {(now_ms - deliver_ms) / 1000:,.0f} s ago ({delay.name} "
-            f"{delay.value}; the broker's clock says {now_ms}); a time may have passed by a minute, for clocks differ"
+            f"the time of delivery, {_time(deliver_ms)}, has passed: the broker's clock says {_time(now_ms)}; "
+            "give a time to come, or none to have the messages delivered at once"
         )
     if deliver_ms > now_ms + max_days * DAY_MS:
         raise DelayIllegal(
-            f"the messages are to be delivered in {(deliver_ms - now_ms) / DAY_MS:,.1f} days; delivery.delay_max_days "
-            f"is {max_days}",
+            f"the time of delivery, {_time(deliver_ms)}, is {(deliver_ms - now_ms) / DAY_MS:,.1f} days from now; "
+            f"delivery.delay_max_days is {max_days}",
             delay_max_days=max_days,
         )
     if deliver_ms <= now_ms:
@@ -107,6 +108,14 @@ def route(delay: Delay, topic: str, queue: int, now_ms: int, max_days: int) -> R
     out_ms = (deliver_ms - 1) // SECOND_MS * SECOND_MS
     own = {delay.name: str(delay.value), **bookkeeping, PROPERTY_TIMER_OUT_MS: str(out_ms)}
     return Route(TIMER_CONFIG, 0, common_properties(delay.others) + encode_properties(own))
+
+
+def _time(ms: int) -> str:
+    """A time in ms since 1970 for people: ``2026-11-21 10:00:00 UTC``."""
+    try:
+        return f"{datetime.fromtimestamp(ms // SECOND_MS, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{ms} ms since 1970"
 
 
 def deliver_at_ms(delay: Delay, now_ms: int) -> int:

@@ -15,7 +15,11 @@ from ...protocol.delivery import DELAY_LEVEL_MAX, SCHEDULE_TOPIC
 from ..kernels.dispatch import DELAY_LEVELS_MS
 from ..store.consume_queue import ConsumeQueue
 from ..store.timer_state import add_counts
+from .copies import Copies
 from .moving import RECORDS_A_STEP, Figures, Mover, Settling, choose, topics_of
+
+COPIES_A_STEP = 64
+"""After a crash so many messages at a time are looked for in the log."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,11 @@ class Level:
     counted: int
     due_ms: int = 0
     """The next one is not due before."""
+    found: tuple[int, int] = (0, 0)
+    """(queue offset, ms): when the clock said this, but for how far it had been moved, messages of the queue before
+    that offset were there already."""
+    crashed: bool = False
+    """Some of those may have been delivered, although ``next_offset`` does not say so."""
 
     @property
     def pending(self) -> int:
@@ -39,8 +48,9 @@ class Level:
 class DelayLevels:
     """Delivers what waits in the levels.
 
-    A copy is on disk before ``config/delayOffset.json`` says that its message is delivered, so after a crash some may
-    be delivered again and none is left out.
+    A copy is on disk before ``config/delayOffset.json`` says that its message is delivered. So after a crash, of this
+    broker or of a RocketMQ, which writes that file every 10 s, the copies that the log has are looked for first: a
+    message that has one is not delivered again. One without a unique key may be.
     """
 
     def __init__(self, mover: Mover) -> None:
@@ -52,15 +62,24 @@ class DelayLevels:
         self._store = mover.store
         self._progress: Settling[tuple[int, int]] = Settling()
         self._turn = 0
+        self._copies = Copies(mover.store)
+        self._started = False
+        self._moved_ms = self._store.clock.moved_ms
 
     async def step(self, now_ms: int) -> bool:
         """Do a millisecond's work: deliver what is due, or count what came; whether there was any."""
-        await self._find_levels()
+        if self._moved_ms != self._store.clock.moved_ms:
+            self._moved_ms = self._store.clock.moved_ms
+            for level in self.levels.values():
+                level.due_ms = 0
+        await self._find_levels(now_ms)
         levels = list(self.levels.values())
         for turn in range(len(levels)):
             level = levels[(self._turn + turn) % len(levels)]
-            # After a clock was set back, a message waits no longer than its level's delay.
-            if level.next_offset < level.counted and min(level.due_ms, now_ms + level.delay_ms) <= now_ms:
+            if level.crashed:
+                await self._pass_over(level)
+                return True
+            if level.next_offset < level.counted and level.due_ms <= now_ms:
                 worked = await self._deliver(level, now_ms)
             else:
                 worked = False
@@ -73,7 +92,7 @@ class DelayLevels:
         """When the next message is due; None while none waits."""
         return min((level.due_ms for level in self.levels.values() if level.pending), default=None)
 
-    async def _find_levels(self) -> None:
+    async def _find_levels(self, now_ms: int) -> None:
         for queue_id, queue in list(self._store.queues.by_topic.get(SCHEDULE_TOPIC, {}).items()):
             number = queue_id + 1
             if number in self.levels or number > DELAY_LEVEL_MAX or queue.max_offset == queue.start_offset:
@@ -81,12 +100,30 @@ class DelayLevels:
             first = await self._mover.first_offset(queue)
             delivered = min(self._store.delay_offsets.delivered(number), queue.max_offset)
             at = max(first, delivered)
-            self.levels[number] = Level(number, int(DELAY_LEVELS_MS[number]), queue, at, at)
+            found = queue.max_offset, now_ms - self._moved_ms
+            crashed = not self._store.ended_clean and not self._started
+            self.levels[number] = Level(
+                number, int(DELAY_LEVELS_MS[number]), queue, at, at, found=found, crashed=crashed
+            )
+        self._started = True
+
+    async def _pass_over(self, level: Level) -> None:
+        """Pass over some messages that were delivered before the crash. They are not counted yet."""
+        first = level.next_offset
+        count = min(COPIES_A_STEP, level.found[0] - first)
+        delivered = 0
+        if count > 0:
+            units = await self._mover.units(level.queue, first, count)
+            delivered = await self._mover.aside(lambda: self._copies.count(units))
+        level.crashed = 0 < count == delivered
+        if delivered:
+            level.next_offset = level.counted = first + delivered
+            self._progress.add(self._store.write_offset, (level.number, level.next_offset))
 
     async def _deliver(self, level: Level, now_ms: int) -> bool:
         first = level.next_offset
         units = await self._mover.units(level.queue, first, min(RECORDS_A_STEP, level.counted - first))
-        due_ms = np.minimum(units["tags_code"].astype(np.int64), now_ms + level.delay_ms)
+        due_ms = self.due_ms(level, units, first)
         later = due_ms > now_ms
         count = int(later.argmax()) if later.any() else len(units)
         if not count:
@@ -100,6 +137,22 @@ class DelayLevels:
         add_counts(self.topics, topics_of(waiting, -1))
         self.figures.count(waiting.count, now_ms - int(due_ms[0]))
         return True
+
+    def due_ms(self, level: Level, units: np.ndarray, first: int) -> np.ndarray:
+        """When the messages of these units, from the queue offset ``first`` on, are due by the clock as it goes now:
+        each waits for its level's delay, whatever was done to the clock meanwhile.
+
+        The units say when they are due by the clock that the records were stored by. Of what another broker stored
+        that cannot be known; but none of it waits longer than the delay, counted from when this one found it.
+        """
+        offsets, stored = units["physical_offset"].astype(np.int64), units["tags_code"].astype(np.int64)
+        due_ms = self._store.clock.stored_ms(offsets, stored - level.delay_ms) + level.delay_ms
+        until, found_ms = level.found
+        if first < until:
+            latest = found_ms + self._store.clock.moved_ms + level.delay_ms
+            before = np.arange(first, first + len(units)) < until
+            due_ms = np.where(before, np.minimum(due_ms, latest), due_ms)
+        return due_ms
 
     async def _count(self, level: Level) -> bool:
         first = level.counted

@@ -13,14 +13,16 @@ from collections import Counter
 import numpy as np
 
 from ...protocol.delivery import TIMER_TOPIC
+from ...protocol.layout import RECORD
 from ..kernels.deliver import UNSOUND
 from ..kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_ROW
 from ..store.rewriting import Waiting
 from ..store.timer_files import TimerFiles
-from ..store.timer_state import HOUR_SECONDS, ROWS, Event, Indexed, Reached, Rolled, TimerState, by_hour
+from ..store.timer_state import HOUR_SECONDS, ROWS, Event, Indexed, Reached, Rolled, Shifted, TimerState, by_hour
 from .moving import BYTES_A_STEP, RECORDS_A_STEP, Figures, Mover, choose, topics_of
 
 SECOND_MS = 1_000
+_QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
 
 _PLACES = np.dtype([("physical_offset", "i8"), ("size", "i4")])
 """A message of the present hour, in memory."""
@@ -50,6 +52,7 @@ class Timers:
         now = now_ms // SECOND_MS
         if not self.opened:
             await self._open(now)
+        self._stay_ahead(now)
         return await self._deliver(now, now_ms) or await self._index() or await self._roll()
 
     def next_due_ms(self) -> int | None:
@@ -57,7 +60,7 @@ class Timers:
         state = self.state
         due = [second for second in self._seconds if second > state.second]
         due += [hour.first_due_second for number, hour in state.hours.items() if number > state.hour and hour.count]
-        return SECOND_MS * min(due) if due else None
+        return SECOND_MS * (min(due) - state.shift) if due else None
 
     def roll_below(self, physical_offset: int) -> None:
         """Append again what waits and lies before: retention is to take the file. Wake the timers after it."""
@@ -69,6 +72,13 @@ class Timers:
         end = queue.max_offset if queue is not None else 0
         self.state = await self._mover.aside(lambda: self.files.open(first, end, now))
         self.opened = True
+
+    def _stay_ahead(self, now: int) -> None:
+        """Where the clock was set back, go on ahead of it."""
+        missing = self.state.second - self.state.shift - now
+        if missing > 0:
+            hours = -(-missing // HOUR_SECONDS)
+            self._happened(0, Shifted(self.state.shift + hours * HOUR_SECONDS))
 
     def _happened(self, end_offset: int, event: Event) -> None:
         event.apply(self.state)
@@ -83,15 +93,14 @@ class Timers:
             rows = self._seconds.get(state.second)
             count = len(rows) // _PLACES.itemsize if rows is not None else 0
             if rows is not None and state.position < count:
-                # The second that delivery is in has begun once, whatever the clock says now.
                 at = state.position * _PLACES.itemsize
                 some = bytes(rows[at : at + RECORDS_A_STEP * _PLACES.itemsize])
                 await self._deliver_some(np.frombuffer(some, _PLACES), now_ms)
                 return True
-            if state.second >= now:
+            if state.second >= now + state.shift:
                 return False
             self._seconds.pop(state.second, None)
-            state.move_to(self._next_second(now), 0)
+            state.move_to(self._next_second(now + state.shift), 0)
 
     def _next_second(self, now: int) -> int:
         """The next second, up to ``now``, in which something is due, or ``now``."""
@@ -109,12 +118,43 @@ class Timers:
         rolled_below = state.hours[number].rolled_below
         rows = rows[:count]
         rows = rows[rows["physical_offset"] >= rolled_below]
-        waiting, end_offset = await self._mover.deliver(_chosen(rows), timed=True)
-        due_ms = state.second * SECOND_MS
+        waiting = await self._mover.read(_chosen(rows))
+        early = waiting.due_ms // SECOND_MS + 1 > now_ms // SECOND_MS
+        early &= (waiting.due_ms >= 0) & (waiting.group_of != UNSOUND)
+        if early.any():
+            await self._put_off(waiting, early)
+            gone = ~np.isin(rows["physical_offset"], waiting.chosen[C_PHYSICAL_OFFSET::CHOSEN_ROW][early])
+            waiting = await self._mover.read(_chosen(rows[gone]))
+        else:
+            gone = np.ones(len(rows), bool)
+        end_offset = await self._mover.deliver_read(waiting, int(gone.sum()), timed=True)
+        due_ms = (state.second - state.shift) * SECOND_MS
         self._happened(
             end_offset, Reached(state.second, state.position + count, number, len(rows), topics_of(waiting, -1))
         )
         self.figures.count(waiting.count, now_ms - due_ms)
+
+    async def _put_off(self, waiting: Waiting, early: np.ndarray) -> None:
+        """Index messages again that came up before they are due: the clock was set back after they were indexed."""
+        chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
+        begins = np.cumsum(chosen[:, C_SIZE]) - chosen[:, C_SIZE]
+        at = begins[early, None] + np.arange(_QUEUE_OFFSET_AT, _QUEUE_OFFSET_AT + 8)
+        rows = np.empty(int(early.sum()), ROWS)
+        rows["due_second"] = waiting.due_ms[early] // SECOND_MS + 1 + self.state.shift
+        rows["queue_offset"] = np.ascontiguousarray(waiting.records[at]).view(">i8")[:, 0]
+        rows["physical_offset"] = chosen[early, C_PHYSICAL_OFFSET]
+        rows["size"] = chosen[early, C_SIZE]
+        hours = self.state.hours
+        rolled = [hours[number].rolled_below if number in hours else 0 for number in
+                  (rows["due_second"] // HOUR_SECONDS).tolist()]  # fmt: skip
+        again = rows["physical_offset"] < np.array(rolled, np.int64)
+        topics: Counter[str] = Counter()
+        if again.any():
+            # In their new hour they would be taken for some that were appended again when retention came.
+            appended = await self._mover.read(_chosen(rows[again]))
+            await self._mover.write(appended, [(TIMER_TOPIC, 0)] * len(appended.counts))
+            rows, topics = rows[~again], topics_of(appended, -1)
+        self._keep(self._store.write_offset, Indexed(self.state.indexed, rows, topics))
 
     async def _load(self) -> None:
         """Have the messages of the hour that delivery is in."""
@@ -141,12 +181,16 @@ class Timers:
         waiting = await self._mover.read(chosen)
         rows, end_offset, wanted = self._rows(waiting)
         self._mover.lost(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
-        self._happened(end_offset, Indexed(first + count, rows, topics_of(waiting, 1, wanted)))
-        for number, mine in by_hour(rows):
-            if number == self._loaded_hour:
-                for second, blob in _by_second(mine, state.second).items():
-                    self._seconds.setdefault(second, bytearray()).extend(blob)
+        self._keep(end_offset, Indexed(first + count, rows, topics_of(waiting, 1, wanted)))
         return True
+
+    def _keep(self, end_offset: int, indexed: Indexed) -> None:
+        """These are in the index now."""
+        self._happened(end_offset, indexed)
+        for number, mine in by_hour(indexed.rows):
+            if number == self._loaded_hour:
+                for second, blob in _by_second(mine, self.state.second).items():
+                    self._seconds.setdefault(second, bytearray()).extend(blob)
 
     def _rows(self, waiting: Waiting) -> tuple[np.ndarray, int, np.ndarray]:
         """Of what was read: the index's rows, the log's end behind all of it, and which of it is to be delivered."""
@@ -157,7 +201,7 @@ class Timers:
         skipped = (chosen[:, C_QUEUE_OFFSET] < state.skip_until) & (due_second < state.skip_before)
         wanted = (waiting.group_of != UNSOUND) & ~(skipped & (waiting.due_ms >= 0))
         rows = np.empty(int(wanted.sum()), ROWS)
-        rows["due_second"] = np.maximum(due_second[wanted], state.second)
+        rows["due_second"] = np.maximum(due_second[wanted] + state.shift, state.second)
         rows["queue_offset"] = chosen[wanted, C_QUEUE_OFFSET]
         rows["physical_offset"] = chosen[wanted, C_PHYSICAL_OFFSET]
         rows["size"] = chosen[wanted, C_SIZE]

@@ -78,17 +78,16 @@ class TopicChanges:
             self._running = False
             return
         batch = [self._queue.popleft()]
-        if not batch[0].delete:
-            while self._queue and not self._queue[0].delete:
-                batch.append(self._queue.popleft())
+        while self._queue and self._queue[0].delete == batch[0].delete:
+            batch.append(self._queue.popleft())
         work = self._loop.run_in_executor(self._thread, self._write, batch)
         work.add_done_callback(lambda work: self._written(batch, work.exception()))
 
     def _write(self, batch: list[_Change]) -> None:
         if batch[0].delete:
-            self._store.delete_topic(batch[0].topic)
+            self._store.delete_topic(*(change.topic for change in batch))
         else:
-            self._store.topics.persist()
+            self._store.topics.save()
 
     def _written(self, batch: list[_Change], failure: BaseException | None) -> None:
         for change in batch:

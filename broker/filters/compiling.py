@@ -33,6 +33,9 @@ from .values import Lookup, Source, number_of, take_apart, truth_of
 
 COMPILED_MAX = 256
 """So many filters are kept compiled: those used last."""
+LONG_CHARS = 512
+LONG_COMPILED_MAX = 16
+"""Of filters with more characters than that, so many: each takes up to 0.5 MiB."""
 
 Evaluate: TypeAlias = Callable[[Source], bool | None]
 Get: TypeAlias = Callable[[Source], Any]
@@ -74,10 +77,13 @@ class Filter:
         return [place for place, source in enumerate(sources) if evaluate(source)]
 
 
-@functools.lru_cache(maxsize=COMPILED_MAX)
 def compile_filter(text: str) -> Filter:
     """The filter that ``text`` states. Raises ``FilterIllegal``, whose ``column`` says where it does not."""
-    return Filter(text)
+    return _compiled(text) if len(text) <= LONG_CHARS else _compiled_long(text)
+
+
+_compiled = functools.lru_cache(COMPILED_MAX)(Filter)
+_compiled_long = functools.lru_cache(LONG_COMPILED_MAX)(Filter)
 
 
 def _asked(node: Operand) -> int:

@@ -37,6 +37,7 @@ GAP = 10
 FULL = 11
 """No room for more units or keys; go on with a new call."""
 BAD_RECORD_CRC = 12
+BAD_QUEUE_OFFSET = 13
 
 BAD_NAMES = {
     NO_RECORD: "zeros where a record should begin",
@@ -46,6 +47,7 @@ BAD_NAMES = {
     BAD_CRC: "a body whose checksum is wrong",
     BAD_RECORD_CRC: "a record whose checksum over all of it is missing or wrong",
     BAD_PARTS: "a record whose parts do not add up to its length",
+    BAD_QUEUE_OFFSET: "a queue offset that cannot be",
     BAD_TIME: "a store time before the record in front of it",
 }
 
@@ -61,6 +63,9 @@ Q_PENDING = 6
 Q_DELETED_BELOW = 7
 """Records of the topic below this physical offset belong to a deleted topic."""
 QUEUE_ROW = 8
+
+QUEUE_OFFSET_MAX = (2**63 - 1) // UNIT_BYTES - 1
+"""The last message of a queue whose files end at a place that has a number."""
 
 KIND_ORDINARY = 0
 KIND_SCHEDULE = 1
@@ -396,7 +401,8 @@ def dispatch(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarr
 
     ``units``, ``unit_rows`` (one integer a unit) and ``scratch`` (``PARTS`` + 8 integers) are work space. Out:
     ``grouped``, the units sorted by queue; ``touched``, (row, first unit, units) for each queue that got any; ``keys``;
-    and counts in ``state``. A record whose queue offset is below its queue's next one has its unit already. Returns
+    and counts in ``state``. A record whose queue offset is below its queue's next one has its unit already; one whose
+    queue offset no queue can have ends the call. Returns
     (why it stopped, where); what came before is complete.
     """
     found = scratch[PARTS:]
@@ -430,6 +436,9 @@ def dispatch(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarr
             _find_properties(log, scratch[R_PROPERTIES_AT], at + scratch[R_SIZE], found)
             wants_unit = transaction != _PREPARED and transaction != _ROLLBACK
             queue_offset = load_be64(log, at + _AT_QUEUE_OFFSET)
+            if wants_unit and not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
+                status = BAD_QUEUE_OFFSET
+                break
             if wants_unit and queue_offset > queues[row, Q_NEXT]:
                 state[S_GAP_QUEUE] = row
                 status = GAP

@@ -40,6 +40,7 @@ from .dispatch import (
     Q_TOPIC_AT,
     Q_TOPIC_BYTES,
     Q_TOPIC_HASH,
+    QUEUE_OFFSET_MAX,
     QUEUE_ROW,
     R_PROPERTIES_AT,
     R_SIZE,
@@ -112,6 +113,8 @@ FLAW_QUEUE_OFFSET = 3
 """The queue offset is not the next of its queue, which is the detail."""
 FLAW_RECORD_CRC = 4
 """The checksum over the whole record is missing or wrong, though that of its body holds."""
+FLAW_NO_QUEUE_OFFSET = 5
+"""No queue has a message of that queue offset. Such a record gets no unit."""
 FLAWS_OF_ONE_RECORD = 4
 
 _AT_MAGIC = RECORD.at["magic"]
@@ -181,6 +184,15 @@ def _follow(queues: np.ndarray, row: int, queue_offset: int, physical_offset: in
     queues[row, Q_OTHER] = queue_offset + 1
     queues[row, Q_NEXT] = expected + 1
     return expected
+
+
+@inlined
+def _pass_over(queues: np.ndarray, row: int) -> None:
+    """Take note of a record whose queue offset cannot be: it stands for the one that was expected."""
+    if queues[row, Q_NEXT] >= 0:
+        queues[row, Q_NEXT] += 1
+    if queues[row, Q_OTHER] >= 0:
+        queues[row, Q_OTHER] += 1
 
 
 @inlined
@@ -298,10 +310,16 @@ def examine(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarra
         is_deleted = physical_offset < queues[row, Q_DELETED_BELOW]
         if not is_deleted and transaction != _PREPARED and transaction != _ROLLBACK:
             queue_offset = load_be64(log, at + _AT_QUEUE_OFFSET)
-            expected = _follow(queues, row, queue_offset, physical_offset)
-            if expected >= 0:
-                _flaw(FLAW_QUEUE_OFFSET, at, expected, flaws, state)
-            _put_unit(log, row, queue_offset, physical_offset, found, scratch, queues, units, unit_runs, runs, state)
+            if 0 <= queue_offset <= QUEUE_OFFSET_MAX:
+                expected = _follow(queues, row, queue_offset, physical_offset)
+                if expected >= 0:
+                    _flaw(FLAW_QUEUE_OFFSET, at, expected, flaws, state)
+                _put_unit(
+                    log, row, queue_offset, physical_offset, found, scratch, queues, units, unit_runs, runs, state
+                )
+            else:
+                _pass_over(queues, row)
+                _flaw(FLAW_NO_QUEUE_OFFSET, at, 0, flaws, state)
         if transaction != _ROLLBACK and key_count > 0:
             if is_deleted:
                 _put_keys(

@@ -7,6 +7,7 @@ folder's name carries a digest of every source that kernels take constants from.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -14,7 +15,7 @@ import stat
 import sys
 from collections.abc import Callable, Set
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
@@ -109,11 +110,25 @@ def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         if INTERPRETED:
-            return function
+            return _with_plain_results(function)
         compiled: F = numba.njit(result(*arguments), cache=CACHE_FOLDER is not None, **_COMPILE)(function)
         return compiled
 
     return decorate
+
+
+def _with_plain_results(function: F) -> F:
+    """An interpreted kernel that gives Python's integers, as a compiled one does: NumPy's, which it reckons with, would
+    travel on into tables and answers, and JSON and msgpack take none."""
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        found = function(*arguments)
+        if found is None:
+            return None
+        return tuple(map(int, found)) if isinstance(found, tuple) else int(found)
+
+    return cast(F, run)
 
 
 def inlined(function: F) -> F:

@@ -159,6 +159,7 @@ def _continues(log: np.ndarray, run: int, row: np.ndarray, asked: int, counter: 
     asked_at, asked_bytes = parts[asked], parts[asked + 1] - parts[asked]
     return (
         row[run + U_FIRST] + count == counter
+        and row[run + U_QUEUE_OFFSET] < queue_offset  # the sum could wrap
         and row[run + U_QUEUE_OFFSET] + count == queue_offset
         and row[run + U_QUEUE_ID] == queue_id
         and row[run + U_TOPIC_BYTES] == topic_bytes

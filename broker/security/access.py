@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 NAME_CHARS_MAX = 255
 """Of longer names nothing is remembered: there is no such topic or group."""
+QUERY_BROKER = Need((QUERY,), BROKER)
 REMEMBERED_MAX = 4_096
 """Answers that are remembered of one user; beyond that all are worked out anew."""
 
@@ -55,7 +56,11 @@ class Access:
         Whether there is such a topic or group is not said.
         """
         if not self.meets(need):
-            raise NoPermission(f"user {self.name} has no permission: {need}; grant it with {_how(self.name, need)}")
+            raise NoPermission(self.refusal(need))
+
+    def refusal(self, need: Need) -> str:
+        """Say what the user lacks, and how to grant it."""
+        return f"user {self.name} has no permission: {need}; grant it with {_how(self.name, need)}"
 
     def check_publish(self, topic: str) -> None:
         """As ``check`` of publishing to a topic, and remembered in ``publishes``."""
@@ -73,7 +78,7 @@ class Access:
     @property
     def sees_all(self) -> bool:
         """Whether figures of the whole broker are shown to the user."""
-        return self.meets(Need((QUERY,), BROKER))
+        return self.meets(QUERY_BROKER)
 
 
 def _how(user: str, need: Need) -> str:
@@ -85,7 +90,7 @@ def _how(user: str, need: Need) -> str:
         option = f"{_GROUP_OPTIONS[action]} {_quoted(need.name)}"
     else:
         option = f"--{_TOPIC_OPTIONS[action]} {_quoted(need.name)}"
-    return f"`flintmq user grant {user} {option} --store STORE`"
+    return f"`flintmq user grant {user} {option}`"
 
 
 _TOPIC_OPTIONS = {PUBLISH: "publish", CONSUME: "consume", QUERY: "query", ADMIN: "manage"}

@@ -21,6 +21,7 @@ from .handlers import (
     settings,
     topics,
     transactions,
+    users,
 )
 from .handlers.rules import Handler, Rule
 
@@ -65,6 +66,10 @@ _ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
     (commands.GET_TOPIC_STATS_INFO, topics.get_topic_stats_info, rules.topic(QUERY, PUBLISH, ADMIN)),
     (commands.GET_BROKER_CONFIG, settings.get_broker_config, rules.broker(QUERY)),
     (commands.UPDATE_BROKER_CONFIG, settings.update_broker_config, rules.broker(ADMIN)),
+    (commands.AUTH_CREATE_USER, users.auth_create_user, rules.broker(ADMIN)),
+    (commands.AUTH_UPDATE_USER, users.auth_update_user, rules.broker(ADMIN)),
+    (commands.AUTH_DELETE_USER, users.auth_delete_user, rules.broker(ADMIN)),
+    (commands.AUTH_LIST_USER, users.auth_list_user, rules.broker(ADMIN)),
     (commands.GET_BROKER_RUNTIME_INFO, runtime.get_broker_runtime_info, rules.anybody),
 )
 

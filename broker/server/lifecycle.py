@@ -31,6 +31,7 @@ from ..services.reput import ReputMessageService
 from ..services.retention import CleanCommitLogService
 from ..services.service import Service
 from ..services.store_stats import StoreStatsService
+from ..services.turns import Turns
 from ..setting_rules import format_address, is_loopback, parse_address
 from ..store import MessageStore, RecoveryReport
 from .connection import unmapped
@@ -97,6 +98,7 @@ class Lifecycle:
                 path,
                 settings.store_settings(),
                 store_host=encode_host(*advertised(settings.server.advertise, host, port)),
+                steady_clock=True,
             )
 
             def recovering(stage: str, done: int, total: int) -> None:
@@ -105,6 +107,7 @@ class Lifecycle:
 
             report = await self._loop.run_in_executor(None, store.open, recovering)
             self._store = store
+            await self._loop.run_in_executor(None, store.topic_retention.step, store.clock.seen_ms())
             store.on_failure = lambda failure: self._fatal("writing the log", failure)
             limits = settings.limits
             runs = await self._loop.run_in_executor(
@@ -154,11 +157,12 @@ class Lifecycle:
 
     def _start_services(self, store: MessageStore, report: RecoveryReport) -> None:
         loop, fatal = self._loop, self._fatal
-        holds = PullRequestHoldService(loop.time, loop.call_at)
+        holds = PullRequestHoldService(
+            loop.time, loop.call_at, Turns(loop.time, loop.call_soon), store.queue_reads.tags_codes
+        )
 
         def dispatched(touched: list[tuple[str, int, int]]) -> None:
-            for topic, queue, max_offset in touched:
-                holds.wake(topic, queue, max_offset)
+            holds.wake_queues(touched)
             if self._broker is not None:
                 for topic, _, _ in touched:
                     if topic in WAITING_TOPICS:
@@ -172,7 +176,9 @@ class Lifecycle:
         flush = flush_service(store, post, fatal)
         reput = ReputMessageService(store, post, dispatched, fatal)
         checkpoint = CheckpointService(store, post, fatal)
-        retention = CleanCommitLogService(store, self._settings.retention, post, fatal)
+        retention = CleanCommitLogService(
+            store, self._settings.retention, post, fatal, clock=lambda: store.clock.seen_ms() / 1000
+        )
         stats = StoreStatsService(store, self._settings.retention, flush, checkpoint, post, fatal)
         store.expiry.oldest_timed = lambda: store.min_physical_offset  # anything may wait, until it is known what does
         self._services = [allocation, flush, reput, checkpoint, retention, stats]

@@ -18,7 +18,8 @@ from ..setting_rules import parse_address
 from ..store import descriptors_max, store_descriptors
 from .answering import encode_error
 from .connection import Connection, unmapped
-from .handlers.context import Broker
+from .handlers.auditing import author
+from .handlers.context import Broker, Peer
 from .sweeping import sweep
 from .tls_transport import TlsTransport
 
@@ -98,11 +99,13 @@ class Server:
         self._descriptors_max = 0
         self._sweep_s = 0.0
         self._sweep_timer: asyncio.TimerHandle | None = None
-        self._users_generation = 0
-        self._users: list[User] | None = None
+        users = broker.authenticator.users if broker.authenticator is not None else None
+        self._users_generation = users.generation if users is not None else 0
+        self._users: list[User] = list(users or ())
         """As they were when they were looked at last."""
         self.take_limits()
         broker.when_settings_change.append(lambda settings: self.take_limits())
+        broker.users_changed = self._look_at_users
 
     def take_limits(self) -> None:
         """Go by the broker's present limits."""
@@ -110,7 +113,11 @@ class Server:
         self._descriptors_max = connections_possible()
         self._connections_max = min(limits.connections_max, self._descriptors_max)
         if self._connections_max < limits.connections_max:
-            log.info(
+            is_default = limits.connections_max == type(limits).model_fields["connections_max"].default
+            # The default is the most that a broker takes; only where far fewer can come is there something to do.
+            is_news = not is_default or 2 * self._connections_max < limits.connections_max
+            log.log(
+                logging.INFO if is_news else logging.DEBUG,
                 "at most %d connections can be open, limits.connections_max is %d: of %d descriptors %d are kept "
                 "for the store; raise the limit of open files (ulimit -Hn, LimitNOFILE)",
                 self._connections_max, limits.connections_max, descriptors_max(), store_descriptors(),
@@ -301,27 +308,34 @@ class Server:
         self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
         now = loop.time()
         self._broker.sequences.expire(time.monotonic())
+        self._broker.store.clock.now_ms()  # whoever needs it next finds out at once that it was set
         self.look_at_files()
         for connection in list(self._connections):
             sweep(connection, now)
 
-    def _audit_users(self, users: list[User]) -> None:
-        """Say in the audit log how the file of users differs from what it was."""
-        for change in user_changes(self._users, users) if self._users is not None else ():
-            self._broker.audit.write(change.action, f"user {change.name}", before=change.before, after=change.after)
+    def _audit_users(self, users: list[User], by: Peer | None) -> None:
+        """Say in the audit log how the file of users differs from what it was, and who changed it if that is known."""
+        who = author(by) if by is not None else {}
+        for change in user_changes(self._users, users):
+            target = f"user {change.name}"
+            self._broker.audit.write(change.action, target, before=change.before, after=change.after, **who)
         self._users = users
 
     def look_at_files(self, *, force: bool = False) -> None:
         """Take users and certificates that were replaced; ``force``: certificates also where nothing shows it."""
         if self._broker.tls is not None:
             self._broker.tls.refresh(force=force)
+        self._look_at_users()
+
+    def _look_at_users(self, by: Peer | None = None) -> None:
+        """Take users that were replaced; ``by``: the client that changed them just now."""
         authenticator = self._broker.authenticator
         if authenticator is None:
             return
         authenticator.users.refresh()
         if authenticator.users.generation != self._users_generation:
             self._users_generation = authenticator.users.generation
-            self._audit_users(list(authenticator.users))
+            self._audit_users(list(authenticator.users), by)
             self._broker.access.update({user.name: user.permissions for user in authenticator.users})
             for connection in list(self._connections):
                 connection.users_changed()

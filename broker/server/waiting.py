@@ -14,6 +14,7 @@ from ..services.long_polling import HeldPull
 from ..store import WouldBlock
 from .asking import Asking
 from .handlers.context import Broker
+from .selections import HELD_PULL_BYTES, Selection, Share, Shares
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -23,18 +24,34 @@ Rather: TypeAlias = Callable[[], None] | None
 COLD_READS_MAX = 2
 """Reads of one connection at a time that wait for the disk, or for a thread: the others' turn comes soon."""
 
+SELECTED_FREE_BYTES = 64 * 1024
+"""What the selections of a connection's pulls take counts as pulls that wait only above this."""
+
+HOLDS_MANY = 64
+"""Pulls of connections that hold more are woken after those of others."""
+
 _NO_BODY = bytearray()
+_KEPT_FIELDS = ("group", "topic", "transaction_id", "parked")
+"""What the audit log asks of a request that was refused."""
+
+
+def let_go(frame: Frame) -> None:
+    """A frame that waits must keep neither the receive buffer alive nor what nobody knows of its header."""
+    frame.buffer = _NO_BODY
+    frame.fields = {name: frame.fields[name] for name in _KEPT_FIELDS if name in frame.fields}
 
 
 class Waiting(Asking):
     """What a connection waits for. Nothing here holds up the frames that follow."""
 
-    __slots__ = ("cold_reads", "deferred", "held_pulls", "steps", "undispatched", "write_paused")
+    __slots__ = ("cold_reads", "deferred", "held_pulls", "selected", "steps", "undispatched", "write_paused")
 
     def __init__(self, broker: Broker, address: tuple[str, int]) -> None:
         super().__init__(broker, address)
         self.write_paused = False
         self.held_pulls: set[HeldPull] = set()
+        self.selected = Shares()
+        """The tags and filters of pulls that wait, or look for messages."""
         self.deferred: deque[Callable[[], None]] = deque()
         self.cold_reads = 0
         self.undispatched = 0
@@ -78,7 +95,7 @@ class Waiting(Asking):
 
     def later(self, frame: Frame, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
         """See ``Peer.later``."""
-        frame.buffer = _NO_BODY  # a frame that waits must not keep the receive buffer alive
+        let_go(frame)
         self.undispatched += 1
 
         def done(error: BrokerError | None) -> None:
@@ -118,7 +135,7 @@ class Waiting(Asking):
         self.broker.send_memory.wait(lambda: go_on(None))
 
     def _read_cold(self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None], rather: Rather) -> None:
-        frame.buffer = _NO_BODY
+        let_go(frame)
         if self.cold_reads < COLD_READS_MAX and not self.write_paused:
             self._start_cold(frame, read, done, rather)
         elif rather is not None:
@@ -163,7 +180,7 @@ class Waiting(Asking):
 
     def step(self, frame: Frame, call: Callable[[], None], rather: Rather = None) -> None:
         """See ``Peer.step``."""
-        frame.buffer = _NO_BODY
+        let_go(frame)
         self.steps += 1
         self.broker.turns.add(lambda: self._step(frame, call, rather))
 
@@ -182,21 +199,31 @@ class Waiting(Asking):
         """See ``Peer.held``."""
         self.held_pulls.add(pull)
 
+    def holds_many(self) -> bool:
+        """See ``Peer.holds_many``."""
+        return len(self.held_pulls) >= HOLDS_MANY
+
     def unheld(self, pull: HeldPull) -> None:
         """See ``Peer.unheld``."""
         self.held_pulls.discard(pull)
+
+    def share(self, selection: Selection) -> Share:
+        """See ``Peer.share``."""
+        return Share(selection, self.selected)
 
     def check_may_wait(self) -> None:
         """See ``Peer.check_may_wait``."""
         limits = self.broker.limits
         waiting = len(self.held_pulls) + len(self.deferred) + self.undispatched + self.steps
+        waiting += max(self.selected.bytes - SELECTED_FREE_BYTES, 0) // HELD_PULL_BYTES
         if waiting >= limits.held_pulls_per_connection_max:
             raise self._busy("limits.held_pulls_per_connection_max", limits.held_pulls_per_connection_max)
-        if len(self.broker.holds) >= limits.held_pulls_max:
+        if len(self.broker.holds) + self.broker.selections.bytes // HELD_PULL_BYTES >= limits.held_pulls_max:
             raise self._busy("limits.held_pulls_max", limits.held_pulls_max)
 
     def _busy(self, limit: str, value: int) -> SystemBusy:
         return SystemBusy(
-            f"too many reads wait: {limit} is {value}; try again later, or without wait_ms",
+            f"too many reads wait: {limit} is {value}, and those with long tags or filters count as several; try again "
+            "later, or without wait_ms",
             retry_after_ms=self.broker.limits.busy_retry_after_ms,
         )

@@ -19,6 +19,7 @@ class CheckpointService(Service):
         self._store = store
         self.interval_seconds = store.settings.checkpoint_interval_ms / 1000
         self._synced = -1
+        self._topics_version = -1
         self.also: list[Callable[[], None]] = []
         """What else is put on disk in every round."""
 
@@ -38,9 +39,21 @@ class CheckpointService(Service):
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 log.error("no room for the %s of %s: %s; trying again", name, store.path, error)
+        self._fold_topics()
         for persist in self.also:
             persist()
         return False
+
+    def _fold_topics(self) -> None:
+        """Write the table of topics if its journal has rested for a round: RocketMQ reads the table alone. If that
+        fails, nothing is lost: the journal is on disk."""
+        topics = self._store.topics
+        rested, self._topics_version = topics.version == self._topics_version, topics.version
+        if rested and topics.dirty:
+            try:
+                topics.persist()
+            except OSError as error:
+                log.error("the topics of %s cannot be written: %s; trying again", self._store.path, error)
 
     def behind(self) -> int:
         """Bytes of the log whose units and entries a crash would lose."""

@@ -16,12 +16,11 @@ from pathlib import Path
 from ...protocol.errors import ServiceNotAvailable
 from ..config import RetentionSection
 from ..store import MessageStore
-from ..store.expiry import OldFile
+from ..store.expiry import HOUR_MS, OldFile
 from .service import OnFatal, Post, Service, log
 
 FILES_A_ROUND = 10
 """As many as RocketMQ takes at a time."""
-HOUR_MS = 3_600_000
 RETRY_AFTER_MS = 1_000
 
 
@@ -139,10 +138,11 @@ class CleanCommitLogService(Service):
         self.wake()
 
     def do_once(self) -> bool:
-        """Look at the disk, and take away what may go; whether more may."""
+        """Go by the rules of topics, look at the disk, and take away what may go; whether more may."""
         store, now = self._store, self._clock()
         if store.failed is not None:
             return False
+        store.topic_retention.step(int(now * 1000))
         disk = self._look(store.path)
         more = False
         if self._policy.due(now, disk):
@@ -154,7 +154,8 @@ class CleanCommitLogService(Service):
     def _clean(self, now: float, disk: Disk) -> bool:
         count = 0
         reason = ""
-        for file in self._store.expiry.old_files(int(now * 1000)):
+        reserved_hours = self._policy.settings.file_reserved_hours
+        for file in self._store.expiry.old_files(int(now * 1000), reserved_hours):
             verdict = self._policy.verdict(file, now, disk, first=count == 0)
             if verdict.rolls:
                 self.roll(file.end_offset)

@@ -103,7 +103,13 @@ class StoreStatsService(Service):
         return 0.0
 
     def room_bytes(self) -> int:
-        """How much may still be written before messages are refused."""
+        """Return the number of bytes that the store accepts before it refuses messages; 0 while it refuses them.
+
+        Retention lifts a refusal up to one check after the disk or the settings change. Until then no byte is accepted,
+        however much room the newest sample shows.
+        """
+        if self._store.refusal is not None:
+            return 0
         disk, rules = self.disk, self.retention
         allowed = (disk.used_bytes + disk.free_bytes) * rules.disk_refuse_percent // 100
         return min(max(allowed - disk.used_bytes, disk.free_bytes - rules.headroom_bytes, 0), disk.free_bytes)

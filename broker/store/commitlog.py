@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from ...protocol.layout import BLANK_BYTES_MIN, MAGIC_BLANK, PROPERTIES_BYTES_MA
 from ...protocol.record import Record
 from ...protocol.record_crc import RECORD_CRC_BYTES
 from ..kernels import produce as kernel
+from .clock import StoreClock
 from .files import Files
 from .log_ahead import LogAhead
 from .mapped_file import MappedFile, MappedFileQueue
@@ -63,6 +63,7 @@ class CommitLog:
         self.write_offset = 0
         self.flushed_offset = 0
         self.last_store_ms = 0
+        self.clock = StoreClock()
         self.store_host = host
         self.checksum_bytes = RECORD_CRC_BYTES if settings.record_checksum else 0
         """What a checksum over all of it takes of a record that is written; 0: none is."""
@@ -80,6 +81,10 @@ class CommitLog:
     def start_offset(self) -> int:
         """Where the first file begins."""
         return self.queue.start_offset
+
+    def end(self) -> tuple[int, int]:
+        """Where the next record goes, and the store time of the last."""
+        return self.write_offset, self.last_store_ms
 
     def append(self, topic: bytes, queue_id: int, queue_offset: int, batch: ProduceBatch) -> Appended:
         """Write the batch's messages as records with queue offsets from ``queue_offset`` on.
@@ -100,7 +105,7 @@ class CommitLog:
         if batch.buffer is not self._frame_blob:
             self._frame_blob = batch.buffer
             self._frame = np.frombuffer(batch.buffer, np.uint8)
-        store_ms = max(time.time_ns() // 1_000_000, self.last_store_ms)
+        store_ms = self.clock.store_ms(self.last_store_ms)
         self._set_numbers(topic, queue_id, queue_offset, batch, store_ms, file)
         arrays = (self._frame, self._numbers, self._texts, self._plan)
         if self.write_offset + bound > file.end_offset:
@@ -141,7 +146,7 @@ class CommitLog:
         Sets store time, store host and physical offset of each. Raises as ``append`` does; a record that cannot be
         stored (``MessageIllegal``) is found before anything is written.
         """
-        store_ms = max(time.time_ns() // 1_000_000, self.last_store_ms)
+        store_ms = self.clock.store_ms(self.last_store_ms)
         bound = largest = 0
         for record in records:
             record.store_timestamp = store_ms

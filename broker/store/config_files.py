@@ -5,6 +5,7 @@ What a table holds beside what FlintMQ knows is kept.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +16,16 @@ from typing import Any
 from ...protocol.names import SYSTEM_GROUP_PREFIX, is_folder_name
 from .files import Files
 from .json_table import ConfigFile
+from .table_journal import TableJournal
 
 PERM_READ = 4
 PERM_WRITE = 2
+RETENTION_FOREVER = -1
+RETENTION_HOURS = "flintmq.retention.hours"
+RETENTION_BYTES = "flintmq.retention.bytes"
 TOPIC_GROUP_SEPARATOR = "@"
+JOURNAL_BYTES_MIN = 64 * 1024
+"""A journal of topics that is longer than this, and than half of the table, is folded into the table."""
 
 
 def next_data_version(before: Any) -> dict[str, int]:
@@ -33,13 +40,19 @@ def next_data_version(before: Any) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One topic. ``perm``: 4 read + 2 write; ``extra``: what RocketMQ keeps beside."""
+    """One topic. ``perm``: 4 read + 2 write; ``extra``: what RocketMQ keeps beside.
+
+    ``retention_hours``: how long the topic's messages are kept; 0: as long as the log, ``RETENTION_FOREVER``: always.
+    ``retention_bytes``: most bytes of its records; 0: no limit. Both are among RocketMQ's attributes of the topic.
+    """
 
     name: str
     read_queues: int = 4
     write_queues: int = 4
     perm: int = PERM_READ | PERM_WRITE
     order: bool = False
+    retention_hours: int = 0
+    retention_bytes: int = 0
     extra: dict[str, Any] = field(default_factory=dict, compare=False, hash=False)
 
     @property
@@ -61,12 +74,16 @@ class TopicConfig:
     def from_json(cls, name: str, row: dict[str, Any]) -> TopicConfig:
         """From RocketMQ's row."""
         known = {"topicName", "readQueueNums", "writeQueueNums", "perm", "order"}
+        attributes = row.get("attributes")
+        attributes = attributes if isinstance(attributes, dict) else {}
         return cls(
             name=name,
             read_queues=int(row.get("readQueueNums", 4)),
             write_queues=int(row.get("writeQueueNums", 4)),
             perm=int(row.get("perm", 6)),
             order=bool(row.get("order", False)),
+            retention_hours=int(attributes.get(RETENTION_HOURS, 0)),
+            retention_bytes=int(attributes.get(RETENTION_BYTES, 0)),
             extra={key: value for key, value in row.items() if key not in known},
         )
 
@@ -81,27 +98,51 @@ class TopicConfig:
             perm=self.perm,
             order=self.order,
         )
+        rules = {RETENTION_HOURS: self.retention_hours, RETENTION_BYTES: self.retention_bytes}
+        attributes = {name: value for name, value in (row["attributes"] or {}).items() if name not in rules}
+        row["attributes"] = attributes | {name: str(value) for name, value in rules.items() if value}
         return row
 
 
 class TopicTable:
-    """``config/topics.json``. Changed on one thread; ``persist`` may run on another."""
+    """``config/topics.json``, and beside it the journal of what changed since it was written.
+
+    Changed on one thread; ``save`` and ``persist`` may run on others.
+    """
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(
             files, path, "topics with messages are then found in the log, without their permissions and empty queues"
         )
+        self._journal = TableJournal(files, path)
         self._lock = threading.Lock()
+        """Held while something is written."""
+        self._noting = threading.Lock()
         self._topics: dict[str, TopicConfig] = {}
         self._rest: dict[str, Any] = {}
+        self._unsaved: dict[str, int] = {}
+        """Topics that were changed since they were put on disk, and in which version."""
+        self._whole_next = False
+        """Whether the table has to be written next: a journal cannot go on from what is on disk."""
         self.version = 0
         """Counts the changes in memory."""
-        self.dirty = False
-        """Whether something was changed since the last ``persist``."""
+
+    @property
+    def dirty(self) -> bool:
+        """Whether ``topics.json`` by itself says anything else than this table."""
+        return bool(self._unsaved or self._whole_next or self._journal.bytes)
+
+    @property
+    def problem(self) -> str:
+        """What of the journal could not be read."""
+        return self._journal.problem
 
     def load(self) -> None:
-        """Read the table. Raises ``CorruptFile``."""
+        """Read the table, and what its journal adds. Raises ``CorruptFile``."""
         self._topics, self._rest = self._file.load(self._read)
+        if (found := self._journal.read()) is not None:
+            self._replay(*found)
+            self._whole_next = True
 
     @staticmethod
     def _read(table: dict[str, Any]) -> tuple[dict[str, TopicConfig], dict[str, Any]]:
@@ -110,6 +151,17 @@ class TopicTable:
             if not is_folder_name(name):
                 raise ValueError(f"{name[:300]!r} cannot be a topic: it would not be a folder within the store")
         return {name: TopicConfig.from_json(name, row) for name, row in rows.items()}, table
+
+    def _replay(self, base: Any, rows: dict[str, dict[str, Any] | None]) -> None:
+        """Take over what a journal says. If the table is not the one that it goes on from (RocketMQ wrote it since, or
+        it was damaged and an older one is there), then only topics that the table does not have."""
+        follows = base is not None and base == self._rest.get("dataVersion")
+        for name, row in rows.items():
+            if row is None:
+                if follows:
+                    self._topics.pop(name, None)
+            elif (follows or name not in self._topics) and is_folder_name(name):
+                self._topics[name] = TopicConfig.from_json(name, row)  # its checksum is right: this class wrote it
 
     def get(self, name: str) -> TopicConfig | None:
         """The topic's configuration, or None."""
@@ -121,14 +173,17 @@ class TopicTable:
         if before is not None and not config.extra:
             config = replace(config, extra=before.extra)
         self._topics[config.name] = config
-        self.version += 1
-        self.dirty = True
+        self._note(config.name)
 
     def remove(self, name: str) -> None:
         """Forget a topic, in memory."""
         self._topics.pop(name, None)
-        self.version += 1
-        self.dirty = True
+        self._note(name)
+
+    def _note(self, name: str) -> None:
+        with self._noting:
+            self.version += 1
+            self._unsaved[name] = self.version
 
     def __iter__(self) -> Iterator[TopicConfig]:
         return iter(list(self._topics.values()))
@@ -136,17 +191,48 @@ class TopicTable:
     def __len__(self) -> int:
         return len(self._topics)
 
+    def save(self) -> None:
+        """Put what changed on disk: into the journal, or where that has become long, the whole table. Durable when it
+        returns. Blocks, for a time that does not grow with the number of topics but now and then."""
+        with self._lock, self._saving() as names:
+            found = {name: self._topics.get(name) for name in names}
+            rows = {name: None if config is None else config.to_json() for name, config in found.items()}
+            if self._whole_next or self._rest.get("dataVersion") is None or not self._file.path.exists():
+                self._write_whole()
+            elif not rows:
+                return  # ``persist`` was quicker
+            elif not self._journal.bytes:
+                self._journal.begin(self._rest.get("dataVersion"), rows)
+            elif self._journal.bytes > max(JOURNAL_BYTES_MIN, self._file.path.stat().st_size // 2):
+                self._write_whole()
+            else:
+                self._journal.append(rows)
+
     def persist(self) -> None:
-        """Write the table; durable when it returns. Blocks."""
-        with self._lock:
-            self.dirty = False
-            try:
-                rows = {config.name: config.to_json() for config in self}
-                self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
-                self._file.save({**self._rest, "topicConfigTable": rows})
-            except BaseException:
-                self.dirty = True
-                raise
+        """Write the whole table; durable when it returns. Blocks."""
+        with self._lock, self._saving():
+            self._write_whole()
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[list[str]]:
+        """The names of the topics that changed; they are saved at the end, but for those that changed meanwhile."""
+        with self._noting:
+            taken = dict(self._unsaved)
+        try:
+            yield list(taken)
+        except BaseException:
+            self._whole_next = True  # part of it may be on disk
+            raise
+        with self._noting:
+            self._unsaved = {name: version for name, version in self._unsaved.items() if taken.get(name) != version}
+
+    def _write_whole(self) -> None:
+        rows = {config.name: config.to_json() for config in self}
+        self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
+        # The journal goes on from the .bak as well: if the table is damaged, no change is lost.
+        self._file.save({**self._rest, "topicConfigTable": rows}, backed_up=True)
+        self._journal.remove()
+        self._whole_next = False
 
 
 class ConsumerOffsetTable:
@@ -158,6 +244,7 @@ class ConsumerOffsetTable:
         )
         self._lock = threading.Lock()
         self._offsets: dict[str, dict[int, int]] = {}
+        self._count = 0
         self._rest: dict[str, Any] = {}
         self.dirty = False
         """Whether something was committed since the last ``persist``."""
@@ -165,6 +252,7 @@ class ConsumerOffsetTable:
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
         self._offsets, self._rest = self._file.load(self._read)
+        self._count = sum(map(len, self._offsets.values()))
 
     @property
     def is_missing(self) -> bool:
@@ -175,6 +263,10 @@ class ConsumerOffsetTable:
     def _read(table: dict[str, Any]) -> tuple[dict[str, dict[int, int]], dict[str, Any]]:
         rows = table.pop("offsetTable", {})
         return {key: {int(queue): int(offset) for queue, offset in row.items()} for key, row in rows.items()}, table
+
+    def __len__(self) -> int:
+        """How many offsets are committed, one a queue, the broker's own included."""
+        return self._count
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """Next offset per queue of those queues that the group has committed."""
@@ -203,7 +295,9 @@ class ConsumerOffsetTable:
 
     def commit(self, group: str, topic: str, queue: int, next_offset: int) -> None:
         """Note a group's progress, in memory; ``persist`` makes it durable."""
-        self._offsets.setdefault(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {})[queue] = next_offset
+        row = self._offsets.setdefault(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {})
+        self._count += queue not in row
+        row[queue] = next_offset
         self.dirty = True
 
     def forget(self, group: str, keep_topic: str = "") -> bool:
@@ -211,7 +305,7 @@ class ConsumerOffsetTable:
         own = [(key, *key.partition(TOPIC_GROUP_SEPARATOR)[::2]) for key in self._offsets]
         keys = [key for key, topic, name in own if name == group and topic != keep_topic]
         for key in keys:
-            del self._offsets[key]
+            self._count -= len(self._offsets.pop(key))
         self.dirty = self.dirty or bool(keys)
         return bool(keys)
 

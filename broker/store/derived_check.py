@@ -10,8 +10,10 @@ from ...protocol.layout import UNIT_BYTES
 from ..kernels import dispatch as kernel
 from .commitlog import CommitLog
 from .dispatcher import Dispatcher
+from .errors import DamagedRecord
 from .index_file import IndexService
 from .log_recovery import Progress
+from .queue_check import count_units
 from .queue_table import ConsumeQueueTable
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -31,12 +33,14 @@ class Derived:
 
 
 def derive(
-    commitlog: CommitLog, queues: ConsumeQueueTable, dispatcher: Dispatcher, begin: int, end: int, missing: set[int]
-) -> Iterator[Derived]:
+    commitlog: CommitLog, queues: ConsumeQueueTable, dispatcher: Dispatcher, begin: int, end: int, missing: set[int],
+    impossible: list[DamagedRecord],
+) -> Iterator[Derived]:  # fmt: skip
     """Derive units and keys of ``[begin, end)``, both a record's boundary, as dispatch would; stops at the first record
     that is not sound.
 
-    What is yielded lasts until the next step. Rows of queues that were not there go to ``missing``.
+    What is yielded lasts until the next step. Rows of queues that were not there go to ``missing``, and records whose
+    parts are sound, but which no queue can have, to ``impossible``; these are left out.
     """
     rows = queues.kernel_rows.copy()
     rows[:, kernel.Q_NEXT] = UNKNOWN
@@ -53,8 +57,16 @@ def derive(
         yield Derived(at, units, dispatcher.keys())
         if status == kernel.GAP:
             rows[dispatcher.gap_row(), kernel.Q_NEXT] = dispatcher.record_queue(array, position)[2]
+        elif status == kernel.BAD_QUEUE_OFFSET:
+            impossible.append(dispatcher.damaged_record(file, position, status))
+            at += dispatcher.record_bytes
         elif status == kernel.NEW_QUEUE:
-            row = dispatcher.add_queue(array, position).row
+            try:
+                row = dispatcher.add_queue(array, position).row
+            except DamagedRecord as damaged:
+                impossible.append(damaged)
+                at += dispatcher.record_bytes
+                continue
             if at >= queues.kernel_rows[row, kernel.Q_DELETED_BELOW]:
                 missing.add(row)
             known = rows
@@ -77,32 +89,45 @@ class DerivedCheck:
         self._queues = queues
         self._index = index
         self._dispatcher = dispatcher
+        self.impossible: list[DamagedRecord] = []
+        """Records that no queue can have, which the last ``compare`` met."""
 
     def compare(
-        self, begin: int, end: int, problems: dict[int, str], index_files: int, progress: Progress,
-        on_gap: Callable[[int, int, int], None],
+        self, begin: int, end: int, problems: dict[int, str], counts: dict[int, int], index_files: int,
+        progress: Progress,
+        on_gap: Callable[[int, int, int], str],
     ) -> tuple[str, int]:  # fmt: skip
         """Compare ``[begin, end)`` with every queue that has no entry in ``problems`` yet, which gets one for each that
         differs, and with the first ``index_files`` index files: returns (what is wrong there, how many are right).
+        ``counts``: how many units of each of these queues point below ``end``, by row.
 
         The index may reach further than ``end``, and is compared as far: what it holds is not put into it again.
-        ``on_gap(row, first, behind)``: told of queue offsets that no record has; what it raises goes on.
+        ``on_gap(row, first, behind)``: told of queue offsets that units have, or records behind them prove, but no
+        record has; returns what is wrong with the queue, if that is.
         """
+        self.impossible = []
         following: dict[int, int] = {}
         missing: set[int] = set()
+        unsound = set(problems)
+
+        def look_between(row: int, first: int, behind: int) -> None:
+            if first < behind and row not in unsound and (problem := on_gap(row, first, behind)):
+                problems.setdefault(row, problem)
+
         cursor = IndexCursor(self._index, index_files, begin)
         index_problem = ""
         reach = min(max(end, cursor.reach), self._commitlog.write_offset)
         for derived in self._derive(begin, end, missing):
             for row, first, units in derived.units:
-                if first > following.get(row, first):
-                    on_gap(row, following[row], first)
+                look_between(row, following[row] if row in following else self._count_below(row, begin, first), first)
                 following[row] = first + len(units) // UNIT_BYTES
                 if row not in problems and row not in missing:
                     self._compare_units(row, first, units, problems)
             if not index_problem:
                 index_files, index_problem = cursor.compare(derived)
             progress("checking queues and index", derived.end - begin, reach - begin)
+        for row, count in counts.items():
+            look_between(row, following[row] if row in following else self._count_below(row, begin, count), count)
         for row in missing & following.keys():  # a queue of rolled back messages alone has none, and is right
             problems.setdefault(row, "it has no files")
         for derived in self._derive(max(begin, end), reach, set()):
@@ -110,8 +135,13 @@ class DerivedCheck:
                 index_files, index_problem = cursor.compare(derived)
         return index_problem, index_files
 
+    def _count_below(self, row: int, physical_offset: int, without_files: int) -> int:
+        """How many units of a queue point below a physical offset; ``without_files`` where it has no files."""
+        queue = self._queues.rows[row]
+        return count_units(queue, physical_offset) if queue.end_byte else without_files
+
     def _derive(self, begin: int, end: int, missing: set[int]) -> Iterator[Derived]:
-        return derive(self._commitlog, self._queues, self._dispatcher, begin, end, missing)
+        return derive(self._commitlog, self._queues, self._dispatcher, begin, end, missing, self.impossible)
 
     def _compare_units(self, row: int, first: int, units: memoryview, problems: dict[int, str]) -> None:
         count = len(units) // UNIT_BYTES

@@ -19,6 +19,7 @@ from .commitlog import CommitLog
 from .consume_queue import ConsumeQueue
 from .errors import CorruptLog, DamagedRecord
 from .index_file import IndexService
+from .mapped_file import MappedFile
 from .queue_table import ConsumeQueueTable
 
 UNITS_MAX = 16_384
@@ -106,12 +107,23 @@ class Dispatcher:
         elif status == kernel.GAP:
             self._close_gap(array, position, on_gap)
         elif status not in (kernel.DONE, kernel.BLANK, kernel.FULL):
-            raise DamagedRecord(
-                f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {stopped_at:,}), "
-                f"below the log's end at {end_offset:,}. Start the broker again: a start contains it",
-                stopped_at, kernel.BAD_NAMES[status],
-            )  # fmt: skip
+            raise self.damaged_record(file, position, status)
         return result
+
+    @staticmethod
+    def damaged_record(file: MappedFile, position: int, status: int) -> DamagedRecord:
+        """What to raise of a place below the log's end where ``derive`` stopped because of damage."""
+        physical_offset = file.start_offset + position
+        return DamagedRecord(
+            f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {physical_offset:,}), "
+            "below the log's end. Start the broker again: a start contains it",
+            physical_offset, kernel.BAD_NAMES[status],
+        )  # fmt: skip
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of the record at which the last ``derive`` stopped, if its parts are sound."""
+        return int(self._scratch[kernel.R_SIZE])
 
     def derive(
         self, array: np.ndarray, position: int, end: int, file_base: int, rows: np.ndarray, *, index_from: int

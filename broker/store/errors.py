@@ -33,6 +33,10 @@ class DamagedRecord(CorruptLog):
         self.queue_offset = queue_offset
 
 
+class ContainmentStuck(CorruptLog):
+    """A start would contain the same place of the log again and again. None should come to this: it ends instead."""
+
+
 class CorruptFile(StoreError):
     """A configuration file of the store cannot be read, nor its backup."""
 

@@ -33,13 +33,15 @@ class Examination:
 
     ``queue_problems``: why queues cannot be used, by row, which grows; ``index_problem``: the same of the newest index
     files; ``rebuild``: use none of them. ``is_unknown(topic)``: whether nobody knows the topic any more; ``note``:
-    called with each problem, in words.
+    called with each problem, in words; ``is_tombstone(physical_offset)``: whether a start wrote the record there in the
+    place of what it had lost.
     """
 
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, state: StoreState,
         log: LogRecovery, check: DerivedCheck, progress: Progress, is_unknown: Callable[[str], bool],
-        note: Callable[[str], None], *, queue_problems: dict[int, str], index_problem: str, rebuild: bool,
+        note: Callable[[str], None], is_tombstone: Callable[[int], bool], *, queue_problems: dict[int, str],
+        index_problem: str, rebuild: bool,
     ) -> None:  # fmt: skip
         self._commitlog = commitlog
         self._queues = queues
@@ -50,14 +52,23 @@ class Examination:
         self._progress = progress
         self._is_unknown = is_unknown
         self._note = note
+        self._is_tombstone = is_tombstone
         self.queue_problems = queue_problems
         self.index_problem = index_problem
         self._rebuild = rebuild
         self.changed_from = 1 << 62
         """From here on the log may be another than queues and index know."""
+        self.liars: dict[int, DamagedRecord] = {}
+        """Records that say they are other messages than the queues know them as, or that no queue can have, by physical
+        offset."""
 
     def examine(self, dispatched: int, end: int) -> tuple[dict[int, int], int]:
-        """(units that stay, by row; how many index files stay). Problems are noted."""
+        """(units that stay, by row; how many index files stay). Problems are noted.
+
+        Finds all ``liars`` in one go: what one says is evidence against another, so they have to be contained together.
+        While there are any, nothing else that was found counts.
+        """
+        self.liars = {}
         counts = self._examine_queues(dispatched)
         self._find_short_queues(dispatched, counts)
         if self._rebuild:
@@ -70,9 +81,14 @@ class Examination:
         keep = self._drop_unfounded(self._drop_changed(keep))
         # Also from the checkpoint's mark on: of the index files behind it, a newer one may have reached the disk alone.
         begin = max(min(self._log.checked_from, self.changed_from, dispatched), self._commitlog.start_offset)
+        problems = dict(self.queue_problems)
         wrong, keep = self._check.compare(
-            begin, dispatched, self.queue_problems, keep, self._progress, self._look_for_liars
+            begin, dispatched, problems, counts, keep, self._progress, self._look_for_liars
         )
+        self.liars.update({each.physical_offset: each for each in self._check.impossible})
+        if self.liars:
+            return counts, keep
+        self.queue_problems.update(problems)
         self.index_problem = self.index_problem or wrong
         for row, problem in self.queue_problems.items():
             queue = self._queues.rows[row]
@@ -111,32 +127,44 @@ class Examination:
         last = last_record_unit(queue, count)
         if last is None or last[1] < self._commitlog.start_offset or self._log.has_record_of(queue, last):
             return ""
-        self._check_whether_it_lies(queue, last)
-        return f"unit {last[0]:,} points at no record of the queue"
+        problem = self._judge(queue, last)
+        return "" if last[1] in self.liars else problem or f"unit {last[0]:,} points at no record of the queue"
 
-    def _look_for_liars(self, row: int, first: int, behind: int) -> None:
-        """No record of the checked log has these queue offsets: do their units say which should have?"""
+    def _look_for_liars(self, row: int, first: int, behind: int) -> str:
+        """No record of the checked log has these queue offsets: do their units say which should have? Returns what is
+        wrong with the queue, if that is wrong instead."""
         queue = self._queues.rows[row]
+        problem = ""
         for queue_offset in range(first, min(behind, queue.end_byte // UNIT_BYTES, first + LIARS_LOOKED_FOR_MAX)):
             physical_offset, size, _ = queue.unit(queue_offset, hot=False)
             if 0 < size != PRE_BLANK_SIZE:
-                self._check_whether_it_lies(queue, (queue_offset, physical_offset, size))
+                problem = self._judge(queue, (queue_offset, physical_offset, size)) or problem
+        return problem
 
-    def _check_whether_it_lies(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> None:
-        """Raise ``DamagedRecord`` where a record lies exactly where the unit points, says that it is another message,
-        and that message's own unit knows nothing of it."""
-        queue_offset, physical_offset, size = unit
-        said = self._log.record_there(physical_offset, size)
-        if said is None or said == (queue.topic.encode(), queue.queue_id, queue_offset):
-            return
-        other = self._queues.get(said[0].decode("utf-8", "replace"), said[1])
-        if other is not None and said[2] >= 0 and other.unit(said[2], hot=False)[0] == physical_offset:
-            return
-        raise DamagedRecord(
+    def _judge(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> str:
+        """Hold a unit against the record that it points at. Where that says it is another message, either it is one of
+        ``liars``, or, where it is a tombstone, the queue is wrong: returns what is wrong with the queue."""
+        queue_offset, physical_offset, _ = unit
+        if not self._says_it_is_another(queue, unit):
+            return ""
+        if self._is_tombstone(physical_offset):
+            return f"unit {queue_offset:,} points at the place of another message, which was lost"
+        self.liars[physical_offset] = DamagedRecord(
             f"the record at physical offset {physical_offset:,} is message {queue_offset:,} of queue {queue.queue_id} "
             f"of {queue.topic}, but says it is another",
             physical_offset, "a record that says it is another message",
         )  # fmt: skip
+        return ""
+
+    def _says_it_is_another(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
+        """Whether a record is exactly where the unit points, says that it is another message, and that message's own
+        unit knows nothing of it."""
+        queue_offset, physical_offset, size = unit
+        said = self._log.record_there(physical_offset, size)
+        if said is None or said == (queue.topic.encode(), queue.queue_id, queue_offset):
+            return False
+        other = self._queues.get(said[0].decode("utf-8", "replace"), said[1])
+        return other is None or said[2] < 0 or other.unit(said[2], hot=False)[:2] != unit[1:]
 
     def _find_short_queues(self, dispatched: int, counts: dict[int, int]) -> None:
         """A queue that ends before where it is known to have ended has lost its folder or a file."""

@@ -13,19 +13,20 @@ from pathlib import Path
 
 from ...protocol.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from .commitlog import CommitLog
-from .config_files import ConsumerOffsetTable, DelayOffsetTable
+from .config_files import RETENTION_FOREVER, ConsumerOffsetTable, DelayOffsetTable, TopicTable
 from .consume_queue import ConsumeQueue
 from .log_reads import LogReads
 from .mapped_file import MappedFile
 from .prepared_state import PreparedState
 from .queue_check import count_units, last_record_unit
-from .queue_reads import QueueReads
+from .queue_reads import QueueReads, first_stored_since
 from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 HALF_GROUP = "CID_RMQ_SYS_TRANS"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 TIMER_OUT_PROPERTY = "TIMER_OUT_MS"
+HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Expiry:
         queues: ConsumeQueueTable,
         queue_reads: QueueReads,
         log_reads: LogReads,
+        topics: TopicTable,
         consumer_offsets: ConsumerOffsetTable,
         delay_offsets: DelayOffsetTable,
         prepared: PreparedState,
@@ -68,6 +70,7 @@ class Expiry:
         self._queues = queues
         self._queue_reads = queue_reads
         self._log_reads = log_reads
+        self._topics = topics
         self._consumer_offsets = consumer_offsets
         self._delay_offsets = delay_offsets
         self._prepared_state = prepared
@@ -78,9 +81,11 @@ class Expiry:
         """Where the oldest timed message lies that waits, None where none does: asked of who delivers them. Where
         nobody does, those whose time is still to come count."""
 
-    def old_files(self, now_ms: int | None = None) -> Iterator[OldFile]:
-        """Every file but the last, the oldest first. Reads from disk."""
-        pending = self.pending(time.time_ns() // 1_000_000 if now_ms is None else now_ms)
+    def old_files(self, now_ms: int | None = None, reserved_hours: int = 0) -> Iterator[OldFile]:
+        """Every file but the last, the oldest first. Reads from disk. ``reserved_hours``: how long the log is kept;
+        a topic that keeps its messages longer holds their files back."""
+        now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        pending = [*self.pending(now_ms), *self._kept_by_topics(now_ms, reserved_hours)]
         for file in self._commitlog.queue.files[:-1]:
             newest_ms = self.newest_ms(file)
             held = [each for each in pending if each.physical_offset < file.end_offset]
@@ -117,6 +122,21 @@ class Expiry:
         """Files in front of ``log_start`` are gone."""
         for start in [start for start in self._newest if start < log_start]:
             del self._newest[start]
+
+    def _kept_by_topics(self, now_ms: int, reserved_hours: int) -> Iterator[Pending]:
+        """The oldest message of each topic whose own rule keeps it longer than the log is kept."""
+        for config in self._topics:
+            hours = config.retention_hours
+            if hours != RETENTION_FOREVER and hours <= reserved_hours:
+                continue
+            since_ms = 0 if hours == RETENTION_FOREVER else now_ms - hours * HOUR_MS
+            first = self._first_stored_since(config.name, since_ms)
+            if first is not None:
+                keeps = "for ever" if hours == RETENTION_FOREVER else f"for {hours} h"
+                yield Pending(first, f"messages of topic {config.name}, which keeps them {keeps}")
+
+    def _first_stored_since(self, topic: str, since_ms: int) -> int | None:
+        return first_stored_since(self._queue_reads, self._queues.by_topic.get(topic, {}).values(), since_ms)
 
     # What has still to be delivered.
 

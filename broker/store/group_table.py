@@ -54,6 +54,9 @@ class SubscriptionGroupTable:
         """Whether the group is in the table."""
         return group in self._groups
 
+    def __len__(self) -> int:
+        return len(self._groups)
+
     def ensure(self, group: str) -> None:
         """Enter a group that is not there."""
         if group not in self._groups:

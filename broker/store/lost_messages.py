@@ -11,7 +11,6 @@ from .consume_queue import ConsumeQueue
 from .containment import Hole, KnownRecord, RecordIsSound, UnitEvidence
 from .derived_check import derive
 from .dispatcher import GAP_MAX, Dispatcher
-from .errors import CorruptLog
 from .queue_check import count_units
 from .queue_table import ConsumeQueueTable
 from .tombstones import LostRange
@@ -40,7 +39,8 @@ class LostMessages:
         """The queue offset that comes next, by queue, at the point of the log that was reached."""
 
     def find(self) -> list[list[LostRange]]:
-        """The messages of each hole, in the order of the holes; in each the oldest of a queue first."""
+        """The messages of each hole, in the order of the holes. In each come the queues first whose units name them,
+        for what is merely missing may have been elsewhere; of a queue the oldest message is first."""
         if not self._holes:
             return []
         by_units = [self._by_units(hole) for hole in self._holes]
@@ -59,7 +59,9 @@ class LostMessages:
                 self._move_on({(each.topic, each.queue): (each.first, each.first + each.messages) for each in lost})
                 at = max(hole.end, begin)
                 following = self._holes[number + 1].begin if number + 1 < len(self._holes) else self._end
+                named = {(each.topic, each.queue) for each in lost}
                 lost = _joined(lost, self._by_gaps(self._spans(at, following)))
+                lost.sort(key=lambda each: ((each.topic, each.queue) not in named, each))
             found.append(lost)
         return found
 
@@ -102,15 +104,13 @@ class LostMessages:
     def _spans(self, begin: int, end: int) -> dict[tuple[str, int], tuple[int, int]]:
         """(first queue offset, the one behind the last) of every queue with a record in ``[begin, end)``."""
         spans: dict[tuple[str, int], tuple[int, int]] = {}
-        try:
-            for derived in derive(self._commitlog, self._queues, self._dispatcher, begin, end, set()):
-                for row, first, units in derived.units:
-                    queue = self._queues.rows[row]
-                    name = queue.topic, queue.queue_id
-                    behind = first + len(units) // UNIT_BYTES
-                    spans[name] = (spans[name][0] if name in spans else first, behind)
-        except CorruptLog:
-            pass  # a record whose topic cannot be one: it is contained when it is dispatched
+        # A record whose topic or queue offset cannot be one is contained later, when it is compared or dispatched.
+        for derived in derive(self._commitlog, self._queues, self._dispatcher, begin, end, set(), []):
+            for row, first, units in derived.units:
+                queue = self._queues.rows[row]
+                name = queue.topic, queue.queue_id
+                behind = first + len(units) // UNIT_BYTES
+                spans[name] = (spans[name][0] if name in spans else first, behind)
         return spans
 
     def _move_on(self, spans: dict[tuple[str, int], tuple[int, int]]) -> None:

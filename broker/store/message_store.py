@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ...protocol.backup_folder import refuse_backup
 from ...protocol.errors import ServiceNotAvailable
 from ...protocol.record import Record
 from .checkpoint import StoreCheckpoint
+from .clock import SteadyClock, StoreClock
 from .commitlog import CommitLog
 from .config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
 from .derived_files import DerivedFiles
@@ -44,6 +46,7 @@ from .rewriting import Place, RecordRewriter, Waiting
 from .settings import StoreSettings
 from .store_lock import StoreLock
 from .store_state import DeletedTopic, StoreState
+from .topic_retention import TopicRetention
 
 OWN_FOLDER = "flintmq"
 LOG_SIZE, QUEUE_SIZE = "store.commitlog_file_bytes", "store.consumequeue_file_bytes"
@@ -57,7 +60,8 @@ def _ignore_progress(stage: str, done: int, total: int) -> None:
 
 
 class MessageStore:
-    """A store on disk. ``store_host``: the advertised address, 8 or 20 bytes, written into every record."""
+    """A store on disk. ``store_host``: the advertised address, 8 or 20 bytes, written into every record;
+    ``steady_clock``: go by a ``SteadyClock``, as a broker does, not by the wall clock as it is."""
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class MessageStore:
         *,
         store_host: bytes = b"\x7f\0\0\1\0\0\0\0",
         files: Files | None = None,
+        steady_clock: bool = False,
     ) -> None:
         self.path = path
         self.settings = settings
@@ -73,6 +78,8 @@ class MessageStore:
         self.own_folder = own = path / OWN_FOLDER
         """Where everything lies that RocketMQ does not know."""
         self.commitlog = CommitLog(files, path / "commitlog", own / "new", settings, store_host)
+        if steady_clock:
+            self.commitlog.clock = SteadyClock(files, own / "clock.json", self.commitlog.end)
         self.queues = ConsumeQueueTable(files, path / "consumequeue", own / "aside", settings.consumequeue_file_bytes)
         self.index = IndexService(
             files, path / "index", own / "aside", own / "new", settings.index_slots, settings.index_entries
@@ -92,11 +99,13 @@ class MessageStore:
         self.queries = Queries(self.index, self.topics, self.state, self.log_reads)
         self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
         self.rewriter = RecordRewriter(self.commitlog, self.log_reads)
+        self.topic_retention = TopicRetention(self.queues, self.queue_reads, self.log_reads, self.topics, self.state)
         self.expiry = Expiry(
             self.commitlog,
             self.queues,
             self.queue_reads,
             self.log_reads,
+            self.topics,
             self.consumer_offsets,
             self.delay_offsets,
             self.prepared,
@@ -126,9 +135,11 @@ class MessageStore:
         """Lock, recover and dispatch everything. Blocks. With ``rebuild``, queues and index are made anew from the log;
         with ``verify_all``, all of the log is checked, not only what ``verify_at_start_bytes`` says.
 
-        Raises ``StoreLocked``, ``SettingMismatch``, ``CorruptLog`` or ``CorruptFile``; then nothing is open.
+        Raises ``NotAStore`` for a backup, ``StoreLocked``, ``SettingMismatch``, ``CorruptLog`` or ``CorruptFile``; then
+        nothing is open.
         """
         started = time.perf_counter()
+        refuse_backup(self.path)
         make_durable_folder(self.files, self.path)
         for path, problem in strange_places(self.path):
             raise CorruptFile(
@@ -180,6 +191,7 @@ class MessageStore:
             self.quarantine, progress, self._begin_changes, clean=clean, queue_problems=queue_problems,
             index_problem=index_problem, rebuild=rebuild, verify_all=verify_all,
         ).run()  # fmt: skip
+        self.clock.begin(self.commitlog.last_store_ms, self.write_offset)
         self._adopt_topics()
         if not clean:
             self.consumer_offsets.clamp(self.queue_reads.end_offset)
@@ -231,7 +243,7 @@ class MessageStore:
                     found[queue.topic] = max(found.get(queue.topic, 0), queue.queue_id + 1)
         for name, queues in found.items():
             self.topics.put(TopicConfig(name, read_queues=queues, write_queues=queues))
-        if found:
+        if found or self.topics.dirty:
             self.topics.persist()
 
     def close(self) -> None:
@@ -261,6 +273,11 @@ class MessageStore:
         self._lock.release()
 
     # Writing.
+
+    @property
+    def clock(self) -> StoreClock:
+        """The time that the store goes by."""
+        return self.commitlog.clock
 
     @property
     def write_offset(self) -> int:
@@ -401,21 +418,23 @@ class MessageStore:
         self.expiry.forget_below(self.commitlog.start_offset)
         return gone_bytes
 
-    def delete_topic(self, name: str) -> None:
-        """Forget a topic; its queues' ends are kept, so that a new topic of the name goes on behind them. Blocks.
+    def delete_topic(self, *names: str) -> None:
+        """Forget topics; their queues' ends are kept, so that a new topic of the name goes on from there. Blocks.
 
-        The caller has taken it out of ``topics`` before, so nothing is appended to it meanwhile.
+        The caller has taken them out of ``topics`` before, so nothing is appended to them meanwhile.
         """
-        queue_ids = {*self.queues.by_topic.get(name, {}), *self._append_next.get(name, {})}
-        appended = self._append_next.get(name, {})
-        next_offsets = {
-            queue_id: appended.get(queue_id) or self.queue_reads.next_offset(name, queue_id)
-            for queue_id in sorted(queue_ids)
-        }
-        # The table first: stopped in between, the topic is still there, and it is found again by its messages.
-        self.topics.persist()
-        self.state.delete(name, DeletedTopic(self.write_offset, next_offsets))
-        self.dispatcher.deleted_topics.append(name)
+        deleted = {}
+        for name in names:
+            appended = self._append_next.get(name, {})
+            next_offsets = {
+                queue_id: appended.get(queue_id) or self.queue_reads.next_offset(name, queue_id)
+                for queue_id in sorted({*self.queues.by_topic.get(name, {}), *appended})
+            }
+            deleted[name] = DeletedTopic(self.write_offset, next_offsets)
+        # The table first: stopped in between, the topics are still there, and they are found again by their messages.
+        self.topics.save()
+        self.state.delete(deleted)
+        self.dispatcher.deleted_topics.extend(names)
 
     # Reading.
 

@@ -16,8 +16,9 @@ _FOLDERS = (
 _TABLES = (
     "config/topics.json", "config/consumerOffset.json", "config/subscriptionGroup.json", "config/delayOffset.json",
     "flintmq/state.json", "flintmq/prepared.json", "flintmq/users.json", "flintmq/quarantine/index.json",
+    "flintmq/clock.json",
 )  # fmt: skip
-_FILES = ("lock", "abort", "checkpoint", *_TABLES, *(f"{name}.bak" for name in _TABLES))
+_FILES = ("lock", "abort", "checkpoint", "config/topics.json.journal", *_TABLES, *(f"{name}.bak" for name in _TABLES))
 _LOG_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 
 

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import numpy as np
+
 from ...protocol.delivery import UNREADABLE_TOPICS
 from ...protocol.errors import InvalidParameter, MessageNotFound, TopicNotExist
 from ...protocol.fields import I32_MAX
 from ...protocol.ids import parse_offset_id
-from ...protocol.javahash import index_key_hash
+from ...protocol.javahash import index_hash
 from ...protocol.names import is_system_topic
 from ...protocol.record import (
     PROPERTY_KEYS,
@@ -26,6 +28,7 @@ from ...protocol.record import (
     decode_record,
     split_keys,
 )
+from ..kernels.text import java_hash
 from .config_files import TopicTable
 from .errors import WouldBlock
 from .index_file import IndexFile, IndexService
@@ -111,7 +114,7 @@ class Queries:
     def _entries(
         self, topic: str, key: str, begin_ms: int, end_ms: int, after: tuple[str, int, int] | None, hot: bool
     ) -> Iterator[tuple[IndexFile, int, int]]:
-        key_hash = index_key_hash(topic, key)
+        key_hash = _key_hash(topic, key)
         for file in reversed(list(self._index.files)):
             entry = 0
             if after is not None and file.path.name > after[0]:
@@ -128,7 +131,7 @@ class Queries:
     ) -> bytearray | None:
         """The record there if it really is of that topic, key and time: hashes collide, and entries keep seconds.
         Raises ``CorruptRecord`` where no sound one is."""
-        if physical_offset < self._state.deleted_below(topic) or not self._log.should_have(physical_offset):
+        if physical_offset < self._state.readable_from(topic) or not self._log.should_have(physical_offset):
             return None
         blob, record = self._record(physical_offset, hot)
         if record.topic != topic.encode():
@@ -158,7 +161,7 @@ class Queries:
             and (may_show is None or may_show(name))
             and self._topics.get(name) is not None
             and not is_system_topic(name)
-            and record.physical_offset >= self._state.deleted_below(name)
+            and record.physical_offset >= self._state.readable_from(name)
         )
 
     def view(
@@ -234,6 +237,12 @@ def parse_cursor(cursor: str) -> tuple[str, int, int] | None:
     if not (len(name) == 17 and name.isascii() and name.isdigit() and _digits(number) and _digits(physical_offset)):
         raise InvalidParameter(f"{cursor[:80]!r} is no cursor; pass the one of the answer before, or none")
     return name, int(number), int(physical_offset)
+
+
+def _key_hash(topic: str, key: str) -> int:
+    """Return ``index_key_hash``, for which the kernel takes microseconds: a key may have thousands of characters."""
+    text = np.frombuffer(bytearray(f"{topic}#{key}", "utf-8", "surrogatepass"), np.uint8)
+    return index_hash(int(java_hash(text, 0, len(text))))
 
 
 def _digits(text: str) -> bool:

@@ -96,10 +96,11 @@ def order_problem(queue: ConsumeQueue, begin: int, end: int) -> str:
         if not len(units):
             continue
         offsets, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
-        sound = (sizes >= RECORD_BYTES_MIN) & (sizes <= RECORD_BYTES_MAX)
+        # Differences between offsets that are not negative cannot wrap.
+        sound = (sizes >= RECORD_BYTES_MIN) & (sizes <= RECORD_BYTES_MAX) & (offsets >= 0)
         if not sound.all() or offsets[0] < reached or (np.diff(offsets) < sizes[:-1]).any():
             return f"its units between {at:,} and {min(at + BLOCK_UNITS, end):,} do not point forward"
-        reached = int(offsets[-1] + sizes[-1])
+        reached = int(offsets[-1]) + int(sizes[-1])
     return ""
 
 

@@ -5,13 +5,20 @@ Functions take ``hot`` as in ``log_reads``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...protocol.errors import QueueNotExist, TopicNotExist
+from ...protocol.layout import UNIT_STRUCT
 from .commitlog import CommitLog
 from .config_files import TopicTable
 from .consume_queue import ConsumeQueue
+from .errors import WouldBlock
 from .log_reads import LogReads
 from .queue_table import ConsumeQueueTable
 from .store_state import StoreState
+
+TAGS_LOOKED_AT_MAX = 256
+"""Of so many messages it is asked at most which tags they have, to wake the pulls that want one of them."""
 
 
 class QueueReads:
@@ -63,9 +70,20 @@ class QueueReads:
         queue = self.queue(topic, queue_id)
         return self.first_offset(queue, hot=hot) if queue is not None else self.next_offset(topic, queue_id)
 
+    def tags_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int] | None:
+        """The tag codes of the messages from ``first`` up to ``end``; None where they cannot be told at once."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or not queue.start_offset <= first < end or end - first > TAGS_LOOKED_AT_MAX:
+            return None
+        try:
+            blob = queue.read_units(first, end - first, hot=True)
+        except (WouldBlock, OSError):
+            return None
+        return frozenset(code for _, _, code in UNIT_STRUCT.iter_unpack(blob)) if len(blob) else None
+
     def first_offset(self, queue: ConsumeQueue, *, hot: bool = False) -> int:
         """The first offset of a queue whose message is still in the log."""
-        log_start = max(self._commitlog.start_offset, self._state.deleted_below(queue.topic))
+        log_start = max(self._commitlog.start_offset, self._state.readable_from(queue.topic))
         low, high = queue.min_hint, queue.max_offset
         if log_start == 0 or low >= high or queue.unit(low, hot=hot)[0] >= log_start:
             return low
@@ -87,6 +105,10 @@ class QueueReads:
         queue = self.queue(topic, queue_id)
         if queue is None:
             return self.next_offset(topic, queue_id)
+        return self.first_since(queue, timestamp_ms, hot=hot)
+
+    def first_since(self, queue: ConsumeQueue, timestamp_ms: int, *, hot: bool) -> int:
+        """Return the first offset whose store time is not before ``timestamp_ms``; the max offset if there is none."""
         low, high = self.first_offset(queue, hot=hot), queue.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -121,3 +143,16 @@ class QueueReads:
             store_ms = self._store_ms(queue, high - 1, hot) if high > low else None
             rows.append((queue_id, low, high, -1 if store_ms is None else store_ms))
         return rows
+
+
+def first_stored_since(reads: QueueReads, queues: Iterable[ConsumeQueue], since_ms: int) -> int | None:
+    """Return the physical offset of the first message of these queues that was stored at ``since_ms`` or later; None if
+    there is none. Blocks."""
+    found = []
+    for queue in list(queues):
+        if queue.max_offset <= queue.start_offset:
+            continue
+        offset = reads.first_since(queue, since_ms, hot=False)
+        if offset < queue.max_offset:
+            found.append(queue.unit(offset, hot=False)[0])
+    return min(found, default=None)

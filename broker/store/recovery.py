@@ -31,7 +31,7 @@ from .containing import Container
 from .containment import Hole, UnitEvidence
 from .derived_check import DerivedCheck
 from .dispatcher import Dispatcher
-from .errors import CorruptLog, DamagedRecord
+from .errors import ContainmentStuck, CorruptLog, DamagedRecord
 from .examination import Examination, sound_queues
 from .index_file import IndexService
 from .log_recovery import LogRecovery, Progress
@@ -93,7 +93,7 @@ class Recovery:
         )  # fmt: skip
         self._examination = Examination(
             commitlog, queues, index, state, self._log, self._check, progress, self._is_unknown, self._note,
-            queue_problems=queue_problems, index_problem=index_problem, rebuild=rebuild,
+            quarantine.covers, queue_problems=queue_problems, index_problem=index_problem, rebuild=rebuild,
         )  # fmt: skip
         self._changed(each.physical_offset for each in self._container.restored)
         self._refilled: set[int] = set()
@@ -112,24 +112,31 @@ class Recovery:
         self._leave_deleted_topics(end)
         self.report.messages_checked = self._log.messages_checked
         self.report.truncated_bytes = self._log.cut_bytes
-        while True:
-            try:
-                self._derive(end)
-                break
-            except DamagedRecord as damaged:
-                self._contain([self._log.hole_at(damaged.physical_offset, damaged.reason)], end)
+        while damaged := self._find_damaged(end):
+            self._check_progress(damaged)
+            self._contain(self._log.holes_of(damaged), end)
         self._mark(end, end)
         self._quarantine.set_filled()
         self.report.damage = damage_line(self._quarantine, len(self.report.quarantined))
         self._queues.deleted_below = self._state.deleted_below
         return self.report
 
-    def _derive(self, end: int) -> None:
-        """Make queues and index agree with the log. Raises ``DamagedRecord`` where a record of it cannot be right."""
+    def _find_damaged(self, end: int) -> list[DamagedRecord]:
+        """One pass of ``_derive``."""
+        try:
+            return self._derive(end)
+        except DamagedRecord as damaged:
+            return [damaged]
+
+    def _derive(self, end: int) -> list[DamagedRecord]:
+        """Make queues and index agree with the log. Returns records of it that cannot be right; while there are any,
+        queues and index do not agree with it yet. Raises ``DamagedRecord`` for one that is met at dispatch."""
         begin = self._commitlog.start_offset
         dispatched = min(max(self._first_undispatched(end), begin), end)
         examination = self._examination
         counts, index_keep = examination.examine(dispatched, end)
+        if examination.liars:
+            return list(examination.liars.values())
         needed = examination.index_from(index_keep, dispatched) if examination.index_problem else dispatched
         needed = begin if self._queue_problems else max(needed, begin)
         self._mark(end, needed)
@@ -137,6 +144,20 @@ class Recovery:
         self._dispatch(needed, end)
         self._queues.sync()
         self._index.sync()
+        return []
+
+    def _check_progress(self, damaged: Iterable[DamagedRecord]) -> None:
+        """Containment ends because each pass contains a place that none of this start's passes contained: what was
+        written there is sound, and there is only so much log. Raises ``ContainmentStuck`` where that does not hold."""
+        for each in damaged:
+            at = each.physical_offset
+            if any(hole.physical_offset <= at < hole.end_offset for hole in self.report.quarantined):
+                raise ContainmentStuck(
+                    f"this start contained the record at physical offset {at:,} of {self._commitlog.queue.folder} and "
+                    f"finds it damaged again: {each}. The next start would do the same. Run `flintmq-broker rebuild "
+                    "STORE`, which makes queues and index anew from the log alone, or restore a backup. The bytes that "
+                    f"were damaged are in {self._quarantine.folder}"
+                )
 
     def _contain(self, holes: list[Hole], end: int) -> None:
         """Fill holes of the log, and let the units of what was in them point at what is there now."""
@@ -305,13 +326,14 @@ class Recovery:
     def _check_gap(self, queue: ConsumeQueue, queue_offset: int) -> None:
         """Before units are left out in front of a record: does it tell the truth, and were they not just lost?"""
         physical_offset = self._dispatcher.reput_offset
-        following = self._log.next_queue_offset(physical_offset, self._commitlog.write_offset)
-        if following is not None and following <= queue_offset:
+        following = self._log.following_queue_offsets(physical_offset, self._commitlog.write_offset)
+        below = [each for each in following if each <= queue_offset]
+        if 2 * len(below) > len(following):  # a single one of them may lie itself
             file = self._commitlog.queue.find(physical_offset)
             raise DamagedRecord(
                 f"{file.path if file else self._commitlog.queue.folder}: the record at physical offset "
                 f"{physical_offset:,} says it is message {queue_offset:,} of queue {queue.queue_id} of {queue.topic}, "
-                f"but message {following:,} comes behind it",
+                f"but message {below[0]:,} comes behind it",
                 physical_offset, "a record that says it is another message",
             )  # fmt: skip
         # Its units in front of the gap were lost: fill it from the log, once. A gap that is still there then is in the

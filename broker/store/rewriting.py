@@ -7,7 +7,6 @@ thousand of them cost two kernel calls.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -130,7 +129,7 @@ class RecordRewriter:
         """
         log = self._commitlog
         texts, following = self._answer_groups(waiting, places, next_offset)
-        store_ms = max(time.time_ns() // 1_000_000, log.last_store_ms)
+        store_ms = log.clock.store_ms(log.last_store_ms)
         largest = int(waiting.chosen[C_SIZE::CHOSEN_ROW].max(initial=0)) + _LONGER_AT_MOST
         bound = waiting.record_bytes + waiting.count * _LONGER_AT_MOST + BLANK_BYTES_MIN
         file = log.ahead.make(log.write_offset, bound, largest)

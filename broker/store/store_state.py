@@ -8,6 +8,7 @@ setting, is noticed.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class StoreState:
         self.path = path
         self.deleted: dict[str, DeletedTopic] = {}
         self.snapshot = Snapshot()
+        self.floors: dict[str, int] = {}
+        """By topic: the physical offset where its messages begin because of its own retention. Not persisted."""
         self.kept_offsets: QueueEnds = {}
         """Where the offsets of queues go on that have no files any more."""
         self.sizes: dict[str, int] = {}
@@ -75,6 +78,11 @@ class StoreState:
         self.sizes = {str(name): int(size) for name, size in table.get("sizes", {}).items()}
         self.checksummed = ChecksummedRanges((int(begin), int(end)) for begin, end in table.get("checksummed", []))
         self._saved = table
+
+    def readable_from(self, topic: str) -> int:
+        """Return the physical offset below which nobody finds anything of the topic: it was deleted then, or its own
+        retention is over for what lies there."""
+        return max(self.deleted_below(topic), self.floors.get(topic, 0))
 
     def deleted_below(self, topic: str) -> int:
         """At which physical offset the topic was deleted last; 0 if never."""
@@ -132,18 +140,19 @@ class StoreState:
             self.deleted[topic] = DeletedTopic(physical_offset, self.deleted[topic].next_offsets)
         return beyond
 
-    def delete(self, topic: str, deleted: DeletedTopic) -> None:
-        """Note that a topic is deleted; durable when it returns. Raises OSError, and then it is not noted. Blocks."""
+    def delete(self, deleted: Mapping[str, DeletedTopic]) -> None:
+        """Note that topics are deleted; durable when it returns. Raises OSError, and then none is noted. Blocks."""
         with self._lock:
-            before = self.deleted.get(topic)
-            self.deleted[topic] = deleted
+            before = {topic: self.deleted.get(topic) for topic in deleted}
+            self.deleted |= deleted
             try:
                 self._save()
             except BaseException:
-                if before is None:
-                    del self.deleted[topic]
-                else:
-                    self.deleted[topic] = before
+                for topic, row in before.items():
+                    if row is None:
+                        del self.deleted[topic]
+                    else:
+                        self.deleted[topic] = row
                 raise
 
     def persist(self) -> None:

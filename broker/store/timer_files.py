@@ -19,9 +19,10 @@ from threading import Lock
 import numpy as np
 
 from .consume_queue import ConsumeQueue
-from .errors import CorruptFile
+from .errors import CorruptFile, StoreError
 from .files import Files, make_durable_folder, remove_content, replace_file
 from .json_table import ConfigFile
+from .timer_log import TIMER_LOG_UNITS, remove_timer_log, timer_log_file_bytes, write_timer_log
 from .timer_state import HOUR_SECONDS, ROWS, Event, Hour, Indexed, TimerState, by_hour
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,16 @@ class TimerFiles:
             if problem or state is not None:
                 log.warning("the index of timed messages in %s is made anew from their queue: %s", self.folder, problem)
             state = self._begin_anew(state, first_offset, max_offset, now_second)
+        elif (taken := self._rocketmq_was_further(state, max_offset)) is not None:
+            log.info("a RocketMQ delivered timed messages meanwhile: what waits in their queue is indexed anew")
+            remove_content(self._files, self.folder)
+            self._dirty = True
+            state = TimerState(first_offset, taken.second, 0, taken.skip_until, taken.second)
         state.indexed = max(state.indexed, first_offset)
+        if state.shift and not state.pending and state.indexed == max_offset:
+            remove_content(self._files, self.folder)
+            self._dirty = True
+            state = TimerState(max_offset, now_second)
         self.state = state
         return TimerState.from_json(state.to_json())
 
@@ -125,21 +135,33 @@ class TimerFiles:
         self._dirty = True
         if max_offset == first_offset:
             return TimerState(first_offset, now_second)
-        if before is not None:
-            delivered = before.second - REBUILD_SLACK_S
-        else:
-            delivered = self._rocketmq_delivered()
         log.info("timed messages %d to %d of the queue are indexed", first_offset, max_offset - 1)
-        return TimerState(first_offset, delivered, 0, max_offset, delivered)
+        if before is not None:
+            delivered = before.second - before.shift - REBUILD_SLACK_S
+            return TimerState(first_offset, delivered, 0, max_offset, delivered)
+        second, queue_offset = self._rocketmq_delivered()
+        return TimerState(first_offset, second, 0, min(queue_offset, max_offset), second)
 
-    def _rocketmq_delivered(self) -> int:
-        """Messages due before this second were delivered by a RocketMQ, as far as it wrote that down."""
+    def _rocketmq_was_further(self, state: TimerState, max_offset: int) -> TimerState | None:
+        """What a RocketMQ has delivered, where it had the store after FlintMQ: messages below ``skip_until`` that are
+        due before ``second``; None where it had not."""
+        second, queue_offset = self._rocketmq_delivered()
+        if second <= state.second - state.shift:
+            return None
+        return TimerState(second=second, skip_until=min(queue_offset, max_offset))
+
+    def _rocketmq_delivered(self) -> tuple[int, int]:
+        """Messages due before this second and below this queue offset were delivered by a RocketMQ, as far as it wrote
+        that down."""
         try:
             blob = (self._store_path / "config" / "timercheck").read_bytes()
         except FileNotFoundError:
-            return 0
+            return 0, 0
+        if len(blob) < TIMERCHECK.size:
+            return 0, 0
+        time_ms, _, *queue_offsets = TIMERCHECK.unpack_from(blob)
         # Its time is that of the slot in TIMER_OUT_MS, which is a second before a message is due.
-        return int(TIMERCHECK.unpack_from(blob)[0]) // 1000 + 1 if len(blob) >= TIMERCHECK.size else 0
+        return time_ms // 1000 + 1, min(queue_offsets)
 
     def add(self, end_offset: int, event: Event) -> None:
         """It happened; it goes on disk once the log is there below ``end_offset``."""
@@ -249,18 +271,56 @@ class TimerFiles:
             offsets.append(queue.unit(self.state.indexed, hot=False)[0])
         return min(offsets, default=None)
 
-    def tell_rocketmq(self) -> None:
-        """On a clean stop: where a RocketMQ goes on. It delivers again what of the queue behind that was delivered.
+    def tell_rocketmq(self, queue: ConsumeQueue | None) -> None:
+        """On a clean stop, after ``sync``: say where a RocketMQ goes on, so that it delivers what waits, once.
 
-        Where there is a ``timerwheel`` it has its own, older knowledge, which fits its ``timercheck`` alone.
+        Where all of the queue waits from some message on, that is where. Else it gets a ``timerlog`` of what waits; but
+        where that would not fit into a file of it, or where the clock was set back, it goes on from the first message
+        that waits, and delivers again what was delivered behind it. Blocks; raises OSError.
         """
-        path = self._store_path / "config" / "timercheck"
-        if self.state is None or (self._store_path / "timerwheel").exists():
+        state = self.state
+        check = self._store_path / "config" / "timercheck"
+        if state is None or queue is None or not (state.indexed or check.exists()):
             return
+        read_ms = (state.second - state.shift - 1) * 1000
         first = self.first_pending()
-        queue_offset = min(first[0], self.state.indexed) if first is not None else self.state.indexed
-        if not queue_offset and not path.exists():
+        queue_offset = min(first[0], state.indexed) if first is not None else state.indexed
+        file_bytes = timer_log_file_bytes(self._store_path)
+        remove_timer_log(self._files, self._store_path)
+        self._write_timercheck(check, read_ms, queue_offset)
+        if state.shift or state.indexed <= queue.start_offset or state.pending * TIMER_LOG_UNITS.itemsize > file_bytes:
             return
-        blob = TIMERCHECK.pack((self.state.second - 1) * 1000, 0, queue_offset, queue_offset)
+        try:
+            rows = self._waiting_rows()
+            physical_offset, size, _ = queue.unit(state.indexed - 1, hot=False)
+        except StoreError as error:
+            log.warning("a RocketMQ that opens %s next may repeat timed messages: %s", self._store_path, error)
+            return
+        if not len(rows) or state.indexed - int(rows["queue_offset"][0]) == len(rows):
+            queue_offset = int(rows["queue_offset"][0]) if len(rows) else state.indexed
+        elif write_timer_log(
+            self._files, self._store_path, rows, (physical_offset, size), read_ms=read_ms, file_bytes=file_bytes
+        ):
+            queue_offset = state.indexed
+        self._write_timercheck(check, read_ms, queue_offset)
+
+    def _write_timercheck(self, path: Path, read_ms: int, queue_offset: int) -> None:
+        blob = TIMERCHECK.pack(read_ms, 0, queue_offset, queue_offset)
         make_durable_folder(self._files, path.parent)
         replace_file(self._files, path, blob.ljust(TIMERCHECK_BYTES, b"\0"))
+
+    def _waiting_rows(self) -> np.ndarray:
+        """The rows of all messages that wait, as it is on disk, in the order of their queue. Blocks."""
+        state = self.state
+        assert state is not None
+        found = [np.empty(0, ROWS)]
+        for number, hour in state.hours.items():
+            rows = self.rows(number)
+            if number == state.hour:
+                present = np.flatnonzero(rows["due_second"] == state.second)
+                rows = rows[
+                    np.concatenate([present[state.position :], np.flatnonzero(rows["due_second"] > state.second)])
+                ]
+            found.append(rows[rows["physical_offset"] >= hour.rolled_below])
+        waiting = np.concatenate(found)
+        return waiting[np.argsort(waiting["queue_offset"], kind="stable")]

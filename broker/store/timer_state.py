@@ -38,8 +38,12 @@ class TimerState:
     """``indexed``: messages of the timer queue below it are in the index. Of those due before ``second`` all are
     delivered, and the first ``position`` of those due in it.
 
-    ``skip_until``, ``skip_before``: messages of the queue below the one, due before the other, were delivered by who
-    had the store before.
+    ``shift``: seconds that delivery is ahead of the clock, whole hours; the seconds and hours here and in the rows are
+    the clock's and this, because delivery never goes back, and the clock was set back. A row that was made when there
+    was less of it comes up too soon, and is put where it belongs then.
+
+    ``skip_until``, ``skip_before``: messages of the queue below the one, due by the clock before the other, were
+    delivered by who had the store before.
     """
 
     indexed: int = 0
@@ -47,6 +51,7 @@ class TimerState:
     position: int = 0
     skip_until: int = 0
     skip_before: int = 0
+    shift: int = 0
     hours: dict[int, Hour] = field(default_factory=dict)
     topics: Counter[str] = field(default_factory=Counter)
 
@@ -74,6 +79,7 @@ class TimerState:
             "position": self.position,
             "skipUntil": self.skip_until,
             "skipBefore": self.skip_before,
+            "shift": self.shift,
             "hours": {str(number): list(asdict(hour).values()) for number, hour in sorted(self.hours.items())},
             "topics": dict(self.topics),
         }
@@ -87,6 +93,7 @@ class TimerState:
             int(table["position"]),
             int(table["skipUntil"]),
             int(table["skipBefore"]),
+            int(table.get("shift", 0)),
             {int(number): Hour(*map(int, values)) for number, values in table["hours"].items()},
             Counter({str(topic): int(count) for topic, count in table["topics"].items()}),
         )
@@ -131,12 +138,16 @@ class Indexed:
         for number, rows in by_hour(self.rows):
             hour = state.hours.setdefault(number, Hour())
             first_due = int(rows["due_second"].min())
+            first_queue_offset = int(rows["queue_offset"].min())
+            first_physical_offset = int(rows["physical_offset"].min())
             if hour.count:
                 hour.first_due_second = min(hour.first_due_second, first_due)
+                hour.first_queue_offset = min(hour.first_queue_offset, first_queue_offset)
+                hour.first_physical_offset = min(hour.first_physical_offset, first_physical_offset)
             else:
                 hour.first_due_second = first_due
-                hour.first_queue_offset = int(rows["queue_offset"][0])
-                hour.first_physical_offset = int(rows["physical_offset"].min())
+                hour.first_queue_offset = first_queue_offset
+                hour.first_physical_offset = first_physical_offset
             hour.count += len(rows)
 
 
@@ -175,4 +186,15 @@ class Rolled:
         hour.rolled_below = hour.first_physical_offset = self.below
 
 
-Event: TypeAlias = Indexed | Reached | Rolled
+@dataclass(slots=True)
+class Shifted:
+    """The clock was set back: delivery is ``shift`` seconds ahead of it from now on."""
+
+    shift: int
+
+    def apply(self, state: TimerState) -> None:
+        """Make it part of the state."""
+        state.shift = self.shift
+
+
+Event: TypeAlias = Indexed | Reached | Rolled | Shifted

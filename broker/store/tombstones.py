@@ -64,7 +64,7 @@ def _bytes_min(topic_bytes: int, *, checksum: bool) -> int:
 
 
 def that_fit(lost: Iterable[LostRange], room_bytes: int, *, ends_file: bool, checksum: bool) -> list[LostRange]:
-    """As many of the lost messages as there is room for tombstones, those of the first ranges first."""
+    """As many of the lost messages as there is room for tombstones, those of the first ranges first; by queue."""
     room_bytes -= BLANK_BYTES_MIN if ends_file else 0
     fitting = []
     for each in lost:
@@ -73,7 +73,7 @@ def that_fit(lost: Iterable[LostRange], room_bytes: int, *, ends_file: bool, che
         if count > 0:
             fitting.append(each._replace(messages=count))
             room_bytes -= count * size
-    return fitting
+    return sorted(fitting)
 
 
 def plan(

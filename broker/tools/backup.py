@@ -26,20 +26,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 
+from ... import __version__
+from ...protocol.backup_folder import MANIFEST, PROGRESS, TABLES_PREFIX, refuse_backup
 from ..store.checkpoint import StoreCheckpoint
 from ..store.errors import CorruptFile, StoreLocked
 from ..store.files import Files, make_durable_folder
 from ..store.message_store import OWN_FOLDER
 from ..store.store_state import StoreState
+from ..store.table_journal import JOURNAL_SUFFIX
 from .backup_manifest import (
     LOG_FOLDER,
-    MANIFEST,
-    PROGRESS,
-    TABLES_PREFIX,
     BackedUp,
     BackupError,
     Manifest,
@@ -92,8 +91,10 @@ def backup(store: Path, folder: Path, progress: Progress) -> Made:
     """Back up the store at ``store`` into ``folder``: anew, on top of the backup that is there, or on with one that was
     interrupted. Blocks.
 
-    Raises ``BackupError``; then a backup that was whole before still is.
+    Raises ``BackupError``, or ``NotAStore`` where ``store`` is itself a backup. A backup that was whole before still is
+    then.
     """
+    refuse_backup(store)
     if not (store / LOG_FOLDER).is_dir():
         raise BackupError(
             f"{store} is no store: it has no folder `{LOG_FOLDER}`. Name the folder that the broker serves"
@@ -153,7 +154,7 @@ class _Backup:
             log = self._copy_log(source)
         manifest = Manifest(
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            version=metadata.version("flintmq"),
+            version=__version__,
             source=str(self._store.resolve()),
             running=source.running,
             log_begin=min((int(name) for name in source.fds), default=source.end),
@@ -224,12 +225,13 @@ class _Backup:
         return copied
 
     def _table_files(self) -> Iterator[Path]:
-        """In each folder JSON first: a ``cursor.json`` speaks of rows that are in other files by then, which grow."""
+        """In each folder journals first, for they may be folded into their table meanwhile; then JSON: a
+        ``cursor.json`` speaks of rows that are in other files by then, which grow."""
         for name in ("config", OWN_FOLDER):
             for folder, folders, names in os.walk(self._store / name):
                 relative = Path(folder).relative_to(self._store)
                 folders[:] = sorted(each for each in folders if str(relative / each) not in _LEFT_OUT)
-                names.sort(key=lambda each: (not each.endswith(".json"), each))
+                names.sort(key=lambda each: (not each.endswith(JOURNAL_SUFFIX), not each.endswith(".json"), each))
                 for each in names:
                     if not each.endswith(".tmp"):
                         yield Path(folder) / each

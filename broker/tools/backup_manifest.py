@@ -1,6 +1,6 @@
 """What a backup is made of: ``backup.json``, written last, by rename. A folder without it is no backup yet.
 
-DEST/backup.json            what there is: each file with its size and SHA-256, and where the log ends
+DEST/backup.json            what there is: each file with its size and SHA-256, and where the log ends; with a checksum
 DEST/backup-progress.json   only while one is made: the log files that are copied already
 DEST/commitlog/             the log's files, the last one up to the log's end
 DEST/tables-N/              config/ and flintmq/ as they were; N grows, so that the backup before stays whole
@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...protocol.backup_folder import MANIFEST, PROGRESS, backup_kind
+from ...protocol.checked_json import encode_checked, take_checksum
 from ...protocol.errors import FlintError
 from ..store.files import Files, replace_file
 from ..store.json_table import SHAPE_ERRORS
 
-MANIFEST, PROGRESS = "backup.json", "backup-progress.json"
-LOG_FOLDER, TABLES_PREFIX = "commitlog", "tables-"
+LOG_FOLDER = "commitlog"
 FORMAT = 1
 
 
@@ -63,7 +64,7 @@ class Manifest:
 
     def save(self, files: Files, folder: Path) -> None:
         """Make it the manifest of ``folder``, durably: the backup is whole from then on."""
-        replace_file(files, folder / MANIFEST, json.dumps(asdict(self), indent=1, ensure_ascii=False).encode())
+        replace_file(files, folder / MANIFEST, encode_checked(asdict(self)).encode())
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:
@@ -79,10 +80,24 @@ class Manifest:
                 "the one that made it"
             )
         try:
+            take_checksum(table)
             files = {name: [_file(row) for row in table[name]] for name in ("tables", "log")}
             return cls(**{**table, **files})
         except SHAPE_ERRORS as error:
             raise _unreadable(folder / MANIFEST, error) from None
+
+
+def load_whole(folder: Path) -> Manifest:
+    """The manifest of the backup in ``folder``. Raises ``BackupError`` where it is missing or cannot be read."""
+    manifest = Manifest.load(folder)
+    if manifest is not None:
+        return manifest
+    if backup_kind(folder):
+        raise BackupError(
+            f"{folder} holds a backup that is not complete: there is no {MANIFEST}. Run `flintmq-broker backup STORE "
+            f"{folder}` again; what is copied already stays. If this is a copy of a backup, copy its {MANIFEST} too"
+        )
+    raise BackupError(f"{folder} is no backup: there is no {MANIFEST} in it")
 
 
 def write_new(files: Files, path: Path, content: bytes, mode: int) -> None:

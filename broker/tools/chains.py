@@ -55,7 +55,7 @@ def _find_damage(file: IndexFile, findings: Findings) -> None:
     hashes, offsets = used["key_hash"].astype(np.int64), used["physical_offset"].astype(np.int64)
     for number in np.flatnonzero(hashes < 0).tolist():
         _add(file, number + 1, f"has the hash {hashes[number]:,}, which no key has", findings)
-    for number in np.flatnonzero(np.diff(offsets) < 0).tolist():
+    for number in np.flatnonzero(offsets[1:] < offsets[:-1]).tolist():
         text = f"lies at physical offset {offsets[number + 1]:,}, the one before it at {offsets[number]:,}"
         _add(file, number + 2, text, findings)
     slots = np.abs(hashes) % file.slots

@@ -1,5 +1,5 @@
-"""The commands ``verify``, ``rebuild``, ``repair``, ``dump``, ``stat``, ``plan-clean``, ``backup`` and ``restore``
-of ``flintmq-broker``.
+"""The commands ``verify``, ``rebuild``, ``repair``, ``dump``, ``stat``, ``plan-clean``, ``backup``, ``restore`` and
+``conf`` of ``flintmq-broker``.
 
 Only what ``--help`` needs is imported here; each command imports its work when it runs, with the kernels.
 """
@@ -22,6 +22,9 @@ EXIT_FINDINGS = 1
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
+
+OPERATOR_FILES = ("broker.toml", "flintmq-broker.service", "prometheus.yml", "alerts.yml", "grafana-dashboard.json")
+"""Of the package ``flintmq.conf``, those that ``conf`` writes."""
 
 _STORE = click.argument("store", type=click.Path(path_type=Path))
 _INDEX_SLOTS = click.option(
@@ -87,16 +90,31 @@ def _tool(work: Callable[..., int]) -> Callable[..., None]:
 @_INDEX_SLOTS
 @_tool
 def verify(store: Path, mode: str, show: int, index_slots: int | None) -> int:
-    """Check every record, queue, index entry and table of a stopped STORE. Changes nothing.
+    """Check every record, queue, index entry and table of a stopped STORE, or every byte of a backup. Changes nothing.
 
-    Exit code 0: sound; 1: something is wrong; 2: the store cannot be verified (a broker has it open, …).
+    Exit code 0: sound; 1: something is wrong; 2: it cannot be verified (a broker has the store open, …).
     """
+    from ...protocol.backup_folder import backup_kind
+
+    if backup_kind(store):
+        return _verify_backup(store, mode, show)
     from .report import as_json, as_text
     from .verify import verify as run
 
     with progress_bar() as progress:
         verified = run(store, functools.partial(progress, "verifying"), index_slots=index_slots)
     for line in as_json(verified, store) if mode == JSON else as_text(verified, store, show):
+        click.echo(line)
+    return EXIT_FINDINGS if verified.findings.total else 0
+
+
+def _verify_backup(folder: Path, mode: str, show: int) -> int:
+    from .report import backup_as_json, backup_as_text
+    from .verify_backup import verify_backup
+
+    with progress_bar() as progress:
+        verified = verify_backup(folder, functools.partial(progress, "verifying"))
+    for line in backup_as_json(verified, folder) if mode == JSON else backup_as_text(verified, folder, show):
         click.echo(line)
     return EXIT_FINDINGS if verified.findings.total else 0
 
@@ -242,7 +260,11 @@ def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) 
 @_STORE
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings.")
 @click.option(
-    "--set", "assignments", metavar="SECTION.NAME=VALUE", multiple=True, help="Any setting of conf/broker.toml."
+    "--set",
+    "assignments",
+    metavar="SECTION.NAME=VALUE",
+    multiple=True,
+    help="Any setting of broker.toml (flintmq-broker conf).",
 )
 @click.option("-o", "--output", "mode", type=click.Choice([PLAIN, JSON]), default=PLAIN, help="Text, or JSON lines.")
 @_tool
@@ -318,10 +340,34 @@ def restore(backup_folder: Path, store: Path) -> int:
     return 0
 
 
+@click.command()
+@click.argument("dest", type=click.Path(path_type=Path))
+@_tool
+def conf(dest: Path) -> int:
+    """Write the files for operators into the folder DEST.
+
+    They are broker.toml with every setting and its default, a systemd unit, a scrape configuration and rules for
+    alerts for Prometheus, and a dashboard for Grafana. A file that is there already is not overwritten.
+    """
+    from importlib import resources
+
+    from ...protocol.errors import ConfigurationError
+
+    files = {dest / name: (resources.files("flintmq.conf") / name).read_bytes() for name in OPERATOR_FILES}
+    for path in files:
+        if path.exists():
+            raise ConfigurationError(f"{path} is there already; name another folder, or move it away")
+    dest.mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        path.write_bytes(content)
+        click.echo(escape(str(path)))
+    return 0
+
+
 def _open(store: Path, findings: Any, running: bool, index_slots: int | None) -> Any:
     from .opening import open_for_reading
 
     return open_for_reading(store, findings, running=running, index_slots=index_slots)
 
 
-COMMANDS = (verify, rebuild, repair, dump, stat, plan_clean, backup, restore)
+COMMANDS = (verify, rebuild, repair, dump, stat, plan_clean, backup, restore, conf)

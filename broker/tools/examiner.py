@@ -232,6 +232,7 @@ _FLAWS = {
     examine.FLAW_PROPERTIES: ("properties", "its properties are no pairs of a name and a value in UTF-8"),
     examine.FLAW_TIME: ("store-time", "it was stored before the record in front of it, which says {:,} ms"),
     examine.FLAW_QUEUE_OFFSET: ("queue-offset", "message {:,} of that queue comes next"),
+    examine.FLAW_NO_QUEUE_OFFSET: ("queue-offset", "no queue has a message of that number"),
 }
 
 

@@ -23,6 +23,8 @@ _REPAIR = (
 )
 _REBUILD = "`flintmq-broker rebuild STORE` makes queues and index anew from the log"
 
+_BACK_UP_AGAIN = "while the store is there, `flintmq-broker backup STORE FOLDER` into a new folder makes another backup"
+
 KINDS: dict[str, Kind] = {
     # The log.
     "missing-file": Kind(
@@ -108,6 +110,21 @@ KINDS: dict[str, Kind] = {
         "queues that end before where they ended",
         "their files were lost or cut short",
         f"{_REBUILD}; a broker's start does so too",
+    ),
+    # A backup.
+    "backup-manifest": Kind(
+        "a manifest that does not describe one backup", "files may be missing that it does not name", _BACK_UP_AGAIN
+    ),
+    "backup-file": Kind(
+        "files that are not what was backed up",
+        "`restore` refuses the backup there",
+        f"copy the file again from another copy of this backup. Without one: {_BACK_UP_AGAIN}",
+    ),
+    "backup-record": Kind(
+        "stretches of the backup's log without a sound record",
+        "the messages in them are lost to whoever restores it",
+        "where the file's SHA-256 is right, the store had the damage when it was backed up: `flintmq-broker verify "
+        "STORE` says so, and a broker that starts on what `restore` makes contains it",
     ),
 }
 

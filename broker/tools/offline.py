@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ...protocol.backup_folder import refuse_backup
 from ...protocol.errors import ConfigurationError
 from ...protocol.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
 from ...protocol.names import is_system_topic
@@ -61,10 +62,12 @@ class OfflineStore:
 
     ``shared``: take the lock beside other readers, so that no broker starts meanwhile; else nothing is locked.
     ``index_slots``: of its index files, where the store does not say. Raises ``StoreLocked``, and
-    ``ConfigurationError`` where there is no store or the index files' slots are not known.
+    ``ConfigurationError`` where there is no store (``NotAStore`` where it is a backup), or the index files' slots are
+    not known.
     """
 
     def __init__(self, path: Path, findings: Findings, *, shared: bool = True, index_slots: int | None = None) -> None:
+        refuse_backup(path)
         if not (path / "commitlog").is_dir():
             raise ConfigurationError(
                 f"{path} is no store: it has no folder `commitlog`. Name the folder that the broker serves (--store)"
@@ -175,6 +178,8 @@ class OfflineStore:
             (self.quarantine.load, self.quarantine.path),
         ):
             self._load_table(load, table)
+        if self.topics.problem:
+            self.findings.add("table", self.path / "config" / "topics.json.journal", self.topics.problem)
         self.checkpoint.load()
         if self.is_rocketmq:
             self.state.somebody_else_wrote()

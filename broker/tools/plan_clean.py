@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from ..config import RetentionSection
-from ..services.retention import HOUR_MS, Disk, Policy, Verdict
+from ..services.retention import Disk, Policy, Verdict
 from ..store.commitlog import CommitLog
 from ..store.config_files import DelayOffsetTable
-from ..store.expiry import TIMER_TOPIC, Expiry
+from ..store.expiry import HOUR_MS, TIMER_TOPIC, Expiry
 from ..store.log_reads import LogReads
 from ..store.message_store import OWN_FOLDER
 from ..store.prepared_state import PreparedState
@@ -49,7 +49,7 @@ def plan_clean(path: Path, settings: RetentionSection, *, now: float | None = No
     with OfflineStore(path, Findings(), shared=False) as store:
         disk = Disk.of(path) if disk is None else disk
         verdicts: list[Verdict] = []
-        for file in _expiry(store).old_files(int(now * 1000)):
+        for file in _expiry(store).old_files(int(now * 1000), settings.file_reserved_hours):
             stays = next((verdict for verdict in verdicts if not verdict.goes), None)
             if stays is not None:
                 verdict = Verdict(file, False, f"kept: it lies behind {stays.file.path.name}")
@@ -75,7 +75,9 @@ def _expiry(store: OfflineStore) -> Expiry:
     delay_offsets.load()
     prepared = PreparedState(store.files, own / "prepared.json")
     prepared.load()
-    expiry = Expiry(commitlog, store.queues, queue_reads, log_reads, store.consumer_offsets, delay_offsets, prepared)
+    expiry = Expiry(
+        commitlog, store.queues, queue_reads, log_reads, store.topics, store.consumer_offsets, delay_offsets, prepared
+    )
     timers, waiting = TimerFiles(store.files, own / "timers", store.path), store.queues.get(TIMER_TOPIC, 0)
     timers.state = timers.read()
     if timers.state is not None and waiting is not None:

@@ -38,6 +38,7 @@ ACTIONS: dict[str, str] = {
     "table": "written anew from its .bak, or the .bak from it; users that somebody may have changed are left to you",
     "consumer-offset": "pulled back to the end of the queue",
     **dict.fromkeys(("missing-file", "foreign-file", "properties", "store-time"), BY_HAND),
+    **dict.fromkeys(("backup-manifest", "backup-file", "backup-record"), BY_HAND),
 }
 """What ``repair`` does about each kind of finding."""
 

@@ -9,20 +9,12 @@ from pathlib import Path
 from .findings import KINDS, Finding, Findings
 from .output import escape, show_bytes, to_json
 from .verify import Verified
+from .verify_backup import VerifiedBackup
 
 
 def as_json(verified: Verified, path: Path) -> Iterator[str]:
     """One object a line: each finding that was kept, then the summary."""
-    for finding in verified.findings:
-        yield to_json({
-            "kind": finding.kind,
-            "file": str(finding.path),
-            "position": None if finding.position < 0 else finding.position,
-            "physical_offset": None if finding.physical_offset < 0 else finding.physical_offset,
-            "what": finding.text,
-            "why": KINDS[finding.kind].why,
-            "remedy": KINDS[finding.kind].remedy,
-        })  # fmt: skip
+    yield from _findings_json(verified.findings)
     yield to_json({
         "kind": "summary",
         "store": str(path),
@@ -40,6 +32,65 @@ def as_json(verified: Verified, path: Path) -> Iterator[str]:
         "findings": verified.findings.counts,
         "notes": verified.findings.notes,
     })  # fmt: skip
+
+
+def backup_as_json(verified: VerifiedBackup, folder: Path) -> Iterator[str]:
+    """The same of a backup."""
+    manifest = verified.manifest
+    yield from _findings_json(verified.findings)
+    yield to_json({
+        "kind": "summary",
+        "backup": str(folder),
+        "source": manifest.source,
+        "made_at": manifest.made_at,
+        "version": manifest.version,
+        "beside_a_broker": manifest.running,
+        "log_start": manifest.log_begin,
+        "log_end": manifest.log_end,
+        "records": verified.records,
+        "tables": len(manifest.tables),
+        "bytes": verified.bytes,
+        "seconds": round(verified.seconds, 3),
+        "findings": verified.findings.counts,
+        "notes": verified.findings.notes,
+    })  # fmt: skip
+
+
+def _findings_json(findings: Findings) -> Iterator[str]:
+    for finding in findings:
+        yield to_json({
+            "kind": finding.kind,
+            "file": str(finding.path),
+            "position": None if finding.position < 0 else finding.position,
+            "physical_offset": None if finding.physical_offset < 0 else finding.physical_offset,
+            "what": finding.text,
+            "why": KINDS[finding.kind].why,
+            "remedy": KINDS[finding.kind].remedy,
+        })  # fmt: skip
+
+
+def backup_as_text(verified: VerifiedBackup, folder: Path, shown: int) -> Iterator[str]:
+    """The same of a backup as ``as_text`` says of a store."""
+    manifest = verified.manifest
+    beside = "beside a running broker" if manifest.running else "of a stopped store"
+    files = f"{len(manifest.log):,} file{'s' * (len(manifest.log) != 1)}"
+    made = f"made {escape(manifest.made_at)} by FlintMQ {escape(manifest.version)}"
+    yield f"backup   {escape(str(folder))}, {made} {beside}"
+    yield f"source   {escape(manifest.source)}"
+    yield (
+        f"log      {verified.records:,} records in {files}, physical offsets {manifest.log_begin:,} to "
+        f"{manifest.log_end:,}"
+    )
+    yield f"tables   {len(manifest.tables):,}"
+    rate = verified.bytes / max(verified.seconds, 1e-3)
+    yield f"checked  {show_bytes(verified.bytes)} in {verified.seconds:.2f} s, {show_bytes(rate)}/s"
+    for note in verified.findings.notes:
+        yield f"note     {escape(note)}"
+    yield from findings_text(verified.findings, folder, shown)
+    total = verified.findings.total
+    yield "" if total else "sound    every file is what was backed up, and every record of the log can be read"
+    if total:
+        yield f"damaged  {total:,} finding{'s' * (total != 1)} of {len(verified.findings.counts):,} kinds"
 
 
 def as_text(verified: Verified, path: Path, shown: int) -> Iterator[str]:

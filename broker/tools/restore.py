@@ -19,7 +19,7 @@ from pathlib import Path
 from ..store.checkpoint import StoreCheckpoint
 from ..store.files import Files, make_durable_folder
 from ..store.message_store import OWN_FOLDER
-from .backup_manifest import LOG_FOLDER, MANIFEST, PROGRESS, BackedUp, BackupError, Manifest, write_new
+from .backup_manifest import LOG_FOLDER, BackedUp, BackupError, Manifest, load_whole, write_new
 from .output import Progress
 from .summed_copy import copy_summed
 
@@ -38,7 +38,7 @@ def restore(folder: Path, store: Path, progress: Progress) -> Restored:
     Raises ``BackupError`` where the backup is not whole, or a file of it is not the one that was written.
     """
     started = time.perf_counter()
-    manifest = _load(folder)
+    manifest = load_whole(folder)
     if store.exists() and (not store.is_dir() or any(store.iterdir())):
         raise BackupError(f"{store} is not empty: name a folder that is not there, or remove what is in it")
     _check_sizes(folder, manifest)
@@ -49,18 +49,6 @@ def restore(folder: Path, store: Path, progress: Progress) -> Restored:
             error.add_note(f"{store} is not complete, and no broker starts on it: remove it before you try again")
         raise
     return Restored(manifest, time.perf_counter() - started)
-
-
-def _load(folder: Path) -> Manifest:
-    manifest = Manifest.load(folder)
-    if manifest is not None:
-        return manifest
-    if (folder / PROGRESS).exists():
-        raise BackupError(
-            f"{folder} holds a backup that is not complete: there is no {MANIFEST}. Run `flintmq-broker backup` into "
-            "it again; what is copied already stays"
-        )
-    raise BackupError(f"{folder} is no backup: there is no {MANIFEST} in it")
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:

@@ -165,7 +165,7 @@ class UnitPass:
         if not len(places):
             return
         row = np.concatenate(([self._reached], offsets[places]))
-        for number in np.flatnonzero(np.diff(row) <= 0).tolist():
+        for number in np.flatnonzero(row[1:] <= row[:-1]).tolist():
             self._add(
                 "unit-order", at + int(places[number]),
                 f"the unit points at physical offset {row[number + 1]:,}, the one before it at {row[number]:,}",

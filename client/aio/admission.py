@@ -12,6 +12,7 @@ from math import inf
 
 from ...protocol.errors import FlintError
 from ..core.lanes import Single
+from ..core.retry import detached
 from ..core.sending import ASK, Prepared, Sending
 from ..message import Message
 from .caller import Caller
@@ -115,7 +116,7 @@ class Admission:
 
     def _refuse(self, held: Held, error: FlintError) -> None:
         if not held.future.done():
-            held.future.set_exception(error)
+            held.future.set_exception(detached(error))
 
     # ---- deadlines and the end
 

@@ -64,6 +64,7 @@ class Line:
                 self.retired = True
             if self.retired and not self._asked:
                 connection.abort()
+            del future  # or what it raises would be in a frame of its own traceback
 
     def received(self, answers: list[Answer]) -> None:
         """See ``Receiver``."""
@@ -122,6 +123,9 @@ class Caller:
             except FlintError as error:
                 self._life.check()  # closed meanwhile: that is why the connection broke
                 seconds = retries.pause(error, self._watch.now())
+                if seconds is None:
+                    raise
+                self._dialer.log.retried(operation.command.name, error)
             await self._waits.pause(seconds)
 
     async def run(self, plan: Plan[T], deadline: float) -> T:
@@ -153,6 +157,7 @@ class Caller:
             return await self._waits.wait(future, deadline + _GRACE_SECONDS, self._too_late)
         finally:
             self._waiting.discard(future)
+            del future  # or what it raises would be in a frame of its own traceback
 
     def _too_late(self) -> FlintError:
         return RequestTimeout("no connection to the broker could be made in time; give a longer timeout=")

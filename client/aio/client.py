@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
-from ..core.access import AccessOptions, access_of
+from ..connection_log import ConnectionLog
+from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..errors import ClientClosed
@@ -21,11 +22,14 @@ from .watch import Watch
 class Base:
     """The parts of every client. It belongs to the event loop in which it is first used."""
 
-    def __init__(self, addresses: str | Iterable[str], timeout: float, access: AccessOptions) -> None:
+    def __init__(self, addresses: str | Iterable[str] | None, timeout: float, access: AccessOptions) -> None:
         self._life = Life(type(self).__name__)
         self._watch = Watch(self._life)
         self._waits = Waits(self._life, self._watch)
-        self._dialer = Dialer(parse_addresses(addresses), access_of(**access), self._life, self._watch, self._waits)
+        log = ConnectionLog(type(self).__name__)
+        self._dialer = Dialer(
+            parse_addresses(addresses), access_for(self, access), log, self._life, self._watch, self._waits
+        )
         self._caller = Caller(self._dialer, self._life, self._watch, self._waits, timeout)
 
     async def __aenter__(self) -> Self:
@@ -56,7 +60,7 @@ class Client(Base):
 
     def __init__(
         self,
-        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        addresses: str | Iterable[str] | None = None,
         *,
         timeout: float = TIMEOUT_SECONDS,
         **access: Unpack[AccessOptions],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from datetime import datetime
 
+from ...protocol.commands import QUERY_COUNT_MAX
 from ...protocol.fields import I64_MAX
 from ..core import operations
 from ..core.batch import Batch, Found
@@ -99,6 +100,26 @@ class Consumer(Client):
         end_ms = I64_MAX if until is None else to_millis("until", until)
         operation = operations.query(topic, key, begin_ms, end_ms, max_count, cursor)
         return await self._caller.call(operation, self._caller.deadline(timeout))
+
+    async def query_iter(
+        self,
+        topic: str,
+        key: str,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[StoredMessage, None]:
+        """Yield all messages that have a key, or this id, newest first: every page of ``query``, each asked for when it
+        is needed. ``timeout``: seconds for each page."""
+        cursor: str | None = None
+        while True:
+            found = await self.query(topic, key, since, until, QUERY_COUNT_MAX, cursor, timeout=timeout)
+            for message in found:
+                yield message
+            cursor = found.cursor
+            if cursor is None:
+                return
 
     async def message(
         self, message_id: str, topic: str | None = None, *, timeout: float | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
+from ..connection_log import ConnectionLog
 from ..core.access import Access
 from ..core.address import Address, AddressBook
+from ..core.retry import detached
 from ..core.timeouts import CONNECT_SECONDS_MAX
 from ..core.troubles import no_address_answered
 from .connection import Connection
@@ -16,7 +18,16 @@ from .watch import Watch
 class Dialer:
     """Connects to the first of several addresses that answers, beginning with the one that did last."""
 
-    def __init__(self, addresses: tuple[Address, ...], access: Access, life: Life, watch: Watch, waits: Waits) -> None:
+    def __init__(
+        self,
+        addresses: tuple[Address, ...],
+        access: Access,
+        log: ConnectionLog,
+        life: Life,
+        watch: Watch,
+        waits: Waits,
+    ) -> None:
+        self.log = log
         self._addresses = AddressBook(addresses)
         self._access = access
         self._life = life
@@ -42,8 +53,16 @@ class Dialer:
                 seconds = max(0.001, min(left, CONNECT_SECONDS_MAX))
                 connection = await Connection.open(address, seconds, self._access, self._life, self._watch, self._waits)
             except (ConnectionFailed, BrokerError) as error:
-                failures.append(error)
+                failures.append(detached(error))
             else:
                 self._addresses.answered(address)
+                self.log.connected(address)
                 return connection
-        raise no_address_answered(failures)
+        raise self._unreachable(failures)
+
+    def _unreachable(self, failures: list[FlintError]) -> FlintError:
+        """As the sync dialer's: ``failures`` is emptied."""
+        failure = no_address_answered(failures)
+        failures.clear()
+        self.log.unreachable(failure)
+        return failure

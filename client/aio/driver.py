@@ -61,6 +61,7 @@ class DeliveryDriver:
         self._resume_at = inf
         """When the pause is over that the broker asked for, while something is to be sent behind it."""
         self._bulks: dict[Bulk, asyncio.Future[None]] = {}
+        self._delivery.on_retry = lambda error: dialer.log.retried("PRODUCE", error)
         life.add(self)
         watch.add(self)
 
@@ -155,6 +156,7 @@ class DeliveryDriver:
         if connection is None or self._delivery.idle:  # closed while it was idle is nobody's fault
             return
         self._dialer.failed(connection.address)
+        self._dialer.log.lost(error)
         self._failed(error)
         self._connect()
 

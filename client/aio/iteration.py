@@ -77,7 +77,9 @@ class Iteration:
         except FlintError as error:
             self._life.check()
             self._disconnect()
-            await self._waits.pause(self._iterating.failed(error, self._watch.now()))
+            pause = self._iterating.failed(error, self._watch.now())
+            self._dialer.log.retried("PULL", error)
+            await self._waits.pause(pause)
 
     async def _wait(self) -> None:
         """Ask what should be asked, and return when something has come or is to be done."""

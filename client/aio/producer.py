@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any, Unpack
 
 from ...protocol.errors import RequestTimeout
+from .. import unsent
 from ..core.access import AccessOptions
-from ..core.compression import COMPRESS_OVER_BYTES
+from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.delivery import IN_FLIGHT_BYTES_MAX
 from ..core.lanes import Bulk, Single
 from ..core.operations import Plan
-from ..core.outgoing import common_properties
+from ..core.outgoing import Flush, common_properties
 from ..core.receipts import Receipt
 from ..core.sending import ASK, Groups, Prepared, Sending, raise_unseen
 from ..core.timeouts import DELIVERY_SECONDS, check_timeout
@@ -66,24 +67,27 @@ class Producer(Base):
     event loop, as many as there are.
 
     ``delivery_timeout``: seconds for which a message is tried; ``compress_over``: bodies longer than this many bytes
-    are compressed (None: none), with ``compression`` ("lz4", "zstd", "zlib", or None for the best installed);
-    ``in_flight_bytes_max``: bytes that may be unacknowledged before messages wait for their turn; ``flush``: "sync" or
-    "async", where the broker's own setting is the floor.
+    are compressed (None: none), with ``compression`` ("zlib", also for None, which every installation can read, or
+    "lz4" or "zstd"); ``in_flight_bytes_max``: bytes that may be unacknowledged before messages wait for their turn;
+    ``flush``: "sync" or "async", where the broker's own setting is the floor.
     ``user``, ``password``, ``tls`` …: how it gets in where a broker asks for that; see ``AccessOptions``.
 
     Connects when it is first used, and again whenever the connection went. A message whose acknowledgement got lost is
     sent again, with the same ``message_id``, by which the broker knows it if it was stored.
     """
 
+    remains_told = True
+    """Whether what it leaves was said; at first there is nothing."""
+
     def __init__(
         self,
-        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        addresses: str | Iterable[str] | None = None,
         *,
         delivery_timeout: float = DELIVERY_SECONDS,
         compress_over: int | None = COMPRESS_OVER_BYTES,
-        compression: str | None = None,
+        compression: Compression | None = None,
         in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
-        flush: str | None = None,
+        flush: Flush | None = None,
         **access: Unpack[AccessOptions],
     ) -> None:
         sending = self._sending = Sending(
@@ -108,11 +112,13 @@ class Producer(Base):
         self._done: asyncio.Future[None] | None = None
         """Waited for by ``close``: nothing is to be delivered any more."""
         self._closed: asyncio.Event | None = None
+        self.remains_told = False
+        unsent.watch(self)
 
     # ---- one message
 
     async def send(
-        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+        self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> Receipt:
         """Send one message and return its receipt once it is acknowledged.
 
@@ -128,10 +134,12 @@ class Producer(Base):
         except asyncio.CancelledError:
             self._abandon(handed_over)
             raise
+        finally:
+            del future, handed_over  # or what they raise would be in a frame of its own traceback
         return receipt
 
     def send_async(
-        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+        self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> SendFuture:
         """Hand over one message and return at once. It goes out when the loop goes round.
 
@@ -149,7 +157,7 @@ class Producer(Base):
         self,
         message: Message,
         queue: int | None,
-        flush: str | None,
+        flush: Flush | None,
         timeout: float | None,
         future: asyncio.Future[Any],
     ) -> Single | Held:
@@ -208,7 +216,7 @@ class Producer(Base):
         messages: Iterable[Message],
         *,
         queue: int | None = None,
-        flush: str | None = None,
+        flush: Flush | None = None,
         prepare: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
@@ -236,7 +244,7 @@ class Producer(Base):
         delay_level: int | None = None,
         deliver_at: datetime | None = None,
         delay: timedelta | None = None,
-        flush: str | None = None,
+        flush: Flush | None = None,
         prepare: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
@@ -335,14 +343,30 @@ class Producer(Base):
         try:
             if raised is None or isinstance(raised, Exception):  # a cancelled task does not wait
                 await self._delivered()
+        except BaseException as interruption:
+            raised = interruption
+            raise
         finally:
             self._driver.stop()
+            unsent.closed(self, raised)
             try:
                 await self._disconnect()
             finally:
                 self._closed.set()
         if raised is None:
             self._raise_failures()
+
+    def undelivered(self) -> tuple[int, int]:
+        """Return how many messages of ``send_async`` are not acknowledged yet, and how many failed without anybody
+        having looked at their futures."""
+        if self._life.forked:
+            return 0, 0  # they are the parent's
+        pending = sum(not future.done() for future in self._unsettled)
+        return pending, sum(not future.looked_at for future in self._failed)
+
+    def __del__(self) -> None:
+        if not self.remains_told:
+            unsent.abandoned(self, "nobody holds it any more")
 
     async def _delivered(self) -> None:
         """Return when nothing is to be delivered any more."""

@@ -40,6 +40,7 @@ class Waits:
             return await future
         finally:
             del self._waiting[waiting]
+            del future, waiting  # or what they raise would be in a frame of its own traceback
 
     @asynccontextmanager
     async def limit(self, seconds: float) -> AsyncGenerator[None, None]:

@@ -25,24 +25,35 @@ def access_options(settings: Settings) -> AccessOptions:
     Raises ``ConfigurationError`` where a user has no password.
     """
     options: AccessOptions = {}
-    ca = settings.tls_ca or os.environ.get("FLINTMQ_TLS_CA")
-    certificate = settings.tls_certificate or os.environ.get("FLINTMQ_TLS_CERTIFICATE")
+    said = settings.context_options
+    ca = _chosen(settings, "tls_ca", "FLINTMQ_TLS_CA")
+    certificate = _chosen(settings, "tls_certificate", "FLINTMQ_TLS_CERTIFICATE")
+    key = _chosen(settings, "tls_key", "FLINTMQ_TLS_KEY")
     if ca:
         options["tls"] = ca
-    elif settings.tls or certificate or _is_on("FLINTMQ_TLS"):
+    elif settings.tls or certificate or _is_on("FLINTMQ_TLS") or said.get("tls"):
         options["tls"] = True
     if certificate:
         options["tls_certificate"] = certificate
-    key = settings.tls_key or os.environ.get("FLINTMQ_TLS_KEY")
     if key:
         options["tls_key"] = key
-    user = settings.user or os.environ.get("FLINTMQ_USER")
+    user = _chosen(settings, "user", "FLINTMQ_USER")
     if user:
+        file = settings.password_file
+        if not file and user == said.get("user"):
+            file = str(said.get("password_file") or "")
         options["user"] = user
-        options["password"] = given_password(settings.password_file) or _ask(user)
+        options["password"] = given_password(file) or _ask(user, settings.may_ask)
     elif settings.password_file:
         raise ConfigurationError("--password-file is given without --user (or FLINTMQ_USER)")
     return options
+
+
+def _chosen(settings: Settings, name: str, variable: str) -> str:
+    """An option, else what the context of ``--context`` says, else the variable, else what the context in use says."""
+    said = str(settings.context_options.get(name) or "")
+    given = getattr(settings, name)
+    return given or (said if settings.context else "") or os.environ.get(variable, "") or said
 
 
 def given_password(file: str | None) -> str:
@@ -62,10 +73,10 @@ def given_password(file: str | None) -> str:
     return password
 
 
-def _ask(user: str) -> str:
+def _ask(user: str, may_ask: bool) -> str:
     from .command import is_interactive
 
-    if not is_interactive():
+    if not may_ask or not is_interactive():
         raise ConfigurationError(f"user {user!r} needs a password: {PASSWORD_VARIABLE}, or --password-file FILE")
     password: str = click.prompt(f"password of {user}", hide_input=True, err=True)
     return password

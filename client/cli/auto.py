@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 import os
+import shlex
 import stat
 import sys
-from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from ...protocol.errors import ConnectionFailed
+from ...protocol.escaping import escape
 from .command import Command, refuse_command
 from .settings import Settings
-
-MISTYPED_RATIO = 0.75
-"""How much a word has to resemble a command to be taken for it."""
+from .words import looks_like_command
 
 
 def stdin_has_lines() -> bool:
@@ -31,18 +30,21 @@ def stdin_has_lines() -> bool:
 def automatic(ctx: click.Context, word: str, known: list[str]) -> click.Command:
     """The command for a word that is none: ``send`` or ``tail``, once the word proved to be a topic.
 
-    A word that resembles a command is taken for a mistyped one, unless there is such a topic.
+    A word that looks like a command never makes a topic: unless there is such a topic, it is refused.
     """
     if stdin_has_lines():
         from .commands.send import send as chosen
     else:
         from .commands.tail import tail as chosen
     made: Command = copy.copy(chosen)
+    made.context_settings = {**chosen.context_settings, "allow_extra_args": True}
     call = chosen.callback
     assert call is not None
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if is_mistyped(word, known) and not _is_topic(ctx, word, known):
+        if extra := click.get_current_context().args:
+            _refuse_extra(ctx, word, known, extra)
+        if looks_like_command(word, known) and not _is_topic(ctx, word, known):
             refuse_command(ctx, word, known, f" and no such topic (flintmq send {word} makes one)")
         return call(*args, **kwargs)
 
@@ -50,11 +52,13 @@ def automatic(ctx: click.Context, word: str, known: list[str]) -> click.Command:
     return made
 
 
-def is_mistyped(word: str, known: list[str]) -> bool:
-    """Whether ``word`` is a command but for a letter or two."""
-    return any(
-        abs(len(word) - len(name)) <= 1 and SequenceMatcher(None, word, name).ratio() >= MISTYPED_RATIO
-        for name in known
+def _refuse_extra(ctx: click.Context, word: str, known: list[str], extra: list[str]) -> NoReturn:
+    """Raise for a word with others after it, which can only be meant as a command."""
+    if looks_like_command(word, known):
+        refuse_command(ctx, word, known)
+    body = escape(shlex.join(extra))
+    raise click.UsageError(
+        f"there is no command {escape(word)}; to send to a topic of that name: flintmq send {escape(word)} {body}", ctx
     )
 
 

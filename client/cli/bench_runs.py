@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...protocol.errors import FlintError
+from ..core.outgoing import Flush
 from ..errors import ClientClosed
 from ..message import Message
 from ..sync.consumer import Consumer
@@ -95,7 +96,7 @@ class Produce:
     size: int
     batch: int
     producers: int
-    flush: str | None
+    flush: Flush | None
     keys: bool
 
     def run(self, advance: Advance) -> Report:
@@ -215,7 +216,7 @@ class LatencyRun:
     until it has arrived."""
 
     def __init__(
-        self, settings: Settings, topic: str, count: int, size: int, per_second: float, flush: str | None
+        self, settings: Settings, topic: str, count: int, size: int, per_second: float, flush: Flush | None
     ) -> None:
         self._settings = settings
         self._topic = topic

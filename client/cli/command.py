@@ -13,12 +13,14 @@ from ...protocol.escaping import escape
 from .failures import EXIT_ERROR, EXIT_USAGE, nearest
 from .output import MODES
 from .settings import TIMEOUT_SECONDS, Settings
+from .words import SUBCOMMAND_ALIASES, advice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _ACCESS = ("user", "password_file", "tls", "tls_ca", "tls_certificate", "tls_key")
-_COMMON = ("broker", "context", "timeout", "mode", "quiet", *_ACCESS)
+COMMON = ("broker", "context", "timeout", "mode", "quiet", *_ACCESS)
+"""The names of the common options."""
 
 
 def common_options() -> list[click.Parameter]:
@@ -71,7 +73,7 @@ class Command(click.Command):
         common: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
-                (common if param.name in (*_COMMON, "help") else own).append(record)
+                (common if param.name in (*COMMON, "help") else own).append(record)
         if own:
             with formatter.section("Options"):
                 formatter.write_dl(own)
@@ -95,6 +97,9 @@ class Group(click.Group):
         name = args[0]
         if ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name) is not None:
             return super().resolve_command(ctx, args)
+        for meant in SUBCOMMAND_ALIASES.get(name, ()):
+            if self.get_command(ctx, meant) is not None:
+                return super().resolve_command(ctx, [meant, *args[1:]])
         return self.unknown(ctx, args)
 
     def unknown(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -104,7 +109,7 @@ class Group(click.Group):
 
 def refuse_command(ctx: click.Context, name: str, known: list[str], also: str = "") -> NoReturn:
     """Raise for a command that is not there."""
-    suggestion = nearest(name, known) or f"; there are {', '.join(known)}"
+    suggestion = advice(name) or nearest(name.lower(), known) or f"; there are {', '.join(known)}"
     place = " ".join([*ctx.command_path.split()[1:], name])
     raise click.UsageError(f"there is no command {escape(place)}{also}{suggestion}", ctx)
 
@@ -136,7 +141,7 @@ def take_common_options(ctx: click.Context) -> Settings:
     settings = ctx.find_object(Settings)
     if settings is None:
         settings = ctx.find_root().obj = ctx.obj = Settings()
-    for name in _COMMON:
+    for name in COMMON:
         value = ctx.params.pop(name, None)
         if value is not None:
             setattr(settings, name, value)

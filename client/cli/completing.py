@@ -7,6 +7,7 @@ from click.shell_completion import CompletionItem
 
 from ...protocol.delivery import DEAD_LETTER_TOPIC_PREFIX
 from ...protocol.errors import FlintError
+from .command import COMMON
 from .settings import Settings
 
 COMPLETION_SECONDS = 0.5
@@ -14,12 +15,15 @@ COMPLETION_SECONDS = 0.5
 
 
 def _settings(ctx: Context) -> Settings:
-    settings = Settings(timeout=COMPLETION_SECONDS)
+    settings = Settings(may_ask=False)
     context: Context | None = ctx
     while context is not None:  # what was typed nearest to the word counts
-        settings.broker = settings.broker or context.params.get("broker")
-        settings.context = settings.context or context.params.get("context")
+        for name in COMMON:
+            if getattr(settings, name) is None:
+                setattr(settings, name, context.params.get(name))
         context = context.parent
+    settings.timeout = COMPLETION_SECONDS
+    settings.quiet = True
     return settings
 
 
@@ -59,6 +63,20 @@ def complete_dead_letter_groups(ctx: Context, incomplete: str) -> list[Completio
         CompletionItem(topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX))
         for topic in sorted(topics)
         if topic.startswith(wanted)
+    ]
+
+
+def complete_settings(ctx: Context, incomplete: str, *, to_set: bool) -> list[CompletionItem]:
+    """The broker's settings that begin with ``incomplete``; ``to_set``: those that can be set now, as ``NAME=``."""
+    try:
+        with _settings(ctx).admin() as admin:
+            found = admin.settings()
+    except (FlintError, OSError):
+        return []
+    return [
+        CompletionItem(f"{each.name}=" if to_set else each.name, help=f"now {each.value}")
+        for each in found
+        if each.name.startswith(incomplete) and (each.hot or not to_set)
     ]
 
 

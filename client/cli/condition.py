@@ -1,4 +1,5 @@
-"""How a broker is: the figures of ``status``, ``top`` and ``check``, and what an older broker does not say."""
+"""How a broker is: the figures of ``status``, ``top`` and ``check``; which of them are withheld from the user, and
+which an older broker does not give."""
 
 from __future__ import annotations
 
@@ -17,6 +18,14 @@ class Condition:
         """A figure, None where the broker does not give it."""
         value = self.info.get(name)
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    @property
+    def withheld(self) -> str:
+        """Why the user may not see most figures, and how to grant that; empty if nothing is withheld."""
+        said = str(self.info.get("withheld") or "")
+        if said or "write_offset" in self.info or "pid" in self.info:  # every broker gives these to who may see them
+            return said
+        return "the user has no permission: query on the broker; `flintmq user grant NAME --query-broker` grants it"
 
     def _difference(self, end: str, begin: str) -> float | None:
         high, low = self.number(end), self.number(begin)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ...protocol.delivery import (
     DEAD_LETTER_TOPIC_PREFIX,
     PROPERTY_HALF,
-    PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_TIMER_DELAY_MS,
@@ -45,7 +44,7 @@ PROPERTY_DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 _BOOKKEEPING = frozenset({
     PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS,
     PROPERTY_HALF, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION_ID,
-    PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID, "RECONSUME_TIME", "MAX_RECONSUME_TIMES",
+    "RECONSUME_TIME", "MAX_RECONSUME_TIMES",
     *FORBIDDEN_PROPERTIES,
 })  # fmt: skip
 """What says how a message was to be delivered, and what happened to it on its way: it is sent again as a plain one."""
@@ -197,15 +196,21 @@ class DeadLetterStays(FlintError):
 
 
 class Resending:
-    """Sends dead letters of a group again. ``sent``: how many by topic; ``stopped``: what it could not get past."""
+    """Sends dead letters of a group again. ``sent``: how many by topic; ``stopped``: what it could not get past.
+
+    ``read_topics``: those that the group has read, empty where nobody knows. A dead letter that says that it was sent
+    to another one stays: with a broker of an earlier release its producer may have set that.
+    """
 
     def __init__(
-        self, consumer: Consumer, producer: Producer, topics: Iterable[str], target: Target, *, dry_run: bool
-    ) -> None:
+        self, consumer: Consumer, producer: Producer, topics: Iterable[str], target: Target,
+        *, dry_run: bool, read_topics: Iterable[str] = (),
+    ) -> None:  # fmt: skip
         self.sent: dict[str, int] = {}
         self._consumer = consumer
         self._producer = producer
         self._topics = frozenset(topics)
+        self._read_topics = frozenset(read_topics)
         self._target = target
         self._dry_run = dry_run
         self._may_note: set[int] = set()
@@ -216,12 +221,22 @@ class Resending:
         for dead in batch:
             try:
                 message = self._target.message(dead)
+                self._check_was_read(dead)
                 if message.topic not in self._topics:
                     raise InvalidMessage(f"its topic {message.topic} does not exist (any more)")
             except (CorruptMessage, InvalidMessage) as error:
                 return messages, DeadLetterStays(dead, error)
             messages.append(message)
         return messages, None
+
+    def _check_was_read(self, dead: StoredMessage) -> None:
+        topic = original_topic(dead)
+        if self._read_topics and not self._target.topic and topic not in self._read_topics:
+            group = dead.topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
+            raise InvalidMessage(
+                f"it says that it was sent to topic {topic}, which group {group} has never read; if that is where it "
+                f"belongs, send it with --to-topic {topic}"
+            )
 
     def send(self, queue: DeadQueue, stretch: Stretch) -> None:
         """Send neighbouring dead letters, and note that where nothing in front of them waits.

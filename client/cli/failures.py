@@ -34,8 +34,10 @@ NEXT_STEPS = {
     "NO_PERMISSION": "flintmq topic list shows what each topic allows; flintmq topic update TOPIC --perm rw changes it",
     "AUTHENTICATION_REQUIRED": "--user NAME (or FLINTMQ_USER) with FLINTMQ_PASSWORD or --password-file FILE",
     "AUTHENTICATION_FAILED": "flintmq user list --store DIR, where the broker runs, shows its users",
+    "USER_NOT_EXIST": "flintmq user list shows those there are",
     "PULL_OFFSET_MOVED": "--from earliest reads from the first message that is there",
-    "SUBSCRIPTION_PARSE_FAILED": "protocol/README.md#filters has all that a filter can say",
+    "SUBSCRIPTION_PARSE_FAILED": "a filter is such as \"amount > 5 AND region IN ('eu', 'us')\"; it has = <> < <= > >= "
+    "AND OR NOT, and BETWEEN, IN, CONTAINS, STARTSWITH, ENDSWITH, IS NULL",
     "REQUEST_CODE_NOT_SUPPORTED": "the broker is older than this client; update it",
     "TRANSACTION_ENDED": "flintmq tx list shows what is open or was parked",
     "SERVICE_NOT_AVAILABLE": "flintmq status shows the broker's disk",
@@ -81,6 +83,7 @@ def exit_code(error: FlintError) -> int:
         QueueNotExist,
         RequestTimeout,
         TopicNotExist,
+        UserNotExist,
     )
     from ..errors import DeliveryFailed, InvalidArgument, InvalidMessage
 
@@ -88,7 +91,7 @@ def exit_code(error: FlintError) -> int:
         return max(map(exit_code, error.errors.values()), default=EXIT_ERROR)
     if isinstance(error, ConnectionFailed | RequestTimeout):
         return EXIT_UNREACHED
-    if isinstance(error, TopicNotExist | QueueNotExist | GroupNotExist | MessageNotFound):
+    if isinstance(error, TopicNotExist | QueueNotExist | GroupNotExist | MessageNotFound | UserNotExist):
         return EXIT_NOT_FOUND
     if isinstance(error, ConfigurationError | InvalidArgument | InvalidMessage):
         return EXIT_USAGE

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from .command import CONTEXT_SETTINGS, Command, Group, common_options, take_common_options
+from .command import CONTEXT_SETTINGS, Command, Group, common_options, refuse_command, take_common_options
 from .failures import EXIT_CLOSED_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe, exit_code
 from .settings import Settings
+from .words import ALIASES, HELP, VERSION, other_words
 
 
 class Lazy(NamedTuple):
@@ -30,6 +31,9 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "pull": Lazy("pull", "Read messages that are there."),
         "tail": Lazy("tail", "Follow a topic: show messages as they arrive."),
         "query": Lazy("query", "Find messages by key, id or time."),
+        "copy": Lazy("copy", "Send messages of a topic again, to another topic or the same."),
+        "export": Lazy("export", "Print messages as JSON lines."),
+        "import": Lazy("import_", "Send messages from JSON lines."),
     },
     "Topics and groups": {
         "topic": Lazy("topic", "List, create, change, delete topics, and what they hold."),
@@ -45,7 +49,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
         "check": Lazy("check", "One line and an exit code for a monitor."),
         "config": Lazy("config", "The broker's settings: list, show, change while it runs."),
         "bench": Lazy("bench", "Measure the running broker."),
-        "user": Lazy("user", "Who may connect: add, remove, list users of a store."),
+        "user": Lazy("user", "Who may connect: add, grant, remove, list users."),
     },
     "Spark": {
         "pipeline": Lazy("pipeline", "The example with Spark: flights, counted by hour."),
@@ -75,17 +79,48 @@ class Root(Group):
         assert isinstance(found, click.Command)
         return found
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant, also by another broker's word for it."""
+        word, *rest = args
+        if word == HELP:
+            return self._help(ctx, rest)
+        if word == VERSION and not ctx.resilient_parsing:
+            option = next(param for param in self.params if param.name == VERSION)
+            option.callback(ctx, option, True)  # type: ignore[misc] # prints it and ends
+        return super().resolve_command(ctx, [*ALIASES.get(word, word).split(" "), *rest])
+
+    def _help(self, ctx: click.Context, words: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """The help of the command that ``words`` name, of ``flintmq`` itself where there are none."""
+        if not words or words[0] == HELP:
+            if not ctx.resilient_parsing:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            return HELP, self, words[1:]  # to be completed as after flintmq itself
+        words = [*ALIASES.get(words[0], words[0]).split(" "), *words[1:]]
+        if self.get_command(ctx, words[0]) is None:
+            refuse_command(ctx, words[0], [*COMMANDS, *ALIASES])
+        return super().resolve_command(ctx, words if ctx.resilient_parsing else [*words, "--help"])
+
     def unknown(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """A topic, unless it cannot be one."""
         from .auto import automatic
 
-        return args[0], automatic(ctx, args[0], self.list_commands(ctx)), args
+        return args[0], automatic(ctx, args[0], [*COMMANDS, *ALIASES, HELP, VERSION]), args
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands first: the options fill a screen."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands by section, without importing any."""
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, lazy.summary) for name, lazy in commands.items()])
+        formatter.write_paragraph()
+        formatter.write_text(other_words())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Commands, or where none begins so, topics."""

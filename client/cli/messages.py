@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...protocol.escaping import escape, escape_bytes
 from ..core.receipts import Receipt
 from ..core.stored import StoredMessage
 from .formats import Format
-from .output import JSON, PLAIN, Column, Output, number, to_json
-from .units import show_moment
+from .output import JSON, PLAIN, TABLE, Column, Output, to_json
+from .units import show_moment, show_second, show_seconds
 
 BODY_CHARS_SHOWN = 1000
 """A terminal gets no more of a body than this."""
-NARROW = 60
+NARROW, WIDE = 100, 150
+"""A narrow terminal is shown the time without the date; a wide one ids and properties, too."""
 CLOCK_AT = len("2026-11-21 ")
-"""A narrow terminal is shown the time without the date."""
 
-RECEIPT_COLUMNS = (
-    Column("topic", "TOPIC"),
-    number("queue", "QUEUE"),
-    number("queue_offset", "OFFSET"),
-    Column("message_id", "MESSAGE ID"),
-    number("physical_offset", "PHYSICAL OFFSET"),
-    Column("stored_at", "STORED", show_moment),
+PLAIN_RECEIPT_COLUMNS = tuple(
+    Column(name, name) for name in ("topic", "queue", "queue_offset", "message_id", "physical_offset", "stored_at")
 )
+RECEIPT_COLUMNS = (*PLAIN_RECEIPT_COLUMNS, Column("deliver_at", "deliver_at"))
 
 
 def message_row(message: StoredMessage) -> dict[str, Any]:
@@ -62,7 +58,30 @@ def receipt_row(receipt: Receipt) -> dict[str, Any]:
         "message_id": receipt.message_id,
         "physical_offset": receipt.physical_offset,
         "stored_at": receipt.stored_at,
+        "deliver_at": receipt.deliver_at,
     }
+
+
+def receipt_line(receipt: Receipt) -> str:
+    """A receipt for people, in one line."""
+    delivered = receipt.deliver_at
+    if delivered is None:
+        place = f"{receipt.queue}:{receipt.queue_offset}  id={receipt.message_id}"
+        return f"sent to {receipt.topic}  {place}  {show_moment(receipt.stored_at)[CLOCK_AT:]}"
+    left = show_seconds((delivered - receipt.stored_at).total_seconds())
+    same_day = delivered.astimezone().date() == receipt.stored_at.astimezone().date()
+    moment = show_second(delivered)[CLOCK_AT if same_day else 0 :]
+    return f"sent to {receipt.topic}  id={receipt.message_id}  delivery {moment}, in {left}"
+
+
+def show_receipts(output: Output, receipts: Iterable[Receipt]) -> None:
+    """Print receipts: for people a line for each."""
+    if output.mode == TABLE:
+        for receipt in receipts:
+            output.line(receipt_line(receipt))
+    else:
+        columns = PLAIN_RECEIPT_COLUMNS if output.mode == PLAIN else RECEIPT_COLUMNS
+        output.rows(columns, map(receipt_row, receipts))
 
 
 class MessagePrinter:
@@ -77,6 +96,7 @@ class MessagePrinter:
         self._raw = raw
         self._colours = _COLOURS if output.colour else _NO_COLOURS
         self._moment_from = CLOCK_AT if output.width < NARROW else 0
+        self._wide = output.width >= WIDE
         self._render: Callable[[StoredMessage], bytes] = self._for_terminal
         if template is not None:
             self._render = lambda message: template.render(message, raw=raw)
@@ -99,10 +119,20 @@ class MessagePrinter:
         dim, place, tag, key, end = self._colours
         moment = show_moment(message.stored_at)[self._moment_from :]
         parts = [f"{dim}{moment}{end}", f"{place}{message.queue}:{message.queue_offset}{end}"]
-        if message.tags is not None:
-            parts.append(f"{tag}{escape(message.tags)}{end}")
-        if message.keys:
-            parts.append(f"{key}{escape(','.join(message.keys))}{end}")
+
+        def add(label: str, value: str | None, colour: str = "") -> None:
+            if value is not None:
+                parts.append(f"{dim}{label}={end}{colour}{escape(value)}{end if colour else ''}")
+
+        if self._wide:
+            add("id", message.message_id)
+        add("tag", message.tags, tag)
+        add("key" if len(message.keys) == 1 else "keys", ",".join(message.keys) or None, key)
+        add("sharding-key", message.sharding_key)
+        if message.reconsume_times:
+            add("tries", str(message.reconsume_times))
+        for name, value in message.user_properties.items() if self._wide else ():
+            add(escape(name), value)
         body = message.body
         shown = escape_bytes(body[: 4 * BODY_CHARS_SHOWN])
         if len(shown) > BODY_CHARS_SHOWN or len(body) > 4 * BODY_CHARS_SHOWN:

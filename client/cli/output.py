@@ -28,17 +28,26 @@ PLAIN = "plain"
 MODES = (TABLE, JSON, PLAIN)
 WIDTH_WITHOUT_TERMINAL = 160
 _ANY_WIDTH = 100_000
+TIGHT_GAP = 2
+FOLD_CHARS_MIN = 16
+"""A column that folds is at least so wide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One value of a row. ``name``: in JSON; ``show``: its text in a table; ``number``: set flush right."""
+    """One value of a row. ``name``: in JSON; ``show``: its text in a table; ``number``: set flush right.
+
+    If a terminal is too narrow, ``spare`` columns are left out, the last one first; then the text of a ``fold`` column
+    is broken into lines.
+    """
 
     name: str
     heading: str
     show: Callable[[Any], str] = str
     number: bool = False
     style: str = ""
+    spare: bool = False
+    fold: bool = False
 
 
 def number(name: str, heading: str, show: Callable[[Any], str] = "{:,}".format) -> Column:
@@ -150,25 +159,67 @@ class Output:
 
     def _table(self, columns: Sequence[Column], rows: list[Mapping[str, Any]]) -> None:
         from rich.measure import Measurement
+        from rich.text import Text
 
         console = self.console()
-        table = self._drawn(columns, rows)
-        if Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).maximum > console.width:
-            self._blocks(columns, rows)
-            return
+
+        def width(table: Table) -> int:
+            return Measurement.get(console, console.options.update_width(_ANY_WIDTH), table).maximum
+
+        shown = list(columns)
+        table = self._drawn(shown, rows)
+        if width(table) > console.width:
+            table = self._drawn(shown, rows, tight=True)
+        while width(table) > console.width:
+            spare = next((column for column in reversed(shown) if column.spare), None)
+            if spare is None:
+                break
+            shown.remove(spare)
+            table = self._drawn(shown, rows, tight=True)
+        over = width(table) - console.width
+        if over > 0:
+            table = self._drawn(shown, rows, tight=True, over=over)
+            if width(table) > console.width:
+                self._blocks(columns, rows)
+                return
         console.print(table)
+        if len(shown) < len(columns):
+            left_out = ", ".join(column.heading for column in columns if column not in shown)
+            console.print(Text(f"too narrow for {left_out}; -o json has everything", style="dim"))
         self._stream.flush()  # what is written next does not pass through this layer
 
     @staticmethod
-    def _drawn(columns: Sequence[Column], rows: list[Mapping[str, Any]]) -> Table:
+    def _drawn(
+        columns: Sequence[Column], rows: list[Mapping[str, Any]], *, tight: bool = False, over: int = 0
+    ) -> Table:
+        """The table; ``over``: by how many characters the widest column that folds is narrowed, if it is that wide."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+        lengths = {
+            column.name: max(len(_shown(column, row)) for row in rows) for column in columns if over and column.fold
+        }
+        folded = max(lengths, key=lambda name: lengths[name], default="")
+        room = lengths.get(folded, 0) - over
+        table = Table(
+            box=None if tight else box.SIMPLE_HEAD,
+            padding=(0, TIGHT_GAP, 0, 0) if tight else (0, 1),
+            show_edge=False,
+            pad_edge=False,
+            header_style="bold",
+        )
         for column in columns:
             justify: Any = "right" if column.number else "left"
-            table.add_column(Text(column.heading), justify=justify, no_wrap=True, overflow="crop")
+            folds = column.name == folded and room >= FOLD_CHARS_MIN
+            overflow: Any = "fold" if folds else "crop"
+            table.add_column(
+                Text(column.heading),
+                justify=justify,
+                no_wrap=not folds,
+                overflow=overflow,
+                width=room if folds else None,
+            )
         for row in rows:
             table.add_row(*(Text(_shown(column, row), style=column.style) for column in columns))
         return table

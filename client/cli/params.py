@@ -37,10 +37,35 @@ class _Checked(click.ParamType):  # type: ignore[type-arg] # generic since click
             self.fail(str(error), param, ctx)
 
 
+POSITION_EXAMPLES = {
+    "earliest": "the first messages",
+    "latest": "the end, as it is now",
+    "-10": "the last ten",
+    "0=17": "offset 17 of queue 0",
+}
+TIME_EXAMPLES = {
+    "@-15m": "a quarter of an hour ago",
+    "@-1h": "an hour ago",
+    "@-1d": "a day ago",
+    "@now": "now",
+}
+"""What the shell completes for a time: with ``@``, so that no shell and no command takes it for an option."""
+
+
+def _examples(forms: dict[str, str], incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(form, help=meaning) for form, meaning in forms.items() if form.startswith(incomplete)]
+
+
 class PositionType(_Checked):
-    """A place in a topic: see ``positions.py``."""
+    """A place in a topic: see ``positions.py``; completed with examples of its forms."""
 
     name = "position"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The forms that begin so."""
+        return _examples(POSITION_EXAMPLES | TIME_EXAMPLES, incomplete)
 
     def parse(self, text: str) -> Any:
         """The position."""
@@ -50,9 +75,13 @@ class PositionType(_Checked):
 
 
 class TimeType(_Checked):
-    """A moment, with or without ``@``."""
+    """A moment, with or without ``@``; completed with examples of its forms."""
 
     name = "time"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The forms that begin so."""
+        return _examples(TIME_EXAMPLES, incomplete)
 
     def parse(self, text: str) -> Any:
         """The moment, aware."""
@@ -124,6 +153,30 @@ class PermissionType(_Checked):
         return _PERMISSIONS[text]
 
 
+class RetentionType(_Checked):
+    """How long a topic keeps its messages, in hours: ``24h``, ``7d``, ``forever`` (-1), ``default`` (0)."""
+
+    name = "retention"
+
+    def parse(self, text: str) -> int:
+        """The hours."""
+        named = {"forever": -1, "default": 0}.get(text.strip().lower())
+        if named is not None:
+            return named
+        found = re.fullmatch(r"([1-9]\d{0,5})\s*(h|d|w)", text.strip())
+        if found is None:
+            raise ValueError(f"{text!r} is no retention; write whole hours or days (24h, 7d, 2w), forever or default")
+        return int(found[1]) * {"h": 1, "d": 24, "w": 168}[found[2]]
+
+
+class RetentionBytesType(SizeType):
+    """Most bytes that a topic keeps: a size, or ``none`` (0)."""
+
+    def parse(self, text: str) -> int:
+        """The number of bytes."""
+        return 0 if text.strip().lower() == "none" else super().parse(text)
+
+
 class TopicType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
     """A topic's name; completed with those of the broker."""
 
@@ -172,6 +225,21 @@ class OffsetsType(_Checked):
         return first, last if found[2] else first + 1
 
 
+class SettingType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
+    """The name of a broker's setting, or with ``to_set`` NAME=VALUE; completed with those of the broker."""
+
+    name = "setting"
+
+    def __init__(self, *, to_set: bool = False) -> None:
+        self._to_set = to_set
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The settings that begin so."""
+        from .completing import complete_settings
+
+        return complete_settings(ctx, incomplete, to_set=self._to_set)
+
+
 class ContextType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
     """A context's name; completed with those that there are."""
 
@@ -191,6 +259,7 @@ def show_permission(perm: int) -> str:
 
 POSITION, TIME, FORMAT, SIZE, SPAN = PositionType(), TimeType(), FormatType(), SizeType(), SpanType()
 PROPERTY, PERMISSION, TOPIC, GROUP, CONTEXT = PropertyType(), PermissionType(), TopicType(), GroupType(), ContextType()
+RETENTION, RETENTION_BYTES = RetentionType(), RetentionBytesType()
 DEAD_LETTER_GROUP, OFFSETS = DeadLetterGroupType(), OffsetsType()
 QUEUE = click.IntRange(0, 65_535)
 COUNT = click.IntRange(1)

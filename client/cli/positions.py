@@ -9,17 +9,20 @@ from typing import TypeAlias
 
 from ...protocol.errors import OffsetOutOfRange
 from ...protocol.fields import I64_MAX
-from ..core.positions import EARLIEST, LATEST, Position
+from ..core.positions import ENDS, End, Position
 from ..core.topics import QueueStats
 from ..errors import InvalidArgument
 
 TIME_FORMS = (
     "2026-11-21T10:00 (local time; or with Z or +01:00), 2026-11-21, 10:00 (today), -15m, +5m, now, or ms since 1970"
 )
-POSITION_FORMS = "earliest, latest, -10 (the last ten), an offset, 0:17,1:5 (queue:offset), or @TIME"
+OFFSET_FORMS = "an offset, 0=17,1=5 (queue=offset), or a time: @12:00, -15m, 2026-11-21T10:00"
+POSITION_FORMS = f"earliest, latest, -10 (the last ten), {OFFSET_FORMS}"
 
 _RELATIVE = re.compile(r"([+-])([0-9]{1,9})(ms|s|m|h|d|w)")
 _CLOCK = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
+_CLOCK_OR_QUEUE = re.compile(r"[0-9]{1,2}:[0-9]{2}")
+_BY_QUEUE = re.compile(r"[0-9]{1,5}[:=][0-9]{1,18}(,[0-9]{1,5}[:=][0-9]{1,18})*")
 _UNITS = {
     "ms": timedelta(milliseconds=1), "s": timedelta(seconds=1), "m": timedelta(minutes=1),
     "h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1),
@@ -35,8 +38,13 @@ class EveryQueue:
     offset: int
 
 
-Typed: TypeAlias = str | int | datetime | dict[int, int] | EveryQueue
+Typed: TypeAlias = End | int | datetime | dict[int, int] | EveryQueue
 """``"earliest"``, ``"latest"``, −n, an aware datetime, offsets by queue, or one for all queues."""
+
+
+def is_before_now(text: str) -> bool:
+    """Whether ``text`` is a time such as ``-1h``, which looks like an option."""
+    return text.startswith("-") and _RELATIVE.fullmatch(text) is not None
 
 
 def parse_time(text: str, now: datetime | None = None) -> datetime:
@@ -73,21 +81,30 @@ def _parse_time(text: str, now: datetime) -> datetime | None:
 def parse_position(text: str, now: datetime | None = None) -> Typed:
     """The position that ``text`` names. Raises ``ValueError`` that says which forms there are."""
     stripped = text.strip()
-    if stripped in (EARLIEST, LATEST):
-        return stripped
+    if stripped in ENDS:
+        return ENDS[stripped]
     if stripped.startswith("@"):
         return parse_time(stripped[1:], now)
     if re.fullmatch(r"-[0-9]{1,18}", stripped) and int(stripped):
         return int(stripped)
     if re.fullmatch(r"[0-9]{1,18}", stripped):
         return EveryQueue(int(stripped))
-    if re.fullmatch(r"[0-9]{1,5}:[0-9]{1,18}(,[0-9]{1,5}:[0-9]{1,18})*", stripped):
-        pairs = [pair.split(":") for pair in stripped.split(",")]
+    if _CLOCK_OR_QUEUE.fullmatch(stripped):
+        queue, _, offset = stripped.partition(":")
+        raise ValueError(
+            f"{text!r} may be a time or an offset in a queue: write @{stripped} for the time, "
+            f"{int(queue)}={int(offset)} for offset {int(offset)} of queue {int(queue)}"
+        )
+    if _BY_QUEUE.fullmatch(stripped):
+        pairs = [re.split("[:=]", pair) for pair in stripped.split(",")]
         offsets = {int(queue): int(offset) for queue, offset in pairs}
         if len(offsets) != len(pairs):
             raise ValueError(f"{text!r} names a queue twice")
         return offsets
-    raise ValueError(f"{text!r} is no position; write {POSITION_FORMS}")
+    try:
+        return parse_time(stripped, now)
+    except ValueError:
+        raise ValueError(f"{text!r} is no position; write {POSITION_FORMS}") from None
 
 
 def start_of(position: Typed, topic: str, stats: list[QueueStats]) -> Position:
@@ -121,8 +138,10 @@ def check_reached(offset: int, topic: str, stats: list[QueueStats]) -> None:
         return
     low = min((queue.min_offset for queue in stats), default=0)
     high = max((queue.max_offset for queue in stats), default=0)
+    perhaps_time = f"; as a time it is @{offset}" if len(str(offset)) in (_SECONDS_DIGITS, _MILLIS_DIGITS) else ""
     raise OffsetOutOfRange(
-        f"offset {offset} is in none of the {len(stats)} queues of topic {topic!r}, which hold {low} to {high}",
+        f"offset {offset} is in none of the {len(stats)} queues of topic {topic!r}, which hold {low} to {high}"
+        f"{perhaps_time}",
         min_offset=low,
         max_offset=min(high, I64_MAX),
     )

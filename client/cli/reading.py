@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ...protocol.errors import FilterIllegal
+from ...protocol.escaping import escape
 from ..core.stored import StoredMessage
 from ..errors import CorruptMessage
 from .command import note
@@ -44,11 +45,13 @@ def show_messages(
     *,
     count: int | None = None,
     condition: str | None = None,
+    nothing: str = "",
 ) -> int:
     """Print messages until there are no more, ``count`` are printed, or Ctrl-C; the exit code.
 
     A damaged message is told on standard error and passed over; then the exit code says so. ``condition``: the filter
-    that they were asked for with, to point into where the broker refuses it.
+    that they were asked for with, to point into where the broker refuses it. ``nothing``: a line for standard error if
+    there was no message at all.
     """
     began, shown, code = time.monotonic(), 0, EXIT_OK
     try:
@@ -71,7 +74,15 @@ def show_messages(
         new_line = "\n" if sys.stderr.isatty() else ""  # behind the terminal's ^C
         note(settings, f"{new_line}{plural(shown, 'message')} in {show_seconds(seconds)}, {show_rate(shown / seconds)}")
         return EXIT_INTERRUPTED
+    if nothing and not shown:
+        note(settings, nothing)
     return code
+
+
+def nothing_found(topic: str, tag: str | None, condition: str | None) -> str:
+    """A line that says that a part of a topic has no message at all, or none that is asked for."""
+    asked = [*([f"with the tag {tag}"] if tag else []), *([f"that meets the filter {condition}"] if condition else [])]
+    return escape(f"no message of topic {topic} was found there{' ' if asked else ''}{' and '.join(asked)}")
 
 
 def pointed_at(condition: str, column: int) -> list[str]:

@@ -11,17 +11,17 @@ from ..core.positions import EARLIEST
 from .command import note
 from .output import Column, number
 from .params import GROUP, POSITION, QUEUE, TOPIC
-from .positions import EveryQueue, Typed, check_held, check_queues, check_reached
+from .positions import OFFSET_FORMS, EveryQueue, Typed, check_held, check_queues, check_reached
 from .settings import Settings
 
 if TYPE_CHECKING:
     from ..core.topics import QueueStats
     from ..sync.consumer import Consumer
 
-RESET_FORMS = "earliest, latest, an offset, 0:17,1:5 (queue:offset), or @TIME"
+RESET_FORMS = f"earliest, latest, {OFFSET_FORMS}"
 RESET_COLUMNS = (
-    Column("group", "GROUP"),
-    Column("topic", "TOPIC"),
+    Column("group", "GROUP", fold=True),
+    Column("topic", "TOPIC", fold=True),
     number("queue", "QUEUE"),
     number("before", "BEFORE"),
     number("after", "AFTER"),

@@ -11,7 +11,8 @@ from typing import Any
 from ...protocol.errors import TopicNotExist, UnknownCommand
 from ..sync.admin import Admin
 from .condition import Condition
-from .lags import read_rows
+from .lags import Lag, lag_in, read_rows
+from .topics import is_own
 
 TOPICS_ASKED_MAX = 1000
 """Of more topics than this only the first are looked at: each is a request."""
@@ -26,16 +27,16 @@ class Sample:
     condition: Condition
     ends: Mapping[str, int]
     held: Mapping[str, int]
-    groups: Mapping[tuple[str, str], tuple[int, int]]
+    groups: Mapping[tuple[str, str], tuple[int, Lag]]
     topics_left_out: int = 0
 
 
-def take(admin: Admin) -> Sample:
-    """Ask the broker for everything."""
+def take(admin: Admin, *, system: bool = False) -> Sample:
+    """Ask the broker for everything; ``system``: also for the topics that it made for itself and for groups."""
     ends: dict[str, int] = {}
     held: dict[str, int] = {}
     condition = Condition(admin.status())
-    names = list(admin.topics())
+    names = [name for name, info in admin.topics(system=system).items() if system or not is_own(info)]
     for name in names[:TOPICS_ASKED_MAX]:
         try:
             stats = admin.topic_stats(name)
@@ -47,15 +48,15 @@ def take(admin: Admin) -> Sample:
     return Sample(time.monotonic(), condition, ends, held, _groups(admin), left_out)
 
 
-def _groups(admin: Admin) -> dict[tuple[str, str], tuple[int, int]]:
-    groups: dict[tuple[str, str], tuple[int, int]] = {}
+def _groups(admin: Admin) -> dict[tuple[str, str], tuple[int, Lag]]:
+    groups: dict[tuple[str, str], tuple[int, Lag]] = {}
     try:
-        rows = admin.consume_stats()
+        rows = admin.consume_stats(uncommitted=True)
     except UnknownCommand:  # an older broker
         return groups
     for row in read_rows(rows):
-        committed, lag = groups.get((row.group, row.topic), (0, 0))
-        groups[row.group, row.topic] = (committed + row.committed, lag + row.lag)
+        committed, lag = groups.get((row.group, row.topic), (0, Lag()))
+        groups[row.group, row.topic] = (committed + max(row.committed, 0), lag + lag_in(row))
     return groups
 
 
@@ -70,20 +71,21 @@ class TopicRate:
 
 @dataclass(frozen=True, slots=True)
 class GroupRate:
-    """A group in a topic: messages a second that it committed, and how many it has still to read."""
+    """A group in a topic: messages a second that it committed, and how many it has still to read; None: not known."""
 
     group: str
     topic: str
     committed_per_second: float
-    lag: int
+    lag: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What happened between two samples; the busiest topics and the groups that lag most first."""
+    """What happened between two samples; the busiest topics and the groups that lag most first. ``per_second``: None
+    for a figure that the broker does not give."""
 
     condition: Condition
-    per_second: Mapping[str, float]
+    per_second: Mapping[str, float | None]
     topics: list[TopicRate] = field(default_factory=list)
     groups: list[GroupRate] = field(default_factory=list)
     topics_left_out: int = 0
@@ -100,20 +102,24 @@ def between(before: Sample, after: Sample) -> Rates:
     def rate(now: float, then: float) -> float:
         return max(0.0, now - (0 if restarted else then)) / seconds
 
-    per_second = {
-        name: rate(after.condition.number(name) or 0, before.condition.number(name) or 0) for name in COUNTERS
-    }
-    per_second["errors"] = rate(sum(after.condition.errors.values()), sum(before.condition.errors.values()))
+    per_second: dict[str, float | None] = {}
+    for name in COUNTERS:
+        now = after.condition.number(name)
+        per_second[name] = None if now is None else rate(now, before.condition.number(name) or 0)
+    errors = rate(sum(after.condition.errors.values()), sum(before.condition.errors.values()))
+    per_second["errors"] = None if after.condition.withheld else errors
     topics = [
         TopicRate(name, max(0, end - before.ends.get(name, end)) / seconds, after.held[name])
         for name, end in after.ends.items()
     ]
     topics.sort(key=lambda topic: (-topic.produced_per_second, -topic.messages, topic.topic))
     groups = [
-        GroupRate(group, topic, max(0, committed - before.groups.get((group, topic), (committed, 0))[0]) / seconds, lag)
+        GroupRate(
+            group, topic, max(0, committed - before.groups.get((group, topic), (committed,))[0]) / seconds, lag.known
+        )
         for (group, topic), (committed, lag) in after.groups.items()
     ]
-    groups.sort(key=lambda row: (-row.lag, row.group, row.topic))
+    groups.sort(key=lambda row: (row.lag is not None, -(row.lag or 0), row.group, row.topic))
     return Rates(after.condition, per_second, topics, groups, after.topics_left_out)
 
 
@@ -122,7 +128,7 @@ def rates_row(rates: Rates) -> dict[str, Any]:
     condition, per_second = rates.condition, rates.per_second
     return {
         "time": datetime.now(UTC),
-        **{f"{name}_per_second": round(value, 1) for name, value in per_second.items()},
+        **{f"{name}_per_second": None if value is None else round(value, 1) for name, value in per_second.items()},
         "flush_p50_seconds": condition.flush_p50_seconds,
         "flush_p99_seconds": condition.flush_p99_seconds,
         "flush_behind_bytes": condition.flush_behind_bytes,
@@ -130,7 +136,7 @@ def rates_row(rates: Rates) -> dict[str, Any]:
         "index_behind_bytes": condition.index_behind_bytes,
         "disk_free_bytes": condition.number("disk_free_bytes"),
         "disk_runway_seconds": None if condition.disk_runway_seconds is None else round(condition.disk_runway_seconds),
-        "lag": sum(group.lag for group in rates.groups),
+        "lag": sum(group.lag or 0 for group in rates.groups),
         "topics": [
             {"topic": row.topic, "produced_per_second": round(row.produced_per_second, 1), "messages": row.messages}
             for row in rates.topics

@@ -13,9 +13,11 @@ from .output import JSON, PLAIN, TABLE, Output
 if TYPE_CHECKING:
     from ...protocol.commands import HelloAnswer
     from ..core.access import AccessOptions
+    from ..core.outgoing import Flush
     from ..sync.admin import Admin
     from ..sync.consumer import Consumer
     from ..sync.producer import Producer
+    from .contexts import Options
 
 DEFAULT_BROKER = "127.0.0.1:10911"
 TIMEOUT_SECONDS = 10.0
@@ -32,7 +34,7 @@ class Settings:
 
     broker: str | None = None
     context: str | None = None
-    timeout: float = TIMEOUT_SECONDS
+    timeout: float | None = None
     mode: str | None = None
     quiet: bool = False
     user: str | None = None
@@ -41,11 +43,19 @@ class Settings:
     tls_ca: str | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
+    may_ask: bool = True
+    """Whether somebody can be asked for a password."""
 
     @cached_property
     def output(self) -> Output:
-        """How to print: a table on a terminal, plain elsewhere, unless told otherwise."""
-        return Output(self.mode or (TABLE if sys.stdout.isatty() else PLAIN), sys.stdout)
+        """How to print: as told, as the context says, else a table on a terminal, and plain elsewhere."""
+        mode = self.mode or str(self.context_options.get("output") or "")
+        return Output(mode or (TABLE if sys.stdout.isatty() else PLAIN), sys.stdout)
+
+    @property
+    def seconds(self) -> float:
+        """How long to wait for an answer."""
+        return self.timeout or float(self.context_options.get("timeout") or TIMEOUT_SECONDS)
 
     @property
     def is_json(self) -> bool:
@@ -59,17 +69,28 @@ class Settings:
         Raises ``ConfigurationError`` for a context that is not there, ``InvalidArgument`` for what is no address.
         """
         from ..core.address import parse_addresses
+
+        return ",".join(str(address) for address in parse_addresses(self._place[0]))
+
+    @property
+    def context_options(self) -> Options:
+        """What the context says beside its broker's address; nothing if the address is not the context's: who a user is
+        at one broker is not for another."""
+        return self._place[1]
+
+    @cached_property
+    def _place(self) -> tuple[str, Options]:
+        """The address(es) as they were given, and what their context says."""
         from .contexts import Contexts
 
-        addresses = self.broker
-        if not addresses and self.context:
-            addresses = Contexts.load().broker_of(self.context)
-        if not addresses:
-            addresses = os.environ.get("FLINTMQ_BROKER", "")
-        if not addresses:
-            contexts = Contexts.load()
-            addresses = contexts.broker_of(contexts.current) if contexts.current else DEFAULT_BROKER
-        return ",".join(str(address) for address in parse_addresses(addresses))
+        if self.broker:
+            return self.broker, {}
+        variable = os.environ.get("FLINTMQ_BROKER", "")
+        if variable and not self.context:
+            return variable, {}
+        contexts = Contexts.load()
+        name = self.context or contexts.current
+        return (contexts.broker_of(name), contexts.options.get(name, {})) if name else (DEFAULT_BROKER, {})
 
     @cached_property
     def access(self) -> AccessOptions:
@@ -84,12 +105,13 @@ class Settings:
     @cached_property
     def hello(self) -> HelloAnswer:
         """What the broker says of itself, asked for by connecting once. Raises ``ConnectionFailed``."""
+        from ..connection_log import ConnectionLog
         from ..core.access import access_of
         from ..core.address import parse_addresses
         from ..sync.pool import Dialer
 
-        dialer = Dialer(parse_addresses(self.addresses), access_of(**self.access))
-        connection = dialer.dial(min(self.timeout, REACH_SECONDS_MAX))
+        dialer = Dialer(parse_addresses(self.addresses), access_of(**self.access), ConnectionLog("flintmq"))
+        connection = dialer.dial(min(self.seconds, REACH_SECONDS_MAX))
         try:
             return connection.limits
         finally:
@@ -100,18 +122,18 @@ class Settings:
         from ..sync.admin import Admin
 
         _ = self.hello
-        return Admin(self.addresses, timeout=self.timeout, **self.access)
+        return Admin(self.addresses, timeout=self.seconds, **self.access)
 
     def consumer(self) -> Consumer:
         """A consumer of the broker, which was reached."""
         from ..sync.consumer import Consumer
 
         _ = self.hello
-        return Consumer(self.addresses, timeout=self.timeout, **self.access)
+        return Consumer(self.addresses, timeout=self.seconds, **self.access)
 
-    def producer(self, flush: str | None = None) -> Producer:
+    def producer(self, flush: Flush | None = None) -> Producer:
         """A producer of the broker, which was reached."""
         from ..sync.producer import Producer
 
         _ = self.hello
-        return Producer(self.addresses, delivery_timeout=self.timeout, flush=flush, **self.access)
+        return Producer(self.addresses, delivery_timeout=self.seconds, flush=flush, **self.access)

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...protocol.escaping import escape
-from .sampling import Rates
+from .sampling import GroupRate, Rates, TopicRate
+from .top_view import GROUPS, TOPICS, View
 from .units import show_bytes, show_count, show_rate, show_seconds
 
 NARROW = 60
@@ -30,6 +31,7 @@ class Screen:
         self.interval = interval
         self.rates: Rates | None = None
         self.away = ""
+        self.view = View()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines, no more of them than the terminal has."""
@@ -40,6 +42,9 @@ class Screen:
         if self.rates is None:
             parts.append(Text("asking …", style="dim"))
         else:
+            if self.rates.condition.withheld:
+                text = f"most is not shown: {escape(self.rates.condition.withheld)}"
+                parts.append(Text(text, style="bold yellow", overflow="ellipsis", no_wrap=True))
             if self.rates.condition.write_refusal:
                 refusal = f"refuses messages: {escape(self.rates.condition.write_refusal)}"
                 parts.append(Text(refusal, style="bold red", overflow="ellipsis", no_wrap=True))
@@ -47,7 +52,7 @@ class Screen:
             figures = _figures(self.rates)[: (height - len(parts)) * columns]
             parts.append(_grid(figures, columns, width))
             left = height - len(parts) - -(-len(figures) // columns)
-            parts += _tables(self.rates, width, left)
+            parts += _tables(self.rates, self.view, width, left)
         yield Group(*parts)
 
     def _title(self, width: int) -> Text:
@@ -56,7 +61,7 @@ class Screen:
         up = "" if self.rates is None else f"  up {show_seconds(self.rates.condition.number('uptime_seconds'))}"
         pieces = [(escape(name), "bold"), (f"  {self.address}", ""), (f"  {clock}", "dim")]
         if width >= NARROW:
-            pieces += [(up, "dim"), (f"  every {show_seconds(self.interval)}, q ends", "dim")]
+            pieces += [(up, "dim"), (f"  every {show_seconds(self.interval)}  s: {self.view.order}  q: end", "dim")]
         return Text.assemble(*pieces, overflow="ellipsis", no_wrap=True)
 
 
@@ -101,7 +106,8 @@ def _figures(rates: Rates) -> list[Figure]:
         ),
         (
             "errors",
-            f"{show_count(sum(condition.errors.values()))}  {show_rate(per_second['errors'])}",
+            f"{show_count(None if condition.withheld else sum(condition.errors.values()))}"
+            f"  {show_rate(per_second['errors'])}",
             "bold red" if per_second["errors"] else "",
         ),
     ]
@@ -124,21 +130,34 @@ def _grid(figures: Sequence[Figure], columns: int, width: int) -> Table:
     return grid
 
 
-def _tables(rates: Rates, width: int, lines: int) -> list[Text | Table]:
+def _tables(rates: Rates, view: View, width: int, lines: int) -> list[Text | Table]:
     """Topics and groups, in the lines that are left; half each where both need more."""
-    topics, groups = len(rates.topics), len(rates.groups)
+    topics, groups = view.topics(rates), view.groups(rates)
     heads = 2 * bool(topics) + 2 * bool(groups)  # an empty line and the heading of each
     room = max(0, lines - heads)
-    for_groups = min(groups, max(room // 2, room - topics))
-    for_topics = min(topics, room - for_groups)
+    for_groups = min(len(groups), max(room // 2, room - len(topics)))
+    for_topics = min(len(topics), room - for_groups)
     parts: list[Text | Table] = []
     if for_topics:
-        parts += [Text(""), _topics(rates, width, for_topics)]
+        some, others = view.window(TOPICS, topics, for_topics)
+        parts += [Text(""), _topics(rates, some, width), *_others(others, view, TOPICS, rates.topics_left_out)]
     if for_groups:
-        parts += [Text(""), _groups(rates, width, for_groups)]
+        rows, others = view.window(GROUPS, groups, for_groups)
+        parts += [Text(""), _groups(rows, width), *_others(others, view, GROUPS)]
     if not topics and lines > 1:
         parts += [Text(""), Text("no topics yet", style="dim")]
     return parts
+
+
+def _others(others: str, view: View, table: str, not_asked: int = 0) -> list[Text]:
+    """The line on the rows that are not shown, marked where the keys scroll them."""
+    if not others:
+        return []
+    if not_asked:
+        others += f", and {not_asked:,} that are not asked for"
+    here = view.focus == table
+    style, key = ("bold", "↑ ↓") if here else ("dim", "Tab")
+    return [Text(f"{others} ({key})", style=style, overflow="ellipsis", no_wrap=True)]
 
 
 def _table(names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> Table:
@@ -163,23 +182,23 @@ def _name(text: str) -> Text:
     return Text(escape(text), overflow="ellipsis", no_wrap=True)
 
 
-def _topics(rates: Rates, width: int, count: int) -> Table:
+def _topics(rates: Rates, topics: Sequence[TopicRate], width: int) -> Table:
     lag: dict[str, int] = {}
     for group in rates.groups:
-        lag[group.topic] = max(lag.get(group.topic, 0), group.lag)
+        lag[group.topic] = max(lag.get(group.topic, 0), group.lag or 0)
     figures = ["IN", "MESSAGES", *(["LAG"] if lag and width >= NARROW else [])]
     rows = []
-    for row in rates.topics[:count]:
+    for row in topics:
         values = [show_rate(row.produced_per_second), show_count(row.messages), show_count(lag.get(row.topic))]
         rows.append([_name(row.topic), *map(Text, values[: len(figures)])])
     return _table(["TOPIC"], figures, rows, width)
 
 
-def _groups(rates: Rates, width: int, count: int) -> Table:
+def _groups(groups: Sequence[GroupRate], width: int) -> Table:
     narrow = width < NARROW
     rows = []
-    for row in rates.groups[:count]:
+    for row in groups:
         names = [f"{row.group} {row.topic}"] if narrow else [row.group, row.topic]
-        lag = Text(show_count(row.lag), style="yellow" if row.lag else "")
+        lag = Text(show_count(row.lag), style="" if row.lag == 0 else "yellow")
         rows.append([*map(_name, names), Text(show_rate(row.committed_per_second)), lag])
     return _table(["GROUP, TOPIC"] if narrow else ["GROUP", "IN TOPIC"], ["COMMITS", "LAG"], rows, width)

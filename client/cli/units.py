@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _UNKNOWN = "–"
+_TO_THE_SECOND = len("2026-11-21 11:00:00")
 
 
 def show_bytes(count: float | None) -> str:
@@ -38,7 +39,7 @@ def show_rate(per_second: float | None) -> str:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """A span of time: ``850 µs``, ``12.3 ms``, ``4.20 s``, ``3 min 20 s``, ``2 h 5 min``, ``6 d 3 h``."""
+    """A span of time: ``850 µs``, ``12.3 ms``, ``4.20 s``, ``3 min 20 s``, ``2 h 5 min``, ``6 d 3 h``, ``120 d``."""
     if seconds is None or seconds < 0:
         return _UNKNOWN
     if seconds < 1e-3:
@@ -54,7 +55,7 @@ def show_seconds(seconds: float | None) -> str:
         (60, "min", 1, "s"),
     ):
         if whole >= size:
-            rest = whole % size // smaller_size
+            rest = whole % size // smaller_size if whole < 100 * size else 0
             return f"{whole // size:,} {unit} {rest} {smaller_unit}" if rest else f"{whole // size:,} {unit}"
     raise AssertionError("at least a minute")
 
@@ -78,6 +79,11 @@ def show_moment(moment: datetime | None) -> str:
     if moment is None:
         return _UNKNOWN
     return moment.astimezone().replace(tzinfo=None).isoformat(" ", "milliseconds")
+
+
+def show_second(moment: datetime | None) -> str:
+    """A moment in local time to the second: ``2026-11-21 11:00:00``."""
+    return _UNKNOWN if moment is None else show_moment(moment)[:_TO_THE_SECOND]
 
 
 def plural(count: int, noun: str, several: str = "") -> str:

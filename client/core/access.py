@@ -6,7 +6,7 @@ Nothing of it is imported where none of it is asked for: a client without user a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -127,6 +127,45 @@ class Access:
 
 NO_ACCESS = Access()
 """Of a client that was told nothing."""
+
+
+REPLACEMENTS = {
+    "acks": "flush='sync' acknowledges when the message is on disk",
+    "auto_offset_reset": "start='first' or start='last' says where a new group begins",
+    "batch_size": "send_many and send_bulk make frames of the right size",
+    "bootstrap_servers": "the first argument is the broker's address",
+    "compression_type": "compression='zlib', 'lz4' or 'zstd'",
+    "enable_idempotence": "a message that is sent again is always stored once",
+    "enable_auto_commit": "auto_commit=False leaves committing to commit()",
+    "group_id": "group='…'",
+    "linger_ms": "nothing lingers: what is sent while a frame is on its way goes as the next one",
+    "max_poll_records": "batch=n hands the listener up to n messages at a time",
+    "partitioner": "sharding_key= of a message chooses its queue",
+    "retries": "delivery_timeout= says for how long a message is tried",
+    "username": "user='…'",
+}
+"""Arguments of other brokers' clients, and what there is instead."""
+
+
+def access_for(client: object, options: Mapping[str, Any]) -> Access:
+    """Return ``access_of(**options)``, where ``options`` are all arguments that the constructor of ``client`` does not
+    name. Raises ``InvalidArgumentType`` (a ``TypeError``) for one that no client of its kind has."""
+    known = AccessOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise InvalidArgumentType(f"{type(client).__name__}() has no argument {name!r}{_instead(client, name)}")
+    return access_of(**options)
+
+
+def _instead(client: object, name: str) -> str:
+    from difflib import get_close_matches
+    from inspect import signature
+
+    accepted = (set(signature(type(client)).parameters) - {"access"}) | set(AccessOptions.__annotations__)
+    if name in REPLACEMENTS:
+        return f": {REPLACEMENTS[name]}"
+    close = get_close_matches(name, accepted, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(sorted(accepted))}"
 
 
 def access_of(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...protocol.commands import DEFAULT_PORT
 from ..errors import InvalidArgument
 
+BROKER_VARIABLE = "FLINTMQ_BROKER"
+"""Where the broker is, for a program that does not say it."""
 _PORT_MAX = 65535
 
 
@@ -42,11 +45,15 @@ class AddressBook:
             self._first = (self._first + 1) % len(self._addresses)
 
 
-def parse_addresses(addresses: str | Iterable[str]) -> tuple[Address, ...]:
+def parse_addresses(addresses: str | Iterable[str] | None) -> tuple[Address, ...]:
     """The addresses in ``"a:1,b:2"`` or in several strings; without a port it is 10911. IPv6 stands in brackets.
+
+    None: the variable ``FLINTMQ_BROKER``, and without it ``127.0.0.1:10911``.
 
     Raises ``InvalidArgument`` for none at all or one that cannot be an address.
     """
+    if addresses is None:
+        addresses = os.environ.get(BROKER_VARIABLE) or f"127.0.0.1:{DEFAULT_PORT}"
     texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     parsed = tuple(dict.fromkeys(_parse(text.strip()) for text in texts if text.strip()))
     if not parsed:
@@ -55,6 +62,13 @@ def parse_addresses(addresses: str | Iterable[str]) -> tuple[Address, ...]:
 
 
 def _parse(text: str) -> Address:
+    scheme, separator, rest = text.partition("://")
+    if separator:
+        tls = ", and tls=True for TLS" if scheme in ("tls", "ssl", "https") else ""
+        raise InvalidArgument(
+            f"broker address {text!r} has the scheme {scheme + separator!r}, and an address of FlintMQ has none: "
+            f"write {rest.partition('/')[0]!r}{tls}"
+        )
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         port_text = rest.removeprefix(":")
@@ -68,6 +82,8 @@ def _parse(text: str) -> Address:
         )
     else:
         host, _, port_text = text.partition(":")
+    if host.isdigit() and not port_text:
+        raise InvalidArgument(f"broker address {text!r} is a port without a host; write it as '127.0.0.1:{text}'")
     if not host:
         raise InvalidArgument(f"broker address {text!r} has no host; write it as 'host:port'")
     if not port_text:

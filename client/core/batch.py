@@ -169,6 +169,17 @@ class Batch:
             return [message.body for message in self.messages]
         return self._records.bodies(self.topic)
 
+    def part(self, messages: Sequence[StoredMessage]) -> Batch:
+        """Return a batch of these of its messages alone."""
+        raws = [bytes(message.record) for message in messages]
+        body = b"".join([RECORD_SIZE_STRUCT.pack(len(raw)) for raw in raws] + raws)
+        part = Batch(
+            self.topic, self.queue, body, len(raws), next_offset=self.next_offset, min_offset=self.min_offset,
+            max_offset=self.max_offset, go_on=self.go_on,
+        )  # fmt: skip
+        part._messages = list(messages)
+        return part
+
     @property
     def raw(self) -> memoryview:
         """The stored records as they lie in the CommitLog, one behind the other; before any tag is compared."""

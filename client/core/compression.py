@@ -1,14 +1,15 @@
 """Compressing and decompressing bodies, as RocketMQ marks it in ``sys_flag``: LZ4 frames, Zstandard or zlib.
 
-lz4 and zstandard are imported when a body first needs them; zlib is always there.
+lz4 and zstandard are imported when a body first needs them; zlib is always there, so every installation can read what
+a producer compresses by default.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ...protocol.layout import SysFlag
 from ..errors import CompressionUnavailable, InvalidArgument
@@ -18,9 +19,16 @@ COMPRESS_OVER_BYTES = 4096
 BODY_BYTES_MAX = 64 * 1024 * 1024
 """The longest body that is decompressed: a damaged or hostile one must not fill the memory."""
 
-_ZLIB_LEVEL = 5  # RocketMQ's
+Compression: TypeAlias = Literal["zlib", "lz4", "zstd"]
+"""The names of the algorithms."""
+DEFAULT_COMPRESSION: Compression = "zlib"
+
+_ZLIB_LEVEL = 1
+"""JSON bodies shrink to 23 % instead of 20 % at RocketMQ's level 5, in half the time."""
+_ZLIB_SAMPLED_OVER_BYTES = 4096
+"""zlib spends 20 µs a KiB on a body that does not shrink: longer ones are compressed if a sample of them shrinks."""
+_ZLIB_SAMPLE_BYTES = 1024
 _ZSTD_LEVEL = 3
-_BY_PREFERENCE = ("lz4", "zstd")
 _MODULES = {"lz4": "lz4.frame", "zstd": "zstandard"}
 _FLAGS = {
     "lz4": SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4,
@@ -33,7 +41,7 @@ ALGORITHMS = tuple(_FLAGS)
 class Compressor:
     """Compresses the bodies that are longer than ``over_bytes`` (None: none) and shrink by it.
 
-    ``algorithm``: ``lz4``, ``zstd``, ``zlib``, or None for lz4 or zstd where it is installed, else zlib.
+    ``algorithm``: ``zlib`` (also for None), ``lz4`` or ``zstd``.
     """
 
     __slots__ = ("_compress", "_flag", "algorithm", "over_bytes")
@@ -44,7 +52,7 @@ class Compressor:
         if algorithm is not None and algorithm not in _FLAGS:
             raise InvalidArgument(f"compression is {algorithm!r}; it must be one of {', '.join(ALGORITHMS)}, or None")
         self.over_bytes = over_bytes
-        self.algorithm = algorithm or _installed()
+        self.algorithm = algorithm or DEFAULT_COMPRESSION
         self._flag = _FLAGS[self.algorithm]
         self._compress: Callable[[bytes], bytes] | None = None
 
@@ -58,21 +66,14 @@ class Compressor:
         return (compressed, self._flag) if len(compressed) < len(body) else (body, 0)
 
 
-def _installed() -> str:
-    for algorithm in _BY_PREFERENCE:
-        if importlib.util.find_spec(_MODULES[algorithm].partition(".")[0]) is not None:
-            return algorithm
-    return "zlib"
-
-
 def _library(algorithm: str) -> Any:
     try:
         return importlib.import_module(_MODULES[algorithm])
-    except ImportError as error:
+    except ImportError:
+        package = _MODULES[algorithm].partition(".")[0]
         raise CompressionUnavailable(
-            f"{algorithm} compression needs the package {_MODULES[algorithm].partition('.')[0]}: "
-            "pip install 'flintmq[compression]'"
-        ) from error
+            f"{algorithm} compression needs the package {package}, which is not installed here: pip install {package}"
+        ) from None
 
 
 def _compress_with(algorithm: str) -> Callable[[bytes], bytes]:
@@ -83,7 +84,17 @@ def _compress_with(algorithm: str) -> Callable[[bytes], bytes]:
         # One compressor per call: a ZstdCompressor must not be used by two threads at once.
         zstandard = _library("zstd")
         return lambda body: bytes(zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body))
-    return lambda body: zlib.compress(body, _ZLIB_LEVEL)
+    return _zlib
+
+
+def _zlib(body: bytes) -> bytes:
+    """``body`` compressed, or as it is if a sample from its middle does not shrink by a sixteenth."""
+    if len(body) > _ZLIB_SAMPLED_OVER_BYTES:
+        start = (len(body) - _ZLIB_SAMPLE_BYTES) // 2
+        sample = zlib.compress(body[start : start + _ZLIB_SAMPLE_BYTES], _ZLIB_LEVEL)
+        if len(sample) > _ZLIB_SAMPLE_BYTES * 15 // 16:
+            return body
+    return zlib.compress(body, _ZLIB_LEVEL)
 
 
 class DecompressionFailed(Exception):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...protocol.commands import LAYOUT_ROWS, PHYSICAL_OFFSET_STRUCT, HelloAnswer
 from ...protocol.errors import (
@@ -75,6 +75,8 @@ class Delivery:
         """Lanes that have something to send. While there is none, only an answer or a caller brings something."""
         self.in_flight: dict[int, ProduceFrame] = {}
         """Frames that were sent and not answered, by request id."""
+        self.on_retry: Callable[[FlintError], object] = bool
+        """Called with why the broker refused a frame that is sent again."""
         self._counter = unique_first
         self._packer = new_packer()
         self._frame_bytes_max = 0
@@ -310,7 +312,8 @@ class Delivery:
         return ProduceFrame(lane, head, content, len(singles), self._take_counters(len(singles)), deadline, singles)
 
     def _frame_of_group(self, lane: Lane, group: Group, now: float) -> ProduceFrame:
-        content, indexes = group.take(min(FRAME_BYTES_TARGET, self._frame_bytes_max - HEAD_BYTES_RESERVED))
+        bytes_target = min(FRAME_BYTES_TARGET, self._frame_bytes_max - HEAD_BYTES_RESERVED)
+        content, indexes = group.take(bytes_target, lane.spread)
         if group.exhausted:
             lane.waiting.popleft()
         elif lane.queue == ANY_QUEUE:
@@ -327,6 +330,11 @@ class Delivery:
 
     def _head(self, lane: Lane, layout: int, flush: str, common: str, prepare: str = "") -> ProduceHead:
         return ProduceHead(lane.topic, lane.queue, layout, flush, common, self.unique_prefix, prepare)
+
+    @property
+    def unique_next(self) -> int:
+        """The counter in the unique key of the next message that goes into a frame."""
+        return self._counter
 
     def _take_counters(self, count: int) -> int:
         first = self._counter
@@ -374,7 +382,9 @@ class Delivery:
             self.unique_prefix,
             frame.first,
             bytes(physical_offsets),
+            frame.head.common,
         )
+        frame.lane.stored_in(queue)
         group = frame.group
         if group is None:
             for position, single in enumerate(frame.singles):
@@ -395,6 +405,7 @@ class Delivery:
             else:
                 frame.lane.retries.append(frame)
             self._backoff.failed(error, now)
+            self.on_retry(error)
         elif isinstance(error, MessageIllegal) and frame.count > 1:
             self._cut(frame, frame.count // 2)
         elif isinstance(error, PartlyStored) and 0 < error.cut_at < frame.count:

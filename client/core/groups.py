@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from ...protocol import commands
@@ -17,7 +18,8 @@ from .session import Answer
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
     """One group. ``state``: ``empty`` (nobody is in it), ``rebalancing`` or ``stable``; ``retry_times_max``: how often
-    a message is tried again before it becomes a dead letter."""
+    a message is tried again before it becomes a dead letter; ``partial``: the user may not see how far it is in all of
+    its topics."""
 
     group: str
     mode: str
@@ -26,6 +28,7 @@ class GroupInfo:
     epoch: int
     topics: Sequence[str]
     retry_times_max: int
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class GroupMember:
 @dataclass(frozen=True, slots=True)
 class GroupQueue:
     """How far a group is with one queue. ``member``: who holds it, empty: nobody; ``committed``: the next offset, -1:
-    nothing is committed; ``pulled``: behind the last message that a member was given, -1: none was."""
+    nothing is committed; ``pulled``: behind the last message that a member was given, -1: none was; ``known``: False if
+    nothing is committed and the group's first member will say where it begins."""
 
     topic: str
     queue: int
@@ -56,10 +60,11 @@ class GroupQueue:
     pulled: int
     min_offset: int
     max_offset: int
+    known: bool = True
 
     @property
     def lag(self) -> int:
-        """Messages that are stored and not consumed."""
+        """Messages that are stored and not consumed; the most that it can be if that is not ``known``."""
         return max(self.max_offset - max(self.committed, self.min_offset), 0)
 
     @property
@@ -76,7 +81,7 @@ class GroupQueue:
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
     """One group in full. ``queues``: of a broadcasting group once for each member; ``delayed``: messages that wait to
-    be tried again, in no queue of the group yet."""
+    be tried again, in no queue of the group yet; ``partial``: the group has topics that the user may not see."""
 
     group: str
     mode: str
@@ -85,6 +90,7 @@ class GroupStatus:
     members: Sequence[GroupMember] = field(default_factory=tuple)
     queues: Sequence[GroupQueue] = field(default_factory=tuple)
     delayed: int = 0
+    partial: bool = False
 
 
 def groups() -> Operation[list[GroupInfo]]:
@@ -104,10 +110,10 @@ def group_status(group: str) -> Operation[GroupStatus]:
         if not isinstance(content, dict):
             raise RemoteProtocolError(f"a group as {type(content).__name__}")
         members = [_of(GroupMember, row) for row in _rows(content.get("members"))]
-        queues = [GroupQueue(*row[:7]) for row in _rows(content.get("queues"))]
+        queues = [GroupQueue(*row[:8]) for row in _rows(content.get("queues"))]
         delayed = int(content.get("delayed", 0))
         name, mode, state, epoch = (content[name] for name in ("group", "mode", "state", "epoch"))
-        return GroupStatus(name, mode, state, epoch, members, queues, delayed)
+        return GroupStatus(name, mode, state, epoch, members, queues, delayed, bool(content.get("partial")))
 
     return operation(commands.GET_CONSUMER_CONNECTION_LIST, decode, group=group)
 
@@ -149,4 +155,5 @@ def _rows(value: Any) -> list[Any]:
 
 
 def _of(cls: type[Any], row: dict[str, Any]) -> Any:
-    return cls(**{name: row[name] for name in cls.__dataclass_fields__})
+    fields = dataclasses.fields(cls)
+    return cls(**{each.name: row[each.name] for each in fields if each.name in row or each.default is MISSING})

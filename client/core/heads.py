@@ -28,11 +28,12 @@ class ProduceHead:
     ``ProduceRequest``.
     """
 
-    __slots__ = ("_before_born", "_before_count", "_before_first", "_begin", "_pack", "size")
+    __slots__ = ("_before_born", "_before_count", "_before_first", "_begin", "_pack", "common", "size")
 
     def __init__(
         self, topic: str, queue: int, layout: int, flush: str, common: str, unique_prefix: str, prepare: str = ""
     ) -> None:
+        self.common = common
         fixed: dict[str, str | int] = {"topic": topic, "unique_prefix": unique_prefix}
         if queue != ANY_QUEUE:
             fixed["queue"] = queue

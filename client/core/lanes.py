@@ -25,6 +25,10 @@ HEADS_KEPT = 64
 """Heads that a lane keeps: times of delivery, which are part of them, are many."""
 BULK_WINDOW = 16
 """Frames of bulks in flight: keeps the broker busy while the next ones are packed."""
+SPREAD_FIRST = 16
+"""In so many frames a bulk goes, and so to as many queues, before answers have shown how many queues its topic has."""
+SPREAD_OVER_COUNT = 4
+"""Bulks of more messages than this are spread over the queues; shorter ones go to one, the queues in turn."""
 
 
 class Single:
@@ -95,7 +99,7 @@ class Bulk:
 class Group:
     """Those messages of a bulk that go the same way. ``indexes``: their places in the call, ascending."""
 
-    __slots__ = ("_taken", "bulk", "common", "flush", "heads", "indexes", "source")
+    __slots__ = ("_frames", "_taken", "bulk", "common", "flush", "heads", "indexes", "source")
 
     def __init__(
         self, bulk: Bulk, source: RowSource | ColumnSource, indexes: Sequence[int], common: str, flush: str
@@ -108,17 +112,22 @@ class Group:
         self.heads: dict[int, ProduceHead] = {}
         """Of its frames, by layout."""
         self._taken = 0
+        self._frames = 0
 
     @property
     def exhausted(self) -> bool:
         """Whether all of its messages went into frames or were given up."""
         return self._taken == len(self.indexes)
 
-    def take(self, bytes_target: int) -> tuple[Content, Sequence[int]]:
-        """The next frame's messages, and their places in the call."""
-        content = self.source.take(bytes_target)
+    def take(self, bytes_target: int, spread: int = 1) -> tuple[Content, Sequence[int]]:
+        """The next frame's messages, and their places in the call. ``spread``: into how many frames all of them go at
+        least, equal shares of them."""
+        left = len(self.indexes) - self._taken
+        frames_left = spread - self._frames if len(self.indexes) > SPREAD_OVER_COUNT else 1
+        content = self.source.take(bytes_target, -(-left // frames_left) if frames_left > 1 else left)
         indexes = self.indexes[self._taken : self._taken + len(content)]
         self._taken += len(content)
+        self._frames += 1
         return content, indexes
 
     def give_up(self, error: FlintError) -> None:
@@ -198,7 +207,9 @@ class Lane:
     ``waiting`` holds.
     """
 
-    __slots__ = ("heads", "in_flight", "offered", "queue", "retries", "topic", "waiting", "window")
+    __slots__ = (
+        "_answers", "_queues_seen", "heads", "in_flight", "offered", "queue", "retries", "topic", "waiting", "window",
+    )  # fmt: skip
 
     def __init__(self, topic: str, queue: int, window: int) -> None:
         self.topic = topic
@@ -210,6 +221,22 @@ class Lane:
         self.offered = False
         self.waiting: deque[Source] = deque()
         self.retries: deque[ProduceFrame] = deque()
+        self._answers = 0
+        self._queues_seen = 1
+
+    def stored_in(self, queue: int) -> None:
+        """The broker chose this queue for a frame."""
+        self._answers += 1
+        if queue >= self._queues_seen:
+            self._queues_seen = queue + 1
+
+    @property
+    def spread(self) -> int:
+        """How many frames give each queue its share of a bulk: as many as the topic has queues, as far as the broker's
+        choices, which go round, have shown."""
+        if self.queue >= 0:
+            return 1
+        return self._queues_seen if self._answers >= SPREAD_FIRST else max(SPREAD_FIRST, self._queues_seen)
 
     @property
     def idle(self) -> bool:

@@ -196,8 +196,9 @@ def commit(group: str, topic: str, offsets: Mapping[int, int]) -> Operation[None
     return operation(commands.UPDATE_CONSUMER_OFFSET, nothing, body=body, group=group, topic=topic, count=len(offsets))
 
 
-def consume_stats(group: str, topic: str) -> Operation[list[ConsumeStats]]:
-    """How far groups are, by group, topic and queue; an empty name stands for all."""
+def consume_stats(group: str, topic: str, *, uncommitted: bool = False) -> Operation[list[ConsumeStats]]:
+    """How far groups are, by group, topic and queue; an empty name stands for all. ``uncommitted``: also in queues of
+    which they have committed nothing."""
 
     def decode(answer: Answer) -> list[ConsumeStats]:
         rows = unpack_body(answer)
@@ -205,7 +206,7 @@ def consume_stats(group: str, topic: str) -> Operation[list[ConsumeStats]]:
             raise RemoteProtocolError(f"consume stats as {type(rows).__name__}")
         return [ConsumeStats(*row) for row in rows]
 
-    return operation(commands.GET_CONSUME_STATS, decode, group=group, topic=topic)
+    return operation(commands.GET_CONSUME_STATS, decode, group=group, topic=topic, uncommitted=uncommitted)
 
 
 # ---- topics and the broker
@@ -243,8 +244,22 @@ def _name(topic: TopicInfo) -> str:
     return topic.topic
 
 
-def create_topic(topic: str, read_queues: int, write_queues: int, perm: int, order: bool) -> Operation[None]:
-    """Create a topic, or change one that exists."""
+def create_topic(
+    topic: str,
+    read_queues: int,
+    write_queues: int,
+    perm: int,
+    order: bool,
+    retention_hours: int | None = None,
+    retention_bytes: int | None = None,
+) -> Operation[None]:
+    """Create a topic, or change one that exists. Retention: None leaves it as it is."""
+    retention: dict[str, Any] = {}
+    for name, value in (("retention_hours", retention_hours), ("retention_bytes", retention_bytes)):
+        if value is not None:
+            if value < (-1 if name == "retention_hours" else 0):
+                raise InvalidArgument(f"{name} is {value}; it must not be negative (-1 hours: for ever)")
+            retention[name] = value
     return operation(
         commands.UPDATE_AND_CREATE_TOPIC,
         nothing,
@@ -253,6 +268,7 @@ def create_topic(topic: str, read_queues: int, write_queues: int, perm: int, ord
         write_queues=write_queues,
         perm=perm,
         order=order,
+        **retention,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...protocol.commands import QUEUES_MAX
 from ...protocol.layout import PROPERTIES_BYTES_MAX
@@ -13,6 +13,7 @@ from ..errors import InvalidArgument, InvalidArgumentType, InvalidMessage, Inval
 from ..message import Message, check_properties, check_tag, check_text, copy_body, join_keys
 from .routing import ANY_QUEUE, queue_of
 
+Flush: TypeAlias = Literal["sync", "async"]
 FLUSH_MODES = ("", "sync", "async")
 
 _topic_of = attrgetter("_topic")

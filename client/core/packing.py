@@ -166,9 +166,9 @@ class RowSource(_Source):
         super().__init__(len(messages), compressor)
         self._messages = messages
 
-    def take(self, bytes_target: int) -> Content:
-        """The next messages that make a frame of about that size; there must be some left."""
-        messages = self._messages[self._at : self._at + self._look_at]
+    def take(self, bytes_target: int, count_max: int = FRAME_COUNT_MAX) -> Content:
+        """The next messages that make a frame of about that size, at most ``count_max``; there must be some left."""
+        messages = self._messages[self._at : self._at + min(self._look_at, count_max)]
         bodies = bodies_of(messages)
         content: Content
         if self._must_compress(bodies):
@@ -189,9 +189,10 @@ class ColumnSource(_Source):
         self._bodies = bodies
         self._keys = keys
 
-    def take(self, bytes_target: int) -> Content:
-        """The next messages that make a frame of about that size, as rows where one of them is compressed."""
-        start, end = self._at, self._at + self._look_at
+    def take(self, bytes_target: int, count_max: int = FRAME_COUNT_MAX) -> Content:
+        """The next messages that make a frame of about that size, at most ``count_max``; as rows if one of them is
+        compressed."""
+        start, end = self._at, self._at + min(self._look_at, count_max)
         bodies = self._bodies[start:end]
         keys = self._keys[start:end] if self._keys is not None else None
         content: Content

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from ...protocol.errors import OffsetOutOfRange
 from ..errors import InvalidArgument, InvalidArgumentType
@@ -13,11 +13,17 @@ from .operations import Plan, offset_at, pull, topic_stats
 from .times import now_millis, to_millis
 from .topics import QueueStats
 
-Position: TypeAlias = str | datetime | int | Mapping[int, int] | Sequence[int]
-"""``"earliest"``, ``"latest"``, an aware datetime, −n (the last n messages of the topic), or an offset per queue."""
+End: TypeAlias = Literal["earliest", "latest", "first", "last"]
+"""An end of a queue; ``"first"`` is another word for ``"earliest"``, and ``"last"`` for ``"latest"``."""
+Position: TypeAlias = End | datetime | int | Mapping[int, int] | Sequence[int]
+"""An end, an aware datetime, −n (the last n messages of the topic), or an offset per queue."""
 
-EARLIEST = "earliest"
-LATEST = "latest"
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+ENDS: Mapping[str, Literal["earliest", "latest"]] = {
+    EARLIEST: EARLIEST, "first": EARLIEST, LATEST: LATEST, "last": LATEST,
+}  # fmt: skip
+"""What the words for an end mean."""
 _PULL_COUNT = 4096
 _PULL_BYTES = 1 << 20
 
@@ -72,8 +78,10 @@ def check_position(what: str, position: Any) -> None:
     if isinstance(position, datetime):
         to_millis(what, position)
     elif isinstance(position, str):
-        if position not in (EARLIEST, LATEST):
-            raise InvalidArgument(f"{what} is {position!r}; a str must be 'earliest' or 'latest'")
+        if position not in ENDS:
+            raise InvalidArgument(
+                f"{what} is {position!r}; a str must be 'earliest' (or 'first') or 'latest' (or 'last')"
+            )
     elif type(position) is int:
         if position >= 0:
             raise InvalidArgument(
@@ -120,9 +128,10 @@ def _given_starts(topic: str, offsets: dict[int, int], stats: list[QueueStats]) 
 
 
 def _offsets(topic: str, what: str, position: Any, stats: list[QueueStats]) -> Plan[dict[int, int]]:
-    if position == EARLIEST:
+    end = ENDS.get(position) if isinstance(position, str) else None
+    if end == EARLIEST:
         return {queue.queue: queue.min_offset for queue in stats}
-    if position == LATEST:
+    if end == LATEST:
         return {queue.queue: queue.max_offset for queue in stats}
     if isinstance(position, datetime):
         return (yield from _offsets_at(topic, to_millis(what, position), stats))

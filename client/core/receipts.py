@@ -11,13 +11,15 @@ from typing import NamedTuple, TypeVar, overload
 from ...protocol.commands import PHYSICAL_OFFSET_STRUCT
 from ...protocol.errors import FlintError
 from ...protocol.ids import unique_key
+from ..delay import deliver_ms_of
 from .times import from_millis
 
 T = TypeVar("T")
 
 
 class Receipt(NamedTuple):
-    """Where one acknowledged message is stored. ``stored_ms``: store time, ms since 1970 UTC."""
+    """Where one acknowledged message is stored. ``stored_ms``: store time, ms since 1970 UTC; ``deliver_ms``: when a
+    message that was sent with a delay is delivered, None if it was sent without or was due at once."""
 
     message_id: str
     topic: str
@@ -25,17 +27,32 @@ class Receipt(NamedTuple):
     queue_offset: int
     physical_offset: int
     stored_ms: int
+    deliver_ms: int | None = None
 
     @property
     def stored_at(self) -> datetime:
         """Store time as an aware datetime."""
         return from_millis(self.stored_ms)
 
+    @property
+    def deliver_at(self) -> datetime | None:
+        """When the message is delivered as an aware datetime, None if that is at once."""
+        return None if self.deliver_ms is None else from_millis(self.deliver_ms)
+
 
 class Acknowledged:
     """A frame that is stored: all that its messages' receipts are made from, when somebody asks for one."""
 
-    __slots__ = ("_first", "_physical_offsets", "_prefix", "_queue", "_queue_offset", "_stored_ms", "_topic")
+    __slots__ = (
+        "_deliver_ms",
+        "_first",
+        "_physical_offsets",
+        "_prefix",
+        "_queue",
+        "_queue_offset",
+        "_stored_ms",
+        "_topic",
+    )
 
     def __init__(
         self,
@@ -46,7 +63,9 @@ class Acknowledged:
         prefix: str,
         first: int,
         physical_offsets: bytes,
+        common: str = "",
     ) -> None:
+        self._deliver_ms = deliver_ms_of(common, stored_ms) if common else None
         self._topic = topic
         self._queue = queue
         self._queue_offset = queue_offset
@@ -64,6 +83,7 @@ class Acknowledged:
             self._queue_offset + position,
             PHYSICAL_OFFSET_STRUCT.unpack_from(self._physical_offsets, 8 * position)[0],
             self._stored_ms,
+            self._deliver_ms,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import TypeVar
 
 from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 
@@ -10,6 +11,23 @@ FIRST_BACKOFF_SECONDS = 0.02
 BACKOFF_SECONDS_MAX = 1.0
 _DOUBLINGS_MAX = 10
 _JITTER = 0.2
+_CAUSES_MAX = 16
+
+E = TypeVar("E", bound=BaseException)
+
+
+def detached(error: E) -> E:
+    """Return the error, which is going to be kept, without the tracebacks of it and of what caused it.
+
+    They hold each frame through which it came and all those that called it, so that whatever is in them stays.
+    """
+    found: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if found is None:
+            break
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
+    return error
 
 
 class Backoff:
@@ -31,7 +49,7 @@ class Backoff:
         """Something failed that can be tried again; a lost connection is made again at once the first time."""
         if now >= self.until:  # not once for each of those that were on their way together
             self._failures += 1
-        self.trouble = error
+        self.trouble = detached(error)
         at_once = isinstance(error, ConnectionFailed) and self._failures == 1
         self.until = now if at_once else now + backoff_seconds(self._failures, error)
 
@@ -54,15 +72,13 @@ class Retries:
         self._deadline = deadline
         self._failures = 0
 
-    def pause(self, error: FlintError, now: float) -> float:
-        """Seconds to wait before the next attempt; raises ``error`` where there is none."""
+    def pause(self, error: FlintError, now: float) -> float | None:
+        """Return the seconds to wait before the next attempt; None if there is none: ``error`` is to be raised."""
         if not is_retriable(error) or isinstance(error, RequestTimeout):
-            raise error
+            return None
         self._failures += 1
         seconds = backoff_seconds(self._failures, error)
-        if now + seconds >= self._deadline:
-            raise error
-        return seconds
+        return None if now + seconds >= self._deadline else seconds
 
 
 def is_retriable(error: FlintError) -> bool:

@@ -13,10 +13,13 @@ from ...protocol.delivery import (
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
     PROPERTY_RECORD_CRC,
+    PROPERTY_RETRY_MEMBER,
+    PROPERTY_RETRY_REASON,
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SECONDS,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TIMER_OUT_MS,
+    RETRY_PROPERTIES,
     TRANSACTION_PROPERTIES,
 )
 from ...protocol.ids import offset_id
@@ -34,7 +37,7 @@ from ...protocol.record import (
     decode_record,
     split_keys,
 )
-from ..errors import CorruptMessage
+from ..errors import CompressionUnavailable, CorruptMessage
 from .compression import DecompressionFailed, decompress
 from .times import from_millis
 
@@ -42,7 +45,7 @@ _OWN_PROPERTIES = frozenset({
     PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE,
     PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS,
     PROPERTY_TIMER_OUT_MS,
-}) | TRANSACTION_PROPERTIES  # fmt: skip
+}) | TRANSACTION_PROPERTIES | RETRY_PROPERTIES  # fmt: skip
 
 # What most messages are asked for, in one step: body_crc, sys_flag, body_length. Only where both hosts are IPv4;
 # PLAIN_MASK tells whether more than a slice is needed.
@@ -111,6 +114,11 @@ class StoredMessage:
             return decompress(record.body, sys_flag)
         except DecompressionFailed as error:
             raise self._corrupt(str(error)) from error
+        except CompressionUnavailable as error:
+            raise CompressionUnavailable(
+                f"message at offset {self.queue_offset} of queue {self.queue} of topic {self.topic!r} cannot be read: "
+                f"{error}"
+            ) from None
 
     @property
     def topic(self) -> str:
@@ -192,6 +200,16 @@ class StoredMessage:
         return self._integer(_I32, self._host_end(2))
 
     @property
+    def retry_reason(self) -> str | None:
+        """Why the newest try of it failed, as the consumer said; None where it did not say, or nothing failed."""
+        return self._property_map().get(PROPERTY_RETRY_REASON)
+
+    @property
+    def retry_member(self) -> str | None:
+        """The group's member with which the newest try failed, or None."""
+        return self._property_map().get(PROPERTY_RETRY_MEMBER)
+
+    @property
     def born_at(self) -> datetime:
         """When its producer made it."""
         return from_millis(self._integer(_I64, _BORN_TIMESTAMP_AT))
@@ -222,7 +240,12 @@ class StoredMessage:
         return memoryview(self._records)[self._at : self._at + self._size]
 
     def __repr__(self) -> str:
-        return f"<StoredMessage {self.topic!r} queue {self.queue} offset {self.queue_offset}>"
+        try:
+            stored_in = self._decode(check_crc=False).topic.decode("utf-8", "replace")
+        except CorruptMessage:
+            stored_in = self._topic
+        again = "" if stored_in == self.topic else f"tried again, stored in {stored_in!r} "
+        return f"<StoredMessage {self.topic!r} {again}queue {self.queue} offset {self.queue_offset}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredMessage, (self._size, 0, bytes(self.record), self._topic)

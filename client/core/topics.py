@@ -12,7 +12,11 @@ EMPTY_QUEUE_MS = -1
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic's configuration. ``system``: it belongs to the broker itself; ``perm``: 4 readable + 2 writable."""
+    """A topic's configuration. ``system``: it belongs to the broker itself; ``perm``: 4 readable + 2 writable.
+
+    ``retention_hours``: how long its messages are kept; 0: as long as the broker keeps its log, -1: for ever.
+    ``retention_bytes``: most bytes of its records, the newest; 0: no limit.
+    """
 
     topic: str
     read_queues: int
@@ -20,6 +24,8 @@ class TopicInfo:
     perm: int = 6
     order: bool = False
     system: bool = False
+    retention_hours: int = 0
+    retention_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -57,7 +63,9 @@ class QueueStats:
 class ConsumeStats:
     """How far a group is in one queue, which holds offsets in ``[min_offset, max_offset)``.
 
-    ``committed``: the next offset that it will read.
+    ``committed``: the next offset that it will read; -1: it has committed nothing of this queue. Then it reads the
+    queue from its first message; or (``known`` is False) it has not begun with the topic, and its first member will say
+    where.
     """
 
     group: str
@@ -66,8 +74,9 @@ class ConsumeStats:
     committed: int
     min_offset: int
     max_offset: int
+    known: bool = True
 
     @property
     def lag(self) -> int:
-        """How many messages it has still to read."""
+        """How many messages it has still to read; the most that it can be if that is not ``known``."""
         return max(0, self.max_offset - max(self.committed, self.min_offset))

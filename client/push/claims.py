@@ -49,6 +49,11 @@ class Work:
     given_up: bool = False
     """It took too long: its messages were sent back, and what its listener does is of no interest any more."""
 
+    @property
+    def whole(self) -> Batch:
+        """What a listener of batches gets: the messages that are still to be handled."""
+        return self.batch if len(self.messages) == len(self.batch) else self.batch.part(self.messages)
+
 
 @dataclass(slots=True, eq=False)
 class Claim:
@@ -127,6 +132,10 @@ class Claims:
         self._message_seconds = inf
         self._by_key: dict[QueueKey, Claim] = {}
         self._closing = False
+        self.recalls = False
+        """Whether a queue was revoked of which works wait for a listener: they are to be given back now."""
+        self.taken = 0
+        """How many queues were taken from this member before it had finished with them."""
 
     def __iter__(self) -> Iterator[Claim]:
         return iter(list(self._by_key.values()))
@@ -167,6 +176,7 @@ class Claims:
         present = {(topic, queue): (next_offset, granted) for topic, queue, next_offset, granted in rows}
         for key, claim in list(self._by_key.items()):
             if key not in present:
+                self.recalls |= not (claim.revoked or claim.drained)
                 claim.revoked = True
                 claim.stop()
                 continue
@@ -178,6 +188,7 @@ class Claims:
                 claim.granted = granted
                 claim.committed = next_offset
                 continue
+            self.taken += 1
             self.lose(claim)
         if not self._closing:
             for key, (next_offset, granted) in present.items():
@@ -193,6 +204,22 @@ class Claims:
             # It begins anew where it stopped beginning; what the broker does not know yet is still to be committed.
             position = max(next_offset, held.commit_offset)
         self._by_key[key] = Claim(*key, granted, position, position, next_offset)
+
+    def refuse(self, topic: str, epoch: int, queues: Iterable[int] | None = None) -> list[int]:
+        """Drop queues of a topic (None: all) that the broker says this member does not hold in ``epoch``.
+
+        One that was granted after that is another matter and stays. Return those that were dropped.
+        """
+        wanted = None if queues is None else set(queues)
+        dropped = [
+            claim
+            for claim in self
+            if claim.topic == topic and claim.granted <= epoch and (wanted is None or claim.queue in wanted)
+        ]
+        for claim in dropped:
+            self.taken += 1
+            self.lose(claim)
+        return sorted(claim.queue for claim in dropped)
 
     def lose(self, claim: Claim) -> None:
         """It is another member's, or its offset was reset: nothing that runs of it counts any more."""
@@ -318,6 +345,15 @@ class Claims:
             if not claim.lost and claim.commit_offset > claim.committed:
                 found.setdefault(claim.topic, {})[claim.queue] = claim.commit_offset
         return found
+
+    def cut_off(self, topic: str, queue: int, max_offset: int, epoch: int) -> bool:
+        """The broker has nothing from ``max_offset`` on: a crash or a topic made anew took what was done beyond that.
+        Return whether that changes what is to be committed."""
+        claim = self._by_key.get((topic, queue))
+        if claim is None or claim.granted > epoch or claim.commit_offset <= max_offset:
+            return False
+        claim.commit_offset = max_offset
+        return True
 
     def committed(self, topic: str, offsets: dict[int, int]) -> None:
         """The broker knows these by now."""

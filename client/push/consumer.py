@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
-from datetime import datetime
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, overload
 
 from ...protocol.errors import FlintError
-from ..core.access import AccessOptions, access_of
+from ..connection_log import ConnectionLog
+from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
+from ..core.batch import Batch
 from ..core.guard import Guard
 from ..core.stored import StoredMessage
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
-from ..errors import ClientFailed, InvalidArgument, InvalidArgumentType, ListenerTimeout
+from ..errors import InvalidArgument, ListenerTimeout
 from ..sync.pool import Dialer
-from .claims import Work
 from .engine import Engine
 from .health import Health
-from .options import CLUSTERING, LAST, Subscriptions, check_options
-from .outcome import Failed, failed_with
+from .listeners import check_plain_listener, check_returned
+from .options import CLUSTERING, LAST, Addresses, Mode, PushOptions, Start, Subscriptions, check_options
+from .signals import StopSignals
+from .workers import Workers
+
+MessageListener = Callable[[StoredMessage], None]
+BatchListener = Callable[[Batch], None]
+
+log = logging.getLogger(__name__)
+
+_WAIT_SECONDS_MAX = 1.0
+"""Windows handles a signal only between two waits."""
+_LOOK_SECONDS = 0.05
+"""How often a consumer that has not joined yet looks for a signal."""
 
 
 class PushConsumer:
@@ -32,10 +46,11 @@ class PushConsumer:
     then after longer and longer, by whichever member is there, and after 16 times it becomes a dead letter. A message
     may come more than once: after a failure, or when a member was killed before it had committed.
 
-    ``topics``: one, several, or a mapping from topic to tags or ``Subscription``. ``listener``: called with a
-    ``StoredMessage``; with ``batch=n`` with a ``Batch`` of up to n messages of one queue. In ``workers`` threads,
-    several messages at a time; with ``orderly=True`` those of a queue one behind the other, so that messages with the
-    same sharding key are handled in their order: one that fails is tried again in its place, after ``suspend`` seconds.
+    ``group``, ``topics`` and ``listener`` have to be given. ``topics``: one, several, or a mapping from topic to tags
+    or ``Subscription``. ``listener``: a plain function, called with a ``StoredMessage``; with ``batch=n`` with a
+    ``Batch`` of up to n messages of one queue. In ``workers`` threads, several messages at a time; with
+    ``orderly=True`` those of a queue one after the other, so that messages with the same sharding key are handled in
+    their order: one that fails is tried again in its place, after ``suspend`` seconds.
 
     ``start``: where to begin what the group has not read before: ``"last"`` (with what comes from now on), ``"first"``,
     or an aware datetime (store time). ``mode``: ``"broadcasting"`` gives every message to every member; then nothing is
@@ -46,15 +61,39 @@ class PushConsumer:
     ``session_timeout``: after so many seconds without a word from it the broker gives its queues to others.
     ``listener_timeout``: after so many seconds a listener is taken for stuck, and its messages are tried again.
     ``retry_times_max``: how often a message is tried again, None: as it is set for the group (16); ``delay_level``:
-    after which delay (1 to 18: 1 s to 2 h), 0: 10 s at first, then longer and longer.
+    after which delay (1 to 18: 1 s to 2 h), 0: 10 s at first, then longer and longer. ``retry_reason``: whether the
+    broker keeps with a message what its listener raised (it may hold personal data).
 
-    ``start()`` joins the group; ``wait()`` returns when the consumer was closed and raises when it cannot go on. As a
-    context manager it is started and closed.
+    ``run()`` starts it and ends it in order when the process gets SIGTERM or SIGINT. By hand: ``start()`` joins the
+    group; ``wait()`` returns when the consumer was closed and raises when it cannot go on. As a context manager it is
+    started and closed.
     """
 
+    # fmt: off
+    @overload
+    def __init__(
+        self, addresses: Addresses, group: str, topics: Subscriptions, listener: MessageListener, *,
+        batch: None = None, **options: Unpack[PushOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, addresses: Addresses = ..., *, group: str, topics: Subscriptions, listener: MessageListener,
+        batch: None = None, **options: Unpack[PushOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, addresses: Addresses, group: str, topics: Subscriptions, listener: BatchListener, *,
+        batch: int, **options: Unpack[PushOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, addresses: Addresses = ..., *, group: str, topics: Subscriptions, listener: BatchListener,
+        batch: int, **options: Unpack[PushOptions],
+    ) -> None: ...
+    # fmt: on
     def __init__(
         self,
-        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        addresses: Addresses | None = None,
         group: str = "",
         topics: Subscriptions = (),
         listener: Callable[[Any], object] | None = None,
@@ -62,8 +101,8 @@ class PushConsumer:
         batch: int | None = None,
         orderly: bool = False,
         workers: int = 16,
-        start: str | datetime = LAST,
-        mode: str = CLUSTERING,
+        start: Start = LAST,
+        mode: Mode = CLUSTERING,
         member: str | None = None,
         prefetch_messages: int = 16_384,
         prefetch_bytes: int = 64 << 20,
@@ -74,29 +113,32 @@ class PushConsumer:
         retry_times_max: int | None = None,
         delay_level: int = 0,
         suspend: float = 1.0,
+        retry_reason: bool = True,
         timeout: float = TIMEOUT_SECONDS,
         **access: Unpack[AccessOptions],
     ) -> None:
-        if listener is None:
-            raise InvalidArgument("listener is missing; give a function that takes a message, or a batch with batch=")
-        if not callable(listener):
-            raise InvalidArgumentType(f"listener must be callable, not {type(listener).__name__}")
+        entry = access_for(self, access)
+        self._listener = check_plain_listener(listener)
         self._options = options = check_options(
             group=group, topics=topics, member=member, mode=mode, start=start, orderly=orderly, batch=batch,
             workers=workers, prefetch_messages=prefetch_messages, prefetch_bytes=prefetch_bytes,
             auto_commit=auto_commit, commit_interval=commit_interval, session_timeout=session_timeout,
             listener_timeout=listener_timeout, retry_times_max=retry_times_max, delay_level=delay_level,
-            suspend=suspend,
+            suspend=suspend, retry_reason=retry_reason,
         )  # fmt: skip
         self._timeout = check_timeout("timeout", timeout)
-        self._listener = listener
         self._guard = Guard(type(self).__name__)
-        self._ready: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._workers: list[threading.Thread] = []
+        self._workers = Workers(options, self._call)
         self._ended = threading.Event()
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Of ``run``: one that a handler of signals may put into."""
         self._started = False
-        dialer = Dialer(parse_addresses(addresses), access_of(**access))
-        self._engine = Engine(options, dialer, self._begin, self._replace, self._engine_ended)
+        connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
+        dialer = Dialer(parse_addresses(addresses), entry, connection_log)
+        self._engine = Engine(
+            options, dialer, self._workers.begin, self._workers.recall, self._workers.replace, self._engine_ended
+        )
+        self._workers.engine = self._engine
 
     @property
     def group(self) -> str:
@@ -112,26 +154,60 @@ class PushConsumer:
 
     def start(self) -> Self:
         """Join the group; returns when the broker has let it in. Raises where it does not, or cannot be reached."""
+        self._launch()
+        self._check_joined(self._engine.joined.wait(self._timeout))
+        return self
+
+    def run(self, timeout: float = 30.0) -> None:
+        """Start, and return when the process got SIGTERM or SIGINT (Ctrl-C) and all is in order: the listeners have
+        finished what they had, that is committed, and the group was left. Also returns when the consumer was closed.
+
+        ``timeout``: as of ``close()``, whose errors it raises, besides those of ``start()`` and ``wait()``. A second
+        signal interrupts at once. Only the main thread of a program gets signals; in another one ``close()`` ends it.
+        """
+        seconds = check_timeout("timeout", timeout)
+        with StopSignals(lambda: self._wakeups.put(None)) as signals:
+            self._launch()
+            try:
+                deadline = time.monotonic() + self._timeout
+                while not (joined := self._engine.joined.wait(_LOOK_SECONDS)) and signals.received is None:
+                    if time.monotonic() >= deadline:
+                        break
+                if signals.received is None:
+                    self._check_joined(joined)
+                while not self._ended.is_set() and signals.received is None:
+                    with contextlib.suppress(queue.Empty):
+                        self._wakeups.get(timeout=_WAIT_SECONDS_MAX)
+                if signals.received is not None:
+                    log.info("group %s: %s: ending in order", self.group, signals.received.name)
+                self.close(seconds)
+            except BaseException:
+                self._engine.abandon()
+                raise
+        self._engine.check()
+
+    def _launch(self) -> None:
         self._guard.check()
         if self._started:
             raise InvalidArgument("this consumer was started before; make a new one to start again")
         self._started = True
-        for number in range(self._options.workers):
-            self._add_worker(number)
+        self._workers.start()
         self._engine.start()
-        if not self._engine.joined.wait(self._timeout):
+
+    def _check_joined(self, joined: bool) -> None:
+        """Raise what keeps the consumer out of its group."""
+        if not joined:
             trouble = self._engine.health().trouble
             self._guard.closed = True
             self._engine.abandon()  # it may hang in a connection; what matters is why it could not join
             self._ended.wait(self._timeout)
-            self._stop_workers()
+            self._workers.stop()
             raise trouble or ListenerTimeout(f"group {self.group} could not be joined within {self._timeout:g} s")
         if self._engine.failure is not None:
             failure = self._engine.failure
-            self._stop_workers()
+            self._workers.stop()
             self._guard.closed = True
             raise failure
-        return self
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the consumer was closed, at most ``timeout`` seconds; whether it was.
@@ -156,7 +232,7 @@ class PushConsumer:
         self._guard.closed = True
         deadline = time.monotonic() + check_timeout("timeout", timeout)
         self._engine.leave()
-        if threading.current_thread() in self._workers:
+        if self._workers.called_by_one():
             return
         ended = self._ended.wait(max(0.0, deadline - time.monotonic()))
         late: ListenerTimeout | None = None
@@ -168,7 +244,7 @@ class PushConsumer:
             )
             self._engine.abandon()
             self._ended.wait(self._timeout)
-        self._stop_workers()
+        self._workers.stop()
         self._engine.check()
         if late is not None:
             raise late
@@ -180,10 +256,6 @@ class PushConsumer:
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    def _stop_workers(self) -> None:
-        for _ in self._workers:
-            self._ready.put(None)
 
     # ---- what else can be asked of it
 
@@ -222,71 +294,11 @@ class PushConsumer:
         self._guard.check()
         self._engine.check()
 
-    # ---- on the engine's thread
-
-    def _begin(self, works: list[Work]) -> None:
-        for work in works:
-            self._ready.put(work)
-
-    def _replace(self, work: Work) -> None:
-        """A worker does not come back: another one takes its place, so that the others' messages go on."""
-        self._add_worker(len(self._workers))
+    def _call(self, handed: Any) -> None:
+        check_returned(self._listener(handed))
 
     def _engine_ended(self, error: FlintError | None) -> None:
-        self._stop_workers()
+        """On the engine's thread."""
+        self._workers.stop()
         self._ended.set()
-
-    # ---- workers
-
-    def _add_worker(self, number: int) -> None:
-        thread = threading.Thread(target=self._work, name=f"flintmq-listener-{self.group}-{number}", daemon=True)
-        self._workers.append(thread)
-        thread.start()
-
-    def _work(self) -> None:
-        handle = self._handle_batch if self._options.whole_batches else self._handle_each
-        while (work := self._ready.get()) is not None:
-            if work.claim.stopped:
-                self._engine.give_back(work)
-                continue
-            work.taken_at = work.begun_at = time.monotonic()
-            try:
-                handle(work)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it must not stay in this thread
-                self._engine.die(
-                    ClientFailed(f"a listener ended its thread with {type(error).__name__}: {error}", error)
-                )
-                return
-            if work.given_up:
-                return  # another one took this worker's place
-
-    def _handle_batch(self, work: Work) -> None:
-        batch = work.messages if len(work.messages) != len(work.batch) else work.batch
-        failed = self._failed(batch, work.messages)
-        if failed and self._options.orderly and all(level >= 0 for _, level in failed):
-            self._engine.keep_back(work, 0, [])
-        else:
-            self._engine.finished(work, failed, len(work.messages) - len(failed))
-
-    def _handle_each(self, work: Work) -> None:
-        failed: Failed = []
-        orderly = self._options.orderly
-        for number, message in enumerate(work.messages):
-            if work.given_up:
-                return
-            outcome = self._failed(message, (message,))
-            if outcome and orderly and outcome[0][1] >= 0:
-                self._engine.keep_back(work, number, failed)
-                return
-            failed += outcome
-            if len(work.messages) > 1:
-                work.begun_at = time.monotonic()  # each message has its own time
-        self._engine.finished(work, failed, len(work.messages) - len(failed))
-
-    def _failed(self, handed: Any, messages: Iterable[StoredMessage]) -> Failed:
-        """Call the listener; the messages to be tried again, and their delay levels."""
-        try:
-            self._listener(handed)
-        except Exception as error:  # noqa: BLE001 - whatever a listener raises, the messages are tried again
-            return failed_with(error, self.group, handed, messages)
-        return []
+        self._wakeups.put(None)

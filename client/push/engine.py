@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
 from ...protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED
-from ...protocol.errors import FlintError, RemoteProtocolError, UnknownCommand
+from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError, UnknownCommand
 from ..core.operations import Operation
 from ..core.retry import Backoff, is_retriable
 from ..core.session import Answer
@@ -27,7 +27,7 @@ from ..sync.waiter import Waiter
 from .claims import Claim, Work, claims_for
 from .handling import Handling
 from .health import Health
-from .membership import Answered, Membership
+from .membership import Answered, Membership, Request
 from .options import Options
 from .outcome import Failed
 from .progress import Progress, Told
@@ -45,8 +45,9 @@ SILENT_SECONDS = HOLD_MS / 1000 + SILENCE_SECONDS_MAX
 class Engine:
     """One member's.
 
-    On the engine's thread: ``begin`` is called with the works that a listener is to handle, ``stuck`` with one of which
-    the listener does not come back, and ``ended`` once, with the error after which nothing can go on, if there is one.
+    On the engine's thread: ``begin`` is called with the works that a listener is to handle, ``recall`` if those of
+    them whose queue was revoked, and which no listener has yet, are to be given back, ``stuck`` with one of which the
+    listener does not come back, and ``ended`` once, with the error after which nothing can go on, if there is one.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Engine:
         options: Options,
         dialer: Dialer,
         begin: Callable[[list[Work]], None],
+        recall: Callable[[], None],
         stuck: Callable[[Work], None],
         ended: Callable[[FlintError | None], None],
     ) -> None:
@@ -63,6 +65,7 @@ class Engine:
         self._options = options
         self._dialer = dialer
         self._begin = begin
+        self._recall = recall
         self._ended = ended
         self._lock = threading.RLock()
         clock = time.monotonic
@@ -117,18 +120,18 @@ class Engine:
     # ---- what listeners made of works
 
     def finished(self, work: Work, failed: Failed, handled: int) -> None:
-        """A listener is done with a work: ``failed`` are the messages to be sent back, each with its delay level."""
+        """A listener is done with a work: ``failed`` are the messages to be sent back."""
         with self._lock:
             self._handling.finished(work, failed, handled)
             self._wake_for(work.claim)
 
-    def keep_back(self, work: Work, handled: int, failed: Failed) -> None:
+    def keep_back(self, work: Work, handled: int, failed: Failed, reason: str) -> None:
         """In orderly mode: the message behind the first ``handled`` failed, and is tried again in its place.
 
-        ``failed``: those of the first that are to be sent back all the same.
+        ``failed``: those of the first that are to be sent back all the same; ``reason``: why this one failed.
         """
         with self._lock:
-            self._handling.keep_back(work, handled, failed)
+            self._handling.keep_back(work, handled, failed, reason)
             self._waiter.wake()
 
     def give_back(self, work: Work) -> None:
@@ -192,9 +195,11 @@ class Engine:
                 dead=counts.dead,
                 stuck=counts.stuck,
                 skipped=counts.skipped,
+                taken=self._claims.taken,
                 error=self.failure,
-                trouble=self._backoff.trouble,
+                trouble=self._backoff.trouble or self._membership.trouble,
                 refused={claim.key: claim.refused for claim in self._claims if claim.refused is not None},
+                commit_trouble=self._progress.trouble,
             )
 
     # ---- the thread
@@ -262,13 +267,25 @@ class Engine:
             connection, self._connection = self._connection, None
             self._backoff.failed(error, time.monotonic())
             asked, self._asked = self._asked, {}
-            for _, answered in asked.values():
-                answered(None, error)
+            self._settle([answered for _, answered in asked.values()], error)
         if connection is not None:
-            log.warning("group %s: %s; trying again", self._options.group, error)
+            self._dialer.log.lost(error)
             self._waiter.watch(None)
             self._dialer.failed(connection.address)
             connection.close()
+
+    @staticmethod
+    def _settle(unanswered: Iterable[Answered], error: FlintError) -> None:
+        """Requests that are not answered any more: each is due again on the next connection.
+
+        They are told that the connection went, whatever made it useless: it says nothing about the requests.
+        """
+        lost = error
+        if not isinstance(error, ConnectionFailed):
+            lost = ConnectionFailed(str(error))
+            lost.__cause__ = error
+        for answered in unanswered:
+            answered(None, lost)
 
     def _exchange(self, connection: Connection) -> None:
         with self._lock:
@@ -297,13 +314,21 @@ class Engine:
         may_leave = not (handling.sending_back or progress.committing)
         due += self._membership.due(now, may_leave=may_leave)
         due += self._reading.due(now)
-        for operation, answered in due:
-            request_id = connection.request(operation.command, operation.fields, operation.body)
-            self._asked[request_id] = (operation, answered)
+        self._send(connection, due)
         if handling.to_begin:
             return 0.0
         at = min(self._membership.due_at(), progress.due_at(), handling.due_at(), self._reading.due_at(now))
         return max(0.0, min(at - now, LOOK_SECONDS_MAX))
+
+    def _send(self, connection: Connection, due: list[Request]) -> None:
+        """Send requests, each of which is marked as on its way already: one that cannot go out is settled."""
+        for number, (operation, answered) in enumerate(due):
+            try:
+                request_id = connection.request(operation.command, operation.fields, operation.body)
+            except FlintError as error:
+                self._settle([answered for _, answered in due[number:]], error)
+                raise
+            self._asked[request_id] = (operation, answered)
 
     def _look_after(self, now: float) -> None:
         """What has come of itself: works that waited, listeners that take too long, queues to let go of."""
@@ -316,10 +341,13 @@ class Engine:
         self._heard_at = time.monotonic()
         for answer in answers:
             with self._lock:
+                if answer.request_id not in self._asked:
+                    raise RemoteProtocolError(f"an answer to request {answer.request_id}, which was not sent")
                 operation, answered = self._asked.pop(answer.request_id)
                 try:
                     result = operation.result(answer)
-                except RemoteProtocolError:
+                except RemoteProtocolError as error:
+                    answered(None, error)
                     raise
                 except FlintError as error:
                     answered(None, error)
@@ -333,6 +361,9 @@ class Engine:
         self._backoff.succeeded()
         if rejoined:
             self._progress.moved_anything()
+        if self._claims.recalls:
+            self._claims.recalls = False
+            self._recall()
         self.joined.set()
 
     def _begin_works(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from ...protocol.delivery import DEAD_LETTER_LEVEL
+from ...protocol.delivery import DEAD_LETTER_LEVEL, dead_letter_topic
 from ...protocol.errors import ConnectionFailed, EpochFenced, FlintError, MemberUnknown
 from ..core.retry import backoff_seconds, is_retriable
 from ..core.stored import StoredMessage
@@ -18,13 +18,15 @@ from .claims import Claim, Claims, Work
 from .health import Counts
 from .membership import Membership, Request
 from .options import Options
-from .outcome import Failed
+from .outcome import Failed, Failure, describe
 from .progress import Progress
 
 log = logging.getLogger(__name__)
 
 SEND_BACK_MAX = 256
 """Messages that are sent back in one request."""
+REASONS_BYTES_MAX = 24 * 1024
+"""Reasons of messages that are sent back in one request, where they differ."""
 
 
 class Handling:
@@ -50,8 +52,8 @@ class Handling:
         self._stuck = stuck
         self._later: list[tuple[float, Work]] = []
         """Works that begin at a time."""
-        self._back: deque[tuple[_Left, list[StoredMessage], int]] = deque()
-        """Messages to be sent back, of which work, and with what delay level."""
+        self._back: deque[tuple[_Left, Failed, int]] = deque()
+        """Messages to be sent back, of which work, and with what delay level for all of them."""
         self._back_at = 0.0
         self._sending_back = False
 
@@ -68,10 +70,10 @@ class Handling:
         else:
             self._complete(work)
 
-    def keep_back(self, work: Work, handled: int, failed: Failed) -> None:
+    def keep_back(self, work: Work, handled: int, failed: Failed, reason: str) -> None:
         """In orderly mode: the message behind the first ``handled`` failed, and is tried again in its place.
 
-        ``failed``: those of the first that are to be sent back all the same.
+        ``failed``: those of the first that are to be sent back all the same; ``reason``: why this one failed.
         """
         if work.given_up:
             return
@@ -83,7 +85,7 @@ class Handling:
         if failed and not work.claim.lost:
             self._send_back(work, failed, rest)
         elif tries > self._retry_times_max() and not work.claim.stopped:
-            self._send_back(work, [(rest[0], DEAD_LETTER_LEVEL)], rest[1:])
+            self._send_back(work, [Failure(rest[0], DEAD_LETTER_LEVEL, reason)], rest[1:])
         else:
             self._keep(work, rest, tries)
             if work.claim.stopped:  # what was done before is noted: only the rest is another member's
@@ -134,7 +136,8 @@ class Handling:
     def due_at(self) -> float:
         """When a work is to begin, or messages are to be sent back."""
         at = min((at for at, _ in self._later), default=inf)
-        return min(at, self._back_at) if self._back and not self._sending_back else at
+        waits = self._back and not self._sending_back and self._membership.epoch
+        return min(at, self._back_at) if waits else at
 
     def look_after(self, now: float) -> None:
         """Works whose time has come, and listeners that do not come back."""
@@ -162,7 +165,9 @@ class Handling:
         self.counts.stuck += 1
         work.given_up = True
         claim.running -= 1
-        self._send_back(work, [(message, 0) for message in work.messages])
+        late = f"the listener had not come back after {self._options.listener_seconds:g} s"
+        reason = late if self._options.retry_reason else ""
+        self._send_back(work, [Failure(message, 0, reason) for message in work.messages])
         self._stuck(work)
 
     def abandon(self) -> None:
@@ -189,14 +194,10 @@ class Handling:
             self.counts.skipped += len(failed)
             self._sent_back(_Left(1, work, rest))
             return
-        by_level: dict[int, list[StoredMessage]] = {}
-        for message, level in failed:
-            by_level.setdefault(level or self._options.delay_level, []).append(message)
-        parts = [
-            (messages[start : start + SEND_BACK_MAX], level)
-            for level, messages in by_level.items()
-            for start in range(0, len(messages), SEND_BACK_MAX)
-        ]
+        by_level: dict[int, Failed] = {}
+        for failure in failed:
+            by_level.setdefault(failure.delay_level or self._options.delay_level, []).append(failure)
+        parts = [(part, level) for level, failures in by_level.items() for part in _parts(failures)]
         left = _Left(len(parts), work, rest)
         self._back.extend((left, part, level) for part, level in parts)
 
@@ -215,41 +216,65 @@ class Handling:
         self._begin_later(work)
 
     def due(self, now: float) -> list[Request]:
-        """The next messages to be sent back."""
+        """The next messages to be sent back, once the broker knows this member."""
         while self._back and self._back[0][0].work.claim.lost and not self._sending_back:
             self._sent_back(self._back.popleft()[0])  # who has the queue now gets them, as all that is not committed
-        if not self._back or self._sending_back or now < self._back_at:
+        epoch = self._membership.epoch
+        if not self._back or self._sending_back or not epoch or now < self._back_at:
             return []
-        left, messages, level = self._back[0]
+        left, failed, level = self._back[0]
         self._sending_back = True
-        operation = requests.send_back(
-            self._options, self._membership.epoch, [message.physical_offset for message in messages], level,
-            self._options.retry_times_max,
-        )  # fmt: skip
-        return [(operation, lambda answer, error: self._answered(left, messages, answer, error))]
+        operation = requests.send_back(self._options, epoch, failed, level, self._options.retry_times_max)
+        return [(operation, lambda answer, error: self._answered(left, failed, epoch, answer, error))]
 
-    def _answered(self, left: _Left, messages: list[StoredMessage], answer: Any, error: FlintError | None) -> None:
+    def _answered(self, left: _Left, failed: Failed, epoch: int, answer: Any, error: FlintError | None) -> None:
         self._sending_back = False
-        if not self._back or self._back[0][1] is not messages:
+        if not self._back or self._back[0][1] is not failed:
             return  # abandoned meanwhile
-        if error is not None and not self._not_sent_back(left, messages, error):
+        if isinstance(error, EpochFenced):
+            self._fenced(left.work.claim, epoch, error)
+            return
+        if error is not None and not self._not_sent_back(left, [failure.message for failure in failed], error):
             return
         if error is None:
             self.counts.retried += answer.retried
             self.counts.dead += answer.dead
+            if answer.dead:
+                self._log_dead(failed, answer.dead, left.work.tries)
         self._back.popleft()
         self._sent_back(left)
+
+    def _log_dead(self, failed: Failed, count: int, tries: int) -> None:
+        """Say which ``count`` of the messages became dead letters: those that were tried most often."""
+        messages = sorted((failure.message for failure in failed), key=lambda message: -message.reconsume_times)
+        log.warning(
+            "group %s: in %s now, as dead letter: %s",
+            self._options.group, dead_letter_topic(self._options.group), describe(messages[:count], tries),
+        )  # fmt: skip
+
+    def _fenced(self, claim: Claim, epoch: int, error: FlintError) -> None:
+        """The queue is another member's: who has it now gets what failed, as all that is not committed."""
+        self._membership.beat_soon()
+        if self._claims.refuse(claim.topic, epoch, [claim.queue]):
+            log.warning(
+                "group %s: queue %d of topic %s was taken from this member, which has dropped what it had of it: %s",
+                self._options.group, claim.queue, claim.topic, error,
+            )  # fmt: skip
+        else:
+            self._back_at = self._clock() + backoff_seconds(3)
 
     def _not_sent_back(self, left: _Left, messages: list[StoredMessage], error: FlintError) -> bool:
         """Messages could not be sent back. Whether that is settled all the same, and need not be tried again."""
         if isinstance(error, ConnectionFailed):
             return False  # sent again on the next connection
-        if isinstance(error, EpochFenced | MemberUnknown):
+        if isinstance(error, MemberUnknown):
             self._membership.beat_soon()
             self._back_at = self._clock() + backoff_seconds(3)
             return False
         if is_retriable(error):
             self._back_at = self._clock() + backoff_seconds(6, error)
+            if (left_out := self._options.log_rate.admit()) is not None:
+                log.info("group %s: sending back is tried again: %s%s", self._options.group, error, left_out)
             return False
         left.tries = left.work.tries + 1
         if left.tries > self._retry_times_max():
@@ -265,6 +290,21 @@ class Handling:
         )  # fmt: skip
         left.rest = [*messages, *left.rest]
         return True
+
+
+def _parts(failed: Failed) -> Iterator[Failed]:
+    """Split what has one delay level into what goes into one request each."""
+    part: Failed = []
+    reasons_bytes = 0
+    for failure in failed:
+        reason_bytes = len(failure.reason.encode()) + 1
+        if len(part) >= SEND_BACK_MAX or (part and reasons_bytes + reason_bytes > REASONS_BYTES_MAX):
+            yield part
+            part, reasons_bytes = [], 0
+        part.append(failure)
+        reasons_bytes += reason_bytes
+    if part:
+        yield part
 
 
 class _Left:

@@ -7,7 +7,15 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, NoReturn
 
-from ...protocol.errors import ConnectionFailed, EpochFenced, FlintError, MemberNameTaken, MemberUnknown
+from ...protocol.errors import (
+    ConnectionFailed,
+    EpochFenced,
+    FlintError,
+    MemberNameTaken,
+    MemberUnknown,
+    RemoteProtocolError,
+    TopicNotExist,
+)
 from ..core.operations import Operation
 from ..core.retry import backoff_seconds, is_retriable
 from . import requests
@@ -32,6 +40,8 @@ class Membership:
         self.last_epoch = 0
         """Of the last assignment that there was; 0: none yet."""
         self.retry_times_max = 16
+        self.missing: tuple[str, ...] = ()
+        """Topics that this member wants and that the broker does not have, or does not let anybody read."""
         self.leaving = False
         self.left = False
         """Nothing is left to be said to the broker."""
@@ -93,13 +103,41 @@ class Membership:
         self.retry_times_max = answer.retry_times_max
         self._claims.assign(answer.rows, rejoined=not epoch, forgetful=answer.run != self._run)
         self._run = answer.run
+        self._note_missing(answer.missing)
         if self.leaving:
             self._claims.revoke_all()
         self._assigned(not epoch)
 
+    def _note_missing(self, missing: tuple[str, ...]) -> None:
+        """Say once of each topic that it is not there, and that it is there after all."""
+        group = self._options.group
+        for topic in missing:
+            if topic not in self.missing:
+                log.warning(
+                    "group %s: the broker has no topic %s that can be read: nothing of it is consumed until there is; "
+                    "is its name right? (flintmq topic list shows them, flintmq topic create makes one)",
+                    group, topic,
+                )  # fmt: skip
+        for topic in self.missing:
+            if topic not in missing:
+                log.info("group %s: topic %s is there now", group, topic)
+        self.missing = missing
+
+    @property
+    def trouble(self) -> TopicNotExist | None:
+        """What is wrong with the topics of this member, if something is."""
+        if not self.missing:
+            return None
+        names = ", ".join(self.missing)
+        several = len(self.missing) > 1
+        return TopicNotExist(
+            f"the broker has no {'topics' if several else 'topic'} {names} that can be read: nothing of "
+            f"{'them' if several else 'it'} is consumed until there is; are the names right?"
+        )
+
     def _refused(self, error: FlintError, now: float) -> None:
         self.beat_at = now + self._interval_seconds
-        if isinstance(error, ConnectionFailed):
+        if isinstance(error, ConnectionFailed | RemoteProtocolError):
             return  # the next connection begins with a heartbeat
         if isinstance(error, MemberUnknown) and self.last_epoch:
             self.epoch = 0

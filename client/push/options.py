@@ -6,24 +6,35 @@ import os
 import socket
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, Literal
 
 from ...protocol.commands import MEMBER_CHARS_MAX
 from ...protocol.delivery import DELAY_LEVEL_MAX
 from ...protocol.errors import InvalidParameter
 from ...protocol.names import check_name
+from ..core.access import AccessOptions
+from ..core.positions import EARLIEST, ENDS, LATEST, End
 from ..core.tags import TagFilter, check_filter, parse_tags
 from ..core.timeouts import check_timeout
 from ..core.times import to_millis
 from ..errors import InvalidArgument, InvalidArgumentType
+from ..log_rate import LogRate
 
-CLUSTERING = "clustering"
-BROADCASTING = "broadcasting"
-FIRST = "first"
-LAST = "last"
+CLUSTERING: Final = "clustering"
+BROADCASTING: Final = "broadcasting"
+FIRST: Final = "first"
+LAST: Final = "last"
+_STARTS: dict[str, str] = {EARLIEST: FIRST, LATEST: LAST}
+"""What the protocol calls the ends of a queue."""
 
+Start = End | datetime
+"""Where a group begins to read what it has not read before."""
+Mode = Literal["clustering", "broadcasting"]
+"""Whether the members of a group share the messages, or each gets all."""
+
+Addresses = str | Iterable[str]
 Subscriptions = Mapping[str, "str | Iterable[str] | Subscription | None"] | Iterable[str] | str
 
 
@@ -34,6 +45,27 @@ class Subscription:
 
     tags: str | Iterable[str] | None = None
     filter: str | None = None
+
+
+class PushOptions(AccessOptions, total=False):
+    """The arguments by name of a push consumer, for type checkers; see ``PushConsumer`` and ``AccessOptions``."""
+
+    orderly: bool
+    workers: int
+    start: Start
+    mode: Mode
+    member: str | None
+    prefetch_messages: int
+    prefetch_bytes: int
+    auto_commit: bool
+    commit_interval: float
+    session_timeout: float
+    listener_timeout: float
+    retry_times_max: int | None
+    delay_level: int
+    suspend: float
+    retry_reason: bool
+    timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +93,9 @@ class Options:
     retry_times_max: int
     delay_level: int
     suspend_seconds: float
+    retry_reason: bool
+    log_rate: LogRate = field(default_factory=LogRate, compare=False, repr=False)
+    """Of what a listener wants to have tried again."""
 
     @property
     def broadcasting(self) -> bool:
@@ -92,6 +127,7 @@ def check_options(
     retry_times_max: Any,
     delay_level: Any,
     suspend: Any,
+    retry_reason: bool,
 ) -> Options:
     """The options; raises ``InvalidArgument`` or ``InvalidArgumentType`` for what cannot be used."""
     if mode not in (CLUSTERING, BROADCASTING):
@@ -121,6 +157,7 @@ def check_options(
         retry_times_max=-1 if retry_times_max is None else _whole("retry_times_max", retry_times_max, 0, 2**31 - 1),
         delay_level=_whole("delay_level", delay_level, 0, DELAY_LEVEL_MAX),
         suspend_seconds=check_timeout("suspend", suspend),
+        retry_reason=bool(retry_reason),
     )
 
 
@@ -154,9 +191,11 @@ def _check_member(member: Any) -> str:
 def _check_start(start: Any) -> tuple[str, int]:
     if isinstance(start, datetime):
         return "time", to_millis("start", start)
-    if start not in (FIRST, LAST):
-        raise InvalidArgument(f"start is {start!r}; it must be 'first', 'last' or an aware datetime")
-    return str(start), 0
+    if not isinstance(start, str) or start not in ENDS:
+        raise InvalidArgument(
+            f"start is {start!r}; it must be 'earliest' (or 'first'), 'latest' (or 'last') or an aware datetime"
+        )
+    return _STARTS[ENDS[start]], 0
 
 
 def _check_topics(topics: Any) -> dict[str, tuple[TagFilter, str]]:

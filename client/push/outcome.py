@@ -3,49 +3,133 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
-from ...protocol.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX
-from ..core.batch import Batch
+from ...protocol.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX, retry_note
+from ...protocol.errors import FlintError
 from ..core.stored import StoredMessage
-from ..errors import InvalidArgument
+from ..errors import CompressionUnavailable, InvalidArgument, InvalidArgumentType
+from .claims import Work
+from .options import Options
 
 log = logging.getLogger(__name__)
 
-Failed = list[tuple[StoredMessage, int]]
-"""Messages to be tried again, and the delay level of each."""
+DESCRIBED_MAX = 10
+"""One line of a log names at most so many messages."""
+
+
+class Failure(NamedTuple):
+    """A message that is to be tried again, after which delay level, and why (empty: that is not said)."""
+
+    message: StoredMessage
+    delay_level: int
+    reason: str
+
+
+Failed = list[Failure]
 
 
 class TryLater(Exception):
     """Raised by a listener: the message (of a batch: those in ``messages``, or all) is to be tried again later.
 
-    ``delay_level``: 1 to 18 (1 s to 2 h), 0: what the group does anyway, longer with every try. Any other exception
-    does the same, and is logged.
+    ``delay_level``: 1 to 18 (1 s to 2 h), 0: what the group does anyway, longer with every try. ``reason`` is kept with
+    the message; without one, that is the exception which this one was raised from. Any other exception does the same,
+    and is logged with its traceback.
     """
 
-    def __init__(self, delay_level: int = 0, messages: Iterable[StoredMessage] | None = None) -> None:
+    def __init__(self, delay_level: int = 0, messages: Iterable[StoredMessage] | None = None, reason: str = "") -> None:
         if type(delay_level) is not int or not 0 <= delay_level <= DELAY_LEVEL_MAX:
             raise InvalidArgument(f"delay_level is {delay_level!r}; it must be 0 to {DELAY_LEVEL_MAX}")
-        super().__init__(f"to be tried again, delay level {delay_level}")
+        if not isinstance(reason, str):
+            raise InvalidArgumentType(f"reason must be a str, not {type(reason).__name__}")
+        super().__init__(reason or f"to be tried again, delay level {delay_level}")
         self.delay_level = delay_level
         self.messages = None if messages is None else list(messages)
+        self.reason = reason
 
 
 class GiveUp(TryLater):
     """Raised by a listener: the message (of a batch: those in ``messages``, or all) is not to be tried again. It
-    becomes a dead letter at once."""
+    becomes a dead letter at once. ``GiveUp("no such account")`` gives just the reason."""
 
-    def __init__(self, messages: Iterable[StoredMessage] | None = None) -> None:
-        super().__init__(0, messages)
+    def __init__(self, messages: Iterable[StoredMessage] | str | None = None, reason: str = "") -> None:
+        if isinstance(messages, str):
+            reason, messages = reason or messages, None
+        super().__init__(0, messages, reason)
+        self.args = (reason or "not to be tried again",)
         self.delay_level = DEAD_LETTER_LEVEL
 
 
-def failed_with(error: BaseException, group: str, handed: Any, messages: Iterable[StoredMessage]) -> Failed:
-    """What is to be tried again after a listener, called with ``handed``, raised ``error``. Logs what is no
-    ``TryLater``."""
+def failed_with(error: BaseException, options: Options, messages: Sequence[StoredMessage], work: Work) -> Failed:
+    """Return what is to be tried again after a listener, called with ``messages`` of ``work``, raised ``error``; log
+    it."""
+    reason = reason_of(error)
+    tries = work.tries if messages[0].queue_offset == work.messages[0].queue_offset else 0
+    delay_level = 0
     if isinstance(error, TryLater):
-        return [(message, error.delay_level) for message in error.messages or messages]
-    what = handed if isinstance(handed, StoredMessage | Batch) else f"{len(handed)} messages"
-    log.warning("group %s: the listener failed with %r", group, what, exc_info=error)
-    return [(message, 0) for message in messages]
+        messages = error.messages or messages
+        delay_level = error.delay_level
+        if delay_level == DEAD_LETTER_LEVEL:
+            log.warning("group %s: the listener gave up %s: %s", options.group, describe(messages, tries), reason)
+        elif log.isEnabledFor(logging.INFO) and (left_out := options.log_rate.admit()) is not None:
+            log.info(
+                "group %s: tried again later: %s: %s%s", options.group, describe(messages, tries), reason, left_out
+            )
+    elif isinstance(error, CompressionUnavailable):  # says what to install: a traceback would add nothing
+        log.error("group %s: the listener failed on %s: %s", options.group, describe(messages, tries), error)
+    else:
+        log.warning(
+            "group %s: the listener failed with %r on %s", options.group, error, describe(messages, tries),
+            exc_info=error,
+        )  # fmt: skip
+    kept = reason if options.retry_reason else ""
+    return [Failure(message, delay_level, kept) for message in messages]
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a listener failed, in a line: ``ValueError: no such account``."""
+    told = error
+    if isinstance(error, TryLater):
+        if error.reason:
+            return retry_note(error.reason)
+        told = error.__cause__ or (None if error.__suppress_context__ else error.__context__) or error
+        if told is error:
+            return type(error).__name__
+    try:
+        first_line = next(iter(str(told).splitlines()), "")
+    except Exception as failure:  # noqa: BLE001 - a broken __str__ must not take the thread along
+        first_line = f"its text cannot be had ({type(failure).__name__})"
+    return retry_note(f"{type(told).__name__}: {first_line}" if first_line else type(told).__name__)
+
+
+# ---- messages in a log
+
+
+def describe(messages: Sequence[StoredMessage], tries: int = 0) -> str:
+    """Return which messages these are, as a log names them. ``tries``: how often they were tried in their place."""
+    described = "; ".join(islice(_each(messages, tries), DESCRIBED_MAX))
+    if len(messages) == 1:
+        return described
+    more = f"; and {len(messages) - DESCRIBED_MAX} more" if len(messages) > DESCRIBED_MAX else ""
+    return f"{len(messages)} messages ({described}{more})"
+
+
+def _each(messages: Iterable[StoredMessage], tries: int) -> Iterator[str]:
+    for message in messages:
+        try:
+            yield _describe(message, tries)
+        except FlintError as error:  # a damaged record does not say what it is
+            yield str(error)
+
+
+def _describe(message: StoredMessage, tries: int) -> str:
+    retried = message.reconsume_times
+    parts = [f"message {message.message_id} of topic {message.topic}"]
+    if message.keys:
+        parts.append(f"{'key' if len(message.keys) == 1 else 'keys'} {' '.join(message.keys)}")
+    if not retried:  # a retried one is in another queue than it was sent to
+        parts.append(f"queue {message.queue}, offset {message.queue_offset}")
+    parts.append(f"try {retried + tries + 1}")
+    return ", ".join(parts)

@@ -6,7 +6,15 @@ import logging
 from collections.abc import Callable
 
 from ...protocol.delivery import PROPERTY_RETRY_TOPIC, RETRY_TOPIC_PREFIX
-from ...protocol.errors import ConnectionFailed, EpochFenced, FlintError, MemberUnknown, OffsetOutOfRange
+from ...protocol.errors import (
+    ConnectionFailed,
+    EpochFenced,
+    FlintError,
+    MemberUnknown,
+    OffsetOutOfRange,
+    QueueNotExist,
+    TopicNotExist,
+)
 from ..core.batch import Batch
 from . import requests
 from .claims import Claim, Claims
@@ -76,6 +84,9 @@ class Reading:
             claim.retry_at = self._clock() + REFUSED_PAUSE_SECONDS
             if isinstance(error, EpochFenced | MemberUnknown):
                 self._membership.beat_soon()
+            elif isinstance(error, TopicNotExist | QueueNotExist):
+                self._membership.beat_soon()  # its answer is without the queue, and names the topic
+                claim.refused = error
             else:
                 claim.refused = error
                 log.warning(

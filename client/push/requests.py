@@ -18,6 +18,7 @@ from ..core.session import Answer
 from ..core.tags import EVERYTHING, TagFilter
 from .claims import Claim, Row
 from .options import Options
+from .outcome import Failed
 
 HOLD_MS = 15_000
 """How long the broker may hold a pull at the end of a queue."""
@@ -31,6 +32,7 @@ class Assignment:
     interval_seconds: float
     retry_times_max: int
     run: int
+    missing: tuple[str, ...]
     rows: list[Row]
 
 
@@ -43,7 +45,8 @@ def heart_beat(options: Options, epoch: int, owned: Sequence[Sequence[str | int]
         if not isinstance(rows, list) or len(rows) != head.count:
             raise RemoteProtocolError(f"an assignment of {head.count} queues that is not there")
         checked = [(str(topic), int(queue), int(at), int(granted)) for topic, queue, at, granted in rows]
-        return Assignment(head.epoch, head.interval_ms / 1000, head.retry_times_max, head.run, checked)
+        missing = tuple(head.missing.split())
+        return Assignment(head.epoch, head.interval_ms / 1000, head.retry_times_max, head.run, missing, checked)
 
     wanted = [[topic, tags.expression, condition] for topic, (tags, condition) in options.subscriptions.items()]
     return operation(
@@ -92,16 +95,19 @@ def commit(options: Options, epoch: int, topic: str, offsets: Mapping[int, int])
 
 
 def send_back(
-    options: Options, epoch: int, physical_offsets: Sequence[int], delay_level: int, retry_times_max: int
+    options: Options, epoch: int, failed: Failed, delay_level: int, retry_times_max: int
 ) -> Operation[commands.SendMessageBackAnswer]:
     """Have messages tried again later, or put aside."""
+    reasons = [failure.reason for failure in failed]
+    same = len(set(reasons)) == 1
 
     def decode(answer: Answer) -> commands.SendMessageBackAnswer:
         return decode_fields(commands.SendMessageBackAnswer, answer.fields)
 
-    body = b"".join(map(PHYSICAL_OFFSET_STRUCT.pack, physical_offsets))
+    body = b"".join(PHYSICAL_OFFSET_STRUCT.pack(failure.message.physical_offset) for failure in failed)
     return operation(
         commands.CONSUMER_SEND_MSG_BACK, decode, body,
-        group=options.group, count=len(physical_offsets), delay_level=delay_level, retry_times_max=retry_times_max,
-        member=options.member, epoch=epoch,
+        group=options.group, count=len(failed), delay_level=delay_level, retry_times_max=retry_times_max,
+        member=options.member, epoch=epoch, reason=reasons[0] if same else "",
+        reasons="" if same else commands.REASON_SEPARATOR.join(reasons),
     )  # fmt: skip

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
-from datetime import datetime
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, overload
 
 from ...protocol.errors import FlintError
 from ..aio.life import Life
-from ..core.access import AccessOptions, access_of
+from ..connection_log import ConnectionLog
+from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
+from ..core.batch import Batch
+from ..core.callables import is_coroutine_function
 from ..core.stored import StoredMessage
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
-from ..errors import ClientFailed, InvalidArgument, InvalidArgumentType, ListenerTimeout
+from ..errors import ClientFailed, InvalidArgument, ListenerTimeout
 from ..sync.pool import Dialer
 from .claims import Work
 from .engine import Engine
 from .health import Health
-from .options import CLUSTERING, LAST, Subscriptions, check_options
+from .listeners import check_listener, check_returned
+from .options import CLUSTERING, LAST, Addresses, Mode, PushOptions, Start, Subscriptions, check_options
 from .outcome import Failed, failed_with
+from .signals import StopSignals
+from .workers import Workers
+
+MessageListener = Callable[[StoredMessage], Awaitable[object] | None]
+BatchListener = Callable[[Batch], Awaitable[object] | None]
+
+log = logging.getLogger(__name__)
 
 
 class PushConsumer:
@@ -32,20 +44,45 @@ class PushConsumer:
     the event loop in which ``start()`` was awaited. A thread speaks to the broker, so a loop that is blocked for a
     while neither leaves the group nor loses anything. A listener that takes longer than ``listener_timeout`` is
     cancelled.
+
+    A listener that is a plain function is called in one of ``workers`` threads, as by the other consumer; if what it
+    returns is to be awaited, that is done in the loop.
     """
 
+    # fmt: off
+    @overload
+    def __init__(
+        self, addresses: Addresses, group: str, topics: Subscriptions, listener: MessageListener, *,
+        batch: None = None, **options: Unpack[PushOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, addresses: Addresses = ..., *, group: str, topics: Subscriptions, listener: MessageListener,
+        batch: None = None, **options: Unpack[PushOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, addresses: Addresses, group: str, topics: Subscriptions, listener: BatchListener, *,
+        batch: int, **options: Unpack[PushOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, addresses: Addresses = ..., *, group: str, topics: Subscriptions, listener: BatchListener,
+        batch: int, **options: Unpack[PushOptions],
+    ) -> None: ...
+    # fmt: on
     def __init__(
         self,
-        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        addresses: Addresses | None = None,
         group: str = "",
         topics: Subscriptions = (),
-        listener: Callable[[Any], Awaitable[object]] | None = None,
+        listener: Callable[[Any], Awaitable[object] | None] | None = None,
         *,
         batch: int | None = None,
         orderly: bool = False,
         workers: int = 64,
-        start: str | datetime = LAST,
-        mode: str = CLUSTERING,
+        start: Start = LAST,
+        mode: Mode = CLUSTERING,
         member: str | None = None,
         prefetch_messages: int = 16_384,
         prefetch_bytes: int = 64 << 20,
@@ -56,29 +93,39 @@ class PushConsumer:
         retry_times_max: int | None = None,
         delay_level: int = 0,
         suspend: float = 1.0,
+        retry_reason: bool = True,
         timeout: float = TIMEOUT_SECONDS,
         **access: Unpack[AccessOptions],
     ) -> None:
-        if listener is None:
-            raise InvalidArgument("listener is missing; give a coroutine function that takes a message, or a batch")
-        if not callable(listener):
-            raise InvalidArgumentType(f"listener must be callable, not {type(listener).__name__}")
+        entry = access_for(self, access)
+        self._listener = check_listener(listener)
         self._options = check_options(
             group=group, topics=topics, member=member, mode=mode, start=start, orderly=orderly, batch=batch,
             workers=workers, prefetch_messages=prefetch_messages, prefetch_bytes=prefetch_bytes,
             auto_commit=auto_commit, commit_interval=commit_interval, session_timeout=session_timeout,
             listener_timeout=listener_timeout, retry_times_max=retry_times_max, delay_level=delay_level,
-            suspend=suspend,
+            suspend=suspend, retry_reason=retry_reason,
         )  # fmt: skip
         self._timeout = check_timeout("timeout", timeout)
-        self._listener = listener
         self._life = Life(type(self).__name__)
         self._started = False
         self._ready: deque[Work] = deque()
         self._tasks: dict[asyncio.Task[None], Work] = {}
         self._end: asyncio.Future[None] | None = None
-        dialer = Dialer(parse_addresses(addresses), access_of(**access))
-        self._engine = Engine(self._options, dialer, self._post_works, self._post_stuck, self._post_end)
+        self._workers: Workers | None
+        """Threads for a listener that is a plain function; one that is a coroutine function runs as tasks."""
+        connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
+        dialer = Dialer(parse_addresses(addresses), entry, connection_log)
+        if is_coroutine_function(self._listener):
+            self._workers = None
+            self._engine = Engine(
+                self._options, dialer, self._post_works, self._post_recall, self._post_stuck, self._post_end
+            )
+        else:
+            threads = self._workers = Workers(self._options, self._call)
+            self._engine = threads.engine = Engine(
+                self._options, dialer, threads.begin, threads.recall, threads.replace, self._post_end
+            )
 
     @property
     def group(self) -> str:
@@ -99,6 +146,8 @@ class PushConsumer:
             raise InvalidArgument("this consumer was started before; make a new one to start again")
         self._started = True
         self._end = loop.create_future()
+        if self._workers is not None:
+            self._workers.start()
         self._engine.start()
         joined = await loop.run_in_executor(None, self._engine.joined.wait, self._timeout)
         if not joined:
@@ -111,12 +160,48 @@ class PushConsumer:
             raise self._engine.failure
         return self
 
-    async def wait(self) -> None:
-        """Wait until the consumer was closed. Raises ``ClientFailed``, with the reason as its cause, where it cannot go
-        on. Cancelling the wait leaves the consumer as it is."""
+    async def run(self, timeout: float = 30.0) -> None:
+        """Start, and return when the process got SIGTERM or SIGINT (Ctrl-C) and all is in order: the listeners have
+        finished what they had, that is committed, and the group was left. Also returns when the consumer was closed.
+
+        ``timeout``: as of ``close()``, whose errors it raises, besides those of ``start()`` and ``wait()``. Cancelled,
+        it ends the consumer in the same way first. A second signal, or cancellation, interrupts at once. Only the main
+        thread of a program gets signals; for a loop in another one ``close()`` ends it.
+        """
+        seconds = check_timeout("timeout", timeout)
+        loop = self._life.enter()
+        stop: asyncio.Future[None] = loop.create_future()
+
+        def stopped() -> None:
+            if not stop.done():
+                stop.set_result(None)
+
+        with StopSignals(lambda: loop.call_soon_threadsafe(stopped)) as signals:
+            starting = loop.create_task(self.start(), name=f"flintmq start of {self.group}")
+            try:
+                await _first(starting, stop)
+                if not starting.done():
+                    self._engine.leave()
+                await starting
+                assert self._end is not None
+                await _first(stop, self._end)
+            finally:
+                starting.cancel()
+                if signals.received is not None:
+                    log.info("group %s: %s: ending in order", self.group, signals.received.name)
+                await self.close(seconds)
+        await self.wait()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the consumer was closed, at most ``timeout`` seconds; return whether it was.
+
+        Raises ``ClientFailed``, with the reason as its cause, if it cannot go on. Cancelling the wait leaves the
+        consumer as it is.
+        """
         assert self._end is not None, "start() comes first"
-        await asyncio.shield(self._end)
+        await asyncio.wait([self._end], timeout=timeout)
         self._engine.check()
+        return self._end.done()
 
     async def close(self, timeout: float = 30.0) -> None:
         """Begin nothing more, let the listeners finish what they have, commit, and leave the group. Idempotent.
@@ -137,8 +222,8 @@ class PushConsumer:
             await asyncio.wait_for(asyncio.shield(self._end), check_timeout("timeout", timeout))
         except TimeoutError:
             late = ListenerTimeout(
-                f"{len(self._tasks)} listeners of group {self.group} had not come back after {timeout:g} s; what they "
-                "have is tried again by others"
+                f"{self._engine.health().running} listeners of group {self.group} had not come back after "
+                f"{timeout:g} s; what they have is tried again by others"
             )
         finally:
             self._engine.abandon()
@@ -209,16 +294,42 @@ class PushConsumer:
     def _post_works(self, works: list[Work]) -> None:
         self._post(self._begin, works)
 
+    def _post_recall(self) -> None:
+        self._post(self._recalled)
+
     def _post_stuck(self, work: Work) -> None:
         self._post(self._cancel, work)
 
     def _post_end(self, error: FlintError | None) -> None:
+        if self._workers is not None:
+            self._workers.stop()
         self._post(self._ended)
 
     def _ended(self) -> None:
         assert self._end is not None
         if not self._end.done():
             self._end.set_result(None)
+
+    # ---- in a thread of the workers
+
+    def _call(self, handed: Any) -> None:
+        """Call a plain function; what it returns to be awaited is awaited in the loop."""
+        returned = self._listener(handed)
+        if inspect.isawaitable(returned):
+            awaited = self._await(returned)
+            try:
+                running = asyncio.run_coroutine_threadsafe(awaited, self._life.loop)
+            except RuntimeError:  # the loop was closed
+                awaited.close()
+                if inspect.iscoroutine(returned):
+                    returned.close()
+                raise
+            returned = running.result()
+        check_returned(returned)
+
+    @staticmethod
+    async def _await(returned: Awaitable[object]) -> object:
+        return await returned
 
     # ---- in the loop
 
@@ -233,6 +344,15 @@ class PushConsumer:
             task = self._life.loop.create_task(self._work(work), name=f"flintmq listener of {self.group}")
             self._tasks[task] = work
             task.add_done_callback(self._task_ended)
+
+    def _recalled(self) -> None:
+        """Give back what no task has begun of queues that were revoked: the next member waits for them."""
+        waiting, self._ready = self._ready, deque()
+        for work in waiting:
+            if work.claim.stopped:
+                self._engine.give_back(work)
+            else:
+                self._ready.append(work)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         work = self._tasks.pop(task)
@@ -254,10 +374,9 @@ class PushConsumer:
             await self._handle_each(work)
 
     async def _handle_batch(self, work: Work) -> None:
-        batch = work.messages if len(work.messages) != len(work.batch) else work.batch
-        failed = await self._failed(batch, work)
-        if failed and self._options.orderly and all(level >= 0 for _, level in failed):
-            self._engine.keep_back(work, 0, [])
+        failed = await self._failed(work.whole, work)
+        if failed and self._options.orderly and all(failure.delay_level >= 0 for failure in failed):
+            self._engine.keep_back(work, 0, [], failed[0].reason)
         else:
             self._engine.finished(work, failed, len(work.messages) - len(failed))
 
@@ -268,8 +387,8 @@ class PushConsumer:
             outcome = await self._failed(message, work)
             if work.given_up:
                 return
-            if outcome and orderly and outcome[0][1] >= 0:
-                self._engine.keep_back(work, number, failed)
+            if outcome and orderly and outcome[0].delay_level >= 0:
+                self._engine.keep_back(work, number, failed, outcome[0].reason)
                 return
             failed += outcome
             work.begun_at = time.monotonic()  # each message has its own time
@@ -279,11 +398,16 @@ class PushConsumer:
         """Await the listener; the messages to be tried again, and their delay levels."""
         messages = (handed,) if isinstance(handed, StoredMessage) else work.messages
         try:
-            await self._listener(handed)
+            check_returned(await self._listener(handed))
         except asyncio.CancelledError as error:
             if work.given_up or self._life.closed:
                 raise
-            return failed_with(error, self.group, handed, messages)
+            return failed_with(error, self._options, messages, work)
         except Exception as error:  # noqa: BLE001 - whatever a listener raises, the messages are tried again
-            return failed_with(error, self.group, handed, messages)
+            return failed_with(error, self._options, messages, work)
         return []
+
+
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    """Return when one of them is done; cancelling the wait leaves them alone."""
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ...protocol.errors import ConnectionFailed, FlintError, RequestTimeout
+from ..connection_log import ConnectionLog
 from ..core import operations
 from ..core.access import NO_ACCESS, Access
 from ..core.address import parse_addresses
@@ -74,7 +75,9 @@ def caller_of(broker: BrokerAddress, timeout: float) -> Caller:
             for other in [other for other in _callers if other[0] != key[0]]:
                 del _callers[other]
             caller = _callers[key] = Caller(
-                Dialer(parse_addresses(broker.address), broker.access), Guard("Spark source"), timeout
+                Dialer(parse_addresses(broker.address), broker.access, ConnectionLog("Spark source")),
+                Guard("Spark source"),
+                timeout,
             )
         return caller
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from ...protocol.layout import IPV6_EXTRA_BYTES, RECORD, RECORD_HEAD_BYTES, RECORD_STRUCT, SysFlag
 from ...protocol.record import CorruptRecord, decode_record
 from ..core.compression import DecompressionFailed, decompress
-from ..errors import CorruptMessage
+from ..errors import CompressionUnavailable, CorruptMessage
 from .scan import SOUND, Blob, Ints, Part, Rows, scan_records
 from .slices import BLOB_BYTES_MAX, gather, slices
 
@@ -78,6 +78,12 @@ class RecordBlock:
                 bodies[row] = decompress(bodies[row], int(self.parts[Part.SYS_FLAG, row]))
             except DecompressionFailed as error:
                 raise self._corrupt(row, str(error)) from None
+            except CompressionUnavailable as error:
+                queue, queue_offset, _ = self._place(row)
+                topic = self.topic or self.topics()[row].as_py().decode("utf-8", "replace")  # of a log: each its own
+                raise CompressionUnavailable(
+                    f"message at offset {queue_offset} of queue {queue} of topic {topic!r} cannot be read: {error}"
+                ) from None
         return pa.array(bodies, pa.binary())
 
     def topics(self) -> pa.BinaryArray:
@@ -126,5 +132,12 @@ class RecordBlock:
         return self._corrupt(row, f"its {len(record)} bytes do not fit the size that it says it has")
 
     def _corrupt(self, row: int, reason: str) -> CorruptMessage:
+        queue, queue_offset, physical_offset = self._place(row)
+        return CorruptMessage(
+            reason, topic=self.topic, queue=queue, queue_offset=queue_offset, physical_offset=physical_offset
+        )
+
+    def _place(self, row: int) -> tuple[int, int, int]:
+        """Queue, queue offset and physical offset, as its head has them."""
         head = RECORD_STRUCT.unpack(bytes(self.record(row)[:RECORD_HEAD_BYTES]).ljust(RECORD_HEAD_BYTES, b"\0"))
-        return CorruptMessage(reason, topic=self.topic, queue=head[3], queue_offset=head[5], physical_offset=head[6])
+        return head[3], head[5], head[6]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...protocol.errors import InvalidParameter
 from ...protocol.names import check_name, may_produce_to
 from ..core.compression import COMPRESS_OVER_BYTES
+from ..core.outgoing import Flush
 from .brokers import BrokerAddress, parse_bootstrap
 from .errors import InvalidOption
 from .options import ACCESS_OPTIONS, TIMEOUT_MS, Option, parse_options, positive, refuse, with_access
@@ -87,7 +88,7 @@ class WriteOptions:
 
     broker: BrokerAddress
     topic: str | None = None
-    flush: str | None = None
+    flush: Flush | None = None
     delivery: str = AT_LEAST_ONCE
     timeout: float = TIMEOUT_MS / 1000
     compress_over: int | None = COMPRESS_OVER_BYTES

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ...protocol.permissions import Grant
+from ...protocol.scram import make_verifier
 from ..core import groups as group_operations
 from ..core import operations
+from ..core import users as user_operations
 from ..core.delays import DelayStats, delay_stats
 from ..core.groups import GroupInfo, GroupStatus
+from ..core.outgoing import Flush
 from ..core.prepared import Committed, PreparedInfo, abort_prepared, commit_prepared, prepared
 from ..core.settings import ChangedSetting, Setting, change_settings, settings
 from ..core.topics import ConsumeStats, QueueStats, TopicInfo
 from ..core.transactions import Transactions, end_transaction, transactions
+from ..core.users import UserInfo
 from .client import Client
 
 
@@ -28,11 +33,15 @@ class Admin(Client):
         write_queues: int | None = None,
         perm: int = 6,
         order: bool = False,
+        retention_hours: int | None = None,
+        retention_bytes: int | None = None,
         timeout: float | None = None,
     ) -> None:
         """Create a topic, or change one that exists; queues can be added, not taken away.
 
         ``queues``: for reading and writing, unless those are given; ``perm``: 4 readable + 2 writable.
+        ``retention_hours``: how long messages are kept, 0: as long as the broker keeps its log, -1: for ever;
+        ``retention_bytes``: most bytes of the topic's records, the newest, 0: no limit; None: as they are.
         """
         operation = operations.create_topic(
             topic,
@@ -40,6 +49,8 @@ class Admin(Client):
             queues if write_queues is None else write_queues,
             perm,
             order,
+            retention_hours,
+            retention_bytes,
         )
         self._caller.call(operation, self._caller.deadline(timeout))
 
@@ -57,13 +68,18 @@ class Admin(Client):
         return self._caller.call(operations.topic_stats(topic), self._caller.deadline(timeout))
 
     def consume_stats(
-        self, group: str | None = None, topic: str | None = None, *, timeout: float | None = None
+        self,
+        group: str | None = None,
+        topic: str | None = None,
+        *,
+        uncommitted: bool = False,
+        timeout: float | None = None,
     ) -> list[ConsumeStats]:
         """How far groups are, by group, topic and queue: of one group or (None) all, in one topic or all.
 
-        A group is known once it has committed; queues of which it has committed nothing are left out.
+        Queues of which a group has committed nothing are left out unless ``uncommitted`` is set: set it to sum up lags.
         """
-        operation = operations.consume_stats(group or "", topic or "")
+        operation = operations.consume_stats(group or "", topic or "", uncommitted=uncommitted)
         return self._caller.call(operation, self._caller.deadline(timeout))
 
     # ---- groups
@@ -119,7 +135,7 @@ class Admin(Client):
         attempts: Mapping[str, int],
         *,
         drop: str | None = None,
-        flush: str | None = None,
+        flush: Flush | None = None,
         timeout: float | None = None,
     ) -> Committed:
         """Commit messages that were sent with ``prepare=``, all of them or none, as transaction ``number`` of
@@ -141,6 +157,40 @@ class Admin(Client):
     def abort_prepared(self, drop: str, *, timeout: float | None = None) -> int:
         """Drop what the attempts prepared whose names begin so; how many attempts there were."""
         return self._caller.call(abort_prepared(drop), self._caller.deadline(timeout))
+
+    # ---- users
+
+    def users(self, *, timeout: float | None = None) -> list[UserInfo]:
+        """The users of the broker, by name. This and all that changes users takes ``admin`` on the broker."""
+        return self._caller.call(user_operations.users(), self._caller.deadline(timeout))
+
+    def create_user(
+        self, user: str, password: str, grants: Iterable[Grant] = (), *, timeout: float | None = None
+    ) -> None:
+        """Add a user, who may do what ``grants`` say. Raises ``UserExistsAlready``."""
+        operation = user_operations.create_user(user, make_verifier(password), grants)
+        self._caller.call(operation, self._caller.deadline(timeout))
+
+    def change_user(
+        self,
+        user: str,
+        *,
+        password: str | None = None,
+        grant: Iterable[Grant] = (),
+        revoke: Iterable[Grant] | None = (),
+        timeout: float | None = None,
+    ) -> None:
+        """Change the password of a user, which closes its connections, or its grants. ``revoke``: None takes all away.
+
+        Raises ``UserNotExist``, and ``InvalidParameter`` for a grant that the user does not have.
+        """
+        verifier = None if password is None else make_verifier(password)
+        operation = user_operations.update_user(user, verifier, grant, revoke)
+        self._caller.call(operation, self._caller.deadline(timeout))
+
+    def delete_user(self, user: str, *, timeout: float | None = None) -> None:
+        """Remove a user and close its connections. Raises ``UserNotExist``."""
+        self._caller.call(user_operations.delete_user(user), self._caller.deadline(timeout))
 
     def settings(self, *, timeout: float | None = None) -> list[Setting]:
         """The broker's settings, but for those of ``[security]``."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self, Unpack
 
-from ..core.access import AccessOptions, access_of
+from ..connection_log import ConnectionLog
+from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
 from ..core.guard import Guard
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
@@ -21,13 +22,13 @@ class Client:
 
     def __init__(
         self,
-        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        addresses: str | Iterable[str] | None = None,
         *,
         timeout: float = TIMEOUT_SECONDS,
         **access: Unpack[AccessOptions],
     ) -> None:
         self._guard = Guard(type(self).__name__)
-        dialer = Dialer(parse_addresses(addresses), access_of(**access))
+        dialer = Dialer(parse_addresses(addresses), access_for(self, access), ConnectionLog(type(self).__name__))
         self._caller = Caller(dialer, self._guard, check_timeout("timeout", timeout))
 
     def close(self) -> None:

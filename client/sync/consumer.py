@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
+from ...protocol.commands import QUERY_COUNT_MAX
 from ...protocol.fields import I64_MAX
 from ..core import operations
 from ..core.batch import Batch, Found
@@ -89,6 +90,25 @@ class Consumer(Client):
         end_ms = I64_MAX if until is None else to_millis("until", until)
         operation = operations.query(topic, key, begin_ms, end_ms, max_count, cursor)
         return self._caller.call(operation, self._caller.deadline(timeout))
+
+    def query_iter(
+        self,
+        topic: str,
+        key: str,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Iterator[StoredMessage]:
+        """Yield all messages that have a key, or this id, newest first: every page of ``query``, each asked for when it
+        is needed. ``timeout``: seconds for each page."""
+        cursor: str | None = None
+        while True:
+            found = self.query(topic, key, since, until, QUERY_COUNT_MAX, cursor, timeout=timeout)
+            yield from found
+            cursor = found.cursor
+            if cursor is None:
+                return
 
     def message(self, message_id: str, topic: str | None = None, *, timeout: float | None = None) -> StoredMessage:
         """The message with this id, of either form. ``topic``: where to look for a unique key; None: everywhere.

@@ -96,6 +96,7 @@ class DeliveryDriver:
         self._interrupted = threading.Event()
         self._background: threading.Thread | None = None
         self._work = threading.Condition(self.mutex)
+        delivery.on_retry = lambda error: dialer.log.retried("PRODUCE", error)
 
     # ---- for callers
 
@@ -275,6 +276,8 @@ class DeliveryDriver:
         connection.close()
 
     def _failed(self, error: FlintError) -> None:
+        if self._connection is not None and not self._stopping:
+            self._dialer.log.lost(error)
         with self.mutex:
             self._close_connection()
             if is_retriable(error) or isinstance(error, RemoteProtocolError):

@@ -61,7 +61,9 @@ class _Iteration:
         except FlintError as error:
             self._caller.check()
             self._disconnect()
-            time.sleep(self._iterating.failed(error, time.monotonic()))
+            pause = self._iterating.failed(error, time.monotonic())
+            self._caller.log.retried("PULL", error)
+            time.sleep(pause)
 
     def _step(self, *, wait: bool) -> None:
         if self._connection is None:

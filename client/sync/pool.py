@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
-from ..core.access import NO_ACCESS, Access
+from ..connection_log import ConnectionLog
+from ..core.access import Access
 from ..core.address import Address, AddressBook
 from ..core.guard import Guard
 from ..core.operations import Operation, Plan
-from ..core.retry import Retries
+from ..core.retry import Retries, detached
 from ..core.timeouts import CONNECT_SECONDS_MAX, check_timeout
 from ..core.troubles import no_address_answered
 from .connection import Connection
@@ -26,7 +27,8 @@ T = TypeVar("T")
 class Dialer:
     """Connects to the first of several addresses that answers, beginning with the one that did last."""
 
-    def __init__(self, addresses: tuple[Address, ...], access: Access = NO_ACCESS) -> None:
+    def __init__(self, addresses: tuple[Address, ...], access: Access, log: ConnectionLog) -> None:
+        self.log = log
         self._addresses = AddressBook(addresses)
         self._access = access
 
@@ -48,11 +50,20 @@ class Dialer:
             try:
                 connection = Connection.open(address, max(0.001, min(left, CONNECT_SECONDS_MAX)), self._access)
             except (ConnectionFailed, BrokerError) as error:
-                failures.append(error)
+                failures.append(detached(error))
             else:
                 self._addresses.answered(address)
+                self.log.connected(address)
                 return connection
-        raise no_address_answered(failures)
+        raise self._unreachable(failures)
+
+    def _unreachable(self, failures: list[FlintError]) -> FlintError:
+        """Return why no address could be used. Empty ``failures``, or what is raised would be in a frame of its own
+        traceback."""
+        failure = no_address_answered(failures)
+        failures.clear()
+        self.log.unreachable(failure)
+        return failure
 
 
 class ConnectionPool:
@@ -123,6 +134,7 @@ class Caller:
     def __init__(self, dialer: Dialer, guard: Guard, timeout: float) -> None:
         self.timeout = timeout
         self._guard = guard
+        self.log = dialer.log
         self.pool = ConnectionPool(dialer, guard)
 
     def deadline(self, timeout: float | None) -> float:
@@ -133,14 +145,15 @@ class Caller:
         """The operation's result. A lost connection and a busy broker are tried again until ``deadline``, and so is
         an operation that the broker may hold, which has that time on top."""
         deadline += operation.hold_seconds
-        return self.retry(lambda: self._attempt(operation, deadline), deadline)
+        return self.retry(operation.command.name, lambda: self._attempt(operation, deadline), deadline)
 
     def check(self) -> None:
         """Raise where the client cannot be used any more."""
         self._guard.check()
 
-    def retry(self, attempt: Callable[[], T], deadline: float) -> T:
-        """The result of ``attempt``, tried again after retriable errors until ``deadline``, then raised."""
+    def retry(self, what: str, attempt: Callable[[], T], deadline: float) -> T:
+        """The result of ``attempt``, tried again after retriable errors until ``deadline``, then raised. ``what``: its
+        name in the log."""
         retries = Retries(deadline)
         while True:
             self._guard.check()
@@ -149,6 +162,9 @@ class Caller:
             except FlintError as error:
                 self._guard.check()  # closed meanwhile: that is why the connection broke
                 pause = retries.pause(error, time.monotonic())
+                if pause is None:
+                    raise
+                self.log.retried(what, error)
             time.sleep(pause)
 
     def _attempt(self, operation: Operation[T], deadline: float) -> T:

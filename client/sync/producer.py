@@ -12,14 +12,16 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from ...protocol.errors import FlintError, RequestTimeout
-from ..core.access import AccessOptions, access_of
+from .. import unsent
+from ..connection_log import ConnectionLog
+from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
-from ..core.compression import COMPRESS_OVER_BYTES
+from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.delivery import IN_FLIGHT_BYTES_MAX
 from ..core.guard import Guard
 from ..core.lanes import NEVER, Bulk, Single
 from ..core.operations import Plan
-from ..core.outgoing import common_properties
+from ..core.outgoing import Flush, common_properties
 from ..core.receipts import Receipt
 from ..core.sending import ASK, Groups, Sending, raise_unseen
 from ..core.timeouts import DELIVERY_SECONDS, check_timeout
@@ -51,6 +53,8 @@ class SendFuture(Future[Receipt]):
         except TimeoutError:
             self.looked_at = self.done()
             raise
+        finally:
+            del self  # or what is raised would be in a frame of its own traceback
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What the message failed with, or None."""
@@ -66,24 +70,27 @@ class Producer:
     """Sends messages to a broker, or to the first of several addresses that answers. Safe from threads.
 
     ``delivery_timeout``: seconds for which a message is tried; ``compress_over``: bodies longer than this many bytes
-    are compressed (None: none), with ``compression`` ("lz4", "zstd", "zlib", or None for the best installed);
-    ``in_flight_bytes_max``: bytes that may be unacknowledged before calls block; ``flush``: "sync" or "async", where
-    the broker's own setting is the floor.
+    are compressed (None: none), with ``compression`` ("zlib", also for None, which every installation can read, or
+    "lz4" or "zstd"); ``in_flight_bytes_max``: bytes that may be unacknowledged before calls block; ``flush``: "sync" or
+    "async", where the broker's own setting is the floor.
     ``user``, ``password``, ``tls`` …: how it gets in where a broker asks for that; see ``AccessOptions``.
 
     Connects when it is first used, and again whenever the connection went. A message whose acknowledgement got lost is
     sent again, with the same ``message_id``, by which the broker knows it if it was stored.
     """
 
+    remains_told = True
+    """Whether what it leaves was said; at first there is nothing."""
+
     def __init__(
         self,
-        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        addresses: str | Iterable[str] | None = None,
         *,
         delivery_timeout: float = DELIVERY_SECONDS,
         compress_over: int | None = COMPRESS_OVER_BYTES,
-        compression: str | None = None,
+        compression: Compression | None = None,
         in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
-        flush: str | None = None,
+        flush: Flush | None = None,
         **access: Unpack[AccessOptions],
     ) -> None:
         self._sending = Sending(
@@ -95,13 +102,15 @@ class Producer:
             flush=flush,
         )
         self._guard = Guard("Producer")
-        dialer = Dialer(parse_addresses(addresses), access_of(**access))
+        dialer = Dialer(parse_addresses(addresses), access_for(self, access), ConnectionLog("Producer"))
         self._caller = Caller(dialer, self._guard, self._sending.delivery_seconds)
         self._delivery = self._sending.delivery
         self._driver = DeliveryDriver(self._delivery, dialer, self._connected, self._settle)
         self._mutex = self._driver.mutex
         self._unsettled: dict[Single, None] = {}
         self._failed: deque[SendFuture] = deque(maxlen=_FAILURES_KEPT)
+        self.remains_told = False
+        unsent.watch(self)
 
     def _connected(self, connection: Connection) -> None:
         self._sending.connected(connection.local_address)
@@ -109,7 +118,7 @@ class Producer:
     # ---- one message
 
     def send(
-        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+        self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> Receipt:
         """Send one message and return its receipt once it is acknowledged.
 
@@ -124,13 +133,16 @@ class Producer:
         except BaseException:
             self._abandon(single)
             raise
-        if single.error is not None:
-            self._sending.learn(single.error)
+        if single.error is None:
+            return single.receipt()
+        self._sending.learn(single.error)
+        try:
             raise single.error
-        return single.receipt()
+        finally:
+            del single  # or the error would be in a frame of its own traceback
 
     def send_async(
-        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+        self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> SendFuture:
         """Hand over one message and return at once; blocks only while too many bytes are unacknowledged.
 
@@ -146,7 +158,7 @@ class Producer:
         return future
 
     def _add(
-        self, message: Message, queue: int | None, flush: str | None, timeout: float | None, future: SendFuture | None
+        self, message: Message, queue: int | None, flush: Flush | None, timeout: float | None, future: SendFuture | None
     ) -> tuple[Single, Role | None]:
         self._guard.check()
         now = time.monotonic()
@@ -189,7 +201,7 @@ class Producer:
         messages: Iterable[Message],
         *,
         queue: int | None = None,
-        flush: str | None = None,
+        flush: Flush | None = None,
         prepare: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
@@ -216,7 +228,7 @@ class Producer:
         delay_level: int | None = None,
         deliver_at: datetime | None = None,
         delay: timedelta | None = None,
-        flush: str | None = None,
+        flush: Flush | None = None,
         prepare: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
@@ -297,11 +309,26 @@ class Producer:
         try:
             if raised is None or isinstance(raised, Exception):  # Ctrl-C does not wait
                 self._driver.wait(Until(lambda: self._delivery.idle))
+        except BaseException as interruption:
+            raised = interruption
+            raise
         finally:
             self._driver.stop()
             self._caller.pool.close()
+            unsent.closed(self, raised)
         if raised is None:
             self._raise_failures()
+
+    def undelivered(self) -> tuple[int, int]:
+        """Return how many messages of ``send_async`` are not acknowledged yet, and how many failed without anybody
+        having looked at their futures."""
+        if self._guard.forked:
+            return 0, 0  # they are the parent's
+        return len(self._unsettled), sum(not future.looked_at for future in list(self._failed))
+
+    def __del__(self) -> None:
+        if not self.remains_told:
+            unsent.abandoned(self, "nobody holds it any more")
 
     def __enter__(self) -> Self:
         self._guard.check()

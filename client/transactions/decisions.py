@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
+from ...protocol.ids import unique_key
+from ..core.delivery import Delivery
 from .outcome import Outcome
 
 UNCONFIRMED_MAX = 10_000
@@ -19,10 +23,26 @@ class Decisions:
     stays decided, although the broker could not be told.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        """What sends the half messages."""
+        self._sending: list[int] = []
+        """Of each half message that is being sent: a counter that is not above the one in its unique key."""
         self._lock = threading.Lock()
         self._open: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._decided: dict[str, Outcome] = {}
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """A half message is sent: the broker may have it, and ask, before this process hears so."""
+        first = self._delivery.unique_next
+        with self._lock:
+            self._sending.append(first)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sending.remove(first)
 
     def opened(self, transaction_id: str, handle: object) -> None:
         """A transaction goes on as long as somebody holds its ``handle``."""
@@ -54,7 +74,14 @@ class Decisions:
             decided = self._decided.get(transaction_id)
             if decided is not None:
                 return decided
-            return Outcome.UNKNOWN if transaction_id in self._open else None
+            going_on = transaction_id in self._open or self._may_be_sending(transaction_id)
+            return Outcome.UNKNOWN if going_on else None
+
+    def _may_be_sending(self, transaction_id: str) -> bool:
+        prefix = self._delivery.unique_prefix
+        if not self._sending or not prefix or not transaction_id.startswith(prefix):
+            return False
+        return transaction_id >= unique_key(prefix, min(self._sending))
 
     def __len__(self) -> int:
         """How many are going on, or decided and not confirmed."""

@@ -11,9 +11,12 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from ...protocol.errors import FlintError
-from ..core.access import AccessOptions, access_of
+from ..connection_log import ConnectionLog
+from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
-from ..core.compression import COMPRESS_OVER_BYTES
+from ..core.compression import COMPRESS_OVER_BYTES, Compression
+from ..core.delivery import Delivery
+from ..core.outgoing import Flush
 from ..core.receipts import Receipt
 from ..core.stored import StoredMessage
 from ..core.timeouts import DELIVERY_SECONDS
@@ -34,9 +37,14 @@ log = logging.getLogger(__name__)
 class _Halves(Producer):
     """Sends half messages, and ends their transactions."""
 
-    def __init__(self, group: str, addresses: str | Iterable[str], **options: Any) -> None:
+    def __init__(self, group: str, addresses: str | Iterable[str] | None, **options: Any) -> None:
         super().__init__(addresses, **options)
         self._delivery.common = requests.half_common(group)
+
+    @property
+    def delivery(self) -> Delivery:
+        """What sends them."""
+        return self._delivery
 
     @property
     def closed(self) -> bool:
@@ -124,27 +132,29 @@ class TransactionProducer:
 
     def __init__(
         self,
-        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        addresses: str | Iterable[str] | None = None,
         group: str = "",
         check: Callable[[StoredMessage], Outcome] | None = None,
         *,
         session_timeout: float = requests.SESSION_SECONDS,
         delivery_timeout: float = DELIVERY_SECONDS,
         compress_over: int | None = COMPRESS_OVER_BYTES,
-        compression: str | None = None,
-        flush: str | None = None,
+        compression: Compression | None = None,
+        flush: Flush | None = None,
         **access: Unpack[AccessOptions],
     ) -> None:
-        self._check = requests.check_check(check)
+        entry = access_for(self, access)
+        self._check = requests.check_plain_check(check)
         self._group = requests.check_group(group)
         seconds = requests.check_session(session_timeout)
         self._halves = _Halves(
             self._group, addresses, delivery_timeout=delivery_timeout, compress_over=compress_over,
             compression=compression, flush=flush, **access,
         )  # fmt: skip
-        self._decisions = Decisions()
+        self._decisions = Decisions(self._halves.delivery)
         self._questions = Questions(self._decisions, self._check_later)
-        dialer = Dialer(parse_addresses(addresses), access_of(**access))
+        connection_log = ConnectionLog(f"producer group {self._group}", logging.WARNING)
+        dialer = Dialer(parse_addresses(addresses), entry, connection_log)
         self._registration = Registration(self._group, requests.new_member(), seconds, dialer, self._questions.ask)
         self._questions.registration = self._registration
         self._to_check: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
@@ -165,19 +175,20 @@ class TransactionProducer:
     # ---- transactions
 
     def send_half(
-        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+        self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> Transaction:
         """Store a message that nobody sees until ``commit`` of what is returned. Arguments and errors as
         ``Producer.send``."""
         self.start()
-        receipt = self._halves.send(message, queue=queue, flush=flush, timeout=timeout)
-        transaction = Transaction(self, message, receipt)
-        self._decisions.opened(receipt.message_id, transaction)
+        with self._decisions.sending():
+            receipt = self._halves.send(message, queue=queue, flush=flush, timeout=timeout)
+            transaction = Transaction(self, message, receipt)
+            self._decisions.opened(receipt.message_id, transaction)
         return transaction
 
     @contextlib.contextmanager
     def transaction(
-        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+        self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> Iterator[Transaction]:
         """``send_half``, and at the end of the block ``commit``, or ``rollback`` where the block raises.
 

@@ -183,7 +183,7 @@ class Registration:
         self._requests.clear()
         connection, self._connection = self._connection, None
         if connection is not None:
-            log.warning("producer group %s: %s; trying again", self.group, error)
+            self._dialer.log.lost(error)
             self._waiter.watch(None)
             self._dialer.failed(connection.address)
             connection.close()

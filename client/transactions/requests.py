@@ -13,6 +13,7 @@ from ...protocol.delivery import PROPERTY_HALF, PROPERTY_PRODUCER_GROUP
 from ...protocol.errors import InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
+from ..core.callables import is_coroutine_function, is_generator_function, name_of
 from ..core.operations import Operation, nothing, operation
 from ..core.receipts import Receipt
 from ..core.session import Answer
@@ -35,7 +36,20 @@ def check_check(check: Callable[..., T] | None) -> Callable[..., T]:
             "check must be a function that takes a StoredMessage and returns an Outcome: without it nobody could tell "
             "how a transaction ended whose sender was killed"
         )
+    if is_generator_function(check):
+        raise InvalidArgument(f"check {name_of(check)} is a generator function: a call would run nothing of it")
     return check
+
+
+def check_plain_check(check: Callable[..., T] | None) -> Callable[..., T]:
+    """Return ``check`` if a thread can call it; raise ``InvalidArgument`` if it is to be awaited."""
+    found = check_check(check)
+    if is_coroutine_function(found):
+        raise InvalidArgument(
+            f"check {name_of(found)} is a coroutine function (async def), and this producer would never await what it "
+            "returns: use flintmq.client.aio.TransactionProducer, or give a plain function (def)"
+        )
+    return found
 
 
 def check_group(group: object) -> str:

@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from ...protocol.errors import FlintError
 from ..aio.producer import Producer
-from ..core.access import AccessOptions, access_of
+from ..connection_log import ConnectionLog
+from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
-from ..core.compression import COMPRESS_OVER_BYTES
+from ..core.compression import COMPRESS_OVER_BYTES, Compression
+from ..core.delivery import Delivery
+from ..core.outgoing import Flush
 from ..core.receipts import Receipt
 from ..core.stored import StoredMessage
 from ..core.timeouts import DELIVERY_SECONDS
@@ -36,9 +40,14 @@ CHECKS_AT_A_TIME = 16
 class _Halves(Producer):
     """Sends half messages, and ends their transactions."""
 
-    def __init__(self, group: str, addresses: str | Iterable[str], **options: Any) -> None:
+    def __init__(self, group: str, addresses: str | Iterable[str] | None, **options: Any) -> None:
         super().__init__(addresses, **options)
         self._delivery.common = requests.half_common(group)
+
+    @property
+    def delivery(self) -> Delivery:
+        """What sends them."""
+        return self._delivery
 
     @property
     def closed(self) -> bool:
@@ -114,17 +123,18 @@ class TransactionProducer:
 
     def __init__(
         self,
-        addresses: str | Iterable[str] = "127.0.0.1:10911",
+        addresses: str | Iterable[str] | None = None,
         group: str = "",
         check: Callable[[StoredMessage], Outcome | Awaitable[Outcome]] | None = None,
         *,
         session_timeout: float = requests.SESSION_SECONDS,
         delivery_timeout: float = DELIVERY_SECONDS,
         compress_over: int | None = COMPRESS_OVER_BYTES,
-        compression: str | None = None,
-        flush: str | None = None,
+        compression: Compression | None = None,
+        flush: Flush | None = None,
         **access: Unpack[AccessOptions],
     ) -> None:
+        entry = access_for(self, access)
         self._check = requests.check_check(check)
         self._group = requests.check_group(group)
         seconds = requests.check_session(session_timeout)
@@ -132,9 +142,10 @@ class TransactionProducer:
             self._group, addresses, delivery_timeout=delivery_timeout, compress_over=compress_over,
             compression=compression, flush=flush, **access,
         )  # fmt: skip
-        self._decisions = Decisions()
+        self._decisions = Decisions(self._halves.delivery)
         self._questions = Questions(self._decisions, self._check_later)
-        dialer = Dialer(parse_addresses(addresses), access_of(**access))
+        connection_log = ConnectionLog(f"producer group {self._group}", logging.WARNING)
+        dialer = Dialer(parse_addresses(addresses), entry, connection_log)
         self._registration = Registration(self._group, requests.new_member(), seconds, dialer, self._questions.ask)
         self._questions.registration = self._registration
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,19 +167,20 @@ class TransactionProducer:
     # ---- transactions
 
     async def send_half(
-        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+        self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> Transaction:
         """Store a message that nobody sees until ``commit`` of what is returned. Arguments and errors as
         ``Producer.send``."""
         self.start()
-        receipt = await self._halves.send(message, queue=queue, flush=flush, timeout=timeout)
-        transaction = Transaction(self, message, receipt)
-        self._decisions.opened(receipt.message_id, transaction)
+        with self._decisions.sending():
+            receipt = await self._halves.send(message, queue=queue, flush=flush, timeout=timeout)
+            transaction = Transaction(self, message, receipt)
+            self._decisions.opened(receipt.message_id, transaction)
         return transaction
 
     @contextlib.asynccontextmanager
     async def transaction(
-        self, message: Message, *, queue: int | None = None, flush: str | None = None, timeout: float | None = None
+        self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> AsyncIterator[Transaction]:
         """``send_half``, and at the end of the block ``commit``, or ``rollback`` where the block raises or is
         cancelled.

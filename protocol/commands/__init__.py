@@ -25,12 +25,14 @@ from .common import (
     KEY_CHARS_MAX,
     MEMBER_CHARS_MAX,
     PREPARED_NAME_CHARS_MAX,
+    QUERY_COUNT_MAX,
     QUEUES_MAX,
     EmptyAnswer,
     EmptyRequest,
 )
 from .connection import PROTOCOL_VERSION, AuthAnswer, AuthRequest, HelloAnswer, HelloRequest
 from .groups import (
+    REASON_SEPARATOR,
     SEND_BACK_MAX,
     DeleteGroupRequest,
     GroupMembersAnswer,
@@ -73,6 +75,10 @@ from .offsets import (
 from .table import (
     ABORT_PREPARED,
     AUTH,
+    AUTH_CREATE_USER,
+    AUTH_DELETE_USER,
+    AUTH_LIST_USER,
+    AUTH_UPDATE_USER,
     CHECK_TRANSACTION_STATE,
     COMMANDS,
     COMMIT_PREPARED,
@@ -124,12 +130,23 @@ from .transactions import (
     PreparedAnswer,
     TransactionsAnswer,
 )
+from .users import (
+    USER_BODY_BYTES_MAX,
+    CreateUserRequest,
+    DeleteUserRequest,
+    ListUsersRequest,
+    UpdateUserRequest,
+    UsersAnswer,
+)
 
 DEFAULT_PORT = 10911
-
 __all__ = [
     "ABORT_PREPARED",
     "AUTH",
+    "AUTH_CREATE_USER",
+    "AUTH_DELETE_USER",
+    "AUTH_LIST_USER",
+    "AUTH_UPDATE_USER",
     "CHECK_TRANSACTION_STATE",
     "COMMANDS",
     "COMMIT_PREPARED",
@@ -169,8 +186,10 @@ __all__ = [
     "PULL",
     "QUERY_BY_KEY",
     "QUERY_CONSUMER_OFFSET",
+    "QUERY_COUNT_MAX",
     "QUEUES_MAX",
     "QUEUE_STATS_STRUCT",
+    "REASON_SEPARATOR",
     "RECORD_SIZE_STRUCT",
     "RUNTIME_INFO",
     "SEARCH_OFFSET_BY_TIMESTAMP",
@@ -181,6 +200,7 @@ __all__ = [
     "UPDATE_AND_CREATE_TOPIC",
     "UPDATE_BROKER_CONFIG",
     "UPDATE_CONSUMER_OFFSET",
+    "USER_BODY_BYTES_MAX",
     "VIEW_MESSAGE_BY_ID",
     "AbortPreparedAnswer",
     "AbortPreparedRequest",
@@ -195,8 +215,10 @@ __all__ = [
     "ConsumeStatsAnswer",
     "ConsumeStatsRequest",
     "ConsumerOffsetsAnswer",
+    "CreateUserRequest",
     "DelayStatsAnswer",
     "DeleteGroupRequest",
+    "DeleteUserRequest",
     "EmptyAnswer",
     "EmptyRequest",
     "EndTransactionRequest",
@@ -211,6 +233,7 @@ __all__ = [
     "HelloAnswer",
     "HelloRequest",
     "IdsChangedRequest",
+    "ListUsersRequest",
     "OffsetAnswer",
     "PreparedAnswer",
     "ProduceAnswer",
@@ -236,6 +259,8 @@ __all__ = [
     "UpdateBrokerConfigAnswer",
     "UpdateBrokerConfigRequest",
     "UpdateConsumerOffsetRequest",
+    "UpdateUserRequest",
+    "UsersAnswer",
     "ViewMessageAnswer",
     "ViewMessageByIdRequest",
 ]

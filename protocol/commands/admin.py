@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from ..fields import boolean, integer, text
+from ..fields import I64_MAX, boolean, integer, text
 from ..layout import TOPIC_BYTES_MAX
 from .common import QUEUES_MAX
 
@@ -24,6 +24,12 @@ class UpdateAndCreateTopicRequest:
     write_queues: int = integer("queues that can be written", 1, QUEUES_MAX, 4)
     perm: int = integer("4 read + 2 write", 0, 7, 6)
     order: bool = boolean("kept for RocketMQ's tools", False)
+    retention_hours: int = integer(
+        "how long messages are kept; 0: as long as the log is, -1: for ever, -2: as it is", -2, 876_000, -2
+    )
+    retention_bytes: int = integer(
+        "most bytes of the topic's records, the newest; 0: no limit, -1: as it is", -1, I64_MAX, -1
+    )
 
 
 @dataclass(slots=True)
@@ -35,7 +41,8 @@ class TopicRequest:
 
 @dataclass(slots=True)
 class TopicsAnswer:
-    """Body: one msgpack array of maps ``{topic, read_queues, write_queues, perm, order, system}``."""
+    """Body: one msgpack array of maps ``{topic, read_queues, write_queues, perm, order, system, retention_hours,
+    retention_bytes}``."""
 
     count: int = integer("topics in the body")
 
@@ -123,7 +130,8 @@ RUNTIME_INFO: dict[str, str] = {
     "write_refusal": "why no messages are taken at the moment; empty: they are",
     "metrics_address": "HOST:PORT of the metrics over HTTP; empty: they are off",
     "topics": "how many there are, the broker's own included",
-    "groups": "consumer groups that have live members",
+    "known_groups": "consumer groups, with live members or without",
+    "groups": "those of them that have live members",
     "group_members": "their members",
     "group_rebalances": "how often the queues of a group were shared out in another way, since the start",
     "retried_messages": "messages that groups sent back since the start, to be tried again",
@@ -141,6 +149,7 @@ RUNTIME_INFO: dict[str, str] = {
     "pulled_messages": "records in them",
     "pulled_bytes": "bytes of their bodies",
     "one_way_errors": "one-way frames since the start that could not be served",
+    "withheld": "why the user is not told the rest, and how to grant the right to see it; empty: this is everything",
 }
 """What the map of a GET_BROKER_RUNTIME_INFO answer holds, beside ``errors_NAME``: answers with that result since the
 start, for each result that occurred. Names are added, never changed."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..delivery import RETRY_TIMES_MAX
+from ..delivery import RETRY_REASON_CHARS_MAX, RETRY_TIMES_MAX
+from ..errors import InvalidParameter
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
 from ..layout import GROUP_BYTES_MAX
 from .common import MEMBER_CHARS_MAX, QUEUES_MAX
 
 SEND_BACK_MAX = 1_024
 """Most messages that are sent back in one request."""
+REASONS_CHARS_MAX = 32_768
+REASON_SEPARATOR = "\x02"
 
 
 @dataclass(slots=True)
@@ -41,6 +44,11 @@ class HeartBeatAnswer:
     retry_times_max: int = integer("how often the group tries a message again", default=RETRY_TIMES_MAX)
     run: int = integer(
         "which start of the broker this is: another one may have forgotten the latest commits", default=0
+    )
+    missing: str = text(
+        "topics that the member wants and that are not there, or cannot be read; the first 100, separated by spaces",
+        32767,
+        default="",
     )
 
 
@@ -73,6 +81,24 @@ class SendMessageBackRequest:
     retry_times_max: int = integer("after so many tries they are dead letters; -1: the group's", -1, I32_MAX, -1)
     member: str = text("the group's member that sends them back; empty: none", MEMBER_CHARS_MAX, default="")
     epoch: int = integer("of the member's assignment", 0, I64_MAX, 0)
+    reason: str = text("why they could not be handled: their `RETRY_REASON`", RETRY_REASON_CHARS_MAX, default="")
+    reasons: str = text("instead: a reason for each message, separated by 0x02", REASONS_CHARS_MAX, default="")
+
+    def reason_of_each(self) -> list[str]:
+        """Return as many reasons as there are messages. Raises ``InvalidParameter``."""
+        if not self.reasons:
+            return [self.reason] * self.count
+        reasons = self.reasons.split(REASON_SEPARATOR)
+        if self.reason:
+            raise InvalidParameter("both reason and reasons are given; give reason where it is the same for all")
+        if len(reasons) != self.count:
+            raise InvalidParameter(f"reasons holds {len(reasons)} for {self.count} messages; give one for each")
+        longest = max(map(len, reasons))
+        if longest > RETRY_REASON_CHARS_MAX:
+            raise InvalidParameter(
+                f"reasons holds one of {longest} characters; at most {RETRY_REASON_CHARS_MAX} are kept of a reason"
+            )
+        return reasons
 
 
 @dataclass(slots=True)
@@ -112,16 +138,16 @@ class DeleteGroupRequest:
 
 @dataclass(slots=True)
 class GroupsAnswer:
-    """Body: one msgpack array of maps `{group, mode, state, members, epoch, topics, retry_times_max}`."""
+    """Body: one msgpack array of maps `{group, mode, state, members, epoch, topics, partial, retry_times_max}`."""
 
     count: int = integer("groups in the body")
 
 
 @dataclass(slots=True)
 class GroupMembersAnswer:
-    """Body: one msgpack map `{group, mode, state, epoch, members, queues, delayed}`: `members` an array of maps
-    `{member, client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`, `queues` one of `[topic,
-    queue, member, committed, pulled, min_offset, max_offset]`, `delayed` how many messages wait to come to
-    `%RETRY%group`."""
+    """Body: one msgpack map `{group, mode, state, epoch, members, queues, delayed, partial}`: `members` an array of
+    maps `{member, client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`, `queues` one of
+    `[topic, queue, member, committed, pulled, min_offset, max_offset, known]`, `delayed` how many messages wait to come
+    to `%RETRY%group`."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)

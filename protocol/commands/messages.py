@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from ..fields import I32_MAX, I64_MAX, integer, text
 from ..layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
-from .common import FILTER_CHARS_MAX, KEY_CHARS_MAX, MEMBER_CHARS_MAX, PREPARED_NAME_CHARS_MAX, QUEUES_MAX
+from .common import (
+    FILTER_CHARS_MAX,
+    KEY_CHARS_MAX,
+    MEMBER_CHARS_MAX,
+    PREPARED_NAME_CHARS_MAX,
+    QUERY_COUNT_MAX,
+    QUEUES_MAX,
+)
 
 LAYOUT_ROWS = 0
 """``count`` arrays ``[body: bin, properties: map str -> str, sys_flag = 0, flag = 0]`` of 2 to 4 items."""
@@ -88,7 +95,7 @@ class QueryByKeyRequest:
     key: str = text("the key", KEY_CHARS_MAX, 1)
     begin_ms: int = integer("least store time, ms since 1970 UTC", 0, I64_MAX, 0)
     end_ms: int = integer("greatest store time, ms since 1970 UTC", 0, I64_MAX, I64_MAX)
-    max_count: int = integer("most records in the answer", 1, 64, 32)
+    max_count: int = integer("most records in the answer", 1, QUERY_COUNT_MAX, 32)
     cursor: str = text("from the answer before, to go on behind it; empty: from the newest", 256, default="")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from ..fields import I64_MAX, integer, text
+from ..fields import I64_MAX, boolean, integer, text
 from ..layout import GROUP_BYTES_MAX
 from .common import MEMBER_CHARS_MAX, QUEUES_MAX
 
@@ -77,10 +77,12 @@ class ConsumeStatsRequest:
 
     group: str = text("consumer group; empty: all", GROUP_BYTES_MAX, default="")
     topic: str = text("topic; empty: all", 32767, default="")
+    uncommitted: bool = boolean("also queues of which the group has committed nothing", False)
 
 
 @dataclass(slots=True)
 class ConsumeStatsAnswer:
-    """Body: one msgpack array of arrays ``[group, topic, queue, committed, min_offset, max_offset]``."""
+    """Body: one msgpack array of arrays ``[group, topic, queue, committed, min_offset, max_offset]``, and with
+    ``uncommitted`` a seventh item ``known``."""
 
     count: int = integer("rows in the body")

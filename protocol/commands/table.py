@@ -69,6 +69,7 @@ from .transactions import (
     PreparedAnswer,
     TransactionsAnswer,
 )
+from .users import CreateUserRequest, DeleteUserRequest, ListUsersRequest, UpdateUserRequest, UsersAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,10 @@ VIEW_MESSAGE_BY_ID = Command("VIEW_MESSAGE_BY_ID", 33, ViewMessageByIdRequest, V
 GET_TOPIC_STATS_INFO = Command("GET_TOPIC_STATS_INFO", 202, TopicRequest, TopicStatsAnswer)
 GET_CONSUME_STATS = Command("GET_CONSUME_STATS", 208, ConsumeStatsRequest, ConsumeStatsAnswer)
 DELETE_TOPIC_IN_BROKER = Command("DELETE_TOPIC_IN_BROKER", 215, TopicRequest, EmptyAnswer)
+AUTH_CREATE_USER = Command("AUTH_CREATE_USER", 3001, CreateUserRequest, EmptyAnswer)
+AUTH_UPDATE_USER = Command("AUTH_UPDATE_USER", 3002, UpdateUserRequest, EmptyAnswer)
+AUTH_DELETE_USER = Command("AUTH_DELETE_USER", 3003, DeleteUserRequest, EmptyAnswer)
+AUTH_LIST_USER = Command("AUTH_LIST_USER", 3005, ListUsersRequest, UsersAnswer)
 COMMANDS: dict[int, Command] = {
     command.code: command
     for command in (
@@ -161,5 +166,9 @@ COMMANDS: dict[int, Command] = {
         ABORT_PREPARED,
         GET_PREPARED,
         GET_DELAY_STATS,
+        AUTH_CREATE_USER,
+        AUTH_UPDATE_USER,
+        AUTH_DELETE_USER,
+        AUTH_LIST_USER,
     )
 }

@@ -195,7 +195,7 @@ def test_a_topic_whose_table_cannot_be_written_is_not_made_and_can_be_later(stor
     broker = store.start()
     with connection_to(store.port) as connection, Admin(f"127.0.0.1:{store.port}") as admin:
         admin.create_topic("before", queues=1)
-        with inject(store, broker.pid, "rename", "EIO", when="1", path="config/topics.json.tmp"):
+        with inject(store, broker.pid, "rename", "EIO", when="1", path="config/topics.json.journal.tmp"):
             answer = connection.call(UPDATE_AND_CREATE_TOPIC, {"topic": TOPIC, "queues": 1})
             with pytest.raises(ServiceNotAvailable, match=f"topic {TOPIC} could not be created .*Input/output error"):
                 answer.raise_for_error()

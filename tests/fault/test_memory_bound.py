@@ -12,11 +12,21 @@ from pathlib import Path
 from string import ascii_letters
 from typing import TypeAlias
 
+import msgpack
 import pytest
 
-from flintmq.protocol.commands import COMMIT_PREPARED, HEART_BEAT, PULL, Command
-from flintmq.protocol.errors import InvalidParameter
-from tests.conftest import RawConnection, RunningBroker
+from flintmq.protocol.commands import (
+    COMMIT_PREPARED,
+    CONSUMER_OFFSET_STRUCT,
+    GET_BROKER_RUNTIME_INFO,
+    HEART_BEAT,
+    PRODUCE,
+    PULL,
+    UPDATE_CONSUMER_OFFSET,
+    Command,
+)
+from flintmq.protocol.errors import SUCCESS, InvalidParameter, LimitReached, MessageIllegal, SystemBusy
+from tests.conftest import Answer, RawConnection, RunningBroker
 from tests.fault.test_stalled_disk import HANGING_DISK, HOUR_MS
 from tests.overload_tools import anonymous_bytes, soon
 from tests.tls_tools import Authority
@@ -199,3 +209,68 @@ def test_nothing_long_that_clients_sent_is_remembered(broker: Factory, connect: 
     peer.produce("orders", b"x", queue=0).raise_for_error()
     before = ask(0, 10, 30_000)
     assert ask(10, 300, 30_000) - before < 16 * MIB, "else it is 90"
+
+
+def test_pulls_that_wait_take_what_the_table_says_however_long_their_tags_and_fields(
+    broker: Factory, connect: Connect
+) -> None:
+    running = broker("--flush", "async")
+    witness = connect(running)
+    witness.produce("orders", b"x", queue=0).raise_for_error()
+    waits = {"topic": "orders", "queue": 0, "offset": 1, "wait_ms": 600_000}
+    before = anonymous_bytes(running.process.pid)
+    greedy = [connect(running) for _ in range(3)]
+    for number in range(1_000):
+        greedy[0].send(PULL, {**waits, "tags": many_tags(number, 4_000)})
+        greedy[1].send(PULL, {**waits, "unknown": f"{number}{'x' * 60_000}"})
+        greedy[2].send(PULL, {**waits, "filter": f"{'a=b OR ' * 250}c={number}"})
+    codes = {greedy[0].receive().code, greedy[2].receive().code}
+    assert codes == {SystemBusy.code}, "one connection's tags and filters count as pulls that wait"
+    soon(lambda: held_pulls(witness) >= 1_000)
+    assert anonymous_bytes(running.process.pid) - before < 48 * MIB
+    witness.produce("orders", b"y", queue=0).raise_for_error()
+    assert greedy[1].receive().raise_for_error().fields["count"] == 1
+
+
+def held_pulls(peer: RawConnection) -> int:
+    """How many pulls wait."""
+    return int(msgpack.unpackb(peer.call(GET_BROKER_RUNTIME_INFO).body)["held_pulls"])
+
+
+def test_open_transactions_take_what_the_table_says_however_long_their_keys(broker: Factory, connect: Connect) -> None:
+    running = broker("--flush", "async", settings={"transactions.timeout_ms": HOUR_MS})
+    peer = connect(running)
+
+    def open_some(first: int, count: int, chars: int) -> Answer:
+        rows = b"".join(
+            msgpack.packb([b"x", {"UNIQ_KEY": f"{number:010d}".rjust(chars, "k")}])
+            for number in range(first, first + count)
+        )
+        half = "TRAN_MSG\x01true\x02PGROUP\x01payers\x02"
+        return peer.call(PRODUCE, {"topic": "orders", "queue": 0, "count": count, "common": half}, rows)
+
+    open_some(0, 1, 32).raise_for_error()
+    before = anonymous_bytes(running.process.pid)
+    refused = open_some(1, 1, 256)
+    assert refused.code == MessageIllegal.code
+    assert "takes at most 255" in refused.fields["message"]
+    for first in range(1, 10_001, 500):
+        assert open_some(first, 20, 15_500).code == MessageIllegal.code
+        open_some(first, 500, 255).raise_for_error()
+    assert anonymous_bytes(running.process.pid) - before < 24 * MIB, "with keys of 15,500 characters it would be 160"
+
+
+def test_groups_and_offsets_of_ever_new_names_take_what_the_table_says(broker: Factory, connect: Connect) -> None:
+    running = broker("--flush", "async", settings={"flush.checkpoint_interval_ms": 100})
+    peer = connect(running)
+    peer.produce("orders", b"x", queue=0).raise_for_error()
+    before = anonymous_bytes(running.process.pid)
+    codes = set()
+    for first in range(0, 20_000, 1_000):
+        for number in range(first, first + 1_000):
+            fields = {"group": f"{number:0120d}", "topic": "orders", "count": 1}
+            peer.send(UPDATE_CONSUMER_OFFSET, fields, CONSUMER_OFFSET_STRUCT.pack(0, 1))
+        codes |= {peer.receive().code for _ in range(1_000)}
+    assert codes == {SUCCESS, LimitReached.code}
+    # Both tables are written as they are changed; what that takes goes with it.
+    assert anonymous_bytes(running.process.pid) - before < 10_000 * 3 * 1024 + 96 * MIB

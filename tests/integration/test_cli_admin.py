@@ -46,7 +46,9 @@ def filled(shared_broker: RunningBroker, topic: str) -> str:
 class TestTopic:
     def test_a_topic_is_created_changed_and_deleted(self, cli: Cli, topic: str) -> None:
         created = cli.run("topic", "create", topic, "--queues", "2", "-o", "json")
-        assert created.rows == [{"topic": topic, "read_queues": 2, "write_queues": 2, "permission": "rw"}]
+        queues = {"read_queues": 2, "write_queues": 2}
+        keeps = {"retention_hours": 0, "retention_bytes": 0}
+        assert created.rows == [{"topic": topic, "permission": "rw"} | queues | keeps]
         changed = cli.run("topic", "update", topic, "--queues", "5", "-o", "json")
         assert changed.rows[0] == created.rows[0] | {"read_queues": 5, "write_queues": 5}
         readable = cli.run("topic", "update", topic, "--perm", "r", "-o", "json")
@@ -60,7 +62,7 @@ class TestTopic:
         assert len(rows) == 1
         assert set(rows[0]) == described("topic list")
         assert rows[0]["messages"] == 6
-        assert cli.run("topic", "list", f"{filled[:-1]}*", "-o", "plain").out.count(filled + "\t2\t2\trw\n") == 1
+        assert cli.run("topic", "list", f"{filled[:-1]}*", "-o", "plain").out.count(filled + "\t2\t2\trw\t0\t0\n") == 1
         assert cli.run("topic", "list", "no-such*", "-o", "table").out == "no topic matches no-such*\n"
 
     def test_the_brokers_own_topics_are_listed_on_request_only(self, cli: Cli) -> None:
@@ -89,7 +91,7 @@ class TestTopic:
         [
             (["create", "a.b"], EXIT_ERROR, "INVALID_PARAMETER (29): topic 'a.b' has characters"),
             (["create", "TBW102"], EXIT_ERROR, "NO_PERMISSION (16)"),
-            (["update", "{topic}", "--queues", "1"], EXIT_ERROR, "queues can be added, not taken away"),
+            (["update", "{topic}", "--queues", "1"], EXIT_USAGE, "queues can be added, not taken away"),
             (["update", "{topic}-not", "--queues", "1"], EXIT_NOT_FOUND, "TOPIC_NOT_EXIST (17)"),
             (["delete", "{topic}-not", "--yes"], EXIT_NOT_FOUND, "TOPIC_NOT_EXIST (17)"),
             (["delete", "{topic}"], EXIT_USAGE, "--yes deletes without asking"),
@@ -241,9 +243,8 @@ class TestCheck:
         assert set(row) <= described("check")
 
     def test_what_cannot_be_known_is_unknown(self, cli: Cli, filled: str) -> None:
-        nobody = cli.run(
-            "check", "--disk-warning", "0", "--disk-critical", "0", "--group", "nobody", "--lag-warning", "5"
-        )
+        limits = ["--disk-warning", "0", "--disk-critical", "0", "--flush-warning", "1h", "--flush-critical", "2h"]
+        nobody = cli.run("check", *limits, "--group", "nobody", "--lag-warning", "5")
         assert nobody.code == 3
         assert "lag – (UNKNOWN)" in nobody.out
         assert cli.run("check", "--topic", f"{filled}-not").code == 3

@@ -14,6 +14,7 @@ from flintmq.client import Admin, Consumer, Message, Producer, StoredMessage
 from flintmq.client.cli.dead_letters import BATCH_COUNT, PROPERTY_DLQ_ORIGIN_MESSAGE_ID
 from flintmq.client.cli.failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from flintmq.client.cli.units import iso
+from flintmq.protocol.commands import UPDATE_AND_CREATE_TOPIC
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
 from tests.dead_letter_tools import bury, send_back
@@ -92,7 +93,22 @@ class TestShow:
         assert (row["original_topic"], row["topic"], row["message_id"]) == (topic, f"%DLQ%{group}", receipt.message_id)
         assert (row["reconsume_times"], row["queue_offset"]) == (1, 0)
         shown = cli.run("dlq", "show", group, "-o", "plain").out
-        assert shown.endswith(f"\t0\t{receipt.message_id}\t{topic}\ta b\t1\t\\xff\\x1b[31m\n")
+        assert shown.endswith(f"\t0\t{receipt.message_id}\t{topic}\ta b\t1\t\\xff\\x1b[31m\t\t\n")
+
+    def test_the_screen_says_why_each_failed_and_with_which_member(
+        self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
+    ) -> None:
+        group = f"{topic}-g"
+        bury(shared_broker, connection, group, [Message(topic, b"x")], "ValueError: no \x1b[31msuch account" + "t" * 50)
+        (row,) = cli.run("dlq", "show", group, "-o", "json").rows
+        assert row["retry_reason"] == "ValueError: no  [31msuch account" + "t" * 50
+        assert row["properties"] == {}
+        (row,) = [row for row in cli.run("dlq", "list", "-o", "json").rows if row["group"] == group]
+        assert row["newest_reason"] == "ValueError: no  [31msuch account" + "t" * 50
+        terminal = Terminal(cli, ["dlq", "show", group], 120)
+        assert terminal.finish() == EXIT_OK
+        assert "REASON" in terminal.text
+        assert "ValueError: no" in terminal.text
 
     def test_what_is_dealt_with_is_shown_on_request(self, cli: Cli, group: str) -> None:
         cli.run("dlq", "purge", group, "--yes", "--before", "3")
@@ -139,6 +155,37 @@ class TestResend:
         assert bodies(shared_broker, other) == [b"second"] * 2
         assert cli.run("dlq", "resend", group).err == "sent 0 messages again; 0 wait\n"
         assert len(stored(shared_broker, topic)) == 2
+
+    def test_a_producer_does_not_choose_where_it_goes(
+        self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
+    ) -> None:
+        group, other = f"{topic}-g", f"{topic}-payments"
+        connection.call(UPDATE_AND_CREATE_TOPIC, {"topic": other}).raise_for_error()
+        chosen = {"RETRY_TOPIC": other, "ORIGIN_MESSAGE_ID": "chosen"}
+        bury(shared_broker, connection, group, [Message(topic, b"x", properties=chosen)])
+        (row,) = cli.run("dlq", "show", group, "-o", "json").rows
+        assert row["original_topic"] == topic
+        assert row["origin_message_id"] != "chosen"
+        cli.run("dlq", "resend", group)
+        assert bodies(shared_broker, other) == []
+        assert bodies(shared_broker, topic) == [b"x"] * 2
+
+    def test_one_that_names_a_topic_that_its_group_never_read_stays(
+        self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
+    ) -> None:
+        """As a broker of an earlier release kept it, whose producer had set the property."""
+        group, other = f"{topic}-g", f"{topic}-payments"
+        bury(shared_broker, connection, group, [Message(topic, b"first")])
+        connection.call(UPDATE_AND_CREATE_TOPIC, {"topic": other}).raise_for_error()
+        joined(connection, group, "m", topic).leave()
+        connection.produce(f"%DLQ%{group}", b"kept", queue=0, common=f"RETRY_TOPIC\x01{other}\x02").raise_for_error()
+        done = cli.run("dlq", "resend", group)
+        assert done.code == EXIT_ERROR
+        assert f"sent to topic {other}, which group {group} has never read" in done.err
+        assert bodies(shared_broker, other) == []
+        assert waiting(cli, group) == (1, 2)
+        assert cli.run("dlq", "resend", group, "--to-topic", other).code == EXIT_OK
+        assert bodies(shared_broker, other) == [b"kept"]
 
     def test_what_died_twice_keeps_its_first_id(
         self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connection: RawConnection

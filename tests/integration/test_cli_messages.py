@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -269,7 +270,17 @@ class TestQuery:
 
     def test_an_id_finds_its_message(self, cli: Cli, filled: str) -> None:
         row = cli.run("query", "key", filled, "k1-2", "-o", "json").rows[0]
-        assert cli.run("query", "id", row["message_id"], "-o", "json").rows == [row]
+        whole = cli.run("query", "id", row["message_id"], "-o", "json").rows[0]
+        assert row.items() <= whole.items()
+        names = set(whole) - set(row)
+        assert names == {"offset_id", "born_host", "stored_host", "stored_bytes", "reconsume_times", "noted"}
+        assert (whole["reconsume_times"], whole["noted"]) == (0, {})
+        assert whole["stored_host"] == cli.broker
+        shown = cli.run("query", "id", row["message_id"], "-o", "table").out
+        for label, value in (("id", row["message_id"]), ("tag", "even"), ("keys", "k1-2, all"), ("body", "b2")):
+            assert re.search(rf"^{label} +{value}", shown, re.MULTILINE), shown
+        for value in (filled, whole["born_host"], whole["offset_id"], "2 B of body"):
+            assert value in shown
         assert cli.run("query", "id", row["message_id"], "--topic", filled).lines == ["b2"]
         missing = cli.run("query", "id", "7F00", "--topic", filled)
         assert missing.code == EXIT_NOT_FOUND

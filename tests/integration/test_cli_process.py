@@ -92,6 +92,23 @@ class TestTopicAlone:
         assert cli.spawn("stauts", "-n", "1").out == "x\n"
         cli.run("topic", "delete", "stauts", "-y")
 
+    @pytest.mark.parametrize(
+        ("arguments", "error"),
+        [
+            (("sned", "orders", "x"), "there is no command sned; did you mean 'send'?"),
+            (("consum", "orders"), "there is no command consum; did you mean 'consume'?"),
+            (("get", "orders"), "there is no command get; did you mean"),
+            (
+                ("orders", "two words"),
+                "there is no command orders; to send to a topic of that name: flintmq send orders 'two words'",
+            ),
+        ],
+    )
+    def test_a_mistyped_command_with_arguments_is_named(self, cli: Cli, arguments: tuple[str, ...], error: str) -> None:
+        done = cli.run(*arguments)
+        assert done.code == EXIT_USAGE
+        assert error in done.err
+
     def test_a_topic_with_the_name_of_a_command_is_reached(self, cli: Cli) -> None:
         assert cli.run("send", "tail", "x").code == 0
         assert cli.run("tail", "tail", "-n", "1").lines == ["x"]
@@ -301,6 +318,24 @@ def test_deleting_asks_first(cli: Cli, filled: str) -> None:
     terminal.type("y\n")
     assert terminal.finish() == 0
     assert cli.run("topic", "status", filled).code == EXIT_NOT_FOUND
+
+
+def test_arrows_scroll_top(broker: BrokerFactory, tmp_path: Path) -> None:
+    running = broker()
+    with Admin(running.address) as admin:
+        for number in range(60):
+            admin.create_topic(f"topic-{number:02}", queues=1)
+    with Cli(tmp_path, running.address) as cli:
+        terminal = Terminal(cli, ["top", "-i", "100ms"], 80)
+        terminal.read_until("more below")
+        assert "topic-00" in terminal.text
+        assert "topic-59" not in terminal.text
+        terminal.type("\x1b[B")
+        terminal.read_until("1 more above")
+        terminal.type("\x1b[F")
+        terminal.read_until("topic-59")
+        terminal.type("q")
+        assert terminal.finish() == 0
 
 
 def test_top_says_that_the_broker_went_and_shows_it_when_it_is_back(broker: BrokerFactory, tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ class TestFile:
         assert cli.run("user", "add", "shop", "--admin", "--generate", "-q").code == 0
         listed = cli.run("user", "list", "-o", "json").rows
         assert listed == [
-            {"user": "billing", "grants": 0, "iterations": 15_000},
-            {"user": "shop", "grants": 1, "iterations": 15_000},
+            {"user": "billing", "admin": False, "grants": 0},
+            {"user": "shop", "admin": True, "grants": 1},
         ]
         changed = cli.run("user", "passwd", "shop", "--generate", "-o", "json").rows
         assert changed[0]["outcome"] == "changed"

@@ -340,6 +340,13 @@ class TestSearch:
         assert bodies == list(range(99, -1, -1))
         assert pages == 4
 
+    def test_all_pages_one_after_the_other(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+        producer.send_many([Message(topic, b"%d" % number, keys=["k"]) for number in range(200)])
+        assert [int(message.body) for message in consumer.query_iter(topic, "k")] == list(range(199, -1, -1))
+        assert list(consumer.query_iter(topic, "nobody")) == []
+        middle = consumer.query_iter(topic, "k", until=datetime(2020, 1, 1, tzinfo=UTC))
+        assert list(middle) == []
+
     def test_within_a_time(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         producer.send(Message(topic, b"early", keys=["k"]))
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import msgpack
 import pytest
 
+from flintmq.broker.kernels.dispatch import DELAY_LEVELS_MS
 from flintmq.client import Consumer, DeliveryFailed, Message
+from flintmq.client.delay import DELAY_LEVEL_SECONDS
 from flintmq.protocol.commands import PRODUCE
 from flintmq.protocol.errors import DelayIllegal, MessageIllegal
 from tests.cli_tools import Cli
@@ -72,7 +75,7 @@ def test_single_messages_and_bulks_take_the_same_delays(
 @pytest.mark.parametrize(
     ("delay", "why"),
     [
-        ({"deliver_at": datetime.now(UTC) - timedelta(hours=2)}, "s ago"),
+        ({"deliver_at": datetime.now(UTC) - timedelta(hours=2)}, "has passed: the broker's clock says"),
         ({"deliver_at": datetime.now(UTC) + timedelta(days=41)}, "delivery.delay_max_days is 40"),
         ({"delay": timedelta(days=4000)}, "delivery.delay_max_days is 40"),
     ],
@@ -123,6 +126,24 @@ def test_what_waits_is_shown_by_level_and_hour(
     ]  # fmt: skip
 
 
+def test_a_receipt_says_when_the_message_is_delivered(
+    shared_broker: RunningBroker, clients: Clients, topic: str
+) -> None:
+    at = (datetime.now(UTC) + timedelta(hours=3)).replace(microsecond=0)
+    with clients.Producer(shared_broker.address) as producer:
+        now = producer.send(Message(topic, b"x"))
+        level = producer.send(Message(topic, b"x", delay_level=18))
+        timed = producer.send(Message(topic, b"x", deliver_at=at))
+        past = producer.send(Message(topic, b"x", deliver_at=datetime.now(UTC) - timedelta(seconds=5)))
+        later = producer.send_many([Message(topic, b"x", delay=timedelta(hours=2)), Message(topic, b"x")])
+        bulk = producer.send_bulk(topic, [b"x"] * 2, tags="t", delay=timedelta(minutes=90))
+    assert (now.deliver_at, past.deliver_at, later[1].deliver_at) == (None, None, None)
+    assert level.deliver_at == level.stored_at + timedelta(hours=2)
+    assert timed.deliver_at == at
+    assert later[0].deliver_at == later[0].stored_at + timedelta(hours=2)
+    assert [receipt.deliver_at for receipt in bulk] == [bulk[0].stored_at + timedelta(minutes=90)] * 2
+
+
 def test_the_shell_sends_delayed_messages(shared_broker: RunningBroker, tmp_path: Path, topic: str) -> None:
     with Cli(tmp_path, shared_broker.address) as cli:
         for option in (["--delay", "1s"], ["--deliver-at", "+1s"], ["--delay-level", "1"]):
@@ -133,3 +154,24 @@ def test_the_shell_sends_delayed_messages(shared_broker: RunningBroker, tmp_path
         failed = cli.run("send", topic, "hello", "--delay", "41d")
         assert (failed.code, "delay_max_days" in failed.err) == (1, True), failed.err
         assert "give one of them" in cli.run("send", topic, "hello", "--delay", "1s", "--delay-level", "3").err
+
+
+def test_the_shell_says_when_a_message_is_delivered(shared_broker: RunningBroker, tmp_path: Path, topic: str) -> None:
+    with Cli(tmp_path, shared_broker.address) as cli:
+        shown = cli.run("send", topic, "hello", "--delay", "2h", "-o", "table")
+        assert re.fullmatch(
+            rf"sent to {topic}  id=[0-9A-F]{{32}}  delivery (\d{{4}}-\d\d-\d\d )?\d\d:\d\d:\d\d, in 2 h\n", shown.out
+        )
+        row = cli.run("send", topic, "hello", "--deliver-at", "+3h", "-o", "json").rows[0]
+        assert (
+            timedelta(hours=2.9) < datetime.fromisoformat(row["deliver_at"]) - datetime.now(UTC) < timedelta(hours=3.1)
+        )
+        assert cli.run("send", topic, "hello", "-o", "json").rows[0]["deliver_at"] is None
+        assert len(cli.run("send", topic, "hello", "--delay", "2h").out.split("\t")) == 6, "for scripts as it was"
+        failed = cli.run("send", topic, "hello", "--deliver-at", "-2h")
+        assert "the time of delivery, " in failed.err
+        assert "TIMER_DELIVER_MS" not in failed.err
+
+
+def test_the_levels_are_those_of_the_broker() -> None:
+    assert [1000 * seconds for seconds in DELAY_LEVEL_SECONDS] == DELAY_LEVELS_MS[1:].tolist()

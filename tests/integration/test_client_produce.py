@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -121,7 +121,7 @@ class TestSend:
     def test_flush_can_be_stricter_than_the_brokers(self, producer: Producer, topic: str) -> None:
         assert producer.send(Message(topic, b""), flush="sync").queue_offset == 0
         with pytest.raises(InvalidArgument):
-            producer.send(Message(topic, b""), flush="never")
+            producer.send(Message(topic, b""), flush="never")  # type: ignore[arg-type]
 
 
 class TestCompression:
@@ -149,7 +149,12 @@ class TestCompression:
 
     @pytest.mark.parametrize("algorithm", ["lz4", "zstd", "zlib"])
     def test_every_algorithm(
-        self, clients: Clients, shared_broker: RunningBroker, consumer: Consumer, topic: str, algorithm: str
+        self,
+        clients: Clients,
+        shared_broker: RunningBroker,
+        consumer: Consumer,
+        topic: str,
+        algorithm: Literal["lz4", "zstd", "zlib"],
     ) -> None:
         with clients.Producer(shared_broker.address, compress_over=0, compression=algorithm) as producer:
             message = stored_at(consumer, producer.send(Message(topic, b"ab" * 500)))

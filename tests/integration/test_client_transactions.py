@@ -28,6 +28,7 @@ from flintmq.client import (
     TransactionGroupWrong,
     aio,
 )
+from flintmq.client.core.delivery import Delivery
 from tests.conftest import BrokerFactory, Brokers, RunningBroker
 
 NEVER_MS = 3_600_000
@@ -176,6 +177,23 @@ class TestSync:
             wait_for_bodies(asking, topic, [b"paid"])
             transaction.commit()
         assert checked.asked == []
+
+    def test_a_half_message_that_is_still_being_sent_is_not_judged_from_outside(
+        self, asking: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        checked = Checked(Outcome.ROLLBACK)
+        answered = Delivery.answered
+
+        def late(delivery: Delivery, answer: Any, now: float) -> None:
+            while not producer.health().checked:  # the broker asks before its answer is heard
+                pass
+            answered(delivery, answer, now)
+
+        with flintmq.client.TransactionProducer(asking.address, topic, checked) as producer:
+            monkeypatch.setattr(Delivery, "answered", late)
+            producer.send_half(Message(topic, b"paid")).commit()
+        assert checked.asked == []
+        assert bodies(asking, topic) == [b"paid"]
 
     def test_what_goes_on_here_is_not_judged_from_outside(self, asking: RunningBroker, topic: str) -> None:
         checked = Checked(Outcome.ROLLBACK)

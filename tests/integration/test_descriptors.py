@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +19,18 @@ DESCRIPTORS = 128
 TOPICS = 24
 QUEUES = 4
 UNITS_A_FILE = 2
-LIMITED = (
-    "-c",
-    f"import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS})); "
-    "runpy.run_module('flintmq.broker.daemon', run_name='__main__', alter_sys=True)",
-)
+
+
+def with_descriptors(count: int) -> tuple[str, str]:
+    """What Python runs for a broker that may have so many descriptors."""
+    return (
+        "-c",
+        f"import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({count}, {count})); "
+        "runpy.run_module('flintmq.broker.daemon', run_name='__main__', alter_sys=True)",
+    )
+
+
+LIMITED = with_descriptors(DESCRIPTORS)
 SETTINGS = {"store.consumequeue_file_bytes": 20 * UNITS_A_FILE, "flush.checkpoint_interval_ms": 100}
 
 
@@ -50,6 +58,16 @@ def test_queues_with_more_files_than_descriptors_are_written_read_and_found_agai
     limited.process.wait()
     again = connect(broker(store=limited.store, settings=SETTINGS, program=LIMITED))
     assert {place: again.pull(place[0], queue=place[1]).fields["count"] for place in places()} == wanted
+
+
+def test_a_limit_that_hardly_touches_the_default_is_no_news(broker: Callable[..., Broker]) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard < 16_000:
+        pytest.skip(f"no more than {hard} descriptors are allowed here")
+    program = with_descriptors(16_000)
+    assert "connections can be open" not in broker(program=program).log
+    asked_for = broker(program=program, settings={"limits.connections_max": 19_999})
+    assert "limits.connections_max is 19999" in asked_for.log
 
 
 def test_connections_leave_the_descriptors_alone_that_the_store_needs(connect: Connect, limited: Broker) -> None:

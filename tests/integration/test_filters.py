@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import signal
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -280,3 +282,24 @@ Files.read = lambda self, fd, buffer, at, *, wait: read(self, fd, buffer, at, wa
 main()
 """
 """A daemon whose every read has to wait for the disk."""
+
+
+def test_long_filters_of_many_connections_are_parsed_between_the_requests_of_others(
+    broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
+    """Each takes a broker some 2 ms. All of them arrive in one turn of its loop, and another request after them."""
+    running = broker(settings={"topics.auto_create": True})
+    other = connect(running)
+    other.produce("orders", b"x", queue=0).raise_for_error()
+    many = [connect(running) for _ in range(300)]
+    running.process.send_signal(signal.SIGSTOP)
+    for number, connection in enumerate(many):
+        text = f"a = {number} OR " + " OR ".join(["aaaa = bbbb"] * 250)
+        connection.send(PULL, {"topic": "orders", "queue": 0, "offset": 0, "filter": text})
+    asked = other.send(GET_MAX_OFFSET, {"topic": "orders", "queue": 0})
+    running.process.send_signal(signal.SIGCONT)
+    other.receive_for(asked).raise_for_error()
+    answered, _, _ = select.select([connection.sock for connection in many], [], [], 0)
+    assert len(answered) < 200
+    for connection in many:
+        assert connection.receive().code in (PULL_RETRY_IMMEDIATELY, PULL_NOT_FOUND)

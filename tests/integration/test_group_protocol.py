@@ -25,6 +25,7 @@ from flintmq.protocol.errors import (
     OffsetOutOfRange,
     QueueNotExist,
     SubscriptionIllegal,
+    TopicNotExist,
 )
 from flintmq.protocol.record import decode_record
 from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
@@ -303,6 +304,25 @@ def test_progress_only_grows_and_never_beyond_the_log(filled: str, member: Membe
     assert asked.body == CONSUMER_OFFSET_STRUCT.pack(0, 2)
 
 
+def test_a_commit_counts_for_the_queues_that_the_member_holds_and_names_the_others(
+    filled: str, member: Members, peer: RawConnection
+) -> None:
+    first, second = member("a", start="first"), member("b", start="first")
+    first.beat(filled)
+    second.beat(filled)
+    first.beat()
+    first.beat(owned=[(filled, queue) for queue in first.queues])
+    second.beat()
+    assert sorted(first.queues + second.queues) == [0, 1, 2, 3]
+    fields = {"group": first.group, "topic": filled, "count": 4, "member": "a", "epoch": first.epoch}
+    body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, 2) for queue in range(4))
+    refused = peer.call(commands.UPDATE_CONSUMER_OFFSET, fields, body)
+    assert (refused.code, list(refused.fields["refused"])) == (EpochFenced.code, second.queues)
+    asked = peer.call(commands.QUERY_CONSUMER_OFFSET, {"group": first.group, "topic": filled})
+    committed = dict(CONSUMER_OFFSET_STRUCT.iter_unpack(asked.body))
+    assert committed == dict.fromkeys(first.queues, 2) | dict.fromkeys(second.queues, 0)
+
+
 def test_while_a_group_runs_nobody_else_commits_for_it(filled: str, member: Members, peer: RawConnection) -> None:
     first = member("a", start="first")
     first.beat(filled)
@@ -362,7 +382,7 @@ def test_a_group_is_shown_and_deleted_when_nobody_is_in_it(filled: str, member: 
     first.commit(filled, 1, 1).raise_for_error()
     shown = msgpack.unpackb(peer.call(commands.GET_CONSUMER_CONNECTION_LIST, {"group": first.group}).body)
     assert [each["member"] for each in shown["members"]] == ["a"]
-    assert [row for row in shown["queues"] if row[:2] == [filled, 1]] == [[filled, 1, "a", 1, 2, 0, 3]]
+    assert [row for row in shown["queues"] if row[:2] == [filled, 1]] == [[filled, 1, "a", 1, 2, 0, 3, True]]
     listed = msgpack.unpackb(peer.call(commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)
     mine = next(row for row in listed if row["group"] == first.group)
     assert (mine["state"], mine["members"], mine["topics"]) == ("stable", 1, [filled])
@@ -400,6 +420,36 @@ def test_what_is_sent_back_comes_again_in_the_groups_retry_topic(filled: str, gr
     (record,) = map(decode_record, split_answer(answer.body, answer.fields["count"]))
     assert (record.body, record.reconsume_times) == (b"0", 2)
     assert record.property_map()["RETRY_TOPIC"] == filled
+
+
+def test_why_each_failed_is_kept_with_it(filled: str, group: str, peer: RawConnection) -> None:
+    def reasons(queue_offset: int) -> list[str]:
+        answer = peer.pull(f"%DLQ%{group}", 0, queue_offset, wait_ms=30_000)
+        records = map(decode_record, split_answer(answer.body, answer.fields["count"]))
+        return [record.property_map()["RETRY_REASON"] for record in records]
+
+    first, second, third = physical_offsets_of(peer, filled)
+    send_back(peer, group, first, second, delay_level=-1, reasons="ValueError: a\x02KeyError: b").raise_for_error()
+    assert reasons(0) == ["ValueError: a", "KeyError: b"]
+    send_back(peer, group, third, delay_level=-1, reason="ü" * 1024).raise_for_error()
+    assert reasons(2) == ["ü" * 1024]
+
+
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"reason": "x" * 1025}, "1024"),
+    ({"reasons": "a\x02b\x02c"}, "reasons holds 3 for 2 messages"),
+    ({"reasons": "a\x02" + "x" * 1025}, "at most 1024"),
+    ({"reasons": "a\x02b", "reason": "c"}, "both reason and reasons"),
+    ({"reason": 5}, "reason"),
+])  # fmt: skip
+def test_reasons_that_cannot_be_kept_are_refused_and_nothing_is_sent_back(
+    filled: str, group: str, peer: RawConnection, fields: dict[str, Any], said: str
+) -> None:
+    first, second = physical_offsets_of(peer, filled)[:2]
+    refused = send_back(peer, group, first, second, delay_level=-1, **fields)
+    assert refused.code == InvalidParameter.code
+    assert said in refused.fields["message"]
+    assert peer.pull(f"%DLQ%{group}").code == TopicNotExist.code
 
 
 def test_what_cannot_be_sent_back_is_refused_whole(

@@ -15,7 +15,7 @@ from flintmq.broker.config import setting_names
 from flintmq.broker.server.handlers.settings import HOT_SETTINGS
 from flintmq.protocol import commands
 from flintmq.protocol.commands import GET_BROKER_CONFIG, GET_MIN_OFFSET, HELLO, PRODUCE, UPDATE_BROKER_CONFIG
-from flintmq.protocol.errors import SUCCESS, DelayIllegal, InvalidParameter, SystemBusy, TopicNotExist
+from flintmq.protocol.errors import SUCCESS, DelayIllegal, InvalidParameter, LimitReached, SystemBusy, TopicNotExist
 from tests.cli_tools import Cli
 from tests.conftest import Answer, RawConnection, RunningBroker
 
@@ -168,6 +168,29 @@ def check_held_pulls(running: RunningBroker, peer: RawConnection, connect: Conne
         wait_until(lambda: msgpack.unpackb(peer.call(commands.GET_BROKER_RUNTIME_INFO).body)["held_pulls"] == 0)
 
 
+def check_groups_max(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
+    commit_as("hot-1", peer).raise_for_error()
+    change(peer, {"limits.groups_max": 1}).raise_for_error()
+    refused = commit_as("hot-2", peer)
+    assert refused.code == LimitReached.code
+    assert "limits.groups_max is 1" in refused.fields["message"]
+    commit_as("hot-1", peer).raise_for_error()
+
+
+def check_committed_offsets_max(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
+    commit_as("hot-1", peer).raise_for_error()
+    change(peer, {"limits.committed_offsets_max": 1}).raise_for_error()
+    refused = commit_as("hot-3", peer)
+    assert refused.code == LimitReached.code
+    assert "limits.committed_offsets_max is 1" in refused.fields["message"]
+    commit_as("hot-1", peer).raise_for_error()
+
+
+def commit_as(group: str, peer: RawConnection) -> Answer:
+    fields = {"group": group, "topic": "hot", "count": 1}
+    return peer.call(commands.UPDATE_CONSUMER_OFFSET, fields, commands.CONSUMER_OFFSET_STRUCT.pack(0, 0))
+
+
 def check_busy_retry(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
     change(peer, {"limits.busy_retry_after_ms": 1234, "limits.held_pulls_max": 0}).raise_for_error()
     peer.produce("hot", b"x", queue=0).raise_for_error()
@@ -289,6 +312,8 @@ CHECKS: dict[str, Callable[[RunningBroker, RawConnection, Connect], None]] = {
     "limits.in_flight_bytes_max": check_in_flight,
     "limits.connection_in_flight_bytes_max": check_connection_in_flight,
     "limits.held_pulls_max, limits.held_pulls_per_connection_max": check_held_pulls,
+    "limits.groups_max": check_groups_max,
+    "limits.committed_offsets_max": check_committed_offsets_max,
     "limits.busy_retry_after_ms": check_busy_retry,
     "limits.half_frame_timeout_ms": check_half_frame,
     "limits.idle_timeout_ms": check_idle,

@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flintmq.broker.server.metrics.catalog import METRICS, Metric
+from flintmq.broker.server.metrics.endpoint import listen_for_metrics
 from flintmq.broker.server.metrics.http import CONNECTIONS_MAX, HEAD_BYTES_MAX
 from flintmq.protocol import commands
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, GET_BROKER_RUNTIME_INFO, PRODUCE, PULL
@@ -212,7 +213,9 @@ def test_the_lag_of_a_group_is_the_sum_over_its_queues(
     body = CONSUMER_OFFSET_STRUCT.pack(0, 3) + CONSUMER_OFFSET_STRUCT.pack(1, 10)
     fields = {"group": "billing", "topic": topic, "count": 2}
     connection.call(commands.UPDATE_CONSUMER_OFFSET, fields, body).raise_for_error()
-    assert Scrape(shared_broker)("flintmq_group_lag_messages", group="billing", topic=topic) == 7
+    scrape = Scrape(shared_broker)
+    assert scrape("flintmq_group_lag_messages", group="billing", topic=topic) == 7 + 0 + 10, "the third it will read"
+    assert scrape("flintmq_group_lag_unknown_queues", group="billing", topic=topic) == 0
 
 
 def test_a_group_shows_its_members_what_is_with_them_and_what_failed(
@@ -556,3 +559,20 @@ def test_systemd_hears_of_the_start_and_the_stop(broker: Factory, tmp_path: Path
         assert f"STATUS=listening on 127.0.0.1:{running.port}".encode() in said
         assert running.stop() == 0
         assert b"STOPPING=1" in manager.recv(4096)
+
+
+def test_a_metrics_port_that_somebody_else_has_is_said_with_the_setting_that_fixes_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        sockets = listen_for_metrics("", port - 1)
+        try:
+            assert sockets[0].getsockname()[1] != port
+        finally:
+            for each in sockets:
+                each.close()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"127.0.0.1:{port}" in record.getMessage()
+    assert "metrics.listen fixes it" in record.getMessage()

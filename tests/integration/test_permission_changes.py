@@ -146,6 +146,7 @@ def test_changes_of_topics_are_in_the_audit_log_with_what_was_before(running: Ru
     admin.produce("audited-auto", b"secret-body").raise_for_error()
 
     writable = {"read_queues": 4, "write_queues": 4, "perm": 6, "order": False}
+    writable |= {"retention_hours": 0, "retention_bytes": 0}
     who = {"user": "admin", "client": "test", "outcome": "done"}
     assert audit_of(running, "UPDATE_AND_CREATE_TOPIC", "topic audited") == [
         {**who, "after": writable},

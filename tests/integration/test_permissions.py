@@ -18,8 +18,10 @@ from flintmq.protocol.frames import ONE_WAY
 from flintmq.protocol.ids import offset_id
 from flintmq.protocol.permissions import ACTIONS
 from flintmq.protocol.record import decode_record
+from flintmq.protocol.scram import ITERATIONS_MIN, make_verifier
+from flintmq.protocol.users import verifier_row
 from tests.conftest import Answer, Brokers, ConnectionFactory, RawConnection, RunningBroker
-from tests.security_tools import SCRAM, authenticate, set_grants
+from tests.security_tools import PASSWORD, SCRAM, authenticate, set_grants
 from tests.store_tools import split_answer
 
 Grants = list[dict[str, Any]]
@@ -70,6 +72,7 @@ ROW = msgpack.packb([b"x", {}])
 T, G = {"topic": "T"}, {"group": "G"}
 QUEUE = {**T, "queue": 0}
 MEMBER = {**G, "member": "m"}
+SCRAM_ROW = verifier_row(make_verifier(PASSWORD, ITERATIONS_MIN))
 ONE_SETTING = msgpack.packb({"limits.busy_retry_after_ms": 100})
 
 CASES = [
@@ -131,6 +134,10 @@ CASES = [
     Case(commands.GET_TOPIC_STATS_INFO, [on("topic", "T", "publish")], T, name="stats-for-a-producer"),
     Case(commands.GET_BROKER_CONFIG, [{"actions": ["query"], "broker": True}]),
     Case(commands.UPDATE_BROKER_CONFIG, ADMIN, {"count": 1}, ONE_SETTING),
+    Case(commands.AUTH_CREATE_USER, ADMIN, {"user": "new-user"}, msgpack.packb({"scram": SCRAM_ROW})),
+    Case(commands.AUTH_UPDATE_USER, ADMIN, {"user": "changed-user"}, msgpack.packb({"grant": []})),
+    Case(commands.AUTH_DELETE_USER, ADMIN, {"user": "removed-user"}),
+    Case(commands.AUTH_LIST_USER, ADMIN),
 ]  # fmt: skip
 """Commands whose rule is ``anybody`` are not here: what they show is tested below."""
 
@@ -151,7 +158,7 @@ def user_of(case: str, without: int | None) -> str:
 
 def users() -> dict[str, Grants]:
     """Everybody that the tests log in as. Who lacks a grant has all actions on everything that is called otherwise."""
-    found: dict[str, Grants] = {"admin": ADMIN}
+    found: dict[str, Grants] = {"admin": ADMIN, "changed-user": [], "removed-user": []}
     for name, case in BY_NAME.items():
         needs = case.grants
         found[user_of(name, None)] = needs
@@ -402,7 +409,9 @@ def test_the_broker_itself_shows_little_to_who_may_not_query_it(seen: RawConnect
         found: dict[str, Any] = msgpack.unpackb(log_in(name).call(commands.GET_BROKER_RUNTIME_INFO).body)
         return found
 
-    assert set(info("nobody")) == {"name", "version", "uptime_seconds", "flush"}
+    assert set(info("nobody")) == {"name", "version", "uptime_seconds", "flush", "withheld"}
+    assert "--query-broker" in info("nobody")["withheld"]
+    assert info("watcher")["withheld"] == ""
     assert "store_path" in info("watcher")
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -34,6 +35,7 @@ from flintmq.client import (
     TryLater,
 )
 from flintmq.client.push import requests
+from flintmq.client.push.options import Start
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.forked import broker_environment
@@ -84,22 +86,36 @@ class TestConsuming:
     def test_where_a_group_begins_is_what_was_asked_for(self, clients: Clients, address: str, topic: str) -> None:
         with clients.Producer(address) as producer:
             producer.send(Message(topic, b"before"))
-            seen = {name: Seen() for name in ("first", "last", "time")}
-            past = datetime.now(UTC) - timedelta(hours=1)
+            starts: dict[str, Start] = {
+                "first": "first", "earliest": "earliest", "last": "last", "latest": "latest",
+                "time": datetime.now(UTC) - timedelta(hours=1),
+            }  # fmt: skip
+            seen = {name: Seen() for name in starts}
             consumers = [
                 clients.PushConsumer(address, f"{topic}-{name}", topic, seen[name], start=start)
-                for name, start in (("first", "first"), ("last", "last"), ("time", past))
+                for name, start in starts.items()
             ]
             for consumer in consumers:
                 consumer.start()
             producer.send(Message(topic, b"after"))
-            seen["first"].wait(2)
-            seen["time"].wait(2)
-            seen["last"].wait(1)
+            for name in starts:
+                seen[name].wait(1 if name in ("last", "latest") else 2)
             for consumer in consumers:
                 consumer.close()
-        assert seen["last"].bodies == [b"after"]
-        assert sorted(seen["first"].bodies) == sorted(seen["time"].bodies) == [b"after", b"before"]
+        assert seen["last"].bodies == seen["latest"].bodies == [b"after"]
+        for name in ("first", "earliest", "time"):
+            assert sorted(seen[name].bodies) == [b"after", b"before"]
+
+    def test_waiting_ends_with_its_time_or_with_the_consumer(self, clients: Clients, address: str, topic: str) -> None:
+        with clients.Producer(address) as producer:
+            producer.send(Message(topic, b""))
+        with clients.PushConsumer(address, topic, topic, lambda message: None) as consumer:
+            assert consumer.wait(0.01) is False
+            with ThreadPoolExecutor(1) as threads:
+                waiting = threads.submit(consumer.wait, 60)
+                consumer.close()
+                assert waiting.result(60) is True
+            assert consumer.wait() is True
 
     def test_tags_and_filters_choose_and_what_they_pass_over_counts_as_done(
         self, clients: Clients, address: str, topic: str
@@ -512,6 +528,30 @@ class TestLife:
                 consumer.wait()
             with pytest.raises(ClientFailed):
                 consumer.close()
+
+
+def test_a_new_member_does_not_wait_for_what_a_busy_one_has_pulled_ahead(
+    clients: Clients, address: str, topic: str
+) -> None:
+    let_go = threading.Event()
+    first, second = Seen(lambda message: let_go.wait()), Seen()
+    with clients.Admin(address) as admin, clients.Producer(address) as producer:
+        admin.create_topic(topic, queues=4)
+        for number in range(4):
+            producer.send_many(numbered(topic, 50), queue=number)
+    options: dict[str, Any] = {"group": topic, "topics": topic, "start": "first", "workers": 1}
+    try:
+        with clients.PushConsumer(address, listener=first, **options) as busy:
+            until(lambda: busy.health().pending_messages == 200, "pulling ahead")
+            first.wait(1)
+            with clients.PushConsumer(address, listener=second, **options):
+                second.wait(50)  # while the busy member still has its first message
+                assert len(first.messages) == 1
+                let_go.set()
+                until(lambda: len({(m.queue, m.body) for m in first.messages + second.messages}) == 200)
+        assert len(first.messages) + len(second.messages) == 200
+    finally:
+        let_go.set()
 
 
 def test_a_fork_does_not_take_the_consumer_along(address: str, topic: str) -> None:

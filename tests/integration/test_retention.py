@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 
-from flintmq.client import Admin, Consumer, Message, OffsetOutOfRange, Producer, ServiceNotAvailable
+from flintmq.client import Admin, Consumer, Message, OffsetOutOfRange, Producer, PushConsumer, ServiceNotAvailable
+from tests.cli_tools import Cli
 from tests.conftest import BrokerFactory, RunningBroker
 from tests.overload_tools import soon
 from tests.tools_runs import tool
@@ -104,3 +106,47 @@ def test_messages_are_refused_on_a_full_disk_and_reads_go_on(broker: BrokerFacto
     assert str(again.store) in str(refused)
     with Consumer(again.address) as consumer:
         assert len(list(consumer.iter("orders", until="latest"))) >= 10
+
+
+def test_a_topic_keeps_its_newest_bytes_and_a_group_is_moved_on(broker: BrokerFactory, tmp_path: Path) -> None:
+    running = broker(settings={"retention.check_interval_ms": 20})
+    with Admin(running.address) as admin, Producer(running.address, compress_over=None) as producer:
+        admin.create_topic("orders", queues=1)
+        admin.create_topic("limited", queues=1, retention_bytes=100_000)
+        for topic in ("orders", "limited"):
+            producer.send_bulk(topic, [b"%03d" % number + bytes(1_000) for number in range(500)])
+        found = admin.topics()
+        assert (found["limited"].retention_bytes, found["orders"].retention_bytes) == (100_000, 0)
+    with Consumer(running.address) as consumer:
+        deadline = time.monotonic() + LONG_S
+        while consumer.min_offset("limited") < 400:
+            assert time.monotonic() < deadline
+        first = consumer.min_offset("limited")
+        assert 85 <= 500 - first <= 99
+        with pytest.raises(OffsetOutOfRange):
+            consumer.pull("limited", 0, first - 1)
+        bodies = [message.body[:3] for message in consumer.iter("limited", until="latest")]
+        assert bodies == [b"%03d" % number for number in range(first, 500)]
+        assert consumer.min_offset("orders") == 0
+    got: list[int] = []
+    with Consumer(running.address) as consumer:
+        consumer.commit("late", "limited", {0: 0})
+    with PushConsumer(running.address, group="late", topics="limited", listener=lambda m: got.append(m.queue_offset)):
+        soon(lambda: len(got) >= 500 - first)
+    assert min(got) >= first
+    assert running.stop() == 0
+    again = broker(store=running.store)
+    with Consumer(again.address) as consumer:
+        assert consumer.min_offset("limited") == first
+    with Cli(tmp_path / "home", again.address) as cli:
+        done = cli.run("topic", "update", "limited", "--retention-bytes", "none", "--retention", "7d", "-o", "json")
+        assert [(row["retention_hours"], row["retention_bytes"]) for row in done.rows] == [(168, 0)]
+        changed = cli.run("topic", "update", "limited", "--queues", "2", "-o", "json")
+        assert changed.rows[0]["retention_hours"] == 168  # as it is
+        assert cli.run("topic", "update", "limited", "--retention", "1.5h").code == 2
+        made = cli.run("topic", "create", "ever", "--retention", "forever", "-o", "json")
+        assert made.rows[0]["retention_hours"] == -1
+        refused = cli.run("topic", "create", "%RETRY%late", "--retention", "1h")
+        assert "still to try again" in refused.err
+    with Consumer(again.address) as consumer:
+        soon(lambda: consumer.min_offset("limited") == 0)

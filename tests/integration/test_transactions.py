@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -38,8 +39,9 @@ from flintmq.protocol.errors import (
 )
 from flintmq.protocol.ids import offset_id
 from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import decode_record, encode_host
+from flintmq.protocol.record import Record, decode_record, encode_host, encode_properties
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
+from tests.store_tools import SERVED, dispatch, make_topic, open_store
 from tests.transaction_tools import (
     GROUP,
     PREFIX,
@@ -427,3 +429,20 @@ def _asked_first(*producers: AskedProducer) -> tuple[AskedProducer, AskedProduce
     ready = select.select(sockets, [], [])[0][0]
     asked = producers[sockets.index(ready)]
     return asked, producers[1 - producers.index(asked)]
+
+
+def test_a_half_message_that_an_earlier_release_stored_with_a_long_key_is_open(
+    tmp_path: Path, broker: BrokerFactory, connect: ConnectionFactory
+) -> None:
+    key = "k" * 15_500
+    store = open_store(tmp_path / "store", SERVED)
+    for topic in (HALF_TOPIC, "orders"):
+        make_topic(store, topic, 1)
+    properties = {"REAL_TOPIC": "orders", "REAL_QID": "0", "PGROUP": GROUP, "UNIQ_KEY": key, "TRAN_MSG": "true"}
+    store.append_records([Record(topic=HALF_TOPIC.encode(), body=b"x", properties=encode_properties(properties))])
+    dispatch(store)
+    store.close()
+    connection = connect(broker(store=tmp_path / "store", settings={"transactions.timeout_ms": NEVER_MS}))
+    assert [row["id"] for row in listed(connection)] == [key]
+    end(connection, key).raise_for_error()
+    assert [record.body for record in messages(connection, "orders", 1)] == [b"x"]

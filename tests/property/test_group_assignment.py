@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.delivery.assignment import Queue, assign
 
-TOPICS = ("orders", "payments", "%RETRY%g")
+RETRY = "%RETRY%"
+TOPICS = ("orders", "payments", f"{RETRY}g")
 MEMBERS = tuple("abcdefgh")
 queue_sets = st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 12), min_size=1).map(
     lambda sizes: [(topic, number) for topic, size in sizes.items() for number in range(size)]
@@ -33,33 +35,80 @@ def fewest_moves(before: dict[Queue, str], queues: list[Queue], names: list[str]
     return sum(max(load - least - (place < more), 0) for place, load in enumerate(loads))
 
 
+def moves(before: dict[Queue, str], result: dict[Queue, str], members: Collection[str]) -> int:
+    """How many queues left a member that is still there."""
+    return sum(before[queue] in members and name != before[queue] for queue, name in result.items() if queue in before)
+
+
+def data(queues: Iterable[Queue]) -> list[Queue]:
+    return [queue for queue in queues if not queue[0].startswith(RETRY)]
+
+
+def spread(result: dict[Queue, str], queues: Iterable[Queue], names: Collection[str]) -> int:
+    """How many more of ``queues`` one of ``names`` has than another."""
+    loads = Counter(result[queue] for queue in queues)
+    return max(loads[name] for name in names) - min(loads[name] for name in names)
+
+
 @given(queue_sets, same_wishes, st.data())
-def test_members_that_want_the_same_get_the_same_number_with_the_fewest_moves(
-    queues: list[Queue], members: dict[str, tuple[str, ...]], data: st.DataObject
+def test_members_that_want_the_same_get_the_same_number_of_each_topic_and_in_all(
+    queues: list[Queue], members: dict[str, tuple[str, ...]], draws: st.DataObject
 ) -> None:
-    before = data.draw(befores(queues))
-    result = assign(queues, members, before)
+    result = assign(queues, members, draws.draw(befores(queues)))
     assert result.keys() == set(queues)
-    loads = Counter(result.values())
-    counts = [loads[name] for name in members]
-    assert max(counts) - min(counts) <= 1
-    moved = sum(before[q] in members and result[q] != before[q] for q in queues if q in before)
-    assert moved == fewest_moves(before, queues, list(members))
+    assert spread(result, data(queues), members) <= 1
+    assert spread(result, queues, members) <= 1
+    for topic in TOPICS:
+        if not topic.startswith(RETRY):
+            assert spread(result, [queue for queue in queues if queue[0] == topic], members) <= 1
+
+
+@given(st.integers(0, 64), st.integers(0, 4), same_wishes, st.data())
+def test_no_queue_of_a_topic_moves_that_need_not(
+    count: int, retries: int, members: dict[str, tuple[str, ...]], draws: st.DataObject
+) -> None:
+    queues = [("orders", number) for number in range(count)]
+    both = queues + [(TOPICS[-1], number) for number in range(retries)]
+    before = draws.draw(befores(both))
+    result = assign(both, members, before)
+    of_data = {queue: result[queue] for queue in queues}
+    assert moves(before, of_data, members) == fewest_moves(before, queues, list(members))
+
+
+def test_a_retry_queue_is_not_counted_as_a_queue_of_data() -> None:
+    """Two members of four queues have two each, whoever has the retry queue and whenever it came."""
+    queues = [("flights", number) for number in range(4)]
+    retry = (TOPICS[-1], 0)
+    alone = assign([*queues, retry], {"a": (*TOPICS, "flights")}, {})
+    both = {"a": (*TOPICS, "flights"), "b": (*TOPICS, "flights")}
+    for before in (alone, {**alone, retry: "b"}, assign(queues, both, {}), {}):
+        result = assign([*queues, retry], both, before)
+        assert Counter(result[queue] for queue in queues) == {"a": 2, "b": 2}
+    # ... and it goes to who has fewer of them.
+    assert assign([*queues[:3], retry], both, {queues[0]: "a", queues[1]: "a", retry: "a"})[retry] == "b"
+
+
+def test_a_member_that_joins_sixteen_takes_four_of_64_queues() -> None:
+    queues = [*(("orders", number) for number in range(64)), (TOPICS[-1], 0)]
+    fifteen = {f"m{number:02}": TOPICS for number in range(15)}
+    before = assign(queues, fifteen, {})
+    result = assign(queues, {**fifteen, "m15": TOPICS}, before)
+    assert moves(before, {queue: result[queue] for queue in queues[:64]}, fifteen) == 4
 
 
 @given(queue_sets, any_wishes, st.data())
 def test_every_queue_that_is_wanted_goes_to_one_who_wants_it_and_nobody_could_take_one_from_a_richer(
-    queues: list[Queue], members: dict[str, set[str]], data: st.DataObject
+    queues: list[Queue], members: dict[str, set[str]], draws: st.DataObject
 ) -> None:
-    before = data.draw(befores(queues))
-    result = assign(queues, members, before)
+    result = assign(queues, members, draws.draw(befores(queues)))
     wanted = {topic for topics in members.values() for topic in topics}
     assert result.keys() == {queue for queue in queues if queue[0] in wanted}
     assert all(queue[0] in members[name] for queue, name in result.items())
-    loads = Counter(result.values())
+    loads, loads_of_data = Counter(result.values()), Counter(result[queue] for queue in data(result))
     for queue, name in result.items():
+        counted = loads if queue[0].startswith(RETRY) else loads_of_data
         for other, topics in members.items():
-            assert queue[0] not in topics or loads[name] - loads[other] <= 1
+            assert queue[0] not in topics or counted[name] - counted[other] <= 1
 
 
 @given(queue_sets, any_wishes, st.data())

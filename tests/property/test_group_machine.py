@@ -100,8 +100,9 @@ class GroupMachine(RuleBasedStateMachine):
         except MemberUnknown:
             del self.clients[client.name]  # it forgets what it had
             return
-        self.group.heard(member, list(client.working), self.now)
-        self.settle()
+        if self.group.heard(member, list(client.working), self.now):
+            self.group.grant(not self.settling)  # as the broker: nothing is shared out anew for a heartbeat
+            self.epochs.append(self.group.epoch)
         self.told(client)
 
     @precondition(lambda self: any(client.alive for client in self.clients.values()))
@@ -148,6 +149,15 @@ class GroupMachine(RuleBasedStateMachine):
             except (EpochFenced, MemberUnknown):
                 pass
         return len(allowed) <= 1
+
+    @invariant()
+    def what_the_group_keeps_of_itself_is_what_it_would_find(self) -> None:
+        if hasattr(self, "group"):
+            group = self.group
+            assert group._free.keys() == group.meant.keys() - group.held.keys()
+            held = {queue: name for name, member in group.members.items() for queue in member.granted}
+            assert held == group.held
+            assert group.topics() == {topic for member in group.members.values() for topic in member.subscriptions}
 
     @invariant()
     def epochs_only_grow(self) -> None:

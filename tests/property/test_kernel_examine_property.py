@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import dispatch, examine
@@ -17,10 +18,11 @@ from tests.twins import examine as twin
 from tests.twins.arrays import examples, fenced, room
 from tests.twins.index import Index, Key, entry_at
 from tests.twins.index_call import key_array
-from tests.twins.log import Queue, Queues, Stopped, read_record, size_at, write_log
+from tests.twins.log import SCHEDULE_TOPIC, Queue, Queues, Stopped, read_record, size_at, write_log
 
 margins = st.sampled_from([0, 3_000, 2**40])
 seeds = st.integers(0, 2**32 - 1)
+MAX = dispatch.QUEUE_OFFSET_MAX
 
 
 def check_examine(log: bytes, at: int, end: int, file_base: int, queues: Queues, margin_ms: int, sentinel: int) -> None:
@@ -102,6 +104,40 @@ def follow(queue_offsets: list[int]) -> list[tuple[int, int]]:
 
 def test_one_record_that_lies_about_its_queue_offset_is_one_flaw() -> None:
     assert follow([7, 8, 500, 10, 11, 3, 13]) == [(2, 9), (5, 12)]
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [-(2**63), -(2**63) + 1, -2, -1, 0, 1, 2, MAX, MAX + 1, 2**63 - 1]
+        ),
+        min_size=1, max_size=8,
+    )
+)  # fmt: skip
+@example([-(2**63)])  # the smallest was once taken for "none yet", as -1 was
+@example([-(2**63), -(2**63) + 1, 0])
+@example([5, -1, 7, -1])
+@example([2**63 - 1, 0])
+def test_queue_offsets_at_the_ends_of_their_range_are_compared_as_numbers(queue_offsets: list[int]) -> None:
+    log = write_log([Record(*QUEUE[:1], b"", queue_offset=queue_offset) for queue_offset in queue_offsets])
+    check_examine(log, 0, len(log), 0, {QUEUE: Queue()}, 0, 0)
+
+
+def test_a_queue_offset_that_no_queue_can_have_stands_for_the_one_that_comes_next() -> None:
+    log = write_log([Record(*QUEUE[:1], b"", queue_offset=offset) for offset in (7, -(2**63), 9, 2**63 - 1, 11)])
+    answer = twin.call(fenced(log), 0, len(log), 0, twin.ExaminedTable({QUEUE: Queue()}), twin.Work(0))
+    size = size_at(log, 0)
+    assert answer.flaws == [(examine.FLAW_NO_QUEUE_OFFSET, at * size, 0) for at in (1, 3)]
+    assert [(run.queue_offset, len(run.units)) for run in answer.runs] == [(7, 1), (9, 1), (11, 1)]
+    assert answer.next == {QUEUE: 12}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # of NumPy, where kernels run interpreted
+@pytest.mark.parametrize("store_ms", [2**63 - 1, 2**63 - 1000, -(2**63), 0])
+def test_the_time_of_a_delay_level_at_the_ends_of_its_range_wraps_as_in_java(store_ms: int) -> None:
+    name = (SCHEDULE_TOPIC, 0)
+    log = write_log([Record(SCHEDULE_TOPIC, b"", properties=b"DELAY\x0118\x02", store_timestamp=store_ms)])
+    check_examine(log, 0, len(log), 0, {name: Queue()}, 0, 0)
 
 
 def test_messages_that_are_missing_are_one_flaw() -> None:

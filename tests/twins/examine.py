@@ -95,12 +95,16 @@ class Examination:
         transaction = record.sys_flag & SysFlag.TRANSACTION_MASK
         is_deleted = record.physical_offset < queue.deleted_below
         if not is_deleted and transaction not in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
-            self._follow(name, record, result)
-            run = open_runs.get(name)
-            if run is None or run.queue_offset + len(run.units) != record.queue_offset:
-                run = open_runs[name] = Run(name, record.queue_offset)
-                result.runs.append(run)
-            run.units.append(unit_of(record, size))
+            if 0 <= record.queue_offset <= dispatch.QUEUE_OFFSET_MAX:
+                self._follow(name, record, result)
+                run = open_runs.get(name)
+                if run is None or run.queue_offset + len(run.units) != record.queue_offset:
+                    run = open_runs[name] = Run(name, record.queue_offset)
+                    result.runs.append(run)
+                run.units.append(unit_of(record, size))
+            else:
+                self._pass_over(name, result)
+                result.flaws.append((examine.FLAW_NO_QUEUE_OFFSET, at, 0))
         if transaction != SysFlag.TRANSACTION_ROLLBACK:
             (result.optional_keys if is_deleted else result.keys).extend(keys_of(record))
 
@@ -117,6 +121,12 @@ class Examination:
         result.flaws.append((examine.FLAW_QUEUE_OFFSET, result.at, expected))
         result.next[name] = expected + 1
         self._other[name] = queue_offset + 1
+
+    def _pass_over(self, name: QueueName, result: Examined) -> None:
+        """A queue offset that cannot be stands for the one that comes next."""
+        for expected in (result.next, self._other):
+            if name in expected:
+                expected[name] += 1
 
 
 def properties_sound(blob: bytes) -> bool:

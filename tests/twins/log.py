@@ -135,6 +135,7 @@ def unit_of(record: Record, size: int) -> bytes:
     level = _level(properties.get("DELAY", ""))
     if record.topic == SCHEDULE_TOPIC and level > 0:
         code = record.store_timestamp + 1000 * DELAYS_S[level - 1]
+    code = (code + 2**63) % 2**64 - 2**63  # as Java adds them
     return UNIT_STRUCT.pack(record.physical_offset, size, code)
 
 
@@ -174,6 +175,8 @@ def _dispatch_record(record: Record, size: int, queues: Queues, index_from: int,
         return kernel.DONE
     transaction = record.sys_flag & SysFlag.TRANSACTION_MASK
     if transaction not in (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK):
+        if not 0 <= record.queue_offset <= kernel.QUEUE_OFFSET_MAX:
+            return kernel.BAD_QUEUE_OFFSET
         if record.queue_offset > queue.next:
             result.gap = name
             return kernel.GAP

@@ -14,6 +14,7 @@ from flintmq.client.cli.contexts import Contexts, contexts_path
 from flintmq.client.cli.params import OFFSETS, PERMISSION, PROPERTY, SIZE, SPAN, show_permission
 from flintmq.client.cli.positions import EveryQueue, end_of, parse_position, parse_time, start_of
 from flintmq.client.cli.settings import DEFAULT_BROKER, Settings
+from flintmq.client.core.address import parse_addresses
 
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
 STATS = [QueueStats(0, 5, 20, 0), QueueStats(1, 0, 8, 0)]
@@ -70,20 +71,38 @@ class TestPositions:
         ("text", "position"),
         [
             ("earliest", "earliest"),
+            ("first", "earliest"),
+            ("last", "latest"),
             ("latest", "latest"),
             ("-10", -10),
             ("17", EveryQueue(17)),
             ("0:17,3:5", {0: 17, 3: 5}),
+            ("0=17", {0: 17}),
+            ("0=17,3=5", {0: 17, 3: 5}),
+            ("0:3", {0: 3}),
+            ("12=0", {12: 0}),
             ("@-15m", NOW - timedelta(minutes=15)),
+            ("-15m", NOW - timedelta(minutes=15)),
+            ("now", NOW),
+            ("@12:00", NOW.astimezone().replace(hour=12, minute=0)),
+            ("9:05:00", NOW.astimezone().replace(hour=9, minute=5)),
+            ("2026-11-21T10:00Z", datetime(2026, 11, 21, 10, tzinfo=UTC)),
         ],
     )
     def test_a_position_can_be_written_in_many_ways(self, text: str, position: Any) -> None:
         assert parse_position(text, NOW) == position
 
-    @pytest.mark.parametrize("text", ["", "first", "-0", "1:2:3", "0:1,", "1.5", "٣"])
+    @pytest.mark.parametrize("text", ["", "middle", "-0", "1:2:3", "0:1,", "1.5", "٣"])
     def test_what_is_no_position_is_refused_with_the_forms(self, text: str) -> None:
         with pytest.raises(ValueError, match="is no position; write earliest, latest, -10"):
             parse_position(text)
+
+    @pytest.mark.parametrize(
+        ("text", "queue"), [("12:00", "12=0 for offset 0 of queue 12"), ("5:30", "5=30"), ("0:17", "0=17")]
+    )
+    def test_what_may_be_a_time_or_an_offset_is_refused_with_both_spellings(self, text: str, queue: str) -> None:
+        with pytest.raises(ValueError, match=f"may be a time or an offset in a queue: write @{text} .*{queue}"):
+            parse_position(text, NOW)
 
     def test_a_queue_named_twice_is_refused(self) -> None:
         with pytest.raises(ValueError, match="names a queue twice"):
@@ -95,6 +114,8 @@ class TestPositions:
         assert end_of(EveryQueue(10), "orders", STATS) == {0: 10, 1: 10}
         with pytest.raises(OffsetOutOfRange, match="offset 21 is in none of the 2 queues of topic 'orders'"):
             start_of(EveryQueue(21), "orders", STATS)
+        with pytest.raises(OffsetOutOfRange, match="as a time it is @1795275200123"):
+            start_of(EveryQueue(1_795_275_200_123), "orders", STATS)
 
     def test_queues_that_are_not_named_are_not_read(self) -> None:
         assert start_of({0: 7}, "orders", STATS) == {0: 7, 1: 8}
@@ -156,6 +177,51 @@ class TestContexts:
         assert stat.S_IMODE(contexts_path().stat().st_mode) == 0o600
         assert [path.name for path in contexts_path().parent.iterdir()] == ["contexts.toml"]
 
+    def test_user_and_tls_are_kept_with_whole_paths_and_no_password(
+        self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for name in ("secret", "ca.pem"):
+            Path(name).write_text("correct horse\n")
+            Path(name).chmod(0o600)
+        contexts = Contexts.load()
+        options = {"user": "billing", "password_file": "secret", "tls_ca": "ca.pem", "timeout": 2.5, "output": "json"}
+        contexts.add("prod", "mq:1", options)
+        contexts.add("plain", "mq:2")
+        contexts.save()
+        again = Contexts.load()
+        whole = {"password_file": str(tmp_path / "secret"), "tls_ca": str(tmp_path / "ca.pem")}
+        assert again.options == {"prod": options | whole}
+        assert "correct horse" not in contexts_path().read_text()
+        again.add("prod", "mq:1")
+        assert again.options == {}, "what is added again says it anew"
+
+    def test_a_password_that_others_can_read_is_refused(self, home: Path, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("correct horse\n")
+        secret.chmod(0o644)
+        for name, said in ((secret, "can be read by others; chmod 600"), (tmp_path / "not-there", "cannot be used")):
+            with pytest.raises(ConfigurationError, match=said):
+                Contexts.load().add("prod", "mq:1", {"user": "billing", "password_file": str(name)})
+
+    @pytest.mark.parametrize(
+        ("line", "said"),
+        [
+            ('password = "correct horse"', "has 'password', which no context has; did you mean 'password_file'"),
+            ("user = 5", "has the user 5; it must be a text"),
+            ('user = ""', "it must be a text"),
+            ("tls = 1", "it must be true or false"),
+            ("timeout = 0", "more than 0 seconds"),
+            ('output = "xml"', "there are table, json, plain"),
+            ('password_file = "/x"', "no user"),
+        ],
+    )
+    def test_what_no_context_can_say_is_named(self, home: Path, line: str, said: str) -> None:
+        contexts_path().parent.mkdir()
+        contexts_path().write_text(f'[contexts.prod]\nbroker = "mq:1"\n{line}\n')
+        with pytest.raises(ConfigurationError, match=rf"contexts\.toml: context 'prod' .*{said}"):
+            Contexts.load()
+
     def test_a_context_that_is_removed_is_not_in_use_any_more(self, home: Path) -> None:
         contexts = Contexts.load()
         contexts.add("prod", "a:1")
@@ -201,6 +267,46 @@ class TestWhereTheBrokerIs:
         assert Settings().addresses == "env:3"
         assert Settings(context="test").addresses == "test:2"
         assert Settings(context="test", broker="option").addresses == "option:10911"
+
+    def test_what_a_context_says_is_for_its_own_broker_alone(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        contexts = Contexts.load()
+        contexts.add("prod", "prod:1", {"user": "billing", "tls": True, "timeout": 2.5, "output": "json"})
+        contexts.current = "prod"
+        contexts.save()
+        monkeypatch.setenv("FLINTMQ_PASSWORD", "correct horse")
+        monkeypatch.delenv("FLINTMQ_USER", raising=False)
+        inside = Settings()
+        assert (inside.addresses, inside.seconds, inside.output.mode) == ("prod:1", 2.5, "json")
+        assert inside.access == {"tls": True, "user": "billing", "password": "correct horse"}
+        assert Settings(timeout=7.0, mode="plain").seconds == 7.0
+        assert Settings(mode="plain").output.mode == "plain"
+        assert Settings(user="shop").access["user"] == "shop"
+        monkeypatch.setenv("FLINTMQ_USER", "from-outside")
+        assert Settings().access["user"] == "from-outside"
+        assert Settings(context="prod").access["user"] == "billing"
+        monkeypatch.delenv("FLINTMQ_USER")
+        elsewhere = Settings(broker="other:1")
+        assert (elsewhere.access, elsewhere.seconds) == ({}, 10.0)
+        monkeypatch.setenv("FLINTMQ_BROKER", "env:3")
+        assert Settings().access == {}
+
+    def test_a_password_of_one_user_is_not_anothers(self, home: Path, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        secret.write_text("correct horse\n")
+        secret.chmod(0o600)
+        contexts = Contexts.load()
+        contexts.add("prod", "prod:1", {"user": "billing", "password_file": str(secret)})
+        contexts.save()
+        assert Settings(context="prod").access["password"] == "correct horse"
+        with pytest.raises(ConfigurationError, match="user 'shop' needs a password"):
+            _ = Settings(context="prod", user="shop", may_ask=False).access
+
+    def test_a_program_goes_by_the_same_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("FLINTMQ_BROKER", raising=False)
+        assert [str(address) for address in parse_addresses(None)] == [DEFAULT_BROKER]
+        monkeypatch.setenv("FLINTMQ_BROKER", "a:1,b")
+        assert [str(address) for address in parse_addresses(None)] == ["a:1", "b:10911"]
+        assert [str(address) for address in parse_addresses("c:2")] == ["c:2"]
 
     def test_a_context_in_use_that_is_gone_is_said(self, home: Path) -> None:
         contexts = Contexts.load()

@@ -12,10 +12,10 @@ import click
 import pytest
 
 from flintmq.client.cli import failures
-from flintmq.client.cli.auto import is_mistyped
 from flintmq.client.cli.commands.cheat import EXAMPLES
 from flintmq.client.cli.formats import DIRECTIVES
 from flintmq.client.cli.main import COMMANDS, root
+from flintmq.client.cli.words import is_mistyped
 from tests.cli_tools import Cli
 
 README = (Path(__file__).parents[2] / "client" / "cli" / "README.md").read_text(encoding="utf-8")
@@ -66,6 +66,11 @@ def test_every_option_and_argument_is_explained(name: str) -> None:
     for param in command.params:
         if isinstance(param, click.Option):
             assert param.help, f"{name} {param.opts}"
+
+
+def test_the_commands_come_before_the_options(cli: Cli) -> None:
+    out = cli.run("--help").out
+    assert out.index("Messages:") < out.index("Also: ") < out.index("Options:")
 
 
 def test_without_arguments_there_is_help(cli: Cli) -> None:

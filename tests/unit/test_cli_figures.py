@@ -14,8 +14,10 @@ from rich.console import Console
 from flintmq.client.cli.commands.check import CRITICAL, OK, UNKNOWN, WARNING, Finding
 from flintmq.client.cli.condition import Condition
 from flintmq.client.cli.histogram import Latencies
+from flintmq.client.cli.lags import Lag
 from flintmq.client.cli.sampling import Rates, Sample, between
 from flintmq.client.cli.top_screen import Screen
+from flintmq.client.cli.top_view import View
 from flintmq.client.cli.units import show_bytes
 
 INFO: dict[str, Any] = {
@@ -93,8 +95,9 @@ class TestLatencies:
 
 
 def _sample(at: float, groups: dict[tuple[str, str], tuple[int, int]] | None = None, **figures: Any) -> Sample:
+    lags = {key: (committed, Lag(lag)) for key, (committed, lag) in (groups or {}).items()}
     ends = figures.pop("ends", {})
-    return Sample(at, Condition(INFO | figures), ends, ends, groups or {})
+    return Sample(at, Condition(INFO | figures), ends, ends, lags)
 
 
 class TestRates:
@@ -163,6 +166,62 @@ def test_the_live_screen_shows_figures_whole(columns: int) -> None:
     text = "\n".join(_screen(columns, 40))
     for wanted in ("p99 2.00 ms", "queues 1.00 kB", "10.0 GB (10%)", "290,000,000", "2 h"):
         assert wanted in text
+
+
+def _view_screen(view: View, lines: int = 24, topics: int = 60) -> str:
+    rates = between(_sample(0.0), _sample(1.0, ends={f"topic-{number:03}": 60 - number for number in range(topics)}))
+    screen = Screen("127.0.0.1:10911", 1.0)
+    screen.rates, screen.view = rates, view
+    stream = io.StringIO()
+    Console(file=stream, width=80, height=lines, force_terminal=False).print(screen)
+    return stream.getvalue()
+
+
+def test_the_live_screen_says_what_it_has_no_room_for() -> None:
+    text = _view_screen(View())
+    shown = text.count("topic-0")
+    assert 10 < shown < 24
+    assert f"… topics: {60 - shown} more below (↑ ↓)" in text
+    assert "more" not in _view_screen(View(), topics=5)
+    assert len(_view_screen(View()).splitlines()) <= 24
+
+
+def test_keys_scroll_and_sort_the_live_screen() -> None:
+    view = View()
+    first = _view_screen(view)
+    assert "topic-000" in first
+    for key in ("\x1b[B", "j"):
+        view.press(key)
+    assert "… topics: 2 more above, " in _view_screen(view)
+    view.press("\x1b[6~")
+    assert "topic-002" not in _view_screen(view)
+    view.press("G")
+    last = _view_screen(view)
+    assert "topic-059" in last
+    assert "more below" not in last
+    view.press("\x1b[A")
+    assert "1 more below" in _view_screen(view)
+    view.press("g")
+    assert _view_screen(view).splitlines()[1:] == first.splitlines()[1:]
+    view.press("s")
+    view.press("s")
+    assert "s: by name" in _view_screen(view)
+    view.press("\t")
+    view.press("j")
+    assert view.first == {"topics": 0, "groups": 1}
+    for key in ("x", "", "\x1b"):
+        view.press(key)
+    assert view.first == {"topics": 0, "groups": 1}
+
+
+def test_the_order_of_the_live_screen_is_chosen() -> None:
+    rates = between(_sample(0.0, ends={"a": 0, "b": 100, "c": 9}), _sample(1.0, ends={"a": 5, "b": 100, "c": 10}))
+    view = View()
+    orders = []
+    for _ in range(3):
+        orders.append("".join(row.topic for row in view.topics(rates)))
+        view.press("s")
+    assert orders == ["acb", "bca", "abc"]
 
 
 def test_the_live_screen_says_why_messages_are_refused() -> None:

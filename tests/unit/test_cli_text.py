@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -187,6 +188,18 @@ class TestMessages:
         assert "\x1b[2J" not in shown
         assert "\x1b[32m" in shown
 
+    def test_what_is_known_of_a_message_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NO_COLOR", "1")
+        for columns, wide in ((80, False), (200, True)):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            message = _stored(KEYS="o-1 o-2", TAGS="eu", UNIQ_KEY="7F00", __SHARDINGKEY="c", source="web")
+            line = _printed(TABLE, message, terminal=True)
+            assert line.count("\n") == 1
+            assert re.search(r"2:7  .*tag=eu  keys=o-1,o-2  sharding-key=c  .*hello$", line), line
+            assert ("id=7F00" in line, "source=web" in line, "2026-" in line) == (wide, wide, wide)
+        assert "key=o-1  hello" in _printed(TABLE, _stored(KEYS="o-1"), terminal=True)
+        assert "tag=o-1  hello" in _printed(TABLE, _stored(TAGS="o-1"), terminal=True)
+
     def test_no_colour_where_it_is_not_wanted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_COLOR", "1")
         assert "\x1b" not in _printed(TABLE, _stored(TAGS="eu"), terminal=True)
@@ -251,6 +264,29 @@ class TestRows:
         lines = self._shown(TABLE, columns, monkeypatch)
         assert max(map(len, lines)) <= columns
         assert [line.split() for line in lines[:2]] == [["TOPIC", "orders"], ["MESSAGES", "12,345"]]
+
+    def test_a_column_that_matters_least_is_left_out_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "40")
+        stream = _Stream(False)
+        columns = (*COLUMNS[:2], Column("last", "LAST", show_moment, spare=True))
+        Output(TABLE, stream).rows(columns, ROWS)
+        lines = stream.written().splitlines()
+        assert [line.split() for line in lines[:2]] == [["TOPIC", "MESSAGES"], ["orders", "12,345"]]
+        assert lines[3].startswith("too narrow for LAST; ")
+        assert max(map(len, lines[:3])) <= 40
+
+    @pytest.mark.parametrize("columns", [40, 60])
+    def test_a_text_that_is_too_long_is_broken_into_lines(self, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        stream = _Stream(False)
+        text = "".join(f"{number:03}" for number in range(40))
+        Output(TABLE, stream).rows(
+            (number("messages", "MESSAGES"), Column("value", "VALUE", fold=True)), [{"messages": 5, "value": text}]
+        )
+        lines = stream.written().splitlines()
+        assert max(map(len, lines)) <= columns
+        assert lines[0].split() == ["MESSAGES", "VALUE"]
+        assert "".join(line[10:].strip() for line in lines[1:]) == text
 
     def test_an_empty_table_says_so(self) -> None:
         stream = _Stream(False)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from flintmq.client import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType, Message
+from flintmq import client
+from flintmq.client import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType, Message, aio
 from flintmq.client.core.address import Address, parse_addresses
 from flintmq.client.core.outgoing import (
     check_bodies,
@@ -50,8 +52,53 @@ class TestAddresses:
         with pytest.raises(InvalidArgument, match=re.escape(repr(text.strip()) if text.strip(" ,") else "no broker")):
             parse_addresses(text)
 
+    @pytest.mark.parametrize(
+        ("text", "write"),
+        [
+            ("kafka://localhost:10911", "'kafka://', and an address of FlintMQ has none: write 'localhost:10911'"),
+            ("https://[::1]:5/x", "write '[::1]:5', and tls=True for TLS"),
+        ],
+    )
+    def test_a_scheme_is_named(self, text: str, write: str) -> None:
+        with pytest.raises(InvalidArgument, match=re.escape(write) + "$"):
+            parse_addresses(text)
+
     def test_an_address_is_shown_as_it_is_written(self) -> None:
         assert [str(address) for address in parse_addresses("a:1,[::1]:2")] == ["a:1", "[::1]:2"]
+
+
+CLIENTS: list[Callable[..., object]] = [
+    client.Producer, client.Consumer, client.Admin, aio.Producer, aio.Consumer, aio.Admin,
+    lambda **options: client.PushConsumer(group="g", topics="t", listener=print, **options),
+    lambda **options: client.TransactionProducer(group="g", check=lambda message: client.Outcome.COMMIT, **options),
+]  # fmt: skip
+
+
+class TestUnknownArguments:
+    @pytest.mark.parametrize("make", CLIENTS)
+    def test_an_argument_that_no_client_has_is_named(self, make: Callable[..., object]) -> None:
+        with pytest.raises(InvalidArgumentType, match=r"^\w+\(\) has no argument 'pasword'; did you"):
+            make(pasword="x")
+
+    def test_it_is_a_type_error_of_the_client_that_was_made(self) -> None:
+        with pytest.raises(TypeError, match=r"^Producer\(\) has no argument 'linger_ms': nothing lingers"):
+            client.Producer(linger_ms=5)  # type: ignore[call-arg]
+
+    def test_words_of_other_clients_have_their_counterparts(self) -> None:
+        with pytest.raises(TypeError, match=r"^PushConsumer\(\) has no argument 'group_id': group="):
+            client.PushConsumer(group_id="g", topics="t", listener=print)  # type: ignore[call-overload]
+
+    def test_without_a_likely_one_all_are_listed(self) -> None:
+        with pytest.raises(TypeError, match="it takes addresses, password, timeout, tls, tls_certificate, tls_key, us"):
+            client.Consumer(qqq=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("kind", [InvalidMessage, InvalidMessageType, InvalidArgument, InvalidArgumentType])
+def test_what_no_broker_saw_is_no_error_of_a_broker(kind: type[Exception]) -> None:
+    assert issubclass(kind, client.FlintError)
+    assert issubclass(kind, ValueError)
+    assert not issubclass(kind, client.BrokerError)
+    assert issubclass(kind, TypeError) == kind.__name__.endswith("Type")
 
 
 class TestTags:

@@ -111,6 +111,17 @@ class TestRetries:
         broker.store(again)
         assert single.receipt().message_id == f"{PREFIX}{1000:012X}"
 
+    def test_a_log_can_be_told_why_a_frame_is_sent_again(self, broker: AnsweringBroker) -> None:
+        told: list[str] = []
+        broker.delivery.on_retry = lambda error: told.append(str(error))
+        single = broker.single()
+        for reason in ("busy", "still busy"):
+            broker.refuse(broker.take()[0], SystemBusy(reason))
+            broker.now += 1.0
+        broker.store(broker.take()[0])
+        assert single.done
+        assert told == ["busy", "still busy"]
+
     def test_pauses_grow_while_the_broker_stays_busy(self, broker: AnsweringBroker) -> None:
         broker.single(seconds=1000)
         pauses = []

@@ -107,7 +107,7 @@ def test_what_would_harm_a_reader_is_refused(arguments: dict[str, Any], reason: 
     with pytest.raises(InvalidMessage, match=reason) as raised:
         Message(**{"topic": "t", "body": b"", **arguments})
     assert isinstance(raised.value, ValueError)
-    assert isinstance(raised.value, MessageIllegal)
+    assert not isinstance(raised.value, MessageIllegal)  # no broker saw it
 
 
 @pytest.mark.parametrize(

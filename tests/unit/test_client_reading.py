@@ -115,6 +115,10 @@ class TestPositions:
     def test_earliest_and_latest(self, topic: MemoryTopic) -> None:
         assert topic.span("earliest", "latest").starts == {0: 5, 1: 5}
         assert topic.span("earliest", "latest").ends == {0: 18, 1: 12}
+
+    def test_first_and_last_mean_the_same(self, topic: MemoryTopic) -> None:
+        assert topic.span("first", "last") == topic.span("earliest", "latest")
+        assert topic.span("last") == topic.span("latest")
         assert topic.span("latest").starts == {0: 18, 1: 12}
         assert topic.span("latest").ends is None
 
@@ -161,7 +165,7 @@ class TestPositions:
         with pytest.raises(InvalidArgument, match="queue 7"):
             topic.span({7: 0})
 
-    @pytest.mark.parametrize("position", ["first", 0, 5, {0: -1}, {"0": 1}, {0: "1"}, {0: True}])
+    @pytest.mark.parametrize("position", ["middle", 0, 5, {0: -1}, {"0": 1}, {0: "1"}, {0: True}])
     def test_what_is_no_position_is_refused(self, topic: MemoryTopic, position: Any) -> None:
         with pytest.raises(InvalidArgument):
             topic.span(position)

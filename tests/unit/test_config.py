@@ -141,6 +141,7 @@ def test_what_is_valid_is_taken(assignment: str) -> None:
         ("server.listen", "localhost:"),
         ("server.listen", "[::1"),
         ("server.listen", "a b:1"),
+        ("server.listen", "8080"),
         ("server.insecure", "perhaps"),
         ("topics.auto_create", "perhaps"),
         ("log.level", "loud"),

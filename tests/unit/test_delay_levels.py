@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +86,87 @@ def test_a_kill_leaves_nothing_out(delayed: DelayedStore) -> None:
     delayed.send("t", [b"c"], DELAY=1)
     delayed.run(now_ms + 60_000)
     assert delayed.bodies("t") == [b"a", b"b", b"a", b"b", b"c"]
+
+
+def waiting_record(body: bytes, **properties: str) -> Record:
+    """A message that another broker let wait a second."""
+    own = {"UNIQ_KEY": body.decode(), "REAL_TOPIC": "t", "REAL_QID": "0", "DELAY": "1", **properties}
+    blob = "".join(f"{name}\x01{value}\x02" for name, value in own.items()).encode()
+    return Record(SCHEDULE_TOPIC.encode(), body, blob, born_timestamp=1, born_host=HOST)
+
+
+def delivered_record(waiting: Record) -> Record:
+    """What becomes of it."""
+    return replace(waiting, topic=b"t", properties=waiting.properties.replace(b"DELAY\x011\x02", b""))
+
+
+def crashed(delayed: DelayedStore) -> None:
+    """The broker that had the store ended before it wrote how far it was; a minute later another opens it."""
+    kill(delayed.store)
+    delayed.loop.close()
+    delayed.open()
+    delayed.run(store_ms_of(delayed) + 60_000)
+
+
+def test_what_was_delivered_before_a_crash_is_known_by_its_copies_in_the_log(delayed: DelayedStore) -> None:
+    first, second, third = (waiting_record(body) for body in (b"first", b"second", b"third"))
+    delayed.append([first, second, third])
+    delayed.append([delivered_record(first), delivered_record(second)])
+    delayed.dispatch()
+    crashed(delayed)
+    assert delayed.bodies("t") == [b"first", b"second", b"third"]
+    assert delayed.delays.pending_of("t") == 0
+    crashed(delayed)
+    assert delayed.bodies("t") == [b"first", b"second", b"third"]
+
+
+def test_a_hundred_copies_are_found_and_what_waits_behind_them_comes_once(delayed: DelayedStore) -> None:
+    records = [waiting_record(b"%03d" % number) for number in range(200)]
+    delayed.append(records)
+    delayed.append([delivered_record(record) for record in records[:100]])
+    delayed.dispatch()
+    crashed(delayed)
+    assert delayed.bodies("t") == [b"%03d" % number for number in range(200)]
+
+
+def test_a_copy_stands_for_one_message_that_waits(delayed: DelayedStore) -> None:
+    record = waiting_record(b"twice")
+    delayed.append([record, replace(record)])
+    delayed.append([delivered_record(record)])
+    delayed.dispatch()
+    crashed(delayed)
+    assert delayed.bodies("t") == [b"twice", b"twice"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"reconsume_times": 1}, {"born_timestamp": 2}, {"body": b"another"}, {"queue_id": 1}, {"flag": 7},
+        {"properties": b"UNIQ_KEY\x01once\x02"},
+        {"properties": b"UNIQ_KEY\x01other\x02REAL_TOPIC\x01t\x02REAL_QID\x010\x02"},
+    ],
+    ids=lambda other: next(iter(other)),
+)  # fmt: skip
+def test_a_message_that_is_not_its_copy_does_not_keep_one_from_being_delivered(
+    delayed: DelayedStore, other: dict[str, Any]
+) -> None:
+    record = waiting_record(b"once")
+    delayed.append([replace(delivered_record(record))])  # in front of it: of an earlier one
+    delayed.append([record])
+    delayed.append([replace(delivered_record(record), **other)])
+    delayed.dispatch()
+    before = delayed.counted("t")
+    crashed(delayed)
+    assert delayed.counted("t") - before == {b"once": 1}
+
+
+def test_without_a_crash_nothing_is_looked_for(delayed: DelayedStore) -> None:
+    record = waiting_record(b"again")
+    delayed.append([record])
+    delayed.append([delivered_record(record)])
+    delayed.restart()
+    delayed.run(store_ms_of(delayed) + 60_000)
+    assert delayed.bodies("t") == [b"again", b"again"]
 
 
 def test_a_message_that_is_larger_than_a_step_is_delivered_alone(delayed: DelayedStore) -> None:

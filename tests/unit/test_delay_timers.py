@@ -108,6 +108,59 @@ def test_a_clock_that_is_set_back_stops_nothing_that_is_due_by_it(delayed: Delay
     assert delayed.bodies("t") == [b"a", b"b"]
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_wherever_the_clock_goes_each_message_comes_once_and_when_its_time_has_come(
+    delayed: DelayedStore, seed: int
+) -> None:
+    rng = random.Random(seed)
+    due: dict[bytes, int] = {}
+    came: set[bytes] = set()
+    for number in range(60):
+        for k in range(rng.randrange(4)):
+            body = b"%03d.%d" % (number, k)
+            due[body] = delayed.now_ms + rng.choice((1, 500, 20_000, 3_000_000, 9_000_000)) + rng.randrange(1_000)
+            delayed.send("t", [body], TIMER_DELIVER_MS=due[body])
+        chance = rng.random()
+        if chance < 0.15:
+            delayed.restart()
+        elif chance < 0.3:
+            delayed.dispatch()
+            delayed.delays.roll_below(delayed.store.write_offset)
+            for _ in range(rng.randrange(8)):
+                delayed.step()
+                delayed.dispatch()
+        if rng.random() < 0.3:
+            delayed.now_ms -= rng.randrange(3 * HOUR_MS)
+        delayed.run(delayed.now_ms + rng.choice((100, 1_000, 30_000, HOUR_MS)))
+        second = delayed.now_ms // 1000
+        came |= {body for body, due_ms in due.items() if (due_ms - 1) // 1000 + 1 <= second}
+        assert delayed.counted("t", 1) == Counter(came), number
+        assert delayed.delays.pending_of("t") == len(due) - len(came)
+    delayed.run(max(due.values()) + 1000)
+    assert delayed.counted("t", 1) == Counter(due.keys())
+    delayed.restart()
+    assert delayed.delays.timers.next_due_ms() is None
+    delayed.run()
+    assert delayed.counted("t", 1) == Counter(due.keys())
+
+
+def test_an_index_made_anew_after_the_clock_went_back_leaves_nothing_out(delayed: DelayedStore) -> None:
+    delayed.run(START_MS + HOUR_MS)
+    delayed.send("t", [b"first"], TIMER_DELAY_MS=1)
+    delayed.run(START_MS + HOUR_MS + 2_000)
+    delayed.run(START_MS)
+    delayed.send("t", [b"second"], TIMER_DELAY_MS=600_000)
+    delayed.run(START_MS + 10_000)
+    delayed.stop()
+    (delayed.path / "flintmq" / "timers" / "cursor.json").write_text("{")
+    (delayed.path / "flintmq" / "timers" / "cursor.json.bak").unlink(missing_ok=True)
+    delayed.open()
+    delayed.run(START_MS + 20_000)
+    assert delayed.bodies("t") == [b"first"]
+    delayed.run(START_MS + 601_000)
+    assert delayed.bodies("t") == [b"first", b"second"]
+
+
 def test_a_delivered_record_is_the_waiting_one_but_for_where_it_is(delayed: DelayedStore) -> None:
     properties = {
         "UNIQ_KEY": "0" * 32, "REAL_TOPIC": "t", "REAL_QID": "3", "TIMER_OUT_MS": str(START_MS), "TAGS": "x",
@@ -283,22 +336,98 @@ def test_an_index_that_is_lost_is_made_anew_from_the_queue(tmp_path: Path, damag
     delayed.stop()
 
 
-def test_a_rocketmq_is_told_on_a_clean_stop_where_to_go_on(tmp_path: Path) -> None:
+def test_a_rocketmq_is_told_on_a_clean_stop_what_waits_and_the_rest_does_not_come_again(tmp_path: Path) -> None:
     delayed = DelayedStore(tmp_path / "store")
     delayed.send("t", [b"a", b"b"], TIMER_DELIVER_MS=START_MS + 1_000)
-    delayed.send("t", [b"c"], TIMER_DELIVER_MS=START_MS + DAY_MS)
-    delayed.send("t", [b"d"], TIMER_DELIVER_MS=START_MS + 2_000)
+    delayed.send("t", [b"c", b"d"], TIMER_DELIVER_MS=START_MS + DAY_MS)
+    delayed.send("t", [b"e"], TIMER_DELIVER_MS=START_MS + 3 * DAY_MS)
+    delayed.send("t", [b"f"], TIMER_DELIVER_MS=START_MS + 2_000)
+    delayed.send("t", [b"g"], TIMER_DELIVER_MS=START_MS + DAY_MS - 1)
+    delayed.send("t", [b"h"], TIMER_DELIVER_MS=START_MS + 2_000)
+    (tmp_path / "store" / "timerwheel").write_bytes(b"another's")
+    (tmp_path / "store" / "timerlog").mkdir()
+    (tmp_path / "store" / "timerlog" / f"{MIB:020d}").write_bytes(b"another's".ljust(MIB, b"\0"))
+    delayed.run(START_MS + 5_000)
+    waiting = {record.body: record for record in delayed.records(TIMER_TOPIC)}
+    delayed.stop()
+
+    read_ms, flushed, *offsets = struct.unpack_from(
+        ">qqqq", (tmp_path / "store" / "config" / "timercheck").read_bytes()
+    )
+    assert (read_ms, flushed, offsets) == (START_MS + 4_000, 0, [8, 8])
+    assert not (tmp_path / "store" / "timerwheel").exists()
+    (log,) = (tmp_path / "store" / "timerlog").iterdir()
+    blob = log.read_bytes()
+    assert (log.name, len(blob)) == (f"{0:020d}", MIB)
+    units = [struct.unpack_from(">iqiqiqiiq", blob, 52 * number) for number in range(6)]
+    assert units[5] == (0,) * 9
+    day, three_days = START_MS + DAY_MS - 1000, START_MS + 4_000 + 2 * DAY_MS  # what is due later is put off by two
+    for unit, body, slot_ms, magic, previous in zip(
+        units,
+        (b"c", b"d", b"e", b"g", b"h"),
+        (day, day, three_days, day, START_MS + 4_000 - HOUR_MS),
+        (1, 1, 3, 1, 1),
+        (-1, 0, -1, 52, -1),
+        strict=False,
+    ):
+        assert unit[:3] == (52, previous, magic), body
+        assert unit[3] + unit[4] == slot_ms, body
+        assert unit[5] == waiting[body].physical_offset, body
+
+
+def test_a_rocketmq_goes_on_at_a_message_from_which_on_all_wait(tmp_path: Path) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"a", b"b"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.send("t", [b"c", b"d"], TIMER_DELIVER_MS=START_MS + DAY_MS)
     delayed.run(START_MS + 5_000)
     delayed.stop()
     check = tmp_path / "store" / "config" / "timercheck"
-    blob = check.read_bytes()
-    assert len(blob) == 4096
-    assert struct.unpack_from(">qqqq", blob)[2:] == (2, 2)
-    (tmp_path / "store" / "timerwheel").write_bytes(b"")
+    assert struct.unpack_from(">qqqq", check.read_bytes())[2:] == (2, 2)
+    assert not (tmp_path / "store" / "timerlog").exists()
     delayed.open()
     delayed.run(START_MS + 2 * DAY_MS)
     delayed.stop()
-    assert check.read_bytes() == blob
+    assert struct.unpack_from(">qqqq", check.read_bytes())[2:] == (4, 4)
+
+
+def test_a_stop_tells_a_rocketmq_what_it_can_where_the_index_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.send("t", [b"b"], TIMER_DELIVER_MS=START_MS + DAY_MS)
+    delayed.send("t", [b"c"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.run(START_MS + 5_000)
+    delayed.restart()
+    delayed.run()
+    (rows,) = (path for path in (tmp_path / "store" / "flintmq" / "timers").iterdir() if path.name.isdigit()
+               and int(path.name) > START_MS // 1000 + 3600)  # fmt: skip
+    overwrite(rows, 0, b"\xff")
+    delayed.stop()
+    assert "may repeat timed messages" in caplog.text
+    check = tmp_path / "store" / "config" / "timercheck"
+    assert struct.unpack_from(">qqqq", check.read_bytes())[2:] == (1, 1)
+
+
+def test_what_a_rocketmq_delivered_meanwhile_is_not_delivered_again(tmp_path: Path) -> None:
+    delayed = DelayedStore(tmp_path / "store")
+    delayed.send("t", [b"by the first"], TIMER_DELIVER_MS=START_MS + 1_000)
+    delayed.send("t", [b"by RocketMQ"], TIMER_DELIVER_MS=START_MS + 20_000)
+    delayed.send("t", [b"an hour"], TIMER_DELIVER_MS=START_MS + HOUR_MS)
+    delayed.run(START_MS + 5_000)
+    delayed.send("t", [b"sent there, and read"], TIMER_DELIVER_MS=START_MS + 21_000)
+    delayed.send("t", [b"sent there, and not read"], TIMER_DELIVER_MS=START_MS + 21_000)
+    delayed.dispatch()
+    delayed.stop()
+    check = tmp_path / "store" / "config" / "timercheck"
+    check.write_bytes(struct.pack(">qqqq", START_MS + 60_000, 0, 4, 4).ljust(4096, b"\0"))
+    delayed.open()
+    delayed.run(START_MS + 70_000)
+    assert delayed.bodies("t") == [b"by the first", b"sent there, and not read"]
+    delayed.restart()
+    delayed.run(START_MS + HOUR_MS)
+    assert delayed.bodies("t") == [b"by the first", b"sent there, and not read", b"an hour"]
+    delayed.stop()
 
 
 def test_while_nothing_may_be_written_messages_wait_and_come_once_when_it_may(delayed: DelayedStore) -> None:

@@ -298,3 +298,20 @@ def test_a_header_that_cannot_be_sent_is_a_local_error_and_spoils_nothing(fields
 def test_a_body_that_the_length_field_cannot_hold_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="length field"):
         encode_head(REQUEST, 11, 1, {}, 2**32)
+
+
+@pytest.mark.parametrize(
+    ("sent", "named"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "answers in HTTP, as a broker's port for metrics does"),
+        (b"GET /metrics HTTP/1.1\r\n", "a request in HTTP"),
+        (b"\x15\x03\x03\x00\x02\x02\x46\x00", "speaks TLS"),
+        (b"SSH-2.0-OpenSSH\r\n", "a frame of 1397966893 bytes"),
+    ],
+)
+def test_another_protocol_is_named(sent: bytes, named: str) -> None:
+    parser = FrameParser()
+    parser.writable()[: len(sent)] = sent
+    parser.received(len(sent))
+    with pytest.raises(RemoteProtocolError, match=named):
+        parser.next_frame()

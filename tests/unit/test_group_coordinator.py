@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from flintmq.broker.delivery.coordinator import LOST_SECONDS, SETTLING_SECONDS, SWEEP_SECONDS, GroupCoordinator
+from flintmq.broker.delivery.coordinator import (
+    LOST_SECONDS,
+    MEMBERS_AT_ONCE_MAX,
+    SETTLING_SECONDS,
+    SWEEP_SECONDS,
+    GroupCoordinator,
+)
 from flintmq.broker.delivery.group import ConsumerGroup, Member, Subscription
 from flintmq.broker.store import MessageStore, TopicConfig
 from flintmq.protocol.commands import HeartBeatRequest
-from flintmq.protocol.errors import EpochFenced, GroupRunning, MemberUnknown, NoPermission
+from flintmq.protocol.errors import EpochFenced, GroupRunning, LimitReached, MemberUnknown, NoPermission
 from tests.remotes import FakeRemote
 from tests.store_tools import kill, make_topic, open_store
 
@@ -178,15 +186,59 @@ def test_a_member_that_keeps_its_own_progress_makes_no_group_and_goes_with_its_g
     offsets = store.consumer_offsets
     for group in ("g", "a|b"):
         store.groups.ensure(group)
-    for name in ("g", "g|m-1", "g|m|2", "a|b", "plain|one"):
+    for name in ("g", "g:m-1", "g:m:2", "g:m|3", "a|b", "a|b:m", "plain|one"):
         offsets.commit(name, "t", 0, 1)
     known = {"g": {"t"}, "a|b": {"t"}, "plain|one": {"t"}}
     assert groups.known() == known
     assert groups.names(offsets.rows()) == known.keys()
     groups.forget("g")
-    assert {name for name, _, _ in offsets.rows()} == {"a|b", "plain|one"}
+    assert {name for name, _, _ in offsets.rows()} == {"a|b", "a|b:m", "plain|one"}
     groups.forget("a|b")
     assert groups.known() == {"plain|one": {"t"}}
+
+
+def test_progress_that_an_earlier_release_kept_of_a_member_is_shown_as_its_groups_and_not_deleted_with_it(
+    groups: GroupCoordinator, store: MessageStore
+) -> None:
+    offsets = store.consumer_offsets
+    for group in ("g", "g|other"):
+        store.groups.ensure(group)
+    for name in ("g|m", "g|m|2", "g|other"):
+        offsets.commit(name, "t", 0, 1)
+    assert groups.known() == {"g": {"t"}, "g|other": {"t"}}
+    groups.forget("g")
+    assert groups.known() == {name: {"t"} for name in ("g|m", "g|m|2", "g|other")}
+
+
+def test_a_group_too_many_is_refused_and_those_that_are_there_go_on(
+    groups: GroupCoordinator, store: MessageStore
+) -> None:
+    groups.groups_max = 2
+    groups.enter("a")
+    groups.enter("b")
+    with pytest.raises(LimitReached, match=r"limits\.groups_max is 2"):
+        groups.enter("c")
+    groups.enter("a")
+    groups.forget("a")
+    groups.enter("c")
+    assert store.groups.names() == ["b", "c"]
+
+
+def test_an_offset_too_many_is_refused_and_those_that_are_there_go_on(
+    groups: GroupCoordinator, store: MessageStore
+) -> None:
+    offsets = store.consumer_offsets
+    groups.offsets_max = 3
+    for queue in (0, 1):
+        offsets.commit("a", "t", queue, 1)
+    groups.check_may_commit("a", "t", [0, 1, 2])
+    with pytest.raises(LimitReached, match=r"limits\.committed_offsets_max is 3"):
+        groups.check_may_commit("a", "t", [2, 3])
+    with pytest.raises(LimitReached):
+        groups.check_may_commit("b", "t", [0, 1])
+    offsets.forget("a")
+    assert len(offsets) == 0
+    groups.check_may_commit("b", "t", [0, 1])
 
 
 def test_how_far_its_dead_letters_are_dealt_with_outlives_a_group(
@@ -218,3 +270,94 @@ def test_a_rebalance_is_counted_where_queues_move(groups: GroupCoordinator) -> N
     group, _ = beat(groups, "b", FakeRemote())
     assert groups.rebalances == 2
     assert group.state == "rebalancing", "until the first one has given up what the second is to have"
+
+
+def calls_of(action: Callable[[], object]) -> int:
+    """How many functions are called."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_heartbeat_costs_no_more_in_a_large_group(store: MessageStore, clock: Clock) -> None:
+    make_topic(store, "wide", 64)
+    costs = {}
+    for size in (2, 300):
+        groups = GroupCoordinator(store, clock, clock.call_later)
+        remotes = [FakeRemote() for _ in range(size)]
+        for number, remote in enumerate(remotes):
+            beat(groups, f"m-{number}", remote, topic="wide", seconds=300)
+        clock.advance(SETTLING_SECONDS + 1)
+        for _ in range(3):  # queues pass from those who came first to the others
+            settle(groups, remotes)
+        group = groups.groups["g"]
+        assert group.settled
+        epoch, remote = group.epoch, remotes[0]
+        costs[size] = calls_of(partial(beat, groups, "m-0", remote, epoch, list(group.members["m-0"].granted), "wide"))
+    assert costs[300] <= costs[2] + 5, costs
+
+
+def settle(groups: GroupCoordinator, remotes: list[FakeRemote]) -> None:
+    """Let every member send a heartbeat, and let go of what it is to give up."""
+    for number, remote in enumerate(remotes):
+        group = groups.groups["g"]
+        held = list(group.assignment(group.members[f"m-{number}"]))
+        beat(groups, f"m-{number}", remote, group.epoch, held, "wide", 300)
+
+
+def test_the_queues_of_a_large_group_are_shared_out_once_for_all_who_come_and_go(
+    store: MessageStore, clock: Clock
+) -> None:
+    make_topic(store, "wide", 1_000)
+    groups = GroupCoordinator(store, clock, clock.call_later)
+    remotes = [FakeRemote() for _ in range(300)]
+    for number, remote in enumerate(remotes):
+        beat(groups, f"m-{number}", remote, topic="wide", seconds=300)
+    assert groups.rebalances <= MEMBERS_AT_ONCE_MAX
+    clock.advance(SWEEP_SECONDS)
+    assert groups.rebalances <= MEMBERS_AT_ONCE_MAX + 1
+    for _ in range(3):
+        settle(groups, remotes)
+    group = groups.groups["g"]
+    assert group.settled
+    counts = [len(member.granted) for member in group.members.values()]
+    assert (min(counts), max(counts), sum(counts)) == (3, 4, 1_000)
+    for number in range(100):
+        groups.leave("g", f"m-{number}", group.epoch)
+    clock.advance(SWEEP_SECONDS)
+    assert groups.rebalances <= MEMBERS_AT_ONCE_MAX + 2
+    assert sum(len(member.granted) for member in group.members.values()) == 1_000
+
+
+def test_a_queue_that_is_meant_for_a_member_that_just_left_waits_for_the_next_sharing_out(
+    store: MessageStore, clock: Clock
+) -> None:
+    make_topic(store, "wide", 100)
+    groups = GroupCoordinator(store, clock, clock.call_later)
+    remotes = [FakeRemote() for _ in range(MEMBERS_AT_ONCE_MAX + 2)]
+    for number, remote in enumerate(remotes):
+        beat(groups, f"m-{number}", remote, topic="wide", seconds=300)
+    clock.advance(SWEEP_SECONDS)
+    group = groups.groups["g"]
+    taker = next(name for queue, name in group.meant.items() if group.held[queue] != name)
+    groups.leave("g", taker, group.epoch)
+    giver = next(name for queue, name in group.held.items() if group.meant[queue] == taker)
+    held = list(group.assignment(group.members[giver]))
+    beat(groups, giver, remotes[int(giver.removeprefix("m-"))], group.epoch, held, "wide", 300)
+    clock.advance(SWEEP_SECONDS)
+    settle_left = [number for number in range(len(remotes)) if f"m-{number}" in group.members]
+    for _ in range(3):
+        for number in settle_left:
+            held = list(group.assignment(group.members[f"m-{number}"]))
+            beat(groups, f"m-{number}", remotes[number], group.epoch, held, "wide", 300)
+    assert group.settled
+    assert len(group.held) == 100

@@ -236,7 +236,7 @@ def test_a_queue_that_is_not_known_stops_the_call_at_its_record() -> None:
     assert len(answer.units[ORDERS]) == 1
 
 
-@pytest.mark.parametrize("queue_offset", [2, 1000, 2**62])
+@pytest.mark.parametrize("queue_offset", [2, 1000, 2**58, kernel.QUEUE_OFFSET_MAX])
 def test_a_gap_in_a_queue_stops_the_call_and_names_the_queue(queue_offset: int) -> None:
     first, second = a_record(), a_record(queue_offset=queue_offset)
     answer = run(first, second)
@@ -244,9 +244,18 @@ def test_a_gap_in_a_queue_stops_the_call_and_names_the_queue(queue_offset: int) 
     assert len(answer.units[ORDERS]) == 1
 
 
-@pytest.mark.parametrize("queue_offset", [-1, -(2**63), -(2**63) + 5])
-def test_a_queue_offset_below_all_is_no_gap(queue_offset: int) -> None:
-    answer = run(a_record(queue_offset=queue_offset), queues={ORDERS: Queue(next=7)})
+@pytest.mark.parametrize("known", [0, 7])
+@pytest.mark.parametrize("queue_offset", [-1, -(2**63), -(2**63) + 5, kernel.QUEUE_OFFSET_MAX + 1, 2**63 - 1])
+def test_a_queue_offset_that_no_queue_can_have_stops_the_call(queue_offset: int, known: int) -> None:
+    first = a_record(queue_offset=known)
+    answer = run(first, a_record(queue_offset=queue_offset), queues={ORDERS: Queue(next=known)})
+    assert (answer.status, answer.at) == (kernel.BAD_QUEUE_OFFSET, len(first.encode()))
+    assert len(answer.units[ORDERS]) == 1
+
+
+@pytest.mark.parametrize("sys_flag", [SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK])
+def test_a_record_that_gets_no_unit_may_have_any_queue_offset(sys_flag: int) -> None:
+    answer = run(a_record(queue_offset=-1, sys_flag=sys_flag))
     assert (answer.status, answer.units) == (kernel.DONE, {})
 
 

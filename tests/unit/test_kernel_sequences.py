@@ -60,6 +60,12 @@ def test_what_does_not_follow_is_a_run_of_its_own(following: Record) -> None:
     assert second.at > 0
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # of NumPy, where kernels run interpreted
+def test_the_smallest_queue_offset_does_not_follow_the_largest() -> None:
+    first, second = runs_of(a_record(5, 2**63 - 1), a_record(6, -(2**63)))
+    assert (first.queue_offset, second.queue_offset) == (2**63 - 1, -(2**63))
+
+
 def test_a_run_goes_on_behind_records_that_are_nobodys() -> None:
     (run,) = runs_of(a_record(5, 0), Record(b"orders", b"x", b"KEYS\x01a\x02", 0, 0), a_record(6, 1))
     assert run.count == 2

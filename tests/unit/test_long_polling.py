@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from flintmq.broker.services.long_polling import STALE_ENTRIES_MIN, PullRequestHoldService, Wake
+from flintmq.broker.services.long_polling import (
+    LOOK_AGAIN_S,
+    PASSED_OVER_S,
+    STALE_ENTRIES_MIN,
+    PullRequestHoldService,
+    Wake,
+)
+from flintmq.broker.services.turns import SLICE_S, Turns
 
 
 class Clock:
@@ -24,6 +31,8 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.calls: list[Clock.Call] = []
+        self.soon: list[Callable[[], None]] = []
+        """What is due in the loop's next turn."""
 
     def time(self) -> float:
         return self.now
@@ -31,6 +40,12 @@ class Clock:
     def call_at(self, at: float, function: Callable[[], None]) -> Clock.Call:
         self.calls.append(Clock.Call(at, function))
         return self.calls[-1]
+
+    def turn(self) -> None:
+        """The loop's next turn."""
+        soon, self.soon[:] = list(self.soon), []
+        for call in soon:
+            call()
 
     @property
     def pending(self) -> list[Clock.Call]:
@@ -45,6 +60,20 @@ class Clock:
         self.now = now
 
 
+class Tags:
+    """The tags of messages, by their offset, in every queue."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, int] = {}
+
+    def between(self, topic: str, queue: int, first: int, end: int) -> frozenset[int] | None:
+        codes = [self.codes.get(offset) for offset in range(first, end)]
+        return None if None in codes else frozenset(code for code in codes if code is not None)
+
+
+TAGS = Tags()
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -52,7 +81,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def service(clock: Clock) -> PullRequestHoldService:
-    return PullRequestHoldService(clock.time, clock.call_at)
+    return PullRequestHoldService(clock.time, clock.call_at, Turns(clock.time, clock.soon.append), TAGS.between)
 
 
 def noted(log: list[tuple[str, Wake]], name: str) -> Callable[[Wake], None]:
@@ -163,3 +192,184 @@ def test_what_is_done_with_does_not_pile_up(service: PullRequestHoldService) -> 
     assert len(log) == 20 * STALE_ENTRIES_MIN
     assert len(service._deadlines) <= 2 * STALE_ENTRIES_MIN
     assert service._by_queue == {}
+
+
+# ---- many at a time
+
+
+def slow(clock: Clock, log: list[tuple[str, Wake]], name: str) -> Callable[[Wake], None]:
+    """A callback that takes a third of a slice."""
+
+    def call(wake: Wake) -> None:
+        clock.now += SLICE_S / 3
+        log.append((name, wake))
+
+    return call
+
+
+def test_pulls_that_one_message_wakes_are_given_back_in_slices(service: PullRequestHoldService, clock: Clock) -> None:
+    log: list[tuple[str, Wake]] = []
+    for number in range(10):
+        service.hold("t", 0, 0, 10.0, slow(clock, log, str(number)))
+    service.wake("t", 0, 1)
+    assert len(log) == 3
+    assert len(service) == 7, "those that wait for their turn still count"
+    clock.turn()
+    assert len(log) == 6
+    clock.turn()
+    clock.turn()
+    assert log == [(str(number), Wake.ARRIVED) for number in range(10)]
+    assert clock.soon == []
+
+
+def test_a_pull_of_another_queue_does_not_wait_for_all_of_a_large_one(
+    service: PullRequestHoldService, clock: Clock
+) -> None:
+    log: list[tuple[str, Wake]] = []
+    for _ in range(1_000):
+        service.hold("large", 0, 0, 10.0, slow(clock, log, "large"))
+    service.hold("small", 0, 0, 10.0, slow(clock, log, "small"))
+    service.wake("large", 0, 1)
+    service.wake("small", 0, 1)
+    clock.turn()
+    clock.turn()
+    assert ("small", Wake.ARRIVED) in log
+    assert len(log) < 12
+
+
+def test_pulls_of_connections_that_hold_many_are_woken_last(service: PullRequestHoldService, clock: Clock) -> None:
+    log: list[tuple[str, Wake]] = []
+    for _ in range(1_000):
+        service.hold("t", 0, 0, 10.0, slow(clock, log, "greedy"), of_many=True)
+    service.hold("t", 0, 0, 10.0, slow(clock, log, "modest"))
+    service.wake("t", 0, 1)
+    assert log[0] == ("modest", Wake.ARRIVED)
+    assert len(log) == 3
+
+
+def test_a_pull_that_waits_for_its_turn_may_be_cancelled(service: PullRequestHoldService, clock: Clock) -> None:
+    log: list[tuple[str, Wake]] = []
+    held = [service.hold("t", 0, 0, 10.0, slow(clock, log, str(number))) for number in range(6)]
+    service.wake("t", 0, 1)
+    for each in held:
+        each.cancel()
+    clock.turn()
+    assert len(log) == 3
+    assert len(service) == 0
+
+
+def test_a_message_that_arrives_while_pulls_are_given_back_wakes_those_that_are_held_again(
+    service: PullRequestHoldService, clock: Clock
+) -> None:
+    log: list[tuple[str, Wake]] = []
+
+    def again(wake: Wake) -> None:
+        slow(clock, log, "again")(wake)
+        service.hold("t", 0, 1, 10.0, slow(clock, log, "once more"))
+
+    for _ in range(4):
+        service.hold("t", 0, 0, 10.0, again)
+    service.wake("t", 0, 1)
+    service.wake("t", 0, 2)
+    for _ in range(4):
+        clock.turn()
+    assert [name for name, _ in log] == ["again"] * 4 + ["once more"] * 4
+    assert service._by_queue == {}
+
+
+def test_pulls_whose_time_is_over_at_once_are_given_back_in_slices(
+    service: PullRequestHoldService, clock: Clock
+) -> None:
+    log: list[tuple[str, Wake]] = []
+    for number in range(6):
+        service.hold("t", 0, 0, 1.0, slow(clock, log, str(number)))
+    service.hold("t", 0, 0, 1.5, noted(log, "later"))
+    clock.move_to(1.0)
+    assert len(log) == 3
+    clock.turn()
+    clock.turn()
+    assert log == [(str(number), Wake.EXPIRED) for number in range(6)]
+    clock.move_to(1.5)
+    assert log[-1] == ("later", Wake.EXPIRED)
+
+
+def test_a_callback_that_raises_keeps_nobody_else_waiting(service: PullRequestHoldService, clock: Clock) -> None:
+    log: list[tuple[str, Wake]] = []
+
+    def fails(wake: Wake) -> None:
+        raise ZeroDivisionError
+
+    service.hold("t", 0, 0, 10.0, fails)
+    service.hold("u", 0, 0, 10.0, noted(log, "u"))
+    with pytest.raises(ZeroDivisionError):
+        service.wake_queues([("t", 0, 1), ("u", 0, 1)])
+    clock.turn()
+    assert log == [("u", Wake.ARRIVED)]
+    service.hold("t", 0, 1, 10.0, noted(log, "t"))
+    service.wake("t", 0, 2)
+    assert log[-1] == ("t", Wake.ARRIVED)
+
+
+# ---- tags
+
+
+RED, BLUE = 11, 22
+
+
+@pytest.fixture
+def colours() -> Iterator[None]:
+    """The first message is red, the second blue, of the third it cannot be told."""
+    TAGS.codes = {0: RED, 1: BLUE}
+    yield
+    TAGS.codes = {}
+
+
+@pytest.mark.usefixtures("colours")
+def test_a_message_of_another_tag_wakes_nobody(service: PullRequestHoldService, clock: Clock) -> None:
+    log: list[tuple[str, Wake]] = []
+    for name, tags in (("red", {RED}), ("blue", {BLUE}), ("both", {RED, BLUE}), ("all", None)):
+        service.hold("t", 0, 0, 10.0, noted(log, name), tags=None if tags is None else frozenset(tags))
+    service.wake("t", 0, 1)
+    assert sorted(name for name, _ in log) == ["all", "both", "red"]
+    service.wake("t", 0, 2)
+    assert log[-1] == ("blue", Wake.ARRIVED)
+
+
+@pytest.mark.usefixtures("colours")
+def test_a_message_whose_tag_cannot_be_told_wakes_all(service: PullRequestHoldService) -> None:
+    log: list[tuple[str, Wake]] = []
+    service.hold("t", 0, 0, 10.0, noted(log, "green"), tags=frozenset({33}))
+    service.wake("t", 0, 2)
+    assert log == []
+    service.wake("t", 0, 3)
+    assert log == [("green", Wake.ARRIVED)]
+
+
+@pytest.mark.usefixtures("colours")
+def test_a_group_hears_a_second_later_of_what_it_passed_over(service: PullRequestHoldService, clock: Clock) -> None:
+    log: list[tuple[str, Wake]] = []
+    service.hold("t", 0, 0, 600.0, noted(log, "group"), tags=frozenset({BLUE}), grouped=True)
+    service.hold("t", 0, 0, 600.0, noted(log, "plain"), tags=frozenset({BLUE}))
+    service.wake("t", 0, 1)
+    clock.move_to(PASSED_OVER_S)
+    assert log == [("group", Wake.EXPIRED)]
+    clock.move_to(LOOK_AGAIN_S)
+    assert log[1:] == [("plain", Wake.ARRIVED)]
+
+
+@pytest.mark.usefixtures("colours")
+def test_pulls_that_went_leave_no_timer(service: PullRequestHoldService, clock: Clock) -> None:
+    log: list[tuple[str, Wake]] = []
+    held = service.hold("t", 0, 0, 600.0, noted(log, "plain"), tags=frozenset({BLUE}))
+    service.wake("t", 0, 1)
+    assert len(clock.pending) == 2
+    held.cancel()
+    assert len(clock.pending) == 1, "the nearest deadline's"
+
+
+def test_a_topic_that_is_made_anew_wakes_from_its_first_message_on(service: PullRequestHoldService) -> None:
+    log: list[tuple[str, Wake]] = []
+    service.hold("t", 0, 100, 600.0, noted(log, "before"))
+    service.hold("t", 0, 0, 600.0, noted(log, "anew"))
+    service.wake("t", 0, 1)
+    assert log == [("anew", Wake.ARRIVED)]

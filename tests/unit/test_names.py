@@ -100,3 +100,9 @@ def test_other_topics_are_the_users(topic: str) -> None:
 @pytest.mark.parametrize("topic", [*sorted(PRODUCE_FORBIDDEN_TOPICS), "rmq_sys_wheel_timer"])
 def test_a_producer_may_not_write_what_only_a_broker_writes(topic: str) -> None:
     assert not may_produce_to(topic)
+
+
+@pytest.mark.parametrize("kind", ["topic", "group"])
+def test_a_name_with_dots_is_refused_with_what_to_call_it(kind: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"use % \| a-z A-Z 0-9 _ -: 'orders-eu-v1' or 'orders_eu_v1', for inst"):
+        check_name(kind, "orders.eu.v1")

@@ -188,8 +188,7 @@ def test_a_refusal_names_the_action_the_object_the_user_and_what_to_do() -> None
     with pytest.raises(NoPermission) as refused:
         access.check(Need((CONSUME, QUERY), TOPIC, "orders"))
     assert str(refused.value) == (
-        "user ann has no permission: consume on topic orders; grant it with "
-        "`flintmq user grant ann --consume orders --store STORE`"
+        "user ann has no permission: consume on topic orders; grant it with `flintmq user grant ann --consume orders`"
     )
 
 

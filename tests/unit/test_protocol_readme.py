@@ -166,6 +166,10 @@ PURPOSES = {
     "ABORT_PREPARED": "drop what attempts prepared",
     "GET_PREPARED": "what is prepared, and what is being copied",
     "GET_DELAY_STATS": "what waits to be delivered later",
+    "AUTH_CREATE_USER": "adds a user",
+    "AUTH_UPDATE_USER": "gives a user another password or other grants",
+    "AUTH_DELETE_USER": "removes a user",
+    "AUTH_LIST_USER": "who may connect, and what each may do",
 }
 
 
@@ -240,6 +244,8 @@ BROKER_LIMITS = {
     "limits.in_flight_bytes_max": "bytes of all connections that have arrived and are not done",
     "limits.held_pulls_max": "pulls that wait for messages",
     "limits.held_pulls_per_connection_max": "pulls of one connection that wait",
+    "limits.groups_max": "consumer groups",
+    "limits.committed_offsets_max": "offsets that groups, and members of broadcasting ones, have committed",
     "limits.half_frame_timeout_ms": "time from a frame's first byte to its last, in ms",
     "limits.idle_timeout_ms": "time on which nothing happens on a connection, in ms",
     "limits.write_buffer_bytes_max": "answers that a client has not taken, in bytes",

@@ -221,3 +221,19 @@ class TestAssignment:
         first.complete(work)
         claims.assign([("t", 0, 0, 1), ("t", 1, 0, 1)], rejoined=False)
         assert claims.commits() == {"t": {0: 1}}
+
+
+def test_what_is_left_of_a_batch_is_a_batch() -> None:
+    """A listener of batches gets one also when some of its messages were settled before."""
+    claims = make(chunk_max=None)
+    claims.assign([("t", 0, 0, 1)], rejoined=True)
+    (claim,) = claims
+    whole = batch(0, 5)
+    (work,) = claims.arrived(claim, whole, whole.messages)
+    assert work.whole is whole
+    work.messages = list(whole.messages)[1:4:2]
+    left = work.whole
+    assert isinstance(left, Batch)
+    assert left.bodies() == [message.body for message in left] == [b"1", b"3"]
+    assert (len(left), left.queue, left.next_offset) == (2, 0, 5)
+    assert list(left.messages) == work.messages

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from inspect import signature
 from typing import Any
 
 import pytest
 
 from flintmq.client import GiveUp, InvalidArgument, PushConsumer, Subscription, TryLater, aio
+from flintmq.client.core.positions import End
+from flintmq.client.push.options import check_options
 from flintmq.protocol.delivery import DEAD_LETTER_LEVEL
 
 FINE: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}
@@ -27,7 +30,7 @@ FINE: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}
     ({"topics": {"t": 5}}, "tags|int"),
     ({"topics": {"t": Subscription(filter=5)}}, "filter must be a str"),  # type: ignore[arg-type]
     ({"mode": "both"}, "'clustering' or 'broadcasting'"),
-    ({"start": "middle"}, "'first', 'last' or an aware datetime"),
+    ({"start": "middle"}, r"'earliest' \(or 'first'\), 'latest' \(or 'last'\) or an aware datetime"),
     ({"start": datetime(2026, 1, 1)}, "aware|timezone"),  # noqa: DTZ001
     ({"member": ""}, "printable characters"),
     ({"member": "x" * 200}, "1 to 128"),
@@ -56,6 +59,15 @@ def test_what_can_be_used_is_taken() -> None:
     assert (consumer.group, consumer.member) == ("g", "me")
     assert not consumer.health().alive
     consumer.close()
+
+
+@pytest.mark.parametrize(("one", "other"), [("first", "earliest"), ("last", "latest")])
+def test_both_pairs_of_words_say_where_a_group_begins(one: End, other: End) -> None:
+    options: dict[str, Any] = dict.fromkeys(signature(check_options).parameters) | {
+        "group": "g", "topics": "t", "mode": "clustering", "workers": 1, "prefetch_messages": 1, "prefetch_bytes": 1,
+        "commit_interval": 1, "session_timeout": 10, "listener_timeout": 1, "delay_level": 0, "suspend": 1,
+    }  # fmt: skip
+    assert check_options(**options | {"start": one}).start == check_options(**options | {"start": other}).start == one
 
 
 def test_every_member_without_a_name_gets_one_of_its_own() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flintmq.broker.delivery.retry import send_back
 from flintmq.protocol.delivery import dead_letter_topic
 from flintmq.protocol.ids import offset_id
-from flintmq.protocol.layout import SysFlag
+from flintmq.protocol.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
 from flintmq.protocol.record import Record, encode_properties
 from tests.store_tools import BORN_HOST, HOST
 
@@ -41,10 +43,19 @@ def test_each_time_it_waits_longer_unless_a_level_is_asked_for(tried: int, asked
     assert back.record.queue_id == level - 1
 
 
-def test_the_first_topic_and_id_stay_however_often_it_comes_back() -> None:
-    again = send_back(stored(4, RETRY_TOPIC="payments", ORIGIN_MESSAGE_ID="FIRST", DELAY="6"), "g", 0, 16)
-    properties = again.record.property_map()
+@pytest.mark.parametrize("topic", ["%RETRY%g", "%DLQ%g"])
+def test_the_first_topic_and_id_stay_however_often_it_comes_back(topic: str) -> None:
+    retried = stored(4, RETRY_TOPIC="payments", ORIGIN_MESSAGE_ID="FIRST", DELAY="6")
+    properties = send_back(replace(retried, topic=topic.encode()), "g", 0, 16).record.property_map()
     assert (properties["RETRY_TOPIC"], properties["ORIGIN_MESSAGE_ID"]) == ("payments", "FIRST")
+
+
+@pytest.mark.parametrize("level", [0, -1])
+def test_what_a_producer_set_does_not_say_where_a_message_came_from(level: int) -> None:
+    chosen = stored(RETRY_TOPIC="payments", ORIGIN_MESSAGE_ID="FIRST", RETRY_REASON="none", RETRY_MEMBER="nobody")
+    properties = send_back(chosen, "g", level, 16).record.property_map()
+    assert (properties["RETRY_TOPIC"], properties["ORIGIN_MESSAGE_ID"]) == ("orders", offset_id(HOST, 4711))
+    assert not properties.keys() & {"RETRY_REASON", "RETRY_MEMBER"}
 
 
 @pytest.mark.parametrize(("tried", "level", "most", "dead"), [
@@ -63,3 +74,34 @@ def test_a_checksum_of_the_record_before_is_dropped() -> None:
     record = stored()
     record.properties += b"__CRC32#\x010123456789\x02"
     assert "__CRC32#" not in send_back(record, "g", 0, 16).record.property_map()
+
+
+def test_the_newest_try_says_why_and_one_that_does_not_removes_what_the_one_before_said() -> None:
+    first = send_back(stored(), "g", 0, 16, "ValueError: no such account", "host@1").record
+    properties = first.property_map()
+    assert (properties["RETRY_REASON"], properties["RETRY_MEMBER"]) == ("ValueError: no such account", "host@1")
+    second = send_back(first, "g", 0, 16, "TimeoutError", "host@2").record
+    properties = second.property_map()
+    assert (properties["RETRY_REASON"], properties["RETRY_MEMBER"]) == ("TimeoutError", "host@2")
+    assert not {"RETRY_REASON", "RETRY_MEMBER"} & send_back(second, "g", -1, 16).record.property_map().keys()
+
+
+def test_a_reason_is_one_line_that_cannot_end_its_property() -> None:
+    back = send_back(stored(), "g", 0, 16, "a\x02RETRY_TOPIC\x01elsewhere\x02\nb\u2028c", "m\x02KEYS\x01x\x02")
+    properties = back.record.property_map()
+    assert properties["RETRY_REASON"] == "a RETRY_TOPIC elsewhere  b c"
+    assert (properties["RETRY_TOPIC"], properties["KEYS"]) == ("orders", "k")
+
+
+@pytest.mark.parametrize("others", [31_000, *range(31_560, 31_620), 31_720, 32_500])
+def test_a_reason_that_does_not_fit_beside_the_other_properties_is_cut_or_dropped(others: int) -> None:
+    """The others are 31,743 bytes at most as they are produced, and leave the broker 1,024 for its own."""
+    record = stored(x="y" * others)
+    without = len(send_back(record, "g", 0, 16).record.properties)
+    back = send_back(record, "g", 0, 16, "äöü€ 12345", "")
+    cut = back.record.property_map().get("RETRY_REASON", "")
+    assert "äöü€ 12345".startswith(cut)
+    room = PRODUCED_PROPERTIES_BYTES_MAX - without - len("RETRY_REASON") - 2
+    whole = len("äöü€ 12345".encode())
+    assert len(cut.encode()) == whole if room >= whole else max(0, room - 2) <= len(cut.encode()) <= max(0, room)
+    assert len(back.record.properties) <= max(PRODUCED_PROPERTIES_BYTES_MAX, without)

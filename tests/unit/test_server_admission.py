@@ -62,6 +62,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Any:
             connections=0,
             when_settings_change=[],
             tls=None,
+            authenticator=None,
         )
         made = Server(broker, [])  # type: ignore[arg-type] # what of a Broker admission looks at
         monkeypatch.setattr(made, "_take", _taken)

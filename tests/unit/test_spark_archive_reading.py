@@ -7,12 +7,14 @@ import itertools
 import logging
 import random
 import re
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flintmq.client import CompressionUnavailable
 from flintmq.client.core.compression import Compressor
 from flintmq.client.spark.archive import boundaries, log_end, reading, walking
 from flintmq.client.spark.archive.boundaries import find_boundary, next_record
@@ -290,6 +292,17 @@ def test_a_body_that_does_not_decompress_is_damage(tmp_path: Path) -> None:
         read_rows(store)
     assert caught.value.physical_offset == offsets_of(log)[1]
     assert [row["body"] for row in read_rows(store, fail_on_corruption=False)] == [b"sound"] * 2
+
+
+@pytest.mark.parametrize("fail_on_corruption", [True, False])
+def test_a_body_whose_library_is_missing_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fail_on_corruption: bool
+) -> None:
+    body, flags = Compressor(100, "lz4").compress(b"x" * 1000)
+    store = make_log([Record(b"orders", b"sound"), Record(b"orders", body, sys_flag=flags)], FILE_BYTES).write(tmp_path)
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    with pytest.raises(CompressionUnavailable, match=r"of topic 'orders' cannot be read: .*pip install lz4$"):
+        read_rows(store, fail_on_corruption=fail_on_corruption)
 
 
 def test_a_record_longer_than_a_window_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

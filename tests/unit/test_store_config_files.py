@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,19 @@ def test_everything_that_is_committed_is_listed_by_group(tmp_path: Path) -> None
     table.commit("late", "orders", 0, 7)
     table.commit("early", "orders", 0, 3)
     assert table.all_committed() == [("early", "orders", 0, 3), ("late", "orders", 0, 7), ("late", "orders", 1, 5)]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        {"a": {}},
+        {"offsetTable": {"t@g": {"0": 1, "1": 2}, "t@h|ü": {}}, "dataVersion": {"counter": 1}},
+        {"a": {"b": {"c": {"d": [1, None, "x", 1.5, True]}}}, "l": [{"a": 1}], "s": 'q"\\\u20ac'},
+        {"numbers": {1: "one"}},
+    ],
+    ids=["nothing", "an empty table", "offsets", "nested", "keys that are no strings"],
+)
+def test_the_checksum_is_that_of_the_table_as_json_writes_it(table: dict[str, Any]) -> None:
+    said = json.loads(encode_checked(table))[CHECKSUM_KEY]
+    assert said == f"{zlib.crc32(json.dumps(table).encode()):08x}"

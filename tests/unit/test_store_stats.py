@@ -14,6 +14,7 @@ from flintmq.broker.services.checkpoint import CheckpointService
 from flintmq.broker.services.flush import flush_service
 from flintmq.broker.services.retention import Disk
 from flintmq.broker.services.store_stats import WINDOW_S, StoreStatsService
+from flintmq.protocol.errors import ServiceNotAvailable
 from tests.store_tools import append, dispatch, open_store, plain, put
 
 GIB = 1 << 30
@@ -74,6 +75,14 @@ def test_the_room_ends_where_messages_are_refused(bench: Bench, used: int, free:
     behind = Disk((used + room) * GIB + 1, (free - room) * GIB - 1)
     assert behind.tight(settings.disk_refuse_percent, settings.headroom_bytes)
     assert room == 0 or not before.tight(settings.disk_refuse_percent, settings.headroom_bytes)
+
+
+def test_a_store_that_refuses_messages_has_no_room_although_the_newest_sample_shows_some(bench: Bench) -> None:
+    bench.sample()
+    assert bench.stats.room_bytes() > 0
+    bench.store.refusal = lambda: ServiceNotAvailable("full", retry_after_ms=1000)
+    assert bench.stats.room_bytes() == 0
+    assert bench.stats.runway_seconds() == 0.0
 
 
 def test_the_runway_is_the_room_at_the_rate_of_the_last_minute(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from flintmq.broker.security.users import UserTable
 from flintmq.protocol.checked_json import CHECKSUM_KEY
 from flintmq.protocol.errors import ConfigurationError
 from flintmq.protocol.scram import ITERATIONS, ITERATIONS_MIN, SALT_BYTES, make_verifier
+from flintmq.protocol.user_file import UserFile
 from flintmq.protocol.users import (
     BACKUP_SUFFIX,
     USERS_FILE,
@@ -112,6 +113,17 @@ class TestTheFile:
     def test_secrets_are_in_no_repr(self) -> None:
         shown = repr(users("billing"))
         assert "\\x" not in shown
+
+
+def test_a_change_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    file = UserFile(tmp_path)
+    file.change(lambda _: users("billing"))
+    for path in (file.path, file.backup):
+        path.with_name(f".{path.name}.0123456789abcdef.tmp").write_text(encode_users(users("billing")))
+    file.change(lambda _: users("shop"))
+    assert sorted(path.name for path in file.path.parent.iterdir()) == [file.path.name, file.backup.name]
+    assert set(file.read().by_name) == {"shop"}
 
 
 class TestTheTable:

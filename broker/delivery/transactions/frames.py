@@ -20,6 +20,7 @@ from ....protocol.delivery import (
     PROPERTY_TIMER_DELAY_SECONDS,
     PROPERTY_TIMER_DELIVER_MS,
     PROPERTY_TRANSACTION_ID,
+    TRANSACTION_ID_BYTES_MAX,
 )
 from ....protocol.errors import InvalidParameter, MessageIllegal
 from ....protocol.ids import unique_key
@@ -99,6 +100,8 @@ def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: mem
                 message_index=index,
             )
         transaction_id = own[-1] if own else unique_key(request.unique_prefix, request.unique_first + index)
+        if own:
+            _check_id(index, transaction_id)
         ids.append(transaction_id)
         packer.pack_array_header(len(row))
         packer.pack(row[0])
@@ -134,6 +137,21 @@ def _rows(body: memoryview, count: int) -> list[list[Any]]:
             "bytes follow the last message; count or layout is wrong; nothing of the frame was written"
         )
     return rows
+
+
+def _check_id(index: int, transaction_id: Any) -> None:
+    """Raise where a unique key is too long to be kept; what is no text at all the kernel refuses."""
+    if type(transaction_id) is not str:
+        return
+    size = len(transaction_id.encode("utf-8", "surrogatepass"))
+    if size > TRANSACTION_ID_BYTES_MAX:
+        raise MessageIllegal(
+            f"message {index}: its unique key takes {size:,} bytes; that of a half message takes at most "
+            f"{TRANSACTION_ID_BYTES_MAX}, because it is kept while the transaction is open; nothing of the frame was "
+            "written",
+            message_index=index,
+            unique_key_bytes_max=TRANSACTION_ID_BYTES_MAX,
+        )
 
 
 def _no_message(index: int, why: str) -> MessageIllegal:

@@ -22,6 +22,10 @@ _AUDITED = {
         commands.UPDATE_BROKER_CONFIG,
         commands.GET_BROKER_CONFIG,
         commands.END_TRANSACTION,
+        commands.AUTH_CREATE_USER,
+        commands.AUTH_UPDATE_USER,
+        commands.AUTH_DELETE_USER,
+        commands.AUTH_LIST_USER,
     )
 }
 
@@ -37,7 +41,7 @@ def audit_refused(peer: Peer, frame: Frame, error: BrokerError) -> None:
     if command is None or (command is commands.END_TRANSACTION and not is_by_hand(frame)):
         return
     fields = frame.fields
-    names = [f"{kind} {fields[kind]}" for kind in ("group", "topic", "transaction_id") if fields.get(kind)]
+    names = [f"{kind} {fields[kind]}" for kind in ("group", "topic", "transaction_id", "user") if fields.get(kind)]
     _write(peer, command, ", ".join(names) or "the broker", outcome=error.name, reason=error.message)
 
 
@@ -55,10 +59,16 @@ def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
         "write_queues": config.write_queues,
         "perm": config.perm,
         "order": config.order,
+        "retention_hours": config.retention_hours,
+        "retention_bytes": config.retention_bytes,
     }
 
 
 def _write(peer: Peer, command: Command, target: str, **others: Any) -> None:
+    peer.broker.audit.write(command.name, target, **author(peer), **others)
+
+
+def author(peer: Peer) -> dict[str, str]:
+    """Return who is at the other side, as the audit log names it."""
     user = peer.user.name if peer.user is not None else ""
-    address = format_address(*peer.address)
-    peer.broker.audit.write(command.name, target, user=user, address=address, client=peer.client, **others)
+    return {"user": user, "address": format_address(*peer.address), "client": peer.client}

@@ -37,10 +37,11 @@ from ...services.flush import FlushService
 from ...services.long_polling import HeldPull, PullRequestHoldService
 from ...services.reput import ReputMessageService
 from ...services.store_stats import StoreStatsService
-from ...services.turns import Sharing, Turns
+from ...services.turns import Sharing
 from ...store import POPULATE_AHEAD_BYTES, MessageStore
 from ..cold_reads import ColdReads
 from ..receiving import ReceiveMemory
+from ..selections import Selection, Selections, Share
 from ..sending import SendMemory
 from .counters import Counters
 
@@ -100,8 +101,9 @@ class Broker:
         """None where nobody has to authenticate."""
         self.tls = tls
         """None where connections are not encrypted."""
-        self.turns = Turns(loop.time, loop.call_soon)
+        self.turns = holds.turns
         """What pulls with a filter do, step by step."""
+        self.selections = Selections()
         self.counters = Counters()
         self.sequences = ProducerSequences(
             runs_max=self.limits.sequence_runs_max,
@@ -112,8 +114,14 @@ class Broker:
         self.started_at = time.monotonic()
         self.sync = settings.flush.policy == "sync"
         self.writer = RecordWriter(store, flush, self.topic_changes, loop, self.appended, sync=self.sync)
-        self.delays = Delays(store, self.writer, loop, readers, self.appended, fatal)
-        self.groups = GroupCoordinator(store, loop.time, loop.call_later)
+        self.delays = Delays(store, self.writer, loop, readers, self.appended, fatal, now_ms=store.clock.now_ms)
+        self.groups = GroupCoordinator(
+            store,
+            loop.time,
+            loop.call_later,
+            groups_max=self.limits.groups_max,
+            offsets_max=self.limits.committed_offsets_max,
+        )
         self.producer_groups = ProducerGroups(loop.time)
         self.access = AccessTable(holds.wake_all)
         self.audit = audit
@@ -154,6 +162,8 @@ class Broker:
         )
         self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
         self.produce_messages_max = settings.limits.produce_messages_max
+        self.users_changed: Callable[[Peer], None] = lambda peer: None
+        """Reads the users again at once, after the one at ``peer`` changed them."""
         self.when_settings_change: list[Callable[[Settings], None]] = []
         """Called with all settings after each change of some."""
         self.receive_memory = ReceiveMemory(settings.limits.receive_bytes_max, loop.call_soon)
@@ -180,6 +190,8 @@ class Broker:
         self.auto_create = settings.auto_create_topics()
         self.transactions.open_max = settings.transactions.open_max
         self.prepared.attempts_max = settings.transactions.prepared_attempts_max
+        self.groups.groups_max = self.limits.groups_max
+        self.groups.offsets_max = self.limits.committed_offsets_max
         for changed in self.when_settings_change:
             changed(settings)
 
@@ -208,6 +220,7 @@ class Broker:
     def _topic_deleted(self, topic: str) -> None:
         self.counters.forget_topic(topic)
         self.sequences.forget_topic(topic)
+        self.next_queue.pop(topic, None)
 
     def appended(self) -> None:
         """Messages were appended: once this turn of the loop is over, wake the flush and dispatch them.
@@ -246,12 +259,15 @@ class Broker:
         committed = self.store.consumer_offsets.committed_of(name, topic, queue_id)
         if committed is not None and committed >= moved_to:
             return  # its members ask again with what they have; once is enough
+        if committed is None and not self.store.groups.has(group):
+            return  # whoever reads under this name has committed nothing, and is nobody's member
         log.warning(
             "group %s: messages %d to %d of topic %s, queue %d were removed before it had consumed them",
             group, asked, moved_to - 1, topic, queue_id,
         )  # fmt: skip
         self.groups.offsets_moved += 1
-        if name == group or committed is not None:  # of most broadcasting members no progress is kept
+        has_room = committed is not None or len(self.store.consumer_offsets) < self.groups.offsets_max
+        if has_room and (name == group or committed is not None):  # of most broadcasting members no progress is kept
             self.store.consumer_offsets.commit(name, topic, queue_id, moved_to)
         record = offset_moved_record(
             self.settings.server.name, group, topic, queue_id, asked, moved_to, self.store.store_host
@@ -384,8 +400,14 @@ class Peer(Remote, Protocol):
     def held(self, pull: HeldPull) -> None:
         """``pull`` waits for this connection: cancel it if the connection goes."""
 
+    def holds_many(self) -> bool:
+        """Whether many pulls wait for this connection."""
+
     def unheld(self, pull: HeldPull) -> None:
         """``pull`` does not wait any more."""
+
+    def share(self, selection: Selection) -> Share:
+        """This connection's share of a selection; it counts as long as somebody holds on to it."""
 
     def check_may_wait(self) -> None:
         """Raise ``SystemBusy`` where this connection, or all together, have too many pulls waiting."""

@@ -31,11 +31,10 @@ from ...delivery.group import CLUSTERING, EMPTY, ConsumerGroup, Member
 from ...store import MessageStore, WouldBlock
 from .auditing import audit
 from .context import Broker, Peer
-from .offsets import HOT_STATS_ROWS_MAX
+from .offsets import HOT_STATS_ROWS_MAX, NOTHING_COMMITTED, sees_progress
 from .pull import check_readable
 
 RESETS = ("first", "last", "time", "offset")
-NOTHING_COMMITTED = -1
 
 
 def get_all_groups(peer: Peer, frame: Frame) -> None:
@@ -44,9 +43,11 @@ def get_all_groups(peer: Peer, frame: Frame) -> None:
     broker = peer.broker
     rows = []
     for name, topics in sorted(broker.groups.known().items()):
+        partial = False
         if peer.access is not None:
             if not peer.access.sees(GROUP, name):
                 continue
+            partial = not all(sees_progress(peer, name, topic) for topic in topics)
             topics = {topic for topic in topics if peer.access.sees(TOPIC, topic)}
         group = broker.groups.groups.get(name)
         rows.append({
@@ -56,6 +57,7 @@ def get_all_groups(peer: Peer, frame: Frame) -> None:
             "members": len(group.members) if group is not None else 0,
             "epoch": group.epoch if group is not None else 0,
             "topics": sorted(topics - {retry_topic(name)}),
+            "partial": partial,
             "retry_times_max": broker.store.groups.retry_times_max(name),
         })  # fmt: skip
     peer.answer(frame, GroupsAnswer(count=len(rows)), msgpack.packb(rows))
@@ -68,6 +70,8 @@ def get_group_members(peer: Peer, frame: Frame) -> None:
     broker = peer.broker
     group = broker.groups.groups.get(name)
     queues = _queues(peer, name)
+    from_first = {topic for topic, _ in queues if broker.groups.begins_at_first(name, topic)}
+    partial = not all(_sees(peer, topic) for topic in broker.groups.known()[name])
 
     def done(ends: dict[Queue, tuple[int, int]]) -> None:
         content = {
@@ -77,11 +81,19 @@ def get_group_members(peer: Peer, frame: Frame) -> None:
             "epoch": group.epoch if group is not None else 0,
             "members": [_member(peer, member) for _, member in sorted(group.members.items())] if group else [],
             "queues": [
-                [*queue, member, committed, broker.groups.pulled.get((name, *queue), -1), *ends[queue]]
+                [
+                    *queue,
+                    member,
+                    committed,
+                    broker.groups.pulled.get((name, *queue), -1),
+                    *ends[queue],
+                    committed != NOTHING_COMMITTED or queue[0] in from_first or ends[queue][0] == ends[queue][1],
+                ]
                 for queue, member, committed in _progress(broker, name, group, queues)
                 if queue in ends
             ],
             "delayed": broker.delays.pending_of(retry_topic(name)),
+            "partial": partial,
         }
         peer.answer(frame, GroupMembersAnswer(group=name), msgpack.packb(content))
 
@@ -99,10 +111,10 @@ def _progress(
             yield queue, held.get(queue, ""), _or_none(committed_of(name, *queue))
         return
     for member in sorted(group.members):
-        own = broker.groups.progress_name(name, member)
         for queue in queues:
             if queue in group.members[member].granted:
-                yield queue, member, _or_none(committed_of(own, *queue))
+                committed, begins = broker.groups.committed_of(name, member, *queue), group.members[member].begins
+                yield queue, member, _or_none(begins.get(queue) if committed is None else committed)
 
 
 def _or_none(committed: int | None) -> int:
@@ -208,12 +220,13 @@ def reset_offset(peer: Peer, frame: Frame) -> None:
 
     def done(offsets: dict[int, int]) -> None:
         before = broker.store.consumer_offsets.committed(request.group, request.topic)
+        broker.groups.check_may_commit(request.group, request.topic, offsets)
+        broker.groups.enter(request.group)
         broker.groups.reset(request.group, request.topic, offsets)
         audit(
             peer, INVOKE_BROKER_TO_RESET_OFFSET, f"group {request.group}, topic {request.topic}",
             {queue: before[queue] for queue in sorted(offsets) if queue in before}, dict(sorted(offsets.items())),
         )  # fmt: skip
-        broker.store.groups.ensure(request.group)
         body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue_id, offset) for queue_id, offset in sorted(offsets.items()))
         peer.answer(frame, ConsumerOffsetsAnswer(count=len(offsets)), body)
 

@@ -26,6 +26,8 @@ SUBSCRIPTION_CHARS_MAX = 128 * 1024
 TAGS_CHARS_MAX = 4_096
 """As in a PULL."""
 OWNED_MAX = 65_536
+MISSING_SHOWN_MAX = 100
+"""As many of its topics that are not there are named to a member."""
 KINDS = ("consumer", "producer")
 STARTS = ("first", "last", "time")
 
@@ -118,20 +120,26 @@ class _Assignment:
     def answer(self) -> None:
         """Answer at once where all queues have an offset, else find where to begin."""
         store = self.peer.broker.store
-        missing = [queue for queue in self.group.assignment(self.member) if self._committed(store, queue) is None]
+        missing = [queue for queue in self.group.assignment(self.member) if self._committed(queue) is None]
         if not missing:
             self._send({})
             return
         groups = self.peer.broker.groups
         first = {queue for queue in missing if groups.begins_at_first(self.group.name, queue[0])}
+        if self.group.clustering:
+            # Where it begins to read a topic the group says once, of all queues: what is left of the topic is read from
+            # its first message, as a queue that was added later.
+            begun = {topic for topic, queue_id in missing if (topic, queue_id) not in first}
+            own = set(missing)
+            missing += [queue for queue in groups.queues_of(self.group) if queue[0] in begun and queue not in own]
         self.peer.after_dispatch(
             self.frame,
             lambda: self.peer.read(self.frame, lambda hot: self._begins(store, missing, first, hot), self._send),
         )
 
-    def _committed(self, store: MessageStore, queue: Queue) -> int | None:
-        name = self.peer.broker.groups.progress_name(self.group.name, self.member.name)
-        return store.consumer_offsets.committed_of(name, queue[0], queue[1])
+    def _committed(self, queue: Queue) -> int | None:
+        committed = self.peer.broker.groups.committed_of(self.group.name, self.member.name, *queue)
+        return self.member.begins.get(queue) if committed is None else committed
 
     def _begins(self, store: MessageStore, missing: list[Queue], first: set[Queue], hot: bool) -> dict[Queue, int]:
         begins = {}
@@ -152,20 +160,29 @@ class _Assignment:
         store = self.peer.broker.store
         rows: list[tuple[str, int, int, int]] = []
         for queue, granted in self.group.assignment(self.member).items():
-            next_offset = self._committed(store, queue)
+            next_offset = self._committed(queue)
             if next_offset is None:
                 if queue not in begins:
                     continue  # granted meanwhile: the member is told to come again
                 next_offset = begins[queue]
+            rows.append((*queue, next_offset, granted))
+        if self.group.clustering:
+            for topic in {topic for topic, _ in begins}:
+                queues = [queue_id for of, queue_id in begins if of == topic]
+                self.peer.broker.groups.check_may_commit(self.group.name, topic, queues)
+        for queue, next_offset in begins.items():
+            if self._committed(queue) is None:
                 if self.group.clustering:
                     store.consumer_offsets.commit(self.group.name, *queue, next_offset)
-            rows.append((*queue, next_offset, granted))
+                else:
+                    self.member.begins[queue] = next_offset
         answer = HeartBeatAnswer(
             epoch=self.group.epoch,
             count=len(rows),
             interval_ms=self.interval_ms,
             retry_times_max=store.groups.retry_times_max(self.group.name),
             run=self.peer.broker.groups.run,
+            missing=" ".join(self.peer.broker.groups.missing_topics(self.member)[:MISSING_SHOWN_MAX]),
         )
         self.peer.answer(self.frame, answer, msgpack.packb(rows))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
+from .... import __version__
 from ....protocol.commands import PROTOCOL_VERSION, HelloAnswer, HelloRequest
 from ....protocol.errors import VersionNotSupported
 from ....protocol.fields import decode_fields
@@ -11,7 +10,7 @@ from ....protocol.frames import Frame
 from ....protocol.scram import MECHANISM
 from .context import Peer
 
-VERSION = importlib.metadata.version("flintmq")
+VERSION = __version__
 
 
 def hello(peer: Peer, frame: Frame) -> None:

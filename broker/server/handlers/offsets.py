@@ -18,8 +18,8 @@ from ....protocol.commands import (
     StoreTimeAnswer,
     UpdateConsumerOffsetRequest,
 )
-from ....protocol.delivery import DEAD_LETTER_TOPIC_PREFIX
-from ....protocol.errors import CommitIllegal, InvalidParameter, QueueNotExist, TopicNotExist
+from ....protocol.delivery import DEAD_LETTER_TOPIC_PREFIX, MEMBER_SEPARATOR
+from ....protocol.errors import CommitIllegal, EpochFenced, InvalidParameter, QueueNotExist, TopicNotExist
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_client_group, check_name
@@ -29,6 +29,9 @@ from .auditing import audit
 from .context import Broker, Peer
 from .pull import check_readable
 
+NOTHING_COMMITTED = -1
+REFUSED_SHOWN_MAX = 128
+"""As many queues are named that a commit was refused for; a header must not hold more than 256 items."""
 HOT_STATS_ROWS_MAX = 256
 """More rows than this are looked up in a reader thread, so that the loop goes on."""
 
@@ -101,7 +104,8 @@ def query_consumer_offset(peer: Peer, frame: Frame) -> None:
 
 
 def update_consumer_offset(peer: Peer, frame: Frame) -> None:
-    """Commit a group's progress, of all queues named or of none; written to disk with the next checkpoint."""
+    """Commit a group's progress, of all queues named or of none, but for those that the member does not hold: they are
+    refused, and the others are committed. Written to disk with the next checkpoint."""
     request = decode_fields(UpdateConsumerOffsetRequest, frame.fields)
     check_client_group(request.group)
     check_readable(peer.broker, request.topic)
@@ -113,15 +117,20 @@ def update_consumer_offset(peer: Peer, frame: Frame) -> None:
     entries: list[tuple[int, int]] = list(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
 
     def commit() -> None:
-        name = _who_commits(peer.broker, request, entries)
-        _check_commit(peer.broker, request.topic, entries)
+        name, held, fenced = _who_commits(peer.broker, request, entries)
+        _check_commit(peer.broker, request.topic, held)
+        peer.broker.groups.check_may_commit(name, request.topic, (queue for queue, _ in held))
+        if not request.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            peer.broker.groups.enter(request.group)
         table = peer.broker.store.consumer_offsets
         if request.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):  # dead letters are purged, or were sent again
             target = f"group {request.group}, topic {request.topic}"
-            audit(peer, UPDATE_CONSUMER_OFFSET, target, table.committed(name, request.topic), dict(entries))
-        for queue, offset in entries:
+            audit(peer, UPDATE_CONSUMER_OFFSET, target, table.committed(name, request.topic), dict(held))
+        for queue, offset in held:
             if offset > (table.committed_of(name, request.topic, queue) or -1):
                 table.commit(name, request.topic, queue, offset)
+        if fenced is not None:
+            raise fenced
         peer.answer(frame, EmptyAnswer())
 
     _check_queues(peer.broker, request.topic, entries)
@@ -131,19 +140,35 @@ def update_consumer_offset(peer: Peer, frame: Frame) -> None:
         peer.after_dispatch(frame, commit)
 
 
-def _who_commits(broker: Broker, request: UpdateConsumerOffsetRequest, entries: list[tuple[int, int]]) -> str:
-    """Under which name the offsets are kept. Raises where the member does not hold the queues, or where somebody who
-    is no member would move a running group."""
+def _who_commits(
+    broker: Broker, request: UpdateConsumerOffsetRequest, entries: list[tuple[int, int]]
+) -> tuple[str, list[tuple[int, int]], EpochFenced | None]:
+    """Return under which name the offsets are kept, the entries of queues that the member holds, and the error that
+    names the others, if there are any.
+
+    Raise if the group has no such member, or if somebody who is no member would move a running group.
+    """
     if not request.member:
         broker.groups.check_idle(
             request.group,
             "only they commit its progress; consume as a member, or stop them and use reset",
             request.topic,
         )
-        return request.group
-    for queue, _ in entries:
-        broker.groups.check_holder(request.group, request.member, request.epoch, request.topic, queue)
-    return broker.groups.progress_name(request.group, request.member)
+        return request.group, entries, None
+    held = []
+    refused: list[int] = []
+    fenced: EpochFenced | None = None
+    for queue, offset in entries:
+        try:
+            broker.groups.check_holder(request.group, request.member, request.epoch, request.topic, queue)
+        except EpochFenced as error:
+            fenced = fenced or error
+            refused.append(queue)
+        else:
+            held.append((queue, offset))
+    if fenced is not None:
+        fenced.details["refused"] = refused[:REFUSED_SHOWN_MAX]
+    return broker.groups.progress_name(request.group, request.member), held, fenced
 
 
 def _check_queues(broker: Broker, name: str, entries: list[tuple[int, int]]) -> None:
@@ -179,34 +204,53 @@ def get_consume_stats(peer: Peer, frame: Frame) -> None:
     def read() -> None:
         wanted = [
             row
-            for row in store.consumer_offsets.all_committed()
-            if request.group in ("", row[0]) and request.topic in ("", row[1]) and _sees(peer, row[0], row[1])
+            for row in _all_queues(peer.broker, uncommitted=request.uncommitted)
+            if request.group in ("", row[0]) and request.topic in ("", row[1]) and sees_progress(peer, row[0], row[1])
         ]
         peer.read(frame, lambda hot: _consume_stats(store, wanted, hot), done)
 
-    def done(rows: list[tuple[str, str, int, int, int, int]]) -> None:
-        peer.answer(frame, ConsumeStatsAnswer(count=len(rows)), msgpack.packb(rows))
+    def done(rows: list[tuple[str, str, int, int, int, int, bool]]) -> None:
+        shown = rows if request.uncommitted else [row[:6] for row in rows]
+        peer.answer(frame, ConsumeStatsAnswer(count=len(rows)), msgpack.packb(shown))
 
     peer.after_dispatch(frame, read)
 
 
-def _sees(peer: Peer, group: str, topic: str) -> bool:
+def sees_progress(peer: Peer, group: str, topic: str) -> bool:
     """Whether the user may know how far a group is in a topic."""
     access = peer.access
+    group = group.partition(MEMBER_SEPARATOR)[0]
     return access is None or (access.allows(QUERY, GROUP, group) and access.allows(QUERY, TOPIC, topic))
 
 
+def _all_queues(broker: Broker, *, uncommitted: bool) -> list[tuple[str, str, int, int, bool]]:
+    """Return ``(group, topic, queue, committed, known)`` of what groups have committed, sorted.
+
+    ``uncommitted``: also of the other queues of their topics, but for dead letters, which their group does not read.
+    """
+    if not uncommitted:
+        return [(*row, True) for row in broker.store.consumer_offsets.all_committed()]
+    rows = []
+    for name, topic, committed, from_first in broker.groups.progress():
+        rows += [(name, topic, queue, offset, True) for queue, offset in committed.items()]
+        config = broker.store.topics.get(topic)
+        if config is not None and not topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            others = set(range(config.read_queues)) - committed.keys()
+            rows += [(name, topic, queue, NOTHING_COMMITTED, from_first) for queue in others]
+    return sorted(rows)
+
+
 def _consume_stats(
-    store: MessageStore, committed: list[tuple[str, str, int, int]], hot: bool
-) -> list[tuple[str, str, int, int, int, int]]:
-    """The rows of the answer: those of ``committed`` whose queue is there, with its min and max offset."""
-    if hot and len(committed) > HOT_STATS_ROWS_MAX:
+    store: MessageStore, wanted: list[tuple[str, str, int, int, bool]], hot: bool
+) -> list[tuple[str, str, int, int, int, int, bool]]:
+    """The rows of the answer: those of ``wanted`` whose queue is there, with its min and max offset."""
+    if hot and len(wanted) > HOT_STATS_ROWS_MAX:
         raise WouldBlock
     rows = []
-    for group, topic, queue, next_offset in committed:
+    for group, topic, queue, next_offset, known in wanted:
         try:
             min_offset, max_offset = store.min_offset(topic, queue, hot), store.max_offset(topic, queue)
         except (QueueNotExist, TopicNotExist):
             continue  # deleted, perhaps just now; what was committed stays for a topic made anew
-        rows.append((group, topic, queue, next_offset, min_offset, max_offset))
+        rows.append((group, topic, queue, next_offset, min_offset, max_offset, known or min_offset == max_offset))
     return rows

@@ -6,6 +6,7 @@ from ....protocol.commands import PRODUCE, ProduceRequest
 from ....protocol.errors import (
     BrokerError,
     InvalidParameter,
+    LimitReached,
     MessageIllegal,
     NoPermission,
     QueueNotExist,
@@ -163,7 +164,19 @@ def _new_topic(broker: Broker, request: ProduceRequest) -> TopicConfig:
     if is_system_topic(name):
         raise NoPermission(f"topic {name} is the broker's own; produce to another")
     if not broker.auto_create:
-        raise TopicNotExist(f"topic {name} does not exist, and topics.auto_create is off: create it first")
+        setting = str(broker.settings.topics.auto_create).lower()
+        because = ", and it listens beyond loopback" if setting == "loopback" else ""
+        raise TopicNotExist(
+            f"topic {name} does not exist, and at this broker a message does not create one (topics.auto_create is "
+            f"{setting}{because}): create it with `flintmq topic create {name}`, or Admin.create_topic; or let "
+            "messages do it with `flintmq config set topics.auto_create=true`"
+        )
+    if (count := len(broker.store.topics)) >= broker.settings.topics.auto_create_max:
+        raise LimitReached(
+            f"topic {name} does not exist, and the broker has {count} topics: with topics.auto_create_max of them no "
+            f"message makes another one, and it is {broker.settings.topics.auto_create_max}; create it yourself "
+            "(flintmq topic create), or delete topics that are not used"
+        )
     queues = broker.settings.topics.default_queues
     if request.queue >= queues:
         raise _no_such_queue(request, queues)

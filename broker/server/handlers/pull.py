@@ -21,11 +21,13 @@ from ....protocol.fields import decode_fields
 from ....protocol.frames import RESPONSE, Frame, encode_head
 from ....protocol.javahash import tags_code
 from ....protocol.layout import RECORD_BYTES_MIN
+from ....protocol.names import check_client_group
 from ....protocol.permissions import CONSUME, GROUP, TOPIC, Need
 from ...filters import Filter, compile_filter
 from ...remembering import remembered
-from ...services.long_polling import HeldPull, Wake
+from ...services.long_polling import PASSED_OVER_S, HeldPull, Wake
 from ...store import CorruptLog, DamagedRecord, Pulled, WouldBlock
+from ..selections import Share
 from .context import Broker, Peer
 
 HEAD_BYTES_MAX = 1024
@@ -35,11 +37,10 @@ HOT_BYTES_MAX = 2 * 1024 * 1024
 HOT_COUNT_MAX = 4
 """Who asks for more bytes than the one, where more messages than the other are there, is served by a reader thread:
 16 MiB would hold everybody up for 10 ms."""
+PARSED_AT_ONCE_CHARS = 512
+"""Longer tags and filters are parsed in a step of their own, between the requests of others."""
 FILTER_STEPS_MAX = 16
 """A pull with a filter looks so many times at the queue before it answers, whatever it found."""
-
-PASSED_OVER_S = 1.0
-"""A group's pull that passed over messages is held no longer than this."""
 
 _NO_BODY = bytearray()
 
@@ -52,6 +53,18 @@ def pull(peer: Peer, frame: Frame) -> None:
     check_has_messages(peer.broker, request.topic)
     if request.member:
         _check_holder(peer.broker, request)
+    elif request.group:
+        check_client_group(request.group)
+    if len(request.tags) + len(request.filter) > PARSED_AT_ONCE_CHARS:
+        # It takes up to 2 ms, and each connection has a frame handled in a turn: many would hold everybody up.
+        peer.check_may_wait()
+        peer.step(frame, lambda: _select(peer, frame, request))
+    else:
+        _select(peer, frame, request)
+
+
+def _select(peer: Peer, frame: Frame, request: PullRequest) -> None:
+    """Parse the tags and the filter of a pull, and go on with it."""
     tags = parse_tags(request.tags) if request.tags else None
     records = compile_filter(request.filter) if request.filter else None
     room = peer.broker.limits.frame_bytes_max - HEAD_BYTES_MAX
@@ -69,8 +82,9 @@ def pull(peer: Peer, frame: Frame) -> None:
 
 def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter | None) -> None:
     if records is not None:
+        filtered = _FilteredPull(peer, frame, request, tags, records)
         peer.check_may_wait()
-        _FilteredPull(peer, frame, request, tags, records).go_on()
+        filtered.go_on()
         return
     if not peer.broker.send_memory.may_read(peer) or _is_large(peer.broker, request, request.offset):
         _Pull(peer, frame, request, tags).read()
@@ -186,10 +200,19 @@ def _what_is_lost(broker: Broker, request: PullRequest, next_offset: int) -> dic
 class _Pull:
     """A pull that could not be answered at once: its offset moves on while a tag filter finds nothing."""
 
-    __slots__ = ("busy_s", "deadline", "frame", "held", "offset", "peer", "request", "tags")
+    __slots__ = ("busy_s", "deadline", "frame", "held", "offset", "peer", "request", "share", "tags")
 
-    def __init__(self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None) -> None:
-        frame.buffer = _NO_BODY  # a frame that waits must not keep the receive buffer alive
+    def __init__(
+        self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter | None = None
+    ) -> None:
+        # A frame that waits must keep neither the receive buffer alive nor what nobody knows of its header.
+        frame.buffer, frame.fields = _NO_BODY, {}
+        self.share: Share | None = None
+        """Its share of its tags and filter; None where it has none."""
+        if tags is not None or records is not None:
+            selection = peer.broker.selections.share(tags, records)
+            self.share, tags = peer.share(selection), selection.tags
+            request.tags = request.filter = ""
         self.peer = peer
         self.frame = frame
         self.request = request
@@ -237,7 +260,10 @@ class _Pull:
             return
         self.peer.check_may_wait()
         self.busy_s = time.monotonic() - self.frame.began
-        self.held = broker.holds.hold(request.topic, request.queue, self.offset, self.deadline, self._woken)
+        self.held = broker.holds.hold(
+            request.topic, request.queue, self.offset, self.deadline, self._woken,
+            tags=self.tags, grouped=bool(request.group), of_many=self.peer.holds_many(),
+        )  # fmt: skip
         self.peer.held(self.held)
 
     def look_again(self) -> None:
@@ -267,8 +293,9 @@ class _FilteredPull(_Pull):
     def __init__(
         self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter
     ) -> None:
-        super().__init__(peer, frame, request, tags)
-        self.records = records
+        super().__init__(peer, frame, request, tags, records)
+        assert self.share is not None
+        self.records = self.share.selection.records
         self.found: list[Pulled] = []
         self.found_bytes = 0
         self.count_left = request.max_count

@@ -14,6 +14,7 @@ from ....protocol.commands import EmptyRequest, RuntimeInfoAnswer
 from ....protocol.errors import ERRORS_BY_CODE, RESULT_NAMES
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
+from ...security.access import QUERY_BROKER
 from .context import Broker, Peer
 from .hello import VERSION
 
@@ -30,6 +31,7 @@ def get_broker_runtime_info(peer: Peer, frame: Frame) -> None:
     info = runtime_info(peer.broker)
     if peer.access is not None and not peer.access.sees_all:
         info = {name: info[name] for name in FOR_EVERY_USER}
+        info["withheld"] = peer.access.refusal(QUERY_BROKER)
     peer.answer(frame, RuntimeInfoAnswer(), msgpack.packb(info))
 
 
@@ -38,6 +40,7 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
     store, counters, stats = broker.store, broker.counters, broker.stats
     produced, pulled = counters.produced.total(), counters.pulled.total()
     flush_p50, flush_p99 = stats.flush_quantiles(0.5, 0.99)
+    refusal = broker.write_refusal()  # read once: the retention thread may lift it between two reads
     runway = stats.runway_seconds()
     rss_bytes, mapped_bytes = _memory()
     info: dict[str, int | float | str | bool] = {
@@ -64,11 +67,12 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
         "flush_p99_us": round(flush_p99 * 1e6),
         "disk_free_bytes": stats.disk.free_bytes,
         "disk_total_bytes": stats.disk.used_bytes + stats.disk.free_bytes,
-        "disk_room_bytes": stats.room_bytes(),
+        "disk_room_bytes": 0 if refusal else stats.room_bytes(),
         "disk_runway_seconds": runway if math.isfinite(runway) else -1,
-        "write_refusal": broker.write_refusal(),
+        "write_refusal": refusal,
         "metrics_address": broker.metrics_address,
         "topics": len(store.topics),
+        "known_groups": len(broker.groups.names(store.consumer_offsets.rows())),
         "groups": len(broker.groups.groups),
         "group_members": sum(len(group.members) for group in broker.groups.groups.values()),
         "group_rebalances": broker.groups.rebalances,
@@ -87,6 +91,7 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
         "pulled_messages": pulled.messages,
         "pulled_bytes": pulled.bytes,
         "one_way_errors": counters.one_way_errors,
+        "withheld": "",
     }
     for code, count in sorted(counters.errors.items()):
         known = ERRORS_BY_CODE.get(code)

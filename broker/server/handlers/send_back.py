@@ -30,12 +30,13 @@ def consumer_send_msg_back(peer: Peer, frame: Frame) -> None:
             f"a body of {len(body)} bytes; {request.count} physical offsets take "
             f"{request.count * PHYSICAL_OFFSET_STRUCT.size}"
         )
+    reasons = request.reason_of_each()
     physical_offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
     permissions = peer.access.permissions if peer.access is not None else None
     peer.read(
         frame,
         lambda hot: [_record(peer, physical_offset, permissions, hot) for physical_offset in physical_offsets],
-        lambda records: _make_topics(peer, frame, request, records),
+        lambda records: _make_topics(peer, frame, request, records, reasons),
     )
 
 
@@ -58,22 +59,30 @@ def _not_found(physical_offset: int) -> MessageNotFound:
     )
 
 
-def _make_topics(peer: Peer, frame: Frame, request: SendMessageBackRequest, records: list[Record]) -> None:
+def _make_topics(
+    peer: Peer, frame: Frame, request: SendMessageBackRequest, records: list[Record], reasons: list[str]
+) -> None:
     if request.member:
         for record in records:
             topic = record.topic.decode()
             peer.broker.groups.check_holder(request.group, request.member, request.epoch, topic, record.queue_id)
 
-    made = peer.later(frame, lambda: _append(peer, frame, request, records))
+    peer.broker.groups.check_may_send_back(request.group)
+    made = peer.later(frame, lambda: _append(peer, frame, request, records, reasons))
     peer.broker.writer.with_topics(topics_for(request.group), made)
 
 
-def _append(peer: Peer, frame: Frame, request: SendMessageBackRequest, records: list[Record]) -> None:
+def _append(
+    peer: Peer, frame: Frame, request: SendMessageBackRequest, records: list[Record], reasons: list[str]
+) -> None:
     broker = peer.broker
     times_max = request.retry_times_max
     if times_max < 0:
         times_max = broker.store.groups.retry_times_max(request.group)
-    sent_back = [send_back(record, request.group, request.delay_level, times_max) for record in records]
+    sent_back = [
+        send_back(record, request.group, request.delay_level, times_max, reason, request.member)
+        for record, reason in zip(records, reasons, strict=True)
+    ]
     end_offset = broker.writer.append([each.record for each in sent_back])
     dead = sum(each.dead for each in sent_back)
     broker.counters.count_sent_back(request.group, len(sent_back) - dead, dead)

@@ -31,6 +31,8 @@ HOT_SETTINGS = frozenset({
     "limits.busy_retry_after_ms",
     "limits.held_pulls_max",
     "limits.held_pulls_per_connection_max",
+    "limits.groups_max",
+    "limits.committed_offsets_max",
     "limits.half_frame_timeout_ms",
     "limits.idle_timeout_ms",
     "limits.slow_reader_timeout_ms",
@@ -78,8 +80,8 @@ def update_broker_config(peer: Peer, frame: Frame) -> None:
     for name in changes:
         if name not in HOT_SETTINGS and name in setting_names():
             raise InvalidParameter(
-                f"{name} cannot be changed while the broker runs: set it in the file of --config and start it again; "
-                "nothing was changed"
+                f"{name} cannot be changed while the broker runs: set it in the file of `flintmq-broker serve "
+                "--config` and start it again; nothing was changed"
             )
     before = peer.broker.settings
     try:

@@ -17,20 +17,26 @@ from ....protocol.commands import (
     TopicStatsAnswer,
     UpdateAndCreateTopicRequest,
 )
-from ....protocol.errors import BrokerError, NoPermission, TopicExistsAlready, TopicNotExist
+from ....protocol.delivery import RETRY_TOPIC_PREFIX
+from ....protocol.errors import BrokerError, InvalidParameter, NoPermission, TopicExistsAlready, TopicNotExist
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
 from ....protocol.names import check_name, is_system_topic
 from ....protocol.permissions import TOPIC
 from ...store import TopicConfig
+from ...store.config_files import RETENTION_FOREVER
 from .auditing import audit, topic_values
 from .context import Peer
+
+AS_IT_IS = -2
+"""In place of ``retention_hours``: what the topic has, for a new one none."""
 
 
 def update_and_create_topic(peer: Peer, frame: Frame) -> None:
     """Create a topic, or change one; answered when the table is on disk."""
     request = decode_fields(UpdateAndCreateTopicRequest, frame.fields)
     _check_own(check_name("topic", request.topic))
+    _check_retention(request)
     broker = peer.broker
     if request.topic in broker.topic_changes.pending:
         broker.topic_changes.when_done(request.topic, lambda _: peer.handle(frame))
@@ -43,6 +49,10 @@ def update_and_create_topic(peer: Peer, frame: Frame) -> None:
             write_queues=request.write_queues,
             perm=request.perm,
             order=request.order,
+            retention_hours=max(request.retention_hours, RETENTION_FOREVER)
+            if request.retention_hours != AS_IT_IS
+            else 0,
+            retention_bytes=max(request.retention_bytes, 0),
         )
     else:
         if request.read_queues < old.read_queues or request.write_queues < old.write_queues:
@@ -58,6 +68,8 @@ def update_and_create_topic(peer: Peer, frame: Frame) -> None:
             write_queues=request.write_queues,
             perm=request.perm,
             order=request.order,
+            retention_hours=old.retention_hours if request.retention_hours == AS_IT_IS else request.retention_hours,
+            retention_bytes=old.retention_bytes if request.retention_bytes < 0 else request.retention_bytes,
         )
     if new == old:
         peer.answer(frame, EmptyAnswer())
@@ -85,6 +97,16 @@ def _check_own(topic: str) -> None:
         raise NoPermission(f"topic {topic} is the broker's own; it cannot be created, changed or deleted")
 
 
+def _check_retention(request: UpdateAndCreateTopicRequest) -> None:
+    """Raise for a rule that would take away what a group has still to try again."""
+    has_rule = request.retention_hours > 0 or request.retention_bytes > 0
+    if has_rule and request.topic.startswith(RETRY_TOPIC_PREFIX):
+        group = request.topic.removeprefix(RETRY_TOPIC_PREFIX)
+        raise InvalidParameter(
+            f"topic {request.topic} holds what group {group} has still to try again: it takes no retention of its own"
+        )
+
+
 def _changed(
     peer: Peer, frame: Frame, command: Command, old: TopicConfig | None, new: TopicConfig | None,
     error: BrokerError | None,
@@ -110,6 +132,8 @@ def get_all_topic_config(peer: Peer, frame: Frame) -> None:
             "perm": config.perm,
             "order": config.order,
             "system": is_system_topic(config.name),
+            "retention_hours": config.retention_hours,
+            "retention_bytes": config.retention_bytes,
         }
         for config in peer.broker.store.topics
         if peer.access is None or peer.access.sees(TOPIC, config.name)

@@ -50,6 +50,11 @@ FLUSH_SECONDS = Metric("flintmq_flush_seconds", "histogram", "what `fdatasync` o
 FLUSH_STALLED = Metric(
     "flintmq_flush_stalled_seconds", "gauge", "how long the flush has taken that hangs, above `flush.stall_ms`; 0: none"
 )
+CLOCK_HELD = Metric(
+    "flintmq_clock_held_seconds",
+    "gauge",
+    "how far the system's clock jumped from the broker's, which does not believe it yet; 0: it is followed",
+)
 ERRORS = Metric("flintmq_errors_total", "counter", "answers that are errors", ("result",))
 ONE_WAY_ERRORS = Metric("flintmq_one_way_errors_total", "counter", "one-way frames that could not be served")
 
@@ -71,13 +76,26 @@ AUTHENTICATIONS = Metric(
 TLS_FAILURES = Metric("flintmq_tls_failures_total", "counter", "connections that came to no TLS")
 IN_FLIGHT = Metric("flintmq_in_flight_bytes", "gauge", "bytes that have arrived and are not done")
 HELD_PULLS = Metric("flintmq_held_pulls", "gauge", "pulls that wait for messages")
+HELD_SELECTIONS = Metric(
+    "flintmq_held_selection_bytes", "gauge", "memory of the tags and filters of pulls that wait, or look for messages"
+)
 
 TOPICS = Metric("flintmq_topics", "gauge", "topics, the broker's own included")
 QUEUES = Metric("flintmq_queues", "gauge", "queues that have had a message")
+COMMITTED_OFFSETS = Metric(
+    "flintmq_committed_offsets", "gauge", "offsets that groups have committed, and their members: one a queue"
+)
 GROUP_LAG = Metric(
     "flintmq_group_lag_messages",
     "gauge",
-    "messages behind what the group has committed, over the queues of which it has committed anything",
+    "messages that the group has still to read; of queues of which it has committed nothing as many as it would read",
+    ("group", "topic"),
+)
+GROUP_LAG_UNKNOWN = Metric(
+    "flintmq_group_lag_unknown_queues",
+    "gauge",
+    "queues with messages that are not in the lag: their group has not begun with the topic, and its first member will "
+    "say where",
     ("group", "topic"),
 )
 GROUP_IN_FLIGHT = Metric(
@@ -192,11 +210,14 @@ PROCESS_STARTED = Metric("process_start_time_seconds", "gauge", "when it started
 METRICS = (
     BUILD_INFO, WRITABLE, RECOVERY, QUARANTINED_HOLES, QUARANTINED_BYTES, LOST_MESSAGES,
     PRODUCED_MESSAGES, PRODUCED_BYTES, PULLED_MESSAGES, PULLED_BYTES,
-    REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, FLUSH_STALLED, ERRORS, ONE_WAY_ERRORS, DUPLICATE_FRAMES, PRODUCER_RUNS,
+    REQUESTS, REQUEST_SECONDS, FLUSH_SECONDS, FLUSH_STALLED, CLOCK_HELD, ERRORS, ONE_WAY_ERRORS,
+    DUPLICATE_FRAMES, PRODUCER_RUNS,
     CONNECTIONS, CONNECTIONS_ACCEPTED, CONNECTIONS_REFUSED, AUTHENTICATIONS, TLS_FAILURES, IN_FLIGHT, HELD_PULLS,
+    HELD_SELECTIONS,
     DELAYED_MESSAGES, DELAYED_DELIVERED, DELAY_LATENESS, DELAYED_PARKED, DELAYED_UNREADABLE,
     TOPICS, QUEUES,
-    GROUPS, GROUP_MEMBERS, GROUP_LAG, GROUP_IN_FLIGHT, GROUP_DELAYED, DEAD_LETTERS,
+    GROUPS, COMMITTED_OFFSETS, GROUP_MEMBERS, GROUP_LAG, GROUP_LAG_UNKNOWN, GROUP_IN_FLIGHT, GROUP_DELAYED,
+    DEAD_LETTERS,
     REBALANCES, RETRIED_MESSAGES, DEAD_MESSAGES, OFFSETS_MOVED,
     BEHIND_BYTES, BEHIND_SECONDS, SEGMENTS, STORE_BYTES, DISK_FREE, DISK_TOTAL, DISK_ROOM, DISK_RUNWAY,
     TRANSACTIONS_OPEN, TRANSACTIONS_OPENED, TRANSACTIONS_ENDED, TRANSACTIONS_PARKED, TRANSACTION_CHECKS,

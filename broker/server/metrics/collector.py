@@ -75,6 +75,7 @@ def _add_requests(out: Exposition, broker: Broker) -> None:
     flush = broker.flush.latencies
     out.add_latencies(catalog.FLUSH_SECONDS, [((), list(flush.counts), flush.seconds)])
     out.add_one(catalog.FLUSH_STALLED, broker.stall.seconds())
+    out.add_one(catalog.CLOCK_HELD, broker.store.clock.held_ms() / 1000)
     errors = {known.name: 0 for known in ERRORS_BY_CODE.values()}
     for code, count in counters.errors.copy().items():
         error = ERRORS_BY_CODE.get(code)
@@ -98,6 +99,7 @@ def _add_waiting(out: Exposition, broker: Broker) -> None:
     out.add_one(catalog.TLS_FAILURES, broker.counters.tls_failures)
     out.add_one(catalog.IN_FLIGHT, broker.in_flight_bytes)
     out.add_one(catalog.HELD_PULLS, len(broker.holds))
+    out.add_one(catalog.HELD_SELECTIONS, broker.selections.bytes)
 
 
 def _add_delays(out: Exposition, broker: Broker) -> None:

@@ -7,6 +7,7 @@ stops, from one that hangs.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -21,6 +22,8 @@ from .collector import metrics_text
 from .exposition import CONTENT_TYPE
 from .hosts import Hosts
 from .http import HttpServer, Page
+
+log = logging.getLogger(__name__)
 
 PORT_MAX = 65_535
 SETTING = "metrics.listen"
@@ -41,8 +44,8 @@ def listen_for_metrics(listen: str, broker_port: int) -> list[socket.socket]:
     if broker_port < PORT_MAX:
         try:
             return bind(f"127.0.0.1:{broker_port + 1}", SETTING, backlog=16)
-        except ConfigurationError:
-            pass  # somebody has it, and nobody asked for just that one
+        except ConfigurationError as error:  # the start goes on: nobody asked for just that port
+            log.warning("metrics are on another port than usual, a free one: %s; metrics.listen fixes it", error)
     return bind("127.0.0.1:0", SETTING, backlog=16)
 
 

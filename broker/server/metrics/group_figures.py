@@ -15,8 +15,8 @@ from .catalog import Metric
 from .exposition import Exposition, Rows, labels
 from .pace import giving_way
 
-GroupOffsets: TypeAlias = tuple[str, str, dict[int, int]]
-"""(group, topic, next offset by queue)."""
+Figures: TypeAlias = dict[tuple[str, str], int]
+"""By group and topic."""
 
 
 def add_groups(out: Exposition, broker: Broker) -> None:
@@ -27,9 +27,11 @@ def add_groups(out: Exposition, broker: Broker) -> None:
     states.update(group.state for group in giving_way(running))
     states[EMPTY] = len(broker.groups.names(giving_way(committed))) - (len(running) - states[EMPTY])
     out.add(catalog.GROUPS, _by("state", states.items()))
+    out.add_one(catalog.COMMITTED_OFFSETS, len(broker.store.consumer_offsets))
     out.add(catalog.GROUP_MEMBERS, _by("group", ((group.name, len(group.members)) for group in running)))
-    lags = dict(_lags(broker, giving_way(committed)))
+    lags, unknown = _lags(broker)
     out.add(catalog.GROUP_LAG, _by_topic(catalog.GROUP_LAG, lags))
+    out.add(catalog.GROUP_LAG_UNKNOWN, _by_topic(catalog.GROUP_LAG_UNKNOWN, unknown))
     out.add(catalog.GROUP_IN_FLIGHT, _by_topic(catalog.GROUP_IN_FLIGHT, _in_flight(broker, lags)))
     out.add(catalog.GROUP_DELAYED, _by("group", _delayed(broker).items()))
     out.add(catalog.DEAD_LETTERS, _by("group", _dead_letters(broker)))
@@ -44,26 +46,40 @@ def _by(name: str, figures: Iterable[tuple[str, float]]) -> Rows:
     return ((labels((name,), (value,)), figure) for value, figure in figures)
 
 
-def _by_topic(metric: Metric, figures: dict[tuple[str, str], int]) -> Rows:
+def _by_topic(metric: Metric, figures: Figures) -> Rows:
     return ((labels(metric.labels, names), figure) for names, figure in figures.items())
 
 
-def _lags(broker: Broker, committed: Iterable[GroupOffsets]) -> Iterator[tuple[tuple[str, str], int]]:
-    """Of topics that exist; a queue without messages, or set back by a deletion, is not behind. A group's dead letters
-    are no lag: it does not read them."""
+def _lags(broker: Broker) -> tuple[Figures, Figures]:
+    """Return the lags, and of how many queues with messages the lag is not known.
+
+    Of topics that exist; a queue without messages, or set back by a deletion, is not behind. A group's dead letters are
+    no lag: it does not read them.
+    """
     store = broker.store
-    for group, topic, offsets in committed:
-        if store.topics.get(topic) is None or topic == dead_letter_topic(group):
+    lags: Figures = {}
+    unknown: Figures = {}
+    for group, topic, offsets, from_first in giving_way(broker.groups.progress()):
+        config = store.topics.get(topic)
+        if config is None or topic == dead_letter_topic(group):
             continue
-        queues = store.queues.by_topic.get(topic, {})
-        yield (group, topic), sum(_behind(queues.get(queue_id), offset) for queue_id, offset in offsets.items())
+        lag = unknown_queues = 0
+        for queue_id, queue in list(store.queues.by_topic.get(topic, {}).items()):
+            next_offset = offsets.get(queue_id)
+            is_read = queue_id < config.read_queues
+            if next_offset is not None or (from_first and is_read):
+                lag += _behind(queue, max(next_offset or 0, queue.min_hint))
+            elif is_read and _behind(queue, queue.min_hint):
+                unknown_queues += 1
+        lags[group, topic], unknown[group, topic] = lag, unknown_queues
+    return lags, unknown
 
 
-def _behind(queue: ConsumeQueue | None, next_offset: int) -> int:
-    return 0 if queue is None else max(queue.max_offset - next_offset, 0)
+def _behind(queue: ConsumeQueue, next_offset: int) -> int:
+    return max(queue.max_offset - next_offset, 0)
 
 
-def _in_flight(broker: Broker, lags: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+def _in_flight(broker: Broker, lags: Figures) -> Figures:
     """Of groups that have members, no more than their lag."""
     found = dict.fromkeys((key for key in lags if key[0] in broker.groups.groups), 0)
     committed_of = broker.store.consumer_offsets.committed_of

@@ -110,6 +110,8 @@ class _Connection(asyncio.Protocol):
         end = _HEAD_END.search(self._received)
         if end is not None and end.start() <= HEAD_BYTES_MAX:
             self._ask(bytes(self._received[: end.start()]))
+        elif self._received.startswith(b"\0"):  # a frame, whose sender waits for an answer
+            self._refuse(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
         elif len(self._received) > HEAD_BYTES_MAX:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {HEAD_BYTES_MAX} bytes")
 

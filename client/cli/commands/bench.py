@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from ..output import JSON, PLAIN, to_json
 from ..params import COUNT, SIZE, TOPIC
 from ..settings import Settings
 from ..units import plural, show_bytes, show_count, show_rate, show_seconds
+
+if TYPE_CHECKING:
+    from ...core.outgoing import Flush
 
 BAR_CHARS = 40
 QUEUES = 4
@@ -60,7 +63,7 @@ def produce(
     size: int,
     batch: int,
     producers: int,
-    flush: str | None,
+    flush: Flush | None,
     keys: bool,
     topic: str | None,
     keep: bool,
@@ -121,7 +124,7 @@ def query(settings: Settings, count: int, messages: int, size: int, topic: str |
 )
 @topic_options
 def latency(
-    settings: Settings, count: int, size: int, rate: float, flush: str | None, topic: str | None, keep: bool
+    settings: Settings, count: int, size: int, rate: float, flush: Flush | None, topic: str | None, keep: bool
 ) -> int:
     """How long one message takes: until it is acknowledged, and until a consumer that waits has it."""
     with _topic(settings, topic, keep) as name:

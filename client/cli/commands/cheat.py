@@ -79,6 +79,29 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
         ("how fast it is", "flintmq bench produce"),
         ("one at a time", "flintmq bench latency -n 1000"),
     ],
+    "config": [
+        ("all settings, and which can be set now", "flintmq config list"),
+        ("what was changed since the start", "flintmq config list --changed"),
+        ("one, and what it may be", "flintmq config get retention.file_reserved_hours"),
+        ("until the next start (for good: in broker.toml)", "flintmq config set retention.file_reserved_hours=24"),
+    ],
+    "user": [
+        ("the first administrator, where the store is", "flintmq user add ops --admin --generate --store DIR"),
+        ("as an administrator: an application", "flintmq user add billing --generate"),
+        ("what it may do", "flintmq user grant billing --consume orders --group billing"),
+        ("a producer", "flintmq user grant shop --publish orders"),
+        ("a monitor", "flintmq user grant monitor --query-broker"),
+        ("who there is", "flintmq user list"),
+        ("who may do what", "flintmq user show billing"),
+        ("as a user, whose password is asked for", "flintmq tail orders --user billing"),
+        ("with the password from a file", "flintmq tail orders --user billing --password-file billing.password"),
+    ],
+    "tls": [
+        ("a certificate that this machine trusts", "flintmq status -b mq.example.com:10911 --tls"),
+        ("of a CA of your own", "flintmq status -b mq.example.com:10911 --tls-ca ca.pem"),
+        ("with a certificate of yours", "flintmq status --tls-ca ca.pem --tls-certificate me.pem --tls-key me.key"),
+        ("all of it by a name", "flintmq context add prod mq.example.com:10911 --user billing --tls-ca ca.pem"),
+    ],
     "spark": [
         ("the flights of a year into a topic", "flintmq pipeline produce"),
         ("counted by hour into Parquet, with alerts", "flintmq pipeline run --parquet results --once"),
@@ -86,7 +109,7 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
     ],
     "script": [
         ("name brokers and choose one", "flintmq context add prod 10.0.0.5:10911 --use"),
-        ("another broker for one command", "flintmq -b 127.0.0.1:10912 status"),
+        ("another broker for one command", "flintmq -b 10.0.0.6:10911 status"),
         ("bodies into jq", "flintmq tail orders --from earliest --until latest | jq .id"),
         ("the lag of a group as a number", "flintmq offset show billing -o json | jq -s 'map(.lag) | add'"),
         ("completion of topics", 'eval "$(flintmq completion bash)"'),
@@ -98,7 +121,7 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
 @command("cheat")
 @click.argument("subject", metavar="[SUBJECT]", default="")
 def cheat(settings: Settings, subject: str) -> None:
-    """Show examples, all of them or those of one SUBJECT: send, read, query, topic, group, dlq, offset, broker, …"""
+    """Show examples, all of them or those of one SUBJECT: send, read, query, topic, group, dlq, offset, user, tls, …"""
     if subject and subject not in EXAMPLES:
         known = nearest(subject, EXAMPLES) or f"; there are {', '.join(EXAMPLES)}"
         raise click.UsageError(f"there is no subject {subject!r}{known}", click.get_current_context())

@@ -13,7 +13,7 @@ from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
 from ..command import Command, pass_settings
 from ..condition import Condition
 from ..failures import describe
-from ..lags import lag_by_group
+from ..lags import Lag, lag_by_group
 from ..output import JSON, to_json
 from ..params import GROUP, SIZE, SPAN, TOPIC
 from ..settings import Settings
@@ -79,7 +79,9 @@ def _share(value: float | None) -> str:
 @click.option("--flush-critical", type=SPAN, default="1s", show_default=True, help="The same.")
 @click.option("--lag-warning", type=click.IntRange(0), help="Messages that a group is behind.  [default: any]")
 @click.option("--lag-critical", type=click.IntRange(0), help="The same.")
-@click.option("--group", type=GROUP, default="", help="The group whose lag counts.  [default: the worst]")
+@click.option(
+    "--group", type=GROUP, default="", help="The group whose lag counts.  [default: the worst that you may see]"
+)
 @click.option("--topic", type=TOPIC, default="", help="The topic whose lag counts.  [default: all together]")
 def check(
     settings: Settings,
@@ -98,13 +100,14 @@ def check(
 ) -> int:
     """One line for a monitor. Exit code 0: ok, 1: warning, 2: critical or not reached, 3: unknown.
 
-    A figure that an older broker does not give counts as ok where its limits are the defaults.
+    A figure that an older broker does not give counts as ok if its limits are the defaults. A user who may not see the
+    broker's figures (flintmq user grant NAME --query-broker) is told UNKNOWN.
     """
     try:
         with settings.admin() as admin:
             condition = Condition(admin.status())
             wants_lag = bool(group or topic or lag_warning is not None or lag_critical is not None)
-            lag = _worst_lag(admin, group, topic) if wants_lag else None
+            name, lag = _worst_lag(admin, group, topic) if wants_lag else ("", None)
     except (ConnectionFailed, RequestTimeout) as error:
         return _say(settings, CRITICAL, describe(error)[0], [])
     except FlintError as error:
@@ -117,11 +120,20 @@ def check(
     ]
     findings = [finding for finding in findings if finding.value is not None or _limit_was_given(finding.name)]
     if wants_lag:
-        findings.append(Finding("lag", lag, show_count, lag_warning, lag_critical))
+        findings.append(_lag_finding(lag, lag_warning, lag_critical))
     if condition.write_refusal:
         return _say(settings, CRITICAL, f"refuses messages: {condition.write_refusal}", findings)
-    worst = max((finding.state for finding in findings), key=_SEVERITY.index, default=OK)
-    return _say(settings, worst, "", findings)
+    states = [finding.state for finding in findings]
+    if condition.withheld:
+        states.append(UNKNOWN)
+    reasons = [condition.withheld] if condition.withheld else []
+    if lag is not None and lag.known is None:
+        reasons.append(f"the lag of group {name} is not known: {lag.why_unknown}")
+    if wants_lag and lag is None:
+        where = f" of topic {topic}" if topic else ""
+        who = f"group {group} has consumed nothing" if group else "no group has consumed anything"
+        reasons.append(f"{who}{where}, or the user may not see it (flintmq group list)")
+    return _say(settings, max(states, key=_SEVERITY.index, default=OK), "; ".join(reasons), findings)
 
 
 _SEVERITY = (OK, UNKNOWN, WARNING, CRITICAL)
@@ -138,9 +150,27 @@ def _limit_was_given(name: str) -> bool:
     )
 
 
-def _worst_lag(admin: Admin, group: str, topic: str) -> int | None:
-    """The lag of the group that is furthest behind; None where no group has committed anything."""
-    return max(lag_by_group(admin.consume_stats(group or None, topic or None)).values(), default=None)
+def _worst_lag(admin: Admin, group: str, topic: str) -> tuple[str, Lag | None]:
+    """Return the group whose lag counts, and its lag: one of which it is not known first, then the one that is furthest
+    behind. None if no group that the user may see has anything to read."""
+    lags = lag_by_group(admin.consume_stats(group or None, topic or None, uncommitted=True))
+    if not topic:
+        for info in admin.groups():
+            if info.partial and group in ("", info.group):
+                lags[info.group] = lags.get(info.group, Lag()) + Lag(partial=True)
+    if not lags:
+        return group, None
+    most = max(lag.messages for lag in lags.values())
+    name, worst = max(lags.items(), key=lambda item: (item[1].known is None, item[1].messages))
+    return name, Lag(most, worst.unknown_queues, worst.partial)
+
+
+def _lag_finding(lag: Lag | None, warning: int | None, critical: int | None) -> Finding:
+    """What is known to be too much is bad, also if there may be more; what is not known is not fine."""
+    if lag is None:
+        return Finding("lag", None, show_count, warning, critical)
+    known = Finding("lag", lag.messages, show_count, warning, critical)
+    return Finding("lag", None, show_count, warning, critical) if lag.known is None and not known.state else known
 
 
 def _say(settings: Settings, state: int, reason: str, findings: list[Finding]) -> int:

@@ -8,15 +8,23 @@ from ..command import command
 from ..settings import Settings
 
 LINES = {
-    "bash": ('eval "$(_FLINTMQ_COMPLETE=bash_source flintmq)"', "~/.bashrc"),
-    "zsh": ('eval "$(_FLINTMQ_COMPLETE=zsh_source flintmq)"', "~/.zshrc"),
-    "fish": ("_FLINTMQ_COMPLETE=fish_source flintmq | source", "~/.config/fish/completions/flintmq.fish"),
+    "bash": ('eval "$({variable}=bash_source {program})"', "~/.bashrc"),
+    "zsh": ('eval "$({variable}=zsh_source {program})"', "~/.zshrc"),
+    "fish": ("{variable}=fish_source {program} | source", "~/.config/fish/completions/{program}.fish"),
 }
+PROGRAMS = ("flintmq", "flintmq-broker")
+"""The second is there where the broker's extra is installed."""
 
 
 @command("completion")
 @click.argument("shell", type=click.Choice(list(LINES)))
 def completion(settings: Settings, shell: str) -> None:
-    """Print the line that switches on completion in SHELL: commands, options, and the broker's topics and groups."""
+    """Print the lines that switch on completion in SHELL: commands, options, and the broker's topics, groups, settings.
+
+    The second line is for flintmq-broker.
+    """
     line, file = LINES[shell]
-    settings.output.write(f"# flintmq: add this line to {file}\n{line}\n")
+    for program in PROGRAMS:
+        variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
+        made = line.format(program=program, variable=variable)
+        settings.output.write(f"# {program}: add this line to {file.format(program=program)}\n{made}\n")

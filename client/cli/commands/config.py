@@ -9,6 +9,7 @@ import click
 from ....protocol.errors import ConfigurationError
 from ..command import Group, note, pass_settings
 from ..output import TABLE, Column
+from ..params import SettingType
 from ..settings import Settings
 
 if TYPE_CHECKING:
@@ -21,15 +22,17 @@ def _show(value: Any) -> str:
 
 COLUMNS = (
     Column("name", "SETTING"),
-    Column("value", "VALUE", _show),
-    Column("at_start", "AT START", _show),
+    Column("value", "VALUE", _show, fold=True),
+    Column("at_start", "AT START", _show, fold=True),
     Column("hot", "CAN BE SET", lambda hot: "yes" if hot else ""),
 )
+UNCHANGED_COLUMNS = tuple(column for column in COLUMNS if column.name != "at_start")
+"""If every value is as it was at the start."""
 DATA_COLUMNS = (*COLUMNS, Column("rule", "MUST BE"))
 CHANGED_COLUMNS = (
     Column("name", "SETTING"),
-    Column("before", "BEFORE", _show),
-    Column("after", "NOW", _show),
+    Column("before", "BEFORE", _show, fold=True),
+    Column("after", "NOW", _show, fold=True),
 )
 
 
@@ -51,13 +54,15 @@ def list_settings(settings: Settings, hot: bool, changed: bool) -> None:
     with settings.admin() as admin:
         found = admin.settings()
     chosen = [each for each in found if (each.hot or not hot) and (each.value != each.at_start or not changed)]
-    columns = COLUMNS if settings.output.mode == TABLE else DATA_COLUMNS
+    columns = COLUMNS if any(each.value != each.at_start for each in chosen) else UNCHANGED_COLUMNS
+    if settings.output.mode != TABLE:
+        columns = DATA_COLUMNS
     settings.output.rows(columns, map(_row, chosen), empty="no setting was changed since the start")
 
 
 @config.command("get")
 @pass_settings
-@click.argument("name", metavar="SECTION.NAME")
+@click.argument("name", metavar="SECTION.NAME", type=SettingType())
 def get(settings: Settings, name: str) -> None:
     """Show one setting."""
     with settings.admin() as admin:
@@ -69,7 +74,7 @@ def get(settings: Settings, name: str) -> None:
 
 @config.command("set")
 @pass_settings
-@click.argument("assignments", metavar="SECTION.NAME=VALUE...", nargs=-1, required=True)
+@click.argument("assignments", metavar="SECTION.NAME=VALUE...", type=SettingType(to_set=True), nargs=-1, required=True)
 def set_settings(settings: Settings, assignments: tuple[str, ...]) -> None:
     """Change settings at once, all that are given or none. They last until the broker is started again: to keep them,
     put them into its broker.toml."""
@@ -86,4 +91,8 @@ def set_settings(settings: Settings, assignments: tuple[str, ...]) -> None:
         changed = admin.change_settings(changes)
     rows = [{"name": each.name, "before": each.before, "after": each.after} for each in changed]
     settings.output.rows(CHANGED_COLUMNS, rows)
-    note(settings, "until the broker is started again; to keep it, put it into the file of --config")
+    note(
+        settings,
+        "until the broker is started again; to keep it, put it into the file that `flintmq-broker serve --config` "
+        "takes, such as the broker.toml that `flintmq-broker conf DIR` writes",
+    )

@@ -30,7 +30,7 @@ from ..messages import message_row
 from ..output import JSON, Column, number, to_json
 from ..params import COUNT, DEAD_LETTER_GROUP, OFFSETS, TOPIC
 from ..settings import Settings
-from ..units import plural, show_moment
+from ..units import plural, show_moment, show_second
 
 if TYPE_CHECKING:
     from ...core.stored import StoredMessage
@@ -38,23 +38,36 @@ if TYPE_CHECKING:
     from ...sync.consumer import Consumer
 
 PREVIEW_CHARS = 40
+
+
+def _preview(text: str) -> str:
+    return text if len(text) <= PREVIEW_CHARS else f"{text[:PREVIEW_CHARS]}…"
+
+
 LIST_COLUMNS = (
-    Column("group", "GROUP"),
+    Column("group", "GROUP", fold=True),
     number("waiting", "WAITING"),
     number("messages", "KEPT"),
-    Column("oldest_at", "OLDEST", show_moment),
-    Column("newest_at", "NEWEST", show_moment),
+    Column("oldest_at", "OLDEST", show_second, spare=True),
+    Column("newest_at", "NEWEST", show_second),
+    Column("newest_reason", "NEWEST REASON", _preview, fold=True),
 )
 SHOW_COLUMNS = (
-    Column("stored_at", "TIME", show_moment),
+    Column("stored_at", "FAILED", show_moment),
     number("queue_offset", "OFFSET"),
     Column("message_id", "MESSAGE ID"),
     Column("original_topic", "TOPIC"),
     Column("keys", "KEYS", " ".join),
     number("reconsume_times", "TRIES"),
-    Column("body", "BODY", lambda body: body if len(body) <= PREVIEW_CHARS else f"{body[:PREVIEW_CHARS]}…"),
+    Column("body", "BODY", _preview),
+    Column("retry_reason", "REASON"),
+    Column("retry_member", "MEMBER"),
 )
-RESEND_COLUMNS = (Column("group", "GROUP"), Column("topic", "TOPIC"), number("messages", "MESSAGES"))
+RESEND_COLUMNS = (
+    Column("group", "GROUP", fold=True),
+    Column("topic", "TOPIC", fold=True),
+    number("messages", "MESSAGES"),
+)
 
 
 @click.group(cls=Group)
@@ -86,6 +99,7 @@ def _list_row(consumer: Consumer, group: str) -> dict[str, Any]:
         "messages": sum(queue.end - queue.min_offset for queue in queues),
         "oldest_at": min((message.stored_at for message in oldest), default=None),
         "newest_at": max((message.stored_at for message in newest), default=None),
+        "newest_reason": max(newest, key=lambda message: message.stored_at).retry_reason if newest else None,
     }
 
 
@@ -172,6 +186,8 @@ def _row(group: str, message: StoredMessage) -> dict[str, Any]:
         "original_topic": original_topic(message),
         "origin_message_id": message.properties.get(PROPERTY_ORIGIN_MESSAGE_ID),
         "reconsume_times": message.reconsume_times,
+        "retry_reason": message.retry_reason,
+        "retry_member": message.retry_member,
         "properties": own_properties(message),
     }
 
@@ -214,7 +230,8 @@ def resend(
     code, trouble = EXIT_OK, None
     with settings.admin() as admin, settings.consumer() as consumer, settings.producer() as producer:
         queues = _queues(settings, admin, consumer, group)
-        resending = Resending(consumer, producer, admin.topics(), target, dry_run=dry_run)
+        read = [topic for info in admin.groups() if info.group == group and not info.partial for topic in info.topics]
+        resending = Resending(consumer, producer, admin.topics(), target, dry_run=dry_run, read_topics=read)
         try:
             for queue, stretch in _stretches(consumer, group, queues, ids, offsets):
                 resending.send(queue, stretch)

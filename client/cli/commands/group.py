@@ -14,7 +14,7 @@ from ....protocol.errors import TopicNotExist
 from ....protocol.escaping import escape
 from ..command import Group, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_OK
-from ..lags import lag_by_group, lag_of
+from ..lags import Lag, lag_by_group, lag_in, lag_of
 from ..output import JSON, PLAIN, Column, number, to_json
 from ..params import GROUP, TIME
 from ..positions import TIME_FORMS
@@ -40,12 +40,12 @@ def _some(names: list[str]) -> str:
 
 
 LIST_COLUMNS = (
-    Column("group", "GROUP"),
-    Column("mode", "MODE"),
+    Column("group", "GROUP", fold=True),
+    Column("mode", "MODE", spare=True),
     Column("state", "STATE"),
     number("members", "MEMBERS"),
     number("lag", "LAG"),
-    Column("topics", "TOPICS", _some),
+    Column("topics", "TOPICS", _some, fold=True),
 )
 GROUP_COLUMNS = (
     Column("group", "group", style="bold"),
@@ -57,14 +57,14 @@ GROUP_COLUMNS = (
 MEMBER_COLUMNS = (
     number("number", "#"),
     Column("member", "MEMBER"),
-    Column("address", "ADDRESS"),
+    Column("address", "ADDRESS", spare=True),
     Column("since_seconds", "SINCE", show_seconds),
     Column("heartbeat_seconds", "HEARD", lambda seconds: f"{show_seconds(seconds)} ago"),
     number("queues", "QUEUES"),
-    Column("shown_subscriptions", "SUBSCRIPTIONS"),
+    Column("shown_subscriptions", "SUBSCRIPTIONS", fold=True),
 )
 QUEUE_COLUMNS = (
-    Column("topic", "TOPIC"),
+    Column("topic", "TOPIC", fold=True),
     number("queue", "QUEUE", str),
     Column("number", "MEMBER"),
     number("committed", "COMMITTED"),
@@ -84,8 +84,8 @@ PLAIN_COLUMNS = tuple(
 )  # fmt: skip
 MOVED_COLUMNS = (
     Column("time", "TIME", show_moment),
-    Column("group", "GROUP"),
-    Column("topic", "TOPIC"),
+    Column("group", "GROUP", fold=True),
+    Column("topic", "TOPIC", fold=True),
     number("queue", "QUEUE"),
     number("asked", "ASKED FOR"),
     number("moved_to", "MOVED TO"),
@@ -104,14 +104,14 @@ def group() -> None:
 def list_groups(settings: Settings, pattern: str) -> None:
     """List the consumer groups, or those that PATTERN matches: 'billing*'."""
     with settings.admin() as admin:
-        lags = lag_by_group(admin.consume_stats())
+        lags = lag_by_group(admin.consume_stats(uncommitted=True))
         rows = [
             {
                 "group": info.group,
                 "mode": info.mode,
                 "state": info.state,
                 "members": info.members,
-                "lag": lag_of(info, lags),
+                "lag": lag_of(info, lags).known,
                 "topics": list(info.topics),
             }
             for info in admin.groups()
@@ -146,13 +146,16 @@ def status(settings: Settings, group: str) -> None:
     else:
         whole = _whole(found, members, queues)
         lag = f"{whole['ready']:,} ready, {whole['in_flight']:,} in flight, {found.delayed:,} delayed"
+        if why := sum(map(lag_in, found.queues), Lag(partial=found.partial)).why_unknown:
+            lag += f"; the rest is not known: {why}"
         output.record(GROUP_COLUMNS, whole | {"lag": lag})
         output.write("\n")
         output.rows(MEMBER_COLUMNS, members, empty="nobody is in it")
         output.write("\n")
         wide = output.width >= WIDE
         columns = [column for column in QUEUE_COLUMNS if wide or column.name not in ("min_offset", "lag")]
-        output.rows(columns, queues, empty="none of its topics is there")
+        empty = "none of its topics may be seen" if found.partial else "none of its topics is there"
+        output.rows(columns, queues, empty=empty)
 
 
 def _member_row(member: GroupMember, numbers: dict[str, int]) -> dict[str, Any]:
@@ -177,21 +180,21 @@ def _member_row(member: GroupMember, numbers: dict[str, int]) -> dict[str, Any]:
 
 
 def _queue_row(found: GroupStatus, queue: GroupQueue, numbers: dict[str, int]) -> dict[str, Any]:
-    """A row; where nothing is committed, nobody knows what the group has still to read."""
-    begun = queue.committed >= 0
+    """A row; some figures are missing if nobody knows what the group has still to read."""
+    known = queue.known
     return {
         "group": found.group,
         "topic": queue.topic,
         "queue": queue.queue,
         "member": queue.member or None,
         "number": f"#{numbers[queue.member]}" if queue.member in numbers else None,
-        "committed": queue.committed if begun else None,
+        "committed": queue.committed if queue.committed >= 0 else None,
         "min_offset": queue.min_offset,
         "max_offset": queue.max_offset,
-        "ready": queue.ready if begun else None,
-        "in_flight": queue.in_flight if begun else None,
+        "ready": queue.ready if known else None,
+        "in_flight": queue.in_flight if known else None,
         "delayed": found.delayed if queue.topic.startswith(RETRY_TOPIC_PREFIX) else None,
-        "lag": queue.lag if begun else None,
+        "lag": queue.lag if known else None,
     }
 
 
@@ -199,12 +202,13 @@ def _whole(found: GroupStatus, members: list[dict[str, Any]], queues: list[dict[
     def total(name: str) -> int:
         return sum(row[name] or 0 for row in queues)
 
+    lag = sum(map(lag_in, found.queues), Lag(partial=found.partial))
     return {
         "group": found.group,
         "mode": found.mode,
         "state": found.state,
         "epoch": found.epoch,
-        "lag": total("lag"),
+        "lag": lag.known,
         "ready": total("ready"),
         "in_flight": total("in_flight"),
         "delayed": found.delayed,

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 STDIN = "<stdin>"
 STATS_COLUMNS = (
-    Column("group", "GROUP"),
-    Column("topic", "TOPIC"),
+    Column("group", "GROUP", fold=True),
+    Column("topic", "TOPIC", fold=True),
     number("queue", "QUEUE"),
     number("committed", "COMMITTED"),
-    number("min_offset", "FIRST OFFSET"),
+    Column("min_offset", "FIRST OFFSET", "{:,}".format, number=True, spare=True),
     number("max_offset", "NEXT OFFSET"),
     number("lag", "LAG"),
 )
@@ -45,13 +45,16 @@ def offset() -> None:
 def show(settings: Settings, group: str, topic: str) -> None:
     """Show how far groups are: what each has committed, what the queue holds, and how many messages it lags."""
     with settings.admin() as admin:
-        stats = admin.consume_stats(group or None, topic or None)
+        stats = admin.consume_stats(group or None, topic or None, uncommitted=True)
     empty = f"group {group} has committed nothing" if group else "no group has committed anything"
     settings.output.rows(STATS_COLUMNS, map(_row, stats), empty=f"{empty}{f' in topic {topic}' if topic else ''}")
 
 
 def _row(stats: ConsumeStats) -> dict[str, Any]:
-    return {column.name: getattr(stats, column.name) for column in STATS_COLUMNS}
+    row = {column.name: getattr(stats, column.name) for column in STATS_COLUMNS}
+    if stats.committed < 0:
+        row["committed"] = None
+    return row if stats.known else row | {"lag": None}
 
 
 # ---- reset

@@ -98,7 +98,7 @@ def produce(settings: Settings, topic: str, csv: Path | None, queues: int, rate:
     _ = settings.hello
     with _bar(settings) as advance:
         sent = replay(
-            settings.addresses, topic, csv or packaged_csv(), queues=queues, per_second=rate, timeout=settings.timeout,
+            settings.addresses, topic, csv or packaged_csv(), queues=queues, per_second=rate, timeout=settings.seconds,
             advance=advance,
         )  # fmt: skip
     settings.output.record(
@@ -168,7 +168,7 @@ def run(
     )  # fmt: skip
     _ = settings.hello
     log = task.folders.checkpoint / SPARK_LOG
-    with stop_request() as stopping, runner.prepared(task, settings.timeout):
+    with stop_request() as stopping, runner.prepared(task, settings.seconds):
         note(settings, "starting Spark …")
         with pipeline_session(log, master, brief=once) as spark:
             stopping.take_signals()  # PySpark has taken SIGINT

@@ -12,7 +12,7 @@ from ..command import command
 from ..messages import MessagePrinter
 from ..params import COUNT, POSITION, QUEUE, SPAN, TOPIC
 from ..positions import POSITION_FORMS, EveryQueue, Typed, start_of
-from ..reading import FILTER_HELP, format_options, show_messages
+from ..reading import FILTER_HELP, format_options, nothing_found, show_messages
 from ..settings import Settings
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def pull(
             offset = _offset(consumer, topic, queue, from_)
             messages = _queue_messages(consumer, topic, queue, offset, count, tag, condition, wait)
         printer = MessagePrinter(settings.output, template=template, raw=raw, follow=bool(wait))
-        return show_messages(settings, messages, printer, count=count, condition=condition)
+        nothing = nothing_found(topic, tag, condition)
+        return show_messages(settings, messages, printer, count=count, condition=condition, nothing=nothing)
 
 
 def _offset(consumer: Consumer, topic: str, queue: int, position: Typed) -> int:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from ....protocol.errors import MessageNotFound
 from ....protocol.escaping import escape
-from ..command import Group, note, pass_settings
-from ..failures import EXIT_ERROR, EXIT_NOT_FOUND
+from ....protocol.ids import ID_DIGITS
+from ..command import Command, Group, note, pass_settings
+from ..failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
+from ..message_record import show_record
 from ..messages import MessagePrinter
-from ..output import Column, number
+from ..output import PLAIN, Column, number
 from ..params import COUNT, TIME, TOPIC
-from ..positions import TIME_FORMS
+from ..positions import TIME_FORMS, is_before_now
 from ..reading import format_options, show_messages
 from ..settings import Settings
 from ..units import plural, show_moment
@@ -28,7 +32,7 @@ PAGE_COUNT = 64
 TIME_COUNT = 10
 
 OFFSET_COLUMNS = (
-    Column("topic", "TOPIC"),
+    Column("topic", "TOPIC", fold=True),
     number("queue", "QUEUE"),
     number("queue_offset", "OFFSET"),
     number("messages", "MESSAGES FROM THERE"),
@@ -126,14 +130,33 @@ class _Pages:
 @click.option("--topic", type=TOPIC, help="Where to look.  [default: everywhere]")
 @format_options
 def by_id(settings: Settings, message_id: str, topic: str | None, template: Format | None, raw: bool) -> int:
-    """Show the message with ID: a unique key or an offset id, as send and tail show them."""
+    """Show all of the message with ID, which is a unique key or an offset id, as send shows it; in a pipe its body."""
     with settings.consumer() as consumer:
-        message = consumer.message(message_id, topic)
-        printer = MessagePrinter(settings.output, template=template, raw=raw, follow=False)
-        return show_messages(settings, [message], printer)
+        try:
+            message = consumer.message(message_id, topic)
+        except MessageNotFound:
+            if len(message_id) in ID_DIGITS and set(message_id) <= set(string.hexdigits):
+                raise
+            raise MessageNotFound(
+                f"{message_id!r} is no message id, which has 32 or 56 hexadecimal digits: flintmq send shows it; "
+                "flintmq query key TOPIC KEY looks for a key"
+            ) from None
+        output = settings.output
+        if template is None and not raw and output.mode != PLAIN:
+            show_record(output, message)
+            return EXIT_OK
+        return show_messages(settings, [message], MessagePrinter(output, template=template, raw=raw, follow=False))
 
 
-@query.command("time")
+class TimeCommand(Command):
+    """A command whose argument may be a time before now: ``-1h`` is no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments, such a time as ``@-1h``."""
+        return super().parse_args(ctx, [f"@{word}" if is_before_now(word) else word for word in args])
+
+
+@query.command("time", cls=TimeCommand)
 @pass_settings
 @click.argument("topic", type=TOPIC)
 @click.argument("moment", metavar="TIME", type=TIME)

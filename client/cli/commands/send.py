@@ -16,12 +16,13 @@ import click
 from ...errors import DeliveryFailed
 from ..command import command, is_interactive, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
-from ..messages import RECEIPT_COLUMNS, receipt_row
+from ..messages import show_receipts
 from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC
 from ..settings import Settings
 from ..units import plural, show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
+    from ...core.outgoing import Flush
     from ...core.receipts import Receipt
     from ...sync.producer import Producer
 
@@ -115,7 +116,7 @@ def send(
     delay: float | None,
     deliver_at: datetime | None,
     delay_level: int | None,
-    flush: str | None,
+    flush: Flush | None,
     receipts: bool | None,
 ) -> int:
     """Send each BODY as a message, or each line of standard input, or whole files.
@@ -142,7 +143,7 @@ def send(
 def _send_all(settings: Settings, sending: Sending, producer: Producer, blobs: list[bytes], *, show: bool) -> int:
     sent = sending.send(producer, blobs)
     if show and not settings.quiet:
-        settings.output.rows(RECEIPT_COLUMNS, map(receipt_row, sent))
+        show_receipts(settings.output, sent)
     return 0
 
 
@@ -152,7 +153,7 @@ def _send_lines(settings: Settings, sending: Sending, producer: Producer, *, sho
         for lines in stdin_lines():
             sent = sending.send(producer, lines)
             if show:
-                settings.output.rows(RECEIPT_COLUMNS, map(receipt_row, sent))
+                show_receipts(settings.output, sent)
                 settings.output.flush()
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED

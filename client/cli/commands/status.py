@@ -8,7 +8,7 @@ from ..command import command
 from ..condition import Condition
 from ..output import TABLE, Column
 from ..settings import Settings
-from ..units import show_bytes, show_count, show_seconds
+from ..units import plural, show_bytes, show_count, show_seconds
 
 COLUMNS = (
     Column("broker", "broker", style="bold"),
@@ -30,6 +30,7 @@ COLUMNS = (
     Column("pulled", "pulled"),
     Column("errors", "errors"),
     Column("metrics", "metrics"),
+    Column("withheld", "not shown", style="bold yellow"),
 )
 
 
@@ -45,8 +46,17 @@ def status(settings: Settings) -> None:
 
 
 def shown(condition: Condition, address: str) -> dict[str, Any]:
-    """The lines of the table; a line whose figures an older broker does not give is left out."""
+    """The lines of the table; a line is left out if an older broker does not give its figures, or if the user may not
+    see them."""
     info = condition.info
+    if condition.withheld:
+        return {
+            "broker": f"{info.get('name')} {info.get('version')}",
+            "address": address,
+            "up": show_seconds(condition.number("uptime_seconds")),
+            "flush": info.get("flush"),
+            "withheld": f"everything else: {condition.withheld}",
+        }
     rows: dict[str, Any] = {
         "broker": f"{info.get('name')} {info.get('version')}, pid {info.get('pid')}",
         "address": address,
@@ -79,10 +89,13 @@ def shown(condition: Condition, address: str) -> dict[str, Any]:
 
 
 def _groups(condition: Condition) -> str | None:
-    if condition.number("groups") is None:  # an older broker
+    running = condition.number("groups")
+    if running is None:  # an older broker
         return None
+    known = condition.number("known_groups")
+    members = plural(int(condition.number("group_members") or 0), "live member")
     return (
-        f"{_count(condition, 'groups')} with {_count(condition, 'group_members')} members, "
+        f"{'' if known is None else f'{known:,.0f}, of which '}{running:,.0f} with {members}; since the start "
         f"{_count(condition, 'retried_messages')} messages tried again, {_count(condition, 'dead_messages')} dead"
     )
 

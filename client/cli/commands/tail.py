@@ -10,9 +10,10 @@ import click
 
 from ..command import command
 from ..messages import MessagePrinter
+from ..outages import outages_told
 from ..params import COUNT, POSITION, TOPIC
 from ..positions import POSITION_FORMS, Typed, end_of, start_of
-from ..reading import FILTER_HELP, format_options, show_messages
+from ..reading import FILTER_HELP, format_options, nothing_found, show_messages
 from ..settings import Settings
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ def tail(
     printer = MessagePrinter(settings.output, template=template, raw=raw, follow=until is None)
     with settings.consumer() as consumer:
         messages = _messages(consumer, topic, from_, until, tag, condition)
-        with contextlib.closing(messages):  # its connection goes before the consumer does
-            return show_messages(settings, messages, printer, count=count, condition=condition)
+        with contextlib.closing(messages), outages_told(settings):  # its connection goes before the consumer does
+            nothing = nothing_found(topic, tag, condition)
+            return show_messages(settings, messages, printer, count=count, condition=condition, nothing=nothing)
 
 
 def _messages(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ....protocol.errors import FlintError
-from ..command import command
+from ..command import command, note
 from ..failures import EXIT_INTERRUPTED, EXIT_OK, describe
 from ..output import JSON, TABLE, Column, to_json
 from ..params import COUNT, SPAN
@@ -28,6 +28,7 @@ ANSWER_SECONDS_MAX = 2.0
 """A live screen does not stand still for longer while the broker is away."""
 RESIZE_SECONDS = 0.25
 """How soon the screen follows a change of the terminal's size."""
+KEY_BYTES_MAX = 8
 PLAIN_COLUMNS = (
     "time", "produced_messages_per_second", "produced_bytes_per_second", "pulled_messages_per_second",
     "pulled_bytes_per_second", "flush_p99_seconds", "reput_behind_bytes", "index_behind_bytes", "disk_free_bytes",
@@ -38,29 +39,37 @@ PLAIN_COLUMNS = (
 @command("top")
 @click.option("-i", "--interval", type=SPAN, default="1s", show_default=True, help="Time between two looks.")
 @click.option("-n", "--count", type=COUNT, help="End after so many looks.")
-def top(settings: Settings, interval: float, count: int | None) -> int:
+@click.option("--system", is_flag=True, help="The topics of the broker and of groups, too.")
+def top(settings: Settings, interval: float, count: int | None, system: bool) -> int:
     """Rates, lag and disk, live; q or Ctrl-C ends.
+
+    If there are more topics or groups than lines, arrows and Page Up and Down scroll, and Tab goes to the other
+    table; s sorts: the busiest first, the largest first, by name.
 
     In a pipe, or with -o plain or json, a line for each interval: the latter with all topics and groups.
     """
     if interval < 0.1:
         raise click.BadParameter("the broker is asked at most ten times a second: 0.1", param_hint="'--interval'")
     with settings.admin() as admin:
-        first = take(admin)
+        first = take(admin, system=system)
+        if first.condition.withheld:
+            note(settings, f"most is not shown: {first.condition.withheld}")
         try:
             if settings.output.mode == TABLE and sys.stdout.isatty():
-                return _live(settings, first, interval, count)
-            return _lines(settings, admin, first, interval, count)
+                return _live(settings, first, interval, count, system=system)
+            return _lines(settings, admin, first, interval, count, system=system)
         except KeyboardInterrupt:
             return EXIT_INTERRUPTED
 
 
-def _lines(settings: Settings, admin: Admin, before: Sample, interval: float, count: int | None) -> int:
+def _lines(
+    settings: Settings, admin: Admin, before: Sample, interval: float, count: int | None, *, system: bool
+) -> int:
     output = settings.output
     shown = 0
     while count is None or shown < count:
         time.sleep(interval)
-        after = take(admin)
+        after = take(admin, system=system)
         row = rates_row(between(before, after))
         if output.mode == JSON:
             output.write(to_json(row) + "\n")
@@ -71,12 +80,13 @@ def _lines(settings: Settings, admin: Admin, before: Sample, interval: float, co
     return EXIT_OK
 
 
-def _live(settings: Settings, before: Sample, interval: float, count: int | None) -> int:
+def _live(settings: Settings, before: Sample, interval: float, count: int | None, *, system: bool) -> int:
     from rich.live import Live
 
     from ..top_screen import Screen
+    from ..top_view import END_KEYS
 
-    patient = dataclasses.replace(settings, timeout=min(settings.timeout, ANSWER_SECONDS_MAX))
+    patient = dataclasses.replace(settings, timeout=min(settings.seconds, ANSWER_SECONDS_MAX))
     screen = Screen(settings.addresses, interval)
     shown = 0
     with (
@@ -88,10 +98,12 @@ def _live(settings: Settings, before: Sample, interval: float, count: int | None
             deadline = time.monotonic() + interval
             while (left := deadline - time.monotonic()) > 0:
                 live.refresh()
-                if pressed(min(left, RESIZE_SECONDS)) in ("q", "Q", "\x04"):
+                key = pressed(min(left, RESIZE_SECONDS))
+                if key in END_KEYS:
                     return EXIT_OK
+                screen.view.press(key)
             try:
-                after = take(admin)
+                after = take(admin, system=system)
             except FlintError as error:
                 screen.away = describe(error)[0]
                 continue
@@ -124,7 +136,12 @@ def _keys() -> Iterator[Callable[[float], str]]:
     def pressed(seconds: float) -> str:
         if not select.select([descriptor], [], [], seconds)[0]:
             return ""
-        return os.read(descriptor, 1).decode("ascii", "replace") or "\x04"  # the terminal went
+        key = os.read(descriptor, 1)
+        while key.startswith(b"\x1b") and len(key) < KEY_BYTES_MAX and select.select([descriptor], [], [], 0)[0]:
+            key += os.read(descriptor, 1)  # an arrow, Page Down, …
+            if len(key) > 2 and (key[-1:].isalpha() or key.endswith(b"~")):
+                break
+        return key.decode("ascii", "replace") or "\x04"  # the terminal went
 
     tty.setcbreak(descriptor)
     try:

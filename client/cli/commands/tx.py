@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 PAGE_COUNT = 1_000
 LIST_COLUMNS = (
     Column("id", "ID"),
-    Column("topic", "TOPIC"),
-    Column("group", "GROUP"),
+    Column("topic", "TOPIC", fold=True),
+    Column("group", "GROUP", fold=True),
     Column("state", "STATE"),
     number("age_seconds", "AGE", show_seconds),
     number("checks", "CHECKS"),
-    Column("born_at", "SENT", show_moment),
+    Column("born_at", "SENT", show_moment, spare=True),
 )
 
 PREPARED_COLUMNS = (

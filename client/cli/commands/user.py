@@ -1,9 +1,8 @@
-"""``flintmq user``: who may connect to a broker. Works on the store's folder, also beside a running broker."""
+"""``flintmq user``: who may connect to a broker. Asks the broker, or works on the store's folder."""
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import secrets
 from typing import Any
 
@@ -11,38 +10,55 @@ import click
 
 from ....protocol.errors import ConfigurationError
 from ....protocol.permissions import ADMIN, BROKER, Grant
-from ....protocol.scram import ScramError, Verifier, make_verifier
-from ....protocol.users import User, Users, check_user_name
+from ....protocol.scram import ScramError, make_verifier
+from ....protocol.users import check_user_name
 from ..access import given_password
 from ..command import Group, confirm, is_interactive, note, pass_settings
+from ..failures import nearest
 from ..output import Column, number
 from ..settings import Settings
-from ..user_file import UserFile, store_option, user_named
+from ..user_store import UserStore, open_users, store_option
 from .user_grants import grant, revoke, show_grants
 
 GENERATED_BYTES = 18
-"""Random bytes of a password that is made up: 24 characters."""
+"""Random bytes of a generated password: 24 characters."""
 PASSWORD_CHARS_SHORT = 8
-"""Shorter ones are warned about: the broker's pauses slow down who guesses, they do not stop a short list."""
-COLUMNS = (Column("user", "USER"), number("grants", "GRANTS"), number("iterations", "ITERATIONS"))
+"""The command warns about shorter passwords: the broker's pauses only slow down a guesser with a short list."""
+COLUMNS = (
+    Column("user", "USER"),
+    Column("admin", "ADMIN", lambda admin: "yes" if admin else ""),
+    number("grants", "GRANTS"),
+)
 
 
 @click.group(cls=Group)
 def user() -> None:
-    """Who may connect: the users of a store, where its broker has security.auth = "scram".
+    """Who may connect: the users of a broker that has security.auth = "scram".
 
     \b
-        flintmq user add billing --store /var/lib/flintmq --generate
-        flintmq user grant billing --consume orders --group billing --store /var/lib/flintmq
-        flintmq user list --store /var/lib/flintmq
+        flintmq user add billing --generate
+        flintmq user grant billing --consume orders --group billing
+        flintmq user list
 
-    Run it where the store is, as the user that the broker runs as. A running broker notices within 2 seconds, and
-    closes the connections of who was removed or has another password.
+    An administrator (a user with --admin) changes users over the network. The first one is made where the store is,
+    as the user that the broker runs as; a running broker notices within 2 seconds:
+
+    \b
+        flintmq user add ops --admin --generate --store /var/lib/flintmq
+
+    The broker closes the connections of a user that is removed or gets another password.
     """
 
 
 def _password_options(function: Any) -> Any:
-    return click.option("--generate", is_flag=True, help="Make a random password up, and print it.")(function)
+    for option in (
+        click.option(
+            "--new-password-file", metavar="FILE", help="The password is the first line of this file; -: of the input."
+        ),
+        click.option("--generate", is_flag=True, help="Make a random password, and print it."),
+    ):
+        function = option(function)
+    return function
 
 
 @user.command("add")
@@ -51,19 +67,19 @@ def _password_options(function: Any) -> Any:
 @_password_options
 @click.option("--admin", is_flag=True, help="It may do everything; without, nothing until flintmq user grant.")
 @pass_settings
-def add(settings: Settings, name: str, store: str, generate: bool, admin: bool) -> None:
-    """Make a user. The password is asked for, or taken from --password-file or FLINTMQ_PASSWORD."""
+def add(
+    settings: Settings, name: str, store: str | None, generate: bool, new_password_file: str | None, admin: bool
+) -> None:
+    """Add a user. Its password is generated, read from --new-password-file, or asked for; with --store also taken from
+    --password-file or FLINTMQ_PASSWORD."""
     check_user_name(name)
-    file = UserFile(store)
-    _refuse_existing(file.read(), name)
-    password, verifier = _new_password(settings, name, generate)
-    grants = (Grant(frozenset((ADMIN,)), BROKER).as_json(),) if admin else ()
-
-    def edit(users: Users) -> Users:
-        _refuse_existing(users, name)
-        return dataclasses.replace(users, by_name=users.by_name | {name: User(name, verifier, grants)})
-
-    file.change(edit)
+    with open_users(settings, store) as users:
+        if name in users.grants():
+            raise ConfigurationError(
+                f"there is a user {name!r} already; flintmq user passwd {name} changes its password"
+            )
+        password = _new_password(settings, name, store, generate, new_password_file)
+        users.add(name, password, [Grant(frozenset((ADMIN,)), BROKER)] if admin else [])
     _tell(settings, name, "added", password if generate else "")
 
 
@@ -72,17 +88,12 @@ def add(settings: Settings, name: str, store: str, generate: bool, admin: bool) 
 @store_option
 @_password_options
 @pass_settings
-def passwd(settings: Settings, name: str, store: str, generate: bool) -> None:
+def passwd(settings: Settings, name: str, store: str | None, generate: bool, new_password_file: str | None) -> None:
     """Give a user another password. What it may do stays; its connections are closed."""
-    file = UserFile(store)
-    user_named(file.read(), name)
-    password, verifier = _new_password(settings, name, generate)
-
-    def edit(users: Users) -> Users:
-        changed = dataclasses.replace(user_named(users, name), verifier=verifier)
-        return dataclasses.replace(users, by_name=users.by_name | {name: changed})
-
-    file.change(edit)
+    with open_users(settings, store) as users:
+        _check_known(users, name)
+        password = _new_password(settings, name, store, generate, new_password_file)
+        users.set_password(name, password)
     _tell(settings, name, "changed", password if generate else "")
 
 
@@ -91,58 +102,60 @@ def passwd(settings: Settings, name: str, store: str, generate: bool) -> None:
 @store_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_settings
-def remove(settings: Settings, name: str, store: str, yes: bool) -> None:
+def remove(settings: Settings, name: str, store: str | None, yes: bool) -> None:
     """Remove a user, and all it may do; its connections are closed."""
-    file = UserFile(store)
-    user_named(file.read(), name)
-    if not yes:
-        confirm(f"remove user {name}, and close its connections?", "removes", "removed")
-
-    def edit(users: Users) -> Users:
-        user_named(users, name)
-        return dataclasses.replace(users, by_name={key: row for key, row in users.by_name.items() if key != name})
-
-    file.change(edit)
+    with open_users(settings, store) as users:
+        _check_known(users, name)
+        if not yes:
+            confirm(f"remove user {name}, and close its connections?", "removes", "removed")
+        users.remove(name)
     _tell(settings, name, "removed", "")
 
 
 @user.command("list")
 @store_option
 @pass_settings
-def show(settings: Settings, store: str) -> None:
+def show(settings: Settings, store: str | None) -> None:
     """List the users."""
-    settings.output.rows(
-        COLUMNS,
-        (
-            {"user": name, "grants": len(row.permissions), "iterations": row.verifier.iterations}
-            for name, row in sorted(UserFile(store).read().by_name.items())
-        ),
-        empty=f"there are no users; flintmq user add NAME --store {store} makes one",
-    )
+    with open_users(settings, store) as users:
+        rows = [
+            {"user": name, "admin": any(each.kind == BROKER and ADMIN in each.actions for each in grants),
+             "grants": len(grants)}
+            for name, grants in sorted(users.grants().items())
+        ]  # fmt: skip
+    where = f" --store {store}" if store is not None else ""
+    settings.output.rows(COLUMNS, rows, empty=f"there are no users; flintmq user add NAME{where} makes one")
 
 
-def _refuse_existing(users: Users, name: str) -> None:
-    if name in users.by_name:
-        raise ConfigurationError(f"there is a user {name!r} already; flintmq user passwd {name} changes its password")
+def _check_known(users: UserStore, name: str) -> None:
+    known = users.grants()
+    if check_user_name(name) not in known:
+        raise ConfigurationError(f"there is no user {name!r}{nearest(name, known)}")
 
 
-def _new_password(settings: Settings, name: str, generate: bool) -> tuple[str, Verifier]:
-    """The password, and what is kept of it."""
-    password = "" if generate else given_password(settings.password_file)
+def _new_password(
+    settings: Settings, name: str, store: str | None, generate: bool, new_password_file: str | None
+) -> str:
+    """Return the new password of a user. Over the network the common options say who asks, so they are not it."""
+    password = ""
     if generate:
         password = base64.urlsafe_b64encode(secrets.token_bytes(GENERATED_BYTES)).decode()
-    elif not password:
+    elif new_password_file or store is not None:
+        password = given_password(new_password_file or settings.password_file)
+    if not password:
         if not is_interactive():
+            also = "; or --password-file FILE, or FLINTMQ_PASSWORD" if store is not None else ""
             raise ConfigurationError(
-                f"user {name!r} needs a password: --generate makes one up; or --password-file FILE, or FLINTMQ_PASSWORD"
+                f"user {name!r} needs a password: --generate makes one up; or --new-password-file FILE{also}"
             )
         password = click.prompt(f"new password of {name}", hide_input=True, confirmation_prompt=True, err=True)
     if len(password) < PASSWORD_CHARS_SHORT:
-        note(settings, f"a password of {len(password)} characters is soon guessed; --generate makes a good one up")
+        note(settings, f"a password of {len(password)} characters is soon guessed; --generate makes a good one")
     try:
-        return password, make_verifier(password)
+        make_verifier(password)
     except ScramError as error:
         raise ConfigurationError(f"this cannot be a password: {error}") from None
+    return password
 
 
 def _tell(settings: Settings, name: str, what: str, password: str) -> None:

@@ -1,8 +1,7 @@
-"""``flintmq user grant``, ``revoke`` and ``show``: what the users of a store may do."""
+"""``flintmq user grant``, ``revoke`` and ``show``: the rights of users."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +19,14 @@ from ....protocol.permissions import (
     QUERY,
     TOPIC,
     Grant,
-    Permissions,
     make_grant,
 )
-from ....protocol.users import Users
+from ....protocol.users import check_user_name
 from ..command import Command, note, pass_settings
+from ..failures import nearest
 from ..output import TABLE, Column
 from ..settings import Settings
-from ..user_file import UserFile, store_option, user_named
+from ..user_store import UserStore, open_users, store_option
 
 COLUMNS = (Column("actions", "MAY", ", ".join), Column("on", "ON"), Column("name", "NAME"))
 DATA_COLUMNS = (Column("actions", "MAY"), Column("on", "ON"), Column("name", "NAME"), Column("prefix", "PREFIX"))
@@ -66,7 +65,7 @@ def _grant_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @_grant_options
 @store_option
 @pass_settings
-def grant(settings: Settings, /, name: str, store: str, **given: Any) -> None:
+def grant(settings: Settings, /, name: str, store: str | None, **given: Any) -> None:
     """Let a user do something. What nothing grants is refused.
 
     \b
@@ -78,8 +77,9 @@ def grant(settings: Settings, /, name: str, store: str, **given: Any) -> None:
     retry topic along, dead letters take --consume '%DLQ%billing'.
     """
     grants = _grants(given)
-    found = _change(store, name, lambda permissions: permissions.plus(grants))
-    note(settings, f"user {name} has {_count(found)} now; a running broker goes by it within 2 seconds")
+    with open_users(settings, store) as users:
+        users.grant(name, grants)
+        _tell(settings, users, name, "now")
 
 
 @click.command("revoke", cls=Command)
@@ -88,20 +88,12 @@ def grant(settings: Settings, /, name: str, store: str, **given: Any) -> None:
 @click.option("--all", "everything", is_flag=True, help="All that it was granted.")
 @store_option
 @pass_settings
-def revoke(settings: Settings, /, name: str, store: str, everything: bool, **given: Any) -> None:
+def revoke(settings: Settings, /, name: str, store: str | None, everything: bool, **given: Any) -> None:
     """Take something away that a user was granted: the same options as for grant."""
-    grants = [] if everything else _grants(given)
-
-    def edit(permissions: Permissions) -> Permissions:
-        if everything:
-            return Permissions()
-        try:
-            return permissions.minus(grants)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"user {name}: {error}; flintmq user show {name} has what it may do") from None
-
-    found = _change(store, name, edit)
-    note(settings, f"user {name} has {_count(found)} left; a running broker goes by it within 2 seconds")
+    grants = None if everything else _grants(given)
+    with open_users(settings, store) as users:
+        users.revoke(name, grants)
+        _tell(settings, users, name, "left")
 
 
 @click.command("show", cls=Command)
@@ -110,11 +102,14 @@ def revoke(settings: Settings, /, name: str, store: str, everything: bool, **giv
 @pass_settings
 def show_grants(settings: Settings, name: str, store: str) -> None:
     """Show what a user may do."""
-    permissions = Permissions.parse(user_named(UserFile(store).read(), name).permissions, name)
+    with open_users(settings, store) as users:
+        known = users.grants()
+    if check_user_name(name) not in known:
+        raise ConfigurationError(f"there is no user {name!r}{nearest(name, known)}")
     table = settings.output.mode == TABLE
     settings.output.rows(
         COLUMNS if table else DATA_COLUMNS,
-        [_row(each, table=table) for each in permissions.grants],
+        [_row(each, table=table) for each in known[name]],
         empty=f"user {name} may do nothing; flintmq user grant {name} lets it",
     )
 
@@ -142,21 +137,9 @@ def _grants(given: dict[str, Any]) -> list[Grant]:
     return found
 
 
-def _change(store: str, name: str, edit: Callable[[Permissions], Permissions]) -> Permissions:
-    """Change what a user may do; what it may do then."""
-    found = Permissions()
-
-    def change(users: Users) -> Users:
-        nonlocal found
-        before = user_named(users, name)
-        found = edit(Permissions.parse(before.permissions, name))
-        after = dataclasses.replace(before, permissions=tuple(found.as_json()))
-        return dataclasses.replace(users, by_name=users.by_name | {name: after})
-
-    UserFile(store).change(change)
-    return found
-
-
-def _count(permissions: Permissions) -> str:
-    count = len(permissions.grants)
-    return f"{count} grant{'' if count == 1 else 's'}"
+def _tell(settings: Settings, users: UserStore, name: str, when: str) -> None:
+    count = len(users.grants()[name])
+    note(
+        settings,
+        f"user {name} has {count} grant{'' if count == 1 else 's'} {when}; a running broker goes by it {users.notice}",
+    )

@@ -116,13 +116,15 @@ class Member(Actor):
 
 @dataclass
 class Slot:
-    """A member to be, one life after the other. ``keeps_name``: each has the same name in the group."""
+    """A member to be, one life after the other. ``keeps_name``: each has the same name in the group; ``asyncio``: it is
+    an asyncio client."""
 
     name: str
     group: str
     orderly: bool
     batch: int | None
     keeps_name: bool
+    asyncio: bool = False
     members: list[Member] = field(default_factory=list)
 
     @property
@@ -137,6 +139,6 @@ class Slot:
         self.members.append(
             Member(
                 "member", f"{self.name}.{len(self.members)}", folder, group=self.group, orderly=self.orderly,
-                batch=self.batch, member=self.name if self.keeps_name else None, **arguments,
+                batch=self.batch, member=self.name if self.keeps_name else None, asyncio=self.asyncio, **arguments,
             )
         )  # fmt: skip

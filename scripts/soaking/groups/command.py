@@ -19,15 +19,15 @@ def main(arguments: Sequence[str]) -> int:
         prog="./scripts/soak groups",
         description="Two consumer groups, one of them orderly, with six members in all, each a process that joins, "
         "leaves and is killed at random; listeners that fail now and then; producers with sharding keys; and a broker "
-        "that is killed. At the end each group must have handled every acknowledged message, the orderly one in the "
-        "order of each sharding key. Exit 0 or 1.",
+        "that is stopped and killed by turns. At the end each group must have handled every acknowledged message, the "
+        "orderly one in the order of each sharding key. Exit 0 or 1.",
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long is produced (default: 10)")
     parser.add_argument("--producers", type=int, default=3)
     parser.add_argument("--keys", type=int, default=8, help="sharding keys of each producer (default: 8)")
     parser.add_argument("--rate", type=float, default=80.0, help="messages a second of each producer (default: 80)")
     parser.add_argument("--calm", action="store_true", help="nobody is killed: no message may be handled twice")
-    parser.add_argument("--restart-every", type=float, default=30.0, metavar="S", help="the broker is killed (30)")
+    parser.add_argument("--restart-every", type=float, default=30.0, metavar="S", help="the broker goes (30)")
     parser.add_argument("--change-every", type=float, default=2.0, metavar="S", help="a member joins or goes (2)")
     parser.add_argument("--failing", type=float, default=0.01, metavar="SHARE", help="of the messages (0.01)")
     parser.add_argument("--slow-ms", type=float, default=4.0, metavar="MS", help="what a listener takes at most (4)")

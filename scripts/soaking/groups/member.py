@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import random
@@ -9,10 +10,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flintmq.client import Batch, MemberNameTaken, PushConsumer, StoredMessage, TryLater
+from flintmq.client import Batch, MemberNameTaken, PushConsumer, StoredMessage, TryLater, aio
 
 from .ledger import Ledger, parse_body
 
@@ -64,27 +66,59 @@ class Listener:
         return done
 
 
-def make_consumer(arguments: dict[str, Any], listener: Listener) -> PushConsumer:
-    """The member; not started."""
-    orderly, batch = arguments["orderly"], arguments["batch"]
-    handle = listener.message if batch is None else listener.batch_in_order if orderly else listener.batch
-    return PushConsumer(
-        arguments["address"], arguments["group"], arguments["topic"], handle, batch=batch, orderly=orderly, workers=4,
-        start="first", member=arguments["member"], delay_level=0 if orderly else RETRY_LEVEL, suspend=0.1,
-        prefetch_messages=1_024, commit_interval=arguments["commit_interval"], timeout=JOIN_SECONDS,
-    )  # fmt: skip
+def handler(arguments: dict[str, Any], listener: Listener) -> Callable[[Any], None]:
+    """What the member does with messages, or batches."""
+    if arguments["batch"] is None:
+        return listener.message
+    return listener.batch_in_order if arguments["orderly"] else listener.batch
 
 
-def joined(arguments: dict[str, Any], listener: Listener) -> PushConsumer:
-    """The member, joined. The broker may not know yet that who had the name before was killed."""
+def options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the member, but for its listener."""
+    orderly = arguments["orderly"]
+    return {
+        "addresses": arguments["address"], "group": arguments["group"], "topics": arguments["topic"],
+        "batch": arguments["batch"], "orderly": orderly, "workers": 4, "start": "first",
+        "member": arguments["member"], "delay_level": 0 if orderly else RETRY_LEVEL, "suspend": 0.1,
+        "prefetch_messages": 1_024, "commit_interval": arguments["commit_interval"], "timeout": JOIN_SECONDS,
+    }  # fmt: skip
+
+
+def attend(arguments: dict[str, Any], listener: Listener, leave: threading.Event) -> None:
+    """Be a member until told to leave. The broker may not know yet that who had the name before was killed."""
     deadline = time.monotonic() + NAME_TAKEN_SECONDS
     while True:
         try:
-            return make_consumer(arguments, listener).start()
+            consumer = PushConsumer(**options(arguments), listener=handler(arguments, listener)).start()
+            break
         except MemberNameTaken:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
+    print("joined", flush=True)
+    while not leave.wait(0.5):
+        if consumer.wait(0):
+            raise RuntimeError("the consumer ended by itself")
+    consumer.close(CLOSE_SECONDS)
+
+
+async def attend_asyncio(arguments: dict[str, Any], listener: Listener, leave: threading.Event) -> None:
+    """As ``attend``, in an event loop; such a member has no name that lasts."""
+    handle = handler(arguments, listener)
+
+    async def listen(handed: Any) -> None:
+        await asyncio.to_thread(handle, handed)
+
+    consumer = await aio.PushConsumer(**options(arguments), listener=listen).start()
+    print("joined", flush=True)
+    ended = asyncio.create_task(consumer.wait())
+    while not leave.is_set():
+        await asyncio.wait([ended], timeout=0.5)
+        if ended.done():
+            ended.result()
+            raise RuntimeError("the consumer ended by itself")
+    await consumer.close(CLOSE_SECONDS)
+    await ended
 
 
 def main() -> None:
@@ -96,12 +130,10 @@ def main() -> None:
     listener = Listener(
         Ledger(Path(arguments["ledger"])), arguments["seed"], arguments["failing"], arguments["slow_ms"]
     )
-    consumer = joined(arguments, listener)
-    print("joined", flush=True)
-    while not leave.wait(0.5):
-        if consumer.wait(0):
-            raise RuntimeError("the consumer ended by itself")
-    consumer.close(CLOSE_SECONDS)
+    if arguments["asyncio"]:
+        asyncio.run(attend_asyncio(arguments, listener, leave))
+    else:
+        attend(arguments, listener, leave)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from .ledger import Handled, Reading, Sent, parse_handled, parse_sent
 TOPIC = "soak-groups"
 QUEUES = 8
 ORDERLY, CONCURRENT = "orderly", "concurrent"
+BROKER_STOPPED, BROKER_KILLED = "the broker stopped", "the broker killed"
 DOWN_SECONDS = (0.0, 5.0)
 DRAIN_SECONDS_MAX = 120.0
 STILL_SECONDS = 5.0
@@ -60,17 +61,18 @@ class Soak:
         """When the broker comes back; 0: it is there."""
         self._producers: list[Producing] = []
         self._slots = self._make_slots()
-        self._counts = {"joined": 0, "left": 0, "killed": 0, "the broker killed": 0}
+        self._counts = {"joined": 0, "left": 0, "killed": 0, BROKER_STOPPED: 0, BROKER_KILLED: 0}
 
     def _make_slots(self) -> list[Slot]:
-        """Six members to be: two in each group handle messages, one handles batches; some keep their name.
+        """Six members to be: two in each group handle messages, one of them with asyncio, one handles batches; some
+        keep their name.
 
         Of a batch that fails in orderly mode those before the one that failed come again: not where none may.
         """
         batches = {ORDERLY: None if self._plan.calm else 16, CONCURRENT: 16}
         return [
             Slot(f"{group}-{number}", group, orderly=group == ORDERLY, batch=batches[group] if number == 2 else None,
-                 keeps_name=number == 1)
+                 keeps_name=number == 1, asyncio=number == 0)
             for group in (ORDERLY, CONCURRENT)
             for number in range(3)
         ]  # fmt: skip
@@ -115,7 +117,7 @@ class Soak:
                 self._start_broker()
             if outages and now >= outages[0]:
                 outages.pop(0)
-                self._kill_broker(now)
+                self._end_broker(now)
             if changes and now >= changes[0]:
                 changes.pop(0)
                 self._change(self._source.choice(self._slots))
@@ -147,11 +149,16 @@ class Soak:
             failing=plan.failing, slow_ms=plan.slow_ms, commit_interval=0.5,
         )  # fmt: skip
 
-    def _kill_broker(self, now: float) -> None:
+    def _end_broker(self, now: float) -> None:
+        """Stop it in order and kill it by turns: clients see another end of their connections."""
         if self._down_until:
             return
-        self._counts["the broker killed"] += 1
-        self._broker.kill()
+        if self._counts[BROKER_STOPPED] <= self._counts[BROKER_KILLED]:
+            self._counts[BROKER_STOPPED] += 1
+            self._broker.__exit__(None, None, None)
+        else:
+            self._counts[BROKER_KILLED] += 1
+            self._broker.kill()
         self._down_until = now + self._source.uniform(*DOWN_SECONDS)
 
     def _start_broker(self) -> None:

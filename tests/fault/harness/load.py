@@ -8,7 +8,7 @@ import contextlib
 import random
 from datetime import timedelta
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from flintmq.client import (
     BrokerFailure,
@@ -126,7 +126,7 @@ class Load:
         while not self._stopping:
             numbers = self._ledger.take_numbers(source.choice(BURSTS))
             queue = 0 if which == 0 else None
-            flush = source.choice(("sync", None))
+            flush: Literal["sync"] | None = source.choice(("sync", None))
             sends = []
             for number in numbers:
                 if which == 0:
@@ -134,7 +134,7 @@ class Load:
                 sends.append(self._send(producer, number, queue, flush))
             await asyncio.gather(*sends)
 
-    async def _send(self, producer: Producer, number: int, queue: int | None, flush: str | None) -> None:
+    async def _send(self, producer: Producer, number: int, queue: int | None, flush: Literal["sync"] | None) -> None:
         self._in_flight.add(number)
         receipt = await producer.send(message_of(number), queue=queue, flush=flush)
         self._in_flight.discard(number)

@@ -131,6 +131,8 @@ public final class BrokerDriver {
                 return Map.of();
             case "send":
                 return send(arguments);
+            case "send_back":
+                return sendBack(arguments);
             case "close":
                 broker.shutdown();  // what has no part in the store ends with the process
                 return Map.of();
@@ -168,9 +170,22 @@ public final class BrokerDriver {
         return Map.of("found", found);
     }
 
+    /** What a consumer does with a message that it could not handle. */
+    private Map<String, Object> sendBack(JSONObject arguments) throws Exception {
+        MessageExt message = consumer.viewMessage(arguments.getString("topic"), arguments.getString("id"));
+        consumer.sendMessageBack(message, arguments.getIntValue("delay_level"), "broker", arguments.getString("group"));
+        return Map.of();
+    }
+
     private Map<String, Object> send(JSONObject arguments) throws Exception {
         Message message = new Message(arguments.getString("topic"), arguments.getString("tags"),
             arguments.getString("keys"), arguments.getString("body").getBytes(StandardCharsets.UTF_8));
+        if (arguments.containsKey("delay_level")) {
+            message.setDelayTimeLevel(arguments.getIntValue("delay_level"));
+        }
+        if (arguments.containsKey("deliver_ms")) {
+            message.setDeliverTimeMs(arguments.getLongValue("deliver_ms"));
+        }
         SendResult result = producer.send(message);
         return Map.of("status", result.getSendStatus().name(), "unique_key", result.getMsgId(),
             "queue", result.getMessageQueue().getQueueId(), "queue_offset", result.getQueueOffset());

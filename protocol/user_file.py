@@ -1,7 +1,8 @@
-"""Changes the file of users in a store, beside a running broker, which notices.
+"""The file of users in a store's folder, read and replaced; a running broker notices.
 
-What is written is a new file that takes the place of the old one: whoever reads has the one or the other, whole. Its
+A change writes a new file that takes the place of the old one: a reader gets either the one or the other, whole. Its
 copy gets the same, and first: see ``protocol.users``. A lock on the folder keeps two changes from undoing each other.
+The broker and ``flintmq user --store`` use it alike.
 """
 
 from __future__ import annotations
@@ -11,14 +12,10 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import click
-
-from ...protocol.errors import ConfigurationError
-from ...protocol.escaping import escape
-from ...protocol.users import BACKUP_SUFFIX, USERS_FILE, User, Users, check_user_name, choose_users, encode_users
-from .failures import nearest
+from .backup_folder import refuse_backup
+from .errors import ConfigurationError
+from .users import BACKUP_SUFFIX, USERS_FILE, Users, choose_users, encode_users
 
 FILE_MODE = 0o600
 STORE_FOLDERS = ("commitlog", "config")
@@ -32,6 +29,9 @@ class UserFile:
         self.store = Path(store).expanduser()
         self.path = self.store / USERS_FILE
         self.backup = self.path.with_name(self.path.name + BACKUP_SUFFIX)
+        self.damage = ""
+        """What was wrong with the file when it was last read and its copy had to serve; empty: nothing."""
+        refuse_backup(self.store)
         if not any((self.store / name).is_dir() for name in STORE_FOLDERS):
             raise ConfigurationError(
                 f"there is no store in {str(self.store)!r}: name the folder with --store; a broker makes it when it "
@@ -39,10 +39,8 @@ class UserFile:
             )
 
     def read(self) -> Users:
-        """Who there is; where the file is damaged and its copy serves, a line on standard error says so."""
-        users, damage = choose_users(self._content(self.path), self._content(self.backup), str(self.path))
-        if damage:
-            click.echo(f"flintmq: {escape(damage)}", err=True)
+        """Return the users; ``damage`` says whether their copy had to serve."""
+        users, self.damage = choose_users(self._content(self.path), self._content(self.backup), str(self.path))
         return users
 
     def _content(self, path: Path) -> bytes | None:
@@ -58,6 +56,8 @@ class UserFile:
         with self._locked():
             users = edit(self.read())
             try:
+                for left in self.path.parent.glob(f".{self.path.name}*.tmp"):
+                    left.unlink()  # of a change that was killed
                 text = encode_users(users)
                 # The copy is never older than the file; alone it would be a file that was lost.
                 for path in (self.backup, self.path) if self.path.exists() else (self.path, self.backup):
@@ -115,19 +115,3 @@ class UserFile:
         remedy = "; do it as the user that the broker runs as" if isinstance(error, PermissionError) else ""
         reason = getattr(error, "strerror", None) or error
         return ConfigurationError(f"the users in {str(self.path)!r} {what}: {reason}{remedy}")
-
-
-def store_option(function: Any) -> Any:
-    """``--store``, with the default that the broker has."""
-    return click.option(
-        "--store", envvar="FLINTMQ_STORE__PATH", default="./flintmq-store", show_default=True, metavar="DIR",
-        help="The store's folder.",
-    )(function)  # fmt: skip
-
-
-def user_named(users: Users, name: str) -> User:
-    """The user of that name. Raises ``ConfigurationError`` where there is none."""
-    found = users.by_name.get(check_user_name(name))
-    if found is None:
-        raise ConfigurationError(f"there is no user {name!r}{nearest(name, users.by_name)}")
-    return found

@@ -1,0 +1,77 @@
+"""``flintmq copy``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import click
+
+from ....protocol.errors import FlintError
+from ...message import Message
+from ..command import command, note
+from ..params import TOPIC
+from ..settings import Settings
+from ..transfer import Selection, Transfer, for_each_sound, say_done, selection_options
+
+if TYPE_CHECKING:
+    from ...core.stored import StoredMessage
+    from ...core.topics import TopicInfo
+    from ...sync.admin import Admin
+    from ..positions import Typed
+
+
+@command("copy")
+@selection_options
+@click.argument("target", metavar="TO", type=TOPIC)
+def copy(
+    settings: Settings,
+    topic: str,
+    target: str,
+    from_: Typed,
+    until: Typed,
+    key: str | None,
+    tag: str | None,
+    condition: str | None,
+) -> int:
+    """Send the messages of TOPIC again to the topic TO.
+
+    Keys, tags, sharding keys, properties and the order of each queue stay; the copies have ids and times of their own.
+    A topic TO that is not there is created with the queues of TOPIC. TO may be TOPIC itself: its messages up to now
+    are sent once more.
+
+    \b
+        flintmq copy orders orders-test --from @-1d
+        flintmq copy orders orders --key o-1 --from @-1d      # replay what one key had since yesterday
+    """
+    selection = Selection(topic, from_, until, key, tag, condition)
+    with settings.admin() as admin:
+        queues = _target_queues(settings, admin, topic, target)
+    with settings.consumer() as consumer, settings.producer() as producer:
+        stats = consumer.topic_stats(topic)
+        transfer = Transfer(producer, queues, same_queues=queues == len(stats))
+        transfer.done = selection.first_offsets(consumer, stats)
+
+        def send(message: StoredMessage) -> None:
+            transfer.add(Message.again(message, target), message.queue, message.queue_offset)
+
+        try:
+            with contextlib.closing(selection.messages(consumer, stats)) as messages:
+                code = for_each_sound(messages, send, condition)
+            transfer.flush()
+        except FlintError:
+            note(settings, f"{transfer.summary('copied')} before that")
+            raise
+        say_done(settings, transfer, "copied", code)
+    return code
+
+
+def _target_queues(settings: Settings, admin: Admin, topic: str, target: str) -> int:
+    """Return how many queues the target has to write to; it is created if it is not there."""
+    topics: dict[str, TopicInfo] = admin.topics(system=True)
+    if target not in topics:
+        like = len(admin.topic_stats(topic))
+        admin.create_topic(target, like)
+        note(settings, f"created topic {target} with {like} queues, as {topic} has")
+        return like
+    return topics[target].write_queues

@@ -1,0 +1,118 @@
+"""``flintmq import``."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import click
+
+from ....protocol.errors import FlintError, TopicNotExist
+from ...errors import InvalidArgument, InvalidMessage
+from ...message import Message
+from ..command import command, note
+from ..failures import EXIT_INTERRUPTED, EXIT_OK
+from ..params import TOPIC
+from ..settings import Settings
+from ..transfer import Transfer, invalid_line, say_done
+
+LINE_BYTES_MAX = 64 << 20
+"""Longest line that is read: no broker takes a message of that size."""
+
+
+@command("import")
+@click.argument("topic", type=TOPIC)
+@click.argument("file", type=click.File("rb"), default="-")
+def import_(settings: Settings, topic: str, file: BinaryIO) -> int:
+    """Send the messages in FILE (default: stdin) to TOPIC, a JSON object a line, as flintmq export prints them.
+
+    A line needs "body" (text) or "body_base64". It may have "keys" (an array), "tag", "sharding_key", "properties" (an
+    object of texts) and "queue": lines of one queue stay in one queue, in their order. Everything else is ignored.
+
+    \b
+        flintmq import orders orders.jsonl
+        echo '{"body": "hello", "keys": ["o-1"], "tag": "eu"}' | flintmq import orders
+    """
+    with settings.admin() as admin:
+        found = admin.topics(system=True).get(topic)
+    if found is None:
+        raise TopicNotExist(f"topic {topic} does not exist; flintmq topic create {topic} --queues N makes it")
+    with settings.producer() as producer:
+        transfer = Transfer(producer, found.write_queues, same_queues=False)
+        try:
+            code = _send_all(transfer, file, topic)
+        except FlintError:
+            note(settings, f"{transfer.summary('imported')} before that, the first lines of the input")
+            raise
+        say_done(settings, transfer, "imported", code)
+    return code
+
+
+def _send_all(transfer: Transfer, file: BinaryIO, topic: str) -> int:
+    """Send every line; a line that is no message ends it, after those before are acknowledged."""
+    code = EXIT_OK
+    wrong: InvalidArgument | None = None
+    try:
+        for number, row in _rows(file):
+            message, queue = _message(number, row, topic)
+            transfer.add(message, queue)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except InvalidArgument as error:
+        wrong = error
+    transfer.flush()
+    if wrong is not None:
+        raise wrong
+    return code
+
+
+def _rows(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of the file with their line numbers, from 1 on; blank lines are passed over."""
+    number = 0
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > LINE_BYTES_MAX:
+            raise invalid_line(number, f"it is longer than {LINE_BYTES_MAX:,} bytes")
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise invalid_line(number, f"it is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise invalid_line(number, f"it is not a JSON object but {type(row).__name__}")
+        yield number, row
+
+
+def _message(number: int, row: dict[str, Any], topic: str) -> tuple[Message, int | None]:
+    """Return the message in a line, and the queue that it was in."""
+    queue = row.get("queue")
+    if queue is not None and (type(queue) is not int or queue < 0):
+        raise invalid_line(number, f"its queue is {queue!r:.40}, not a number from 0 on")
+    try:
+        message = Message(
+            topic,
+            _body(row),
+            keys=row.get("keys") or (),
+            tags=row.get("tag"),
+            properties=row.get("properties"),
+            sharding_key=row.get("sharding_key"),
+        )
+    except (InvalidMessage, ValueError, TypeError) as error:
+        raise invalid_line(number, error) from None
+    return message, queue
+
+
+def _body(row: dict[str, Any]) -> bytes:
+    body, encoded = row.get("body"), row.get("body_base64")
+    if isinstance(body, str) and encoded is None:
+        return body.encode()
+    if isinstance(encoded, str) and body is None:
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"its body_base64 is not base64: {error}") from None
+    raise ValueError('it needs either "body", a text, or "body_base64"')

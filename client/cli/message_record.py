@@ -1,0 +1,83 @@
+"""One message with everything that is known of it: what ``query id`` shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...protocol.escaping import escape_bytes
+from ...protocol.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
+from ..core.address import Address
+from ..core.stored import StoredMessage
+from .messages import message_row
+from .output import TABLE, Column, Output
+from .units import show_bytes, show_moment
+
+_SHOWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
+
+
+def _pairs(pairs: dict[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in pairs.items())
+
+
+RECORD_COLUMNS = (
+    Column("message_id", "id", style="bold"),
+    Column("topic", "topic"),
+    Column("place", "queue, offset"),
+    Column("tag", "tag"),
+    Column("shown_keys", "keys"),
+    Column("sharding_key", "sharding key"),
+    Column("shown_properties", "properties", _pairs),
+    Column("born", "sent"),
+    Column("stored", "stored"),
+    Column("shown_tries", "tries"),
+    Column("shown_noted", "noted by the broker", _pairs),
+    Column("offset_id", "offset id"),
+    Column("sizes", "size"),
+    Column("shown_body", "body"),
+)
+
+
+def message_record(message: StoredMessage) -> dict[str, Any]:
+    """Everything that is known of a message, under its JSON names: those of ``message_row`` and more."""
+    user_properties = message.user_properties
+    return message_row(message) | {
+        "offset_id": message.offset_id,
+        "born_host": str(Address(*message.born_host)),
+        "stored_host": str(Address(*message.stored_host)),
+        "stored_bytes": len(message.record),
+        "reconsume_times": message.reconsume_times,
+        "noted": {
+            name: value
+            for name, value in message.properties.items()
+            if name not in user_properties and name not in _SHOWN_PROPERTIES
+        },
+    }
+
+
+def show_record(output: Output, message: StoredMessage) -> None:
+    """Print a message whole, as JSON or for people. Raises ``CorruptMessage`` if it is damaged."""
+    row = message_record(message)
+    words = _words(row, message.body) if output.mode == TABLE else row
+    output.record(RECORD_COLUMNS, words)
+
+
+def _words(row: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """The values of ``RECORD_COLUMNS``, without what the message does not have."""
+    words = {
+        "message_id": row["message_id"],
+        "topic": row["topic"],
+        "place": f"{row['queue']}, {row['queue_offset']:,}",
+        "tag": row["tag"],
+        "shown_keys": ", ".join(row["keys"]),
+        "sharding_key": row["sharding_key"],
+        "shown_properties": row["properties"],
+        "born": f"{show_moment(row['born_at'])} by {row['born_host']}",
+        "stored": f"{show_moment(row['stored_at'])} by {row['stored_host']}",
+        "shown_tries": str(row["reconsume_times"] or ""),
+        "shown_noted": row["noted"],
+        "offset_id": row["offset_id"] if row["offset_id"] != row["message_id"] else "",
+        "sizes": f"{show_bytes(row['body_bytes'])} of body, {show_bytes(row['stored_bytes'])} in the log, at "
+        f"{row['physical_offset']:,}",
+        "shown_body": escape_bytes(body) or "(empty)",
+    }
+    return {name: value for name, value in words.items() if value}

@@ -1,0 +1,42 @@
+"""What a command that follows the broker says on standard error while it is away."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from ...protocol.escaping import escape
+from .. import connection_log
+from .command import note
+from .settings import Settings
+
+_TOLD = frozenset({connection_log.LOST, connection_log.WAITING, connection_log.BACK})
+
+
+class _Notes(logging.Handler):
+    """Writes what the log of connections says of outages."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(logging.INFO)
+        self._settings = settings
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        if getattr(record, "event", None) in _TOLD:
+            self._settings.output.flush()
+            note(self._settings, escape(str(getattr(record, "said", record.getMessage()))))
+
+
+@contextlib.contextmanager
+def outages_told(settings: Settings) -> Iterator[None]:
+    """Say that the broker went, that it is waited for, and that it is back."""
+    log, notes = connection_log.log, _Notes(settings)
+    level = log.level
+    log.addHandler(notes)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(notes)
+        log.setLevel(level)

@@ -1,0 +1,138 @@
+"""Where ``flintmq user`` finds the users: in a store's folder, or at a broker, for its administrators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from ...protocol.errors import ConfigurationError, UserExistsAlready, UserNotExist
+from ...protocol.escaping import escape
+from ...protocol.permissions import Grant, Permissions
+from ...protocol.scram import make_verifier
+from ...protocol.user_file import UserFile
+from ...protocol.users import (
+    Users,
+    check_user_name,
+    with_grants,
+    with_password,
+    with_user,
+    without_grants,
+    without_user,
+)
+
+if TYPE_CHECKING:
+    from ..sync.admin import Admin
+    from .settings import Settings
+
+
+class UserStore(Protocol):
+    """Users that can be listed and changed; every method raises ``FlintError`` for what cannot be done."""
+
+    notice: str
+    """How soon a change holds, for the line that confirms it."""
+
+    def grants(self) -> dict[str, Sequence[Grant]]:
+        """Return the grants of every user, by name."""
+
+    def add(self, name: str, password: str, grants: Sequence[Grant]) -> None:
+        """Add a user."""
+
+    def set_password(self, name: str, password: str) -> None:
+        """Give a user another password."""
+
+    def remove(self, name: str) -> None:
+        """Remove a user."""
+
+    def grant(self, name: str, grants: Sequence[Grant]) -> None:
+        """Grant something to a user."""
+
+    def revoke(self, name: str, grants: Sequence[Grant] | None) -> None:
+        """Take grants away from a user; None: all."""
+
+
+def store_option(function: Any) -> Any:
+    """Add ``--store``."""
+    return click.option(
+        "--store", envvar="FLINTMQ_STORE__PATH", metavar="DIR",
+        help="Change the users in this store's folder, beside the broker or without one, instead of asking the broker.",
+    )(function)  # fmt: skip
+
+
+@contextmanager
+def open_users(settings: Settings, store: str | None) -> Iterator[UserStore]:
+    """Open the users in the folder ``store``, or (None) those of the broker."""
+    if store is not None:
+        yield _LocalUsers(store)
+        return
+    with settings.admin() as admin:
+        yield _BrokerUsers(admin)
+
+
+class _BrokerUsers:
+    """The users of a broker, over the network."""
+
+    notice = "at once"
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self.add = admin.create_user
+        self.remove = admin.delete_user
+
+    def grants(self) -> dict[str, Sequence[Grant]]:
+        return {user.user: user.grants for user in self._admin.users()}
+
+    def set_password(self, name: str, password: str) -> None:
+        self._admin.change_user(name, password=password)
+
+    def grant(self, name: str, grants: Sequence[Grant]) -> None:
+        self._admin.change_user(name, grant=grants)
+
+    def revoke(self, name: str, grants: Sequence[Grant] | None) -> None:
+        self._admin.change_user(name, revoke=grants)
+
+
+class _LocalUsers:
+    """The users in a store's folder."""
+
+    notice = "within 2 seconds"
+
+    def __init__(self, store: str) -> None:
+        self._file = UserFile(store)
+
+    def grants(self) -> dict[str, Sequence[Grant]]:
+        users = self._file.read()
+        self._say_damage()
+        return {name: Permissions.parse(user.permissions, name).grants for name, user in users.by_name.items()}
+
+    def add(self, name: str, password: str, grants: Sequence[Grant]) -> None:
+        check_user_name(name)
+        verifier = make_verifier(password)
+        self._change(lambda users: with_user(users, name, verifier, grants))
+
+    def set_password(self, name: str, password: str) -> None:
+        verifier = make_verifier(password)
+        self._change(lambda users: with_password(users, name, verifier))
+
+    def remove(self, name: str) -> None:
+        self._change(lambda users: without_user(users, name))
+
+    def grant(self, name: str, grants: Sequence[Grant]) -> None:
+        self._change(lambda users: with_grants(users, name, grants))
+
+    def revoke(self, name: str, grants: Sequence[Grant] | None) -> None:
+        self._change(lambda users: without_grants(users, name, grants))
+
+    def _change(self, edit: Callable[[Users], Users]) -> None:
+        try:
+            self._file.change(edit)
+        except (UserNotExist, UserExistsAlready) as error:  # no broker said so: it is the command line that is wrong
+            raise ConfigurationError(error.message) from None
+        finally:
+            self._say_damage()
+
+    def _say_damage(self) -> None:
+        if self._file.damage:
+            click.echo(f"flintmq: {escape(self._file.damage)}", err=True)

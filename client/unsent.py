@@ -1,0 +1,64 @@
+"""A word about messages that are left where a producer goes without ``close``, or cannot wait for them."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import warnings
+import weakref
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+
+class Sender(Protocol):
+    """A producer. ``remains_told``: what it leaves was said."""
+
+    remains_told: bool
+
+    def undelivered(self) -> tuple[int, int]:
+        """Return how many messages of ``send_async`` are not acknowledged yet, and how many failed without anybody
+        having looked at their futures."""
+
+
+_open: weakref.WeakSet[Sender] = weakref.WeakSet()
+
+
+def watch(producer: Sender) -> None:
+    """Look at it when the interpreter ends, unless it was closed before."""
+    _open.add(producer)
+
+
+def closed(producer: Sender, raised: BaseException | None) -> None:
+    """It was closed, and ``raised`` keeps it from raising what became of its messages: log that."""
+    _open.discard(producer)
+    producer.remains_told = True
+    if raised is not None and (text := _left(producer)):
+        log.warning("a producer was closed by %s: %s", type(raised).__name__, text)
+
+
+def abandoned(producer: Sender, when: str) -> None:
+    """Nobody can close it any more: where it was not closed, log what is left, and warn."""
+    if producer.remains_told:
+        return
+    producer.remains_told = True
+    if text := _left(producer):
+        text = f"{when}, and a producer was not closed: {text}; call its close() or flush(), or use it in a with"
+        log.warning(text)
+        warnings.warn(text, ResourceWarning, stacklevel=2, source=producer)
+
+
+def _left(producer: Sender) -> str:
+    unacknowledged, failed = producer.undelivered()
+    parts = []
+    if unacknowledged:
+        parts.append(f"{unacknowledged:,} messages of send_async are not acknowledged and may be lost")
+    if failed:
+        parts.append(f"{failed:,} messages of send_async failed, and nobody looked at their futures")
+    return "; ".join(parts)
+
+
+@atexit.register
+def _at_exit() -> None:
+    for producer in list(_open):
+        abandoned(producer, "the interpreter ends")

@@ -1,0 +1,61 @@
+"""Groups of hundreds of members: they settle, and nobody else waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from flintmq.client import Admin
+from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
+from tests.group_tools import RawMember
+
+MEMBERS = 300
+ON_A_CONNECTION = 100
+QUEUES = 64
+
+
+@pytest.fixture
+def running(broker: BrokerFactory) -> RunningBroker:
+    found = broker()
+    with Admin(found.address) as admin:
+        admin.create_topic("wide", queues=QUEUES)
+    return found
+
+
+@pytest.fixture
+def members(running: RunningBroker, connect: ConnectionFactory) -> Iterator[list[RawMember]]:
+    connections: list[RawConnection] = [connect(running) for _ in range(MEMBERS // ON_A_CONNECTION)]
+    found = [
+        RawMember(connections[number % len(connections)], "g", f"m-{number}", session_timeout_ms=300_000)
+        for number in range(MEMBERS)
+    ]
+    for member in found:
+        member.beat("wide").raise_for_error()
+    yield found
+    for member in found:
+        member.leave()
+
+
+def held(members: list[RawMember]) -> dict[tuple[str, int], str]:
+    return {queue: member.name for member in members for queue in member.rows}
+
+
+def test_every_queue_is_with_its_member_after_a_few_heartbeats(
+    running: RunningBroker, members: list[RawMember]
+) -> None:
+    with Admin(running.address) as admin:
+        for _ in range(10):  # a round takes longer than a large group waits for those who come after
+            for member in members:
+                member.beat("wide").raise_for_error()
+            if admin.group("g").state == "stable":
+                break
+        status = admin.group("g")
+    assert status.state == "stable"
+    owners = [queue.member for queue in status.queues if queue.topic == "wide"]
+    assert len(owners) == len(set(owners)) == QUEUES
+    for member in members:
+        member.beat("wide").raise_for_error()
+    assert {queue: name for queue, name in held(members).items() if queue[0] == "wide"} == {
+        (queue.topic, queue.queue): queue.member for queue in status.queues if queue.topic == "wide"
+    }

@@ -1,0 +1,117 @@
+"""Why a message failed, from what the listener raises to the dead letter: with both push consumers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from flintmq.client import Admin, GiveUp, Message, Producer, StoredMessage
+from tests.client_drivers import Clients
+from tests.conftest import RunningBroker
+from tests.group_tools import Seen, until
+
+
+@pytest.fixture
+def address(shared_broker: RunningBroker) -> str:
+    return shared_broker.address
+
+
+def send(address: str, topic: str, count: int = 1) -> None:
+    with Producer(address) as producer, Admin(address) as admin:
+        admin.create_topic(topic, queues=1)
+        producer.send_many([Message(topic, b"%d" % number, keys=f"o-{number}") for number in range(count)])
+
+
+def test_what_a_listener_raised_comes_with_the_next_try_and_with_the_dead_letter(
+    clients: Clients, address: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(message: StoredMessage) -> None:
+        if message.reconsume_times:
+            raise KeyError("second")
+        raise ValueError("no such account\nbut a second line")
+
+    send(address, topic)
+    seen = Seen(fail)
+    options: dict[str, Any] = {"start": "first", "delay_level": 1, "retry_times_max": 1, "member": f"{topic}-m"}
+    with (
+        caplog.at_level(logging.WARNING, "flintmq"),
+        clients.PushConsumer(address, topic, topic, seen, **options) as consumer,
+        clients.Consumer(address) as plain,
+    ):
+        until(lambda: consumer.health().dead == 1)
+        (dead,) = plain.pull(f"%DLQ%{topic}")
+    first, second = seen.messages
+    assert first.retry_reason is None
+    assert (second.retry_reason, second.retry_member) == ("ValueError: no such account", f"{topic}-m")
+    assert (dead.retry_reason, dead.retry_member) == ("KeyError: 'second'", f"{topic}-m")
+    assert not dead.user_properties, "what the broker noted is not the sender's"
+    texts = [record.getMessage() for record in caplog.records if record.name.startswith("flintmq.client.push")]
+    name = f"message {first.message_id} of topic {topic}, key o-0"
+    assert [text for text in texts if "ValueError" in text] == [
+        f"group {topic}: the listener failed with {ValueError('no such account' + chr(10) + 'but a second line')!r} "
+        f"on {name}, queue 0, offset 0, try 1"
+    ]
+    assert f"group {topic}: the listener failed with KeyError('second') on {name}, try 2" in texts
+    assert f"group {topic}: in %DLQ%{topic} now, as dead letter: {name}, try 2" in texts
+
+
+def test_a_consumer_that_may_not_say_why_keeps_it_to_itself(clients: Clients, address: str, topic: str) -> None:
+    def fail(message: StoredMessage) -> None:
+        raise GiveUp("personal data")
+
+    send(address, topic)
+    with (
+        clients.PushConsumer(address, topic, topic, Seen(fail), start="first", retry_reason=False) as consumer,
+        clients.Consumer(address) as plain,
+    ):
+        until(lambda: consumer.health().dead == 1)
+        (dead,) = plain.pull(f"%DLQ%{topic}")
+    assert dead.retry_reason is None
+    assert b"personal data" not in bytes(dead.record)
+
+
+def test_each_message_has_its_own_reason(clients: Clients, address: str, topic: str) -> None:
+    def fail(message: StoredMessage) -> None:
+        raise GiveUp(f"order {message.body.decode()} is not there")
+
+    send(address, topic, 600)
+    with (
+        clients.PushConsumer(address, topic, topic, Seen(fail), start="first") as consumer,
+        clients.Consumer(address) as plain,
+    ):
+        until(lambda: consumer.health().dead == 600)
+        dead = list(plain.iter(f"%DLQ%{topic}", until="latest"))
+    assert {message.body.decode(): message.retry_reason for message in dead} == {
+        str(number): f"order {number} is not there" for number in range(600)
+    }
+
+
+def test_in_orderly_mode_the_last_try_says_why(clients: Clients, address: str, topic: str) -> None:
+    def fail(message: StoredMessage) -> None:
+        raise ValueError("never")
+
+    send(address, topic)
+    options: dict[str, Any] = {"start": "first", "orderly": True, "retry_times_max": 2, "suspend": 0.01}
+    with (
+        clients.PushConsumer(address, topic, topic, Seen(fail), **options) as consumer,
+        clients.Consumer(address) as plain,
+    ):
+        until(lambda: consumer.health().dead == 1)
+        (dead,) = plain.pull(f"%DLQ%{topic}")
+    assert dead.retry_reason == "ValueError: never"
+
+
+def test_a_listener_that_did_not_come_back_is_the_reason(clients: Clients, address: str, topic: str) -> None:
+    forever = threading.Event()
+    seen = Seen(lambda message: not message.reconsume_times and forever.wait(60))
+    send(address, topic)
+    options: dict[str, Any] = {"start": "first", "workers": 1, "listener_timeout": 0.3, "delay_level": 1}
+    try:
+        with clients.PushConsumer(address, topic, topic, seen, **options):
+            _, again = seen.wait(2)
+    finally:
+        forever.set()
+    assert again.retry_reason == "the listener had not come back after 0.3 s"

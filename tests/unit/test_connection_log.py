@@ -1,0 +1,110 @@
+"""The lines about a client's connections: one for each change, however often it is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from flintmq.client import ConnectionFailed
+from flintmq.client.connection_log import ConnectionLog
+from flintmq.client.core.access import NO_ACCESS
+from flintmq.client.core.address import Address
+from flintmq.client.core.guard import Guard
+from flintmq.client.sync.pool import Caller, Dialer
+from flintmq.protocol.errors import AuthenticationFailed, SystemBusy
+
+THERE = Address("127.0.0.1", 10911)
+GONE = ConnectionFailed("the broker closed the connection")
+AWAY = ConnectionFailed("cannot reach a broker")
+
+
+class Said:
+    """A log with a clock that stands still, and its lines."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> None:
+        self.now = 100.0
+        self.log = ConnectionLog("Producer", level, lambda: self.now)
+        self._caplog = caplog
+
+    @property
+    def lines(self) -> list[str]:
+        found = [f"{record.levelname} {record.getMessage()}" for record in self._caplog.records]
+        self._caplog.clear()
+        return found
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[Said]:
+    with caplog.at_level(logging.INFO, "flintmq"):
+        yield Said(caplog)
+
+
+def test_an_outage_is_three_lines_however_many_attempts_fail(said: Said) -> None:
+    said.log.connected(THERE)
+    said.log.connected(THERE)
+    assert said.lines == ["INFO Producer: connected to the broker at 127.0.0.1:10911"]
+    for _ in range(50):
+        said.log.lost(GONE)
+        said.log.unreachable(AWAY)
+        said.log.retried("PRODUCE", AWAY)
+    assert said.lines == [
+        "INFO Producer: lost the connection: the broker closed the connection; connecting again",
+        "INFO Producer: waiting for the broker: cannot reach a broker",
+    ]
+    said.now += 5.8
+    said.log.connected(THERE)
+    said.log.connected(THERE)
+    assert said.lines == ["INFO Producer: connected to the broker at 127.0.0.1:10911 again, after 5.8 s"]
+
+
+def test_a_broker_that_is_away_from_the_start_is_waited_for_in_one_line(said: Said) -> None:
+    for _ in range(20):
+        said.log.unreachable(AWAY)
+    assert said.lines == ["INFO Producer: waiting for the broker: cannot reach a broker"]
+
+
+def test_what_waiting_cannot_cure_is_left_to_the_error(said: Said) -> None:
+    said.log.unreachable(AuthenticationFailed("the password is wrong"))
+    assert said.lines == []
+
+
+def test_a_busy_broker_and_a_flapping_connection_do_not_flood_the_log(said: Said) -> None:
+    for _ in range(1000):
+        said.log.retried("PULL", SystemBusy("too many requests"))
+    lines = said.lines
+    assert lines == ["INFO Producer: PULL is tried again: too many requests"] * 10
+    for _ in range(1000):
+        said.log.lost(GONE)
+        said.log.connected(THERE)
+    assert len(said.lines) == 10
+    said.now += 1.0
+    said.log.lost(GONE)
+    assert said.lines == [
+        "INFO Producer: lost the connection: the broker closed the connection; connecting again"
+        " (1990 lines like this were left out)"
+    ]
+
+
+def test_a_call_that_is_tried_again_says_which_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    log = ConnectionLog("Admin")
+    caller = Caller(Dialer((THERE,), NO_ACCESS, log), Guard("Admin"), 60.0)
+    refusals = [SystemBusy("too many requests"), SystemBusy("too many requests")]
+
+    def attempt() -> str:
+        if refusals:
+            raise refusals.pop()
+        return "done"
+
+    with caplog.at_level(logging.INFO, "flintmq"):
+        assert caller.retry("CREATE_TOPIC", attempt, caller.deadline(None)) == "done"
+    assert [record.getMessage() for record in caplog.records] == [
+        "Admin: CREATE_TOPIC is tried again: too many requests"
+    ] * 2
+
+
+def test_members_of_groups_say_a_loss_louder(caplog: pytest.LogCaptureFixture) -> None:
+    said = Said(caplog, logging.WARNING)
+    said.log.lost(GONE)
+    assert said.lines == ["WARNING Producer: lost the connection: the broker closed the connection; connecting again"]

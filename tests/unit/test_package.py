@@ -1,0 +1,61 @@
+"""The package as it is installed: its version, and the files for operators that come with it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import flintmq
+from flintmq.broker.daemon import main
+from flintmq.broker.tools.commands import OPERATOR_FILES
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    assert flintmq.__version__ == PROJECT["project"]["version"]
+
+
+def test_a_clone_that_is_not_installed_knows_its_version(tmp_path: Path) -> None:
+    (tmp_path / "flintmq").mkdir()
+    for name in ("__init__.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / "flintmq")
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import flintmq; print(flintmq.__version__)"
+    # -S: without site-packages, and so without the installed package.
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == PROJECT["project"]["version"]
+
+
+def test_other_names_are_no_attributes() -> None:
+    with pytest.raises(AttributeError, match="'versoin'"):
+        flintmq.versoin  # noqa: B018
+
+
+def test_the_package_holds_the_files_for_operators() -> None:
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["flintmq.conf"]
+    packed = {path.name for pattern in patterns for path in (ROOT / "conf").glob(pattern)}
+    assert packed == set(OPERATOR_FILES)
+
+
+def test_they_are_written_into_a_folder_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "etc" / "flintmq"
+    done = CliRunner().invoke(main, ["conf", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name: (ROOT / "conf" / name).read_bytes() for name in OPERATOR_FILES
+    }
+    (folder / "alerts.yml").write_text("mine")
+    (folder / "broker.toml").unlink()
+    again = CliRunner().invoke(main, ["conf", str(folder)])
+    assert again.exit_code == 2
+    assert re.search(r"is there already; name another folder", again.output)
+    assert (folder / "alerts.yml").read_text() == "mine"
+    assert not (folder / "broker.toml").exists()

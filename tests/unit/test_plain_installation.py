@@ -1,0 +1,38 @@
+"""What a plain installation, without any extra, says of what it cannot do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HIDDEN = "import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
+DAEMON = "from flintmq.broker.daemon import main; main(prog_name='flintmq-broker')"
+
+
+def run_without(names: tuple[str, ...], program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in an interpreter that has none of the packages ``names``."""
+    command = [sys.executable, "-c", HIDDEN.format(names=names) + program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["serve", "--listen", "127.0.0.1:0"], ["verify", "."], ["stat", "."], ["backup", ".", "b"], ["warm"]]
+)
+@pytest.mark.parametrize("names", [("numba",), ("numba", "numpy", "pydantic", "pydantic_settings")])
+def test_the_broker_says_which_extra_is_missing(tmp_path: Path, arguments: list[str], names: tuple[str, ...]) -> None:
+    if arguments[0] == "serve":
+        arguments = [*arguments, "--store", str(tmp_path / "store")]
+    done = run_without(names, DAEMON, *arguments)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert f"not installed here ({', '.join(names)})" in done.stderr
+    assert "pip install 'flintmq[broker]'" in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_help_needs_no_extra() -> None:
+    done = run_without(("numba", "numpy", "pydantic", "pydantic_settings"), DAEMON, "serve", "--help")
+    assert (done.returncode, done.stderr) == (0, "")

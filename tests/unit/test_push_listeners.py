@@ -1,0 +1,119 @@
+"""What can be a listener of a push consumer, and which arguments there are."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from flintmq.client import Batch, InvalidArgument, PushConsumer, StoredMessage, TransactionProducer, aio
+from flintmq.client.core.access import AccessOptions
+from flintmq.client.push.options import PushOptions
+
+
+def plain(message: StoredMessage) -> None:
+    """Handle a message."""
+
+
+def plain_batch(batch: Batch) -> None:
+    """Handle a batch."""
+
+
+async def coroutine(message: StoredMessage) -> None:
+    """Handle a message."""
+
+
+async def coroutine_batch(batch: Batch) -> None:
+    """Handle a batch."""
+
+
+async def two(database: object, message: StoredMessage) -> None:
+    """Handle a message."""
+
+
+def generator(message: StoredMessage) -> Iterator[None]:
+    yield
+
+
+async def async_generator(message: StoredMessage) -> AsyncIterator[None]:
+    yield
+
+
+class Handler:
+    """Its method is a coroutine function, and so is a call of it."""
+
+    async def handle(self, message: StoredMessage) -> None:
+        """Handle a message."""
+
+    async def __call__(self, message: StoredMessage) -> None:
+        """Handle a message."""
+
+
+COROUTINES: list[Callable[..., Any]] = [
+    coroutine, Handler().handle, Handler(), functools.partial(two, None), functools.partial(Handler()),
+    functools.partial(functools.partial(two), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("listener", COROUTINES)
+def test_a_coroutine_function_is_refused_where_nobody_awaits_it(listener: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"coroutine function.*flintmq\.client\.aio\.PushConsumer"):
+        PushConsumer(group="g", topics="t", listener=listener)
+    with pytest.raises(InvalidArgument, match="coroutine function"):
+        PushConsumer(group="g", topics="t", listener=listener, batch=10)
+    aio.PushConsumer(group="g", topics="t", listener=listener)
+
+
+@pytest.mark.parametrize("kind", [PushConsumer, aio.PushConsumer])
+@pytest.mark.parametrize("listener", [generator, async_generator, functools.partial(generator)])
+def test_a_generator_function_is_refused(kind: type[Any], listener: Any) -> None:
+    with pytest.raises(InvalidArgument, match="generator function"):
+        kind(group="g", topics="t", listener=listener)
+
+
+def test_type_checkers_know_which_listener_fits() -> None:
+    """An error that a type checker does not find any more makes its ``type: ignore`` here an error."""
+    PushConsumer("127.0.0.1:1", "g", "t", plain, start="first", mode="clustering", user="u", password="p")
+    PushConsumer(group="g", topics="t", listener=plain_batch, batch=10)
+    aio.PushConsumer("127.0.0.1:1", "g", "t", plain)
+    aio.PushConsumer("127.0.0.1:1", "g", "t", coroutine)
+    aio.PushConsumer(group="g", topics="t", listener=plain_batch, batch=10)
+    aio.PushConsumer(group="g", topics="t", listener=coroutine_batch, batch=10)
+    with pytest.raises(InvalidArgument):
+        PushConsumer(group="g", topics="t", listener=coroutine)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument):
+        PushConsumer(group="g", topics="t", listener=plain, start="middle")  # type: ignore[call-overload]
+    with pytest.raises(InvalidArgument):
+        PushConsumer(group="g", topics="t", listener=plain, mode="both")  # type: ignore[call-overload]
+    with pytest.raises(InvalidArgument):
+        PushConsumer(topics="t", listener=plain)  # type: ignore[call-overload]
+    with pytest.raises(InvalidArgument):
+        PushConsumer(group="g", listener=plain)  # type: ignore[call-overload]
+    with pytest.raises(InvalidArgument):
+        PushConsumer(group="g", topics="t")  # type: ignore[call-overload]
+    PushConsumer(group="g", topics="t", listener=plain_batch)  # type: ignore[arg-type]
+    PushConsumer(group="g", topics="t", listener=plain, batch=10)  # type: ignore[arg-type]
+    aio.PushConsumer(group="g", topics="t", listener=coroutine, batch=10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [PushConsumer, aio.PushConsumer])
+def test_the_arguments_that_type_checkers_know_are_those_there_are(kind: type[Any]) -> None:
+    parameters = inspect.signature(kind).parameters.values()
+    named = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert named - {"batch"} == PushOptions.__annotations__.keys() - AccessOptions.__annotations__.keys()
+
+
+@pytest.mark.parametrize("check", COROUTINES)
+def test_a_coroutine_function_is_refused_as_the_check_of_a_producer_that_would_not_await_it(check: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"coroutine function.*flintmq\.client\.aio\.TransactionProducer"):
+        TransactionProducer(group="g", check=check)
+    aio.TransactionProducer(group="g", check=check)
+
+
+@pytest.mark.parametrize("kind", [TransactionProducer, aio.TransactionProducer])
+def test_a_generator_function_is_refused_as_a_check(kind: type[Any]) -> None:
+    with pytest.raises(InvalidArgument, match="generator function"):
+        kind(group="g", check=generator)

@@ -1,0 +1,132 @@
+"""What a listener raised, as it is kept with the message and as it is logged."""
+
+from __future__ import annotations
+
+import logging
+from itertools import chain
+from math import inf
+from typing import Any
+
+import pytest
+
+from flintmq.client import GiveUp, InvalidArgumentType, PushConsumer, StoredMessage, TryLater
+from flintmq.client.core.batch import Batch
+from flintmq.client.push.claims import Claim, Work
+from flintmq.client.push.handling import REASONS_BYTES_MAX, SEND_BACK_MAX, _parts
+from flintmq.client.push.outcome import Failure, describe, failed_with, reason_of
+from flintmq.protocol.record import Record, encode_properties
+
+UNIQUE = "7F00000100002A9F0000000000000001"
+
+
+def message(tries: int = 0, queue_offset: int = 7, **properties: str) -> StoredMessage:
+    record = Record(
+        topic=b"%RETRY%g" if tries else b"jobs", body=b"x", reconsume_times=tries, queue_id=2,
+        queue_offset=queue_offset, properties=encode_properties({"UNIQ_KEY": UNIQUE, **properties}),
+    )  # fmt: skip
+    blob = record.encode()
+    found = StoredMessage(len(blob), 0, blob, "")
+    found.shown_in("jobs")
+    return found
+
+
+def work(*messages: StoredMessage, tries: int = 0) -> Work:
+    batch = Batch("jobs", 2, b"", 0, next_offset=0, min_offset=0, max_offset=0)
+    return Work(Claim("jobs", 2, 1, 0), messages, batch, 8, 100, tries, inf, inf)
+
+
+class BrokenText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def raised_from(raised: BaseException, cause: BaseException | None, context: BaseException | None = None) -> Any:
+    raised.__context__ = context
+    if cause is not None:
+        raised.__cause__ = cause
+    return raised
+
+
+@pytest.mark.parametrize(("error", "reason"), [
+    (ValueError("no such account"), "ValueError: no such account"),
+    (ValueError("first\nsecond"), "ValueError: first"),
+    (ValueError(), "ValueError"),
+    (ValueError("a\x01b\x02c"), "ValueError: a b c"),
+    (ValueError("\udcff"), "ValueError: ?"),
+    (BrokenText(), "BrokenText: its text cannot be had (RuntimeError)"),
+    (TryLater(), "TryLater"),
+    (GiveUp(), "GiveUp"),
+    (TryLater(3, reason="bank closed"), "bank closed"),
+    (GiveUp(reason="no such account"), "no such account"),
+    (GiveUp("no such account"), "no such account"),
+    (raised_from(TryLater(), KeyError("k")), "KeyError: 'k'"),
+    (raised_from(TryLater(), None, KeyError("k")), "KeyError: 'k'"),
+    (raised_from(TryLater(reason="later"), KeyError("k")), "later"),
+    (ValueError("x" * 5000), "ValueError: " + "x" * 1011 + "…"),
+])  # fmt: skip
+def test_the_reason_is_one_line_that_says_what_was_raised(error: BaseException, reason: str) -> None:
+    assert reason_of(error) == reason
+    assert len(reason) <= 1024
+
+
+def test_a_reason_is_text() -> None:
+    with pytest.raises(InvalidArgumentType, match="reason must be a str, not int"):
+        TryLater(reason=5)  # type: ignore[arg-type]
+
+
+def test_a_listener_that_may_not_say_why_says_nothing() -> None:
+    options: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}
+    one = message()
+    for told, reason in ((True, "ValueError: secret"), (False, "")):
+        consumer = PushConsumer(**options, retry_reason=told)
+        failed = failed_with(ValueError("secret"), consumer._options, [one], work(one))
+        assert failed == [Failure(one, 0, reason)]
+
+
+def test_a_message_is_described_by_what_finds_it_again() -> None:
+    unique = f"message {UNIQUE} of topic jobs"
+    assert describe([message(KEYS="o-1")]) == f"{unique}, key o-1, queue 2, offset 7, try 1"
+    assert describe([message(3, KEYS="a b")]) == f"{unique}, keys a b, try 4", "its place is in %RETRY%g"
+    assert describe([message()], tries=2).endswith("try 3"), "in orderly mode it is tried in its place"
+    many = describe([message(queue_offset=n) for n in range(300)])
+    assert many.startswith("300 messages (")
+    assert many.endswith("; and 290 more)")
+
+
+def test_the_place_of_a_retried_message_is_shown_as_that_of_its_retry_topic() -> None:
+    assert repr(message()) == "<StoredMessage 'jobs' queue 2 offset 7>"
+    assert repr(message(1)) == "<StoredMessage 'jobs' tried again, stored in '%RETRY%g' queue 2 offset 7>"
+
+
+def test_each_kind_of_failure_is_logged_as_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    options = PushConsumer(group="g", topics="t", listener=print)._options
+    one = message(1, KEYS="o-1")
+    with caplog.at_level(logging.INFO, "flintmq"):
+        failed_with(ValueError("no"), options, [one], work(one))
+        failed_with(TryLater(reason="bank closed"), options, [one], work(one))
+        failed_with(GiveUp("no such account"), options, [one], work(one))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
+    assert all("of topic jobs, key o-1, try 2" in record.getMessage() for record in caplog.records)
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False, False]
+    assert "gave up" in caplog.records[2].getMessage()
+
+
+def test_what_is_only_to_be_tried_again_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    options = PushConsumer(group="g", topics="t", listener=print)._options
+    one = message()
+    with caplog.at_level(logging.INFO, "flintmq"):
+        for _ in range(1000):
+            failed_with(TryLater(), options, [one], work(one))
+    assert 10 <= len(caplog.records) < 100
+
+
+def test_failures_that_differ_share_requests_up_to_what_a_header_holds() -> None:
+    one = message()
+    short = [Failure(one, 0, f"ValueError: {number}") for number in range(1000)]
+    parts = list(_parts(short))
+    assert [len(part) for part in parts] == [SEND_BACK_MAX] * 3 + [1000 - 3 * SEND_BACK_MAX]
+    long = [Failure(one, 0, "€" * 1024) for _ in range(100)]
+    parts = list(_parts(long))
+    assert list(chain.from_iterable(parts)) == long
+    assert all(sum(len(failure.reason.encode()) for failure in part) <= REASONS_BYTES_MAX for part in parts)
+    assert not list(_parts([]))
