@@ -1,8 +1,8 @@
 """The fixed-width layouts of the store, each field once: name, width in bytes, meaning.
 
-Offsets, ``struct`` formats, the kernels' constants, the tables in ``broker/README.md`` and the strategies of the tests
-are all taken from here. All integers are big-endian and signed (Java writes them). The layouts are Apache RocketMQ's
-(``MessageExtEncoder``, ``ConsumeQueue``, ``IndexHeader``, ``StoreCheckpoint``, release 5.3.3).
+Offsets, ``struct`` formats, the kernels' constants, the tables in ``broker/store/README.md`` and the strategies of the
+tests are all taken from here. All integers are big-endian and signed (Java writes them). The layouts are Apache
+RocketMQ's (``MessageExtEncoder``, ``ConsumeQueue``, ``IndexHeader``, ``StoreCheckpoint``, release 5.3.3).
 """
 
 from __future__ import annotations

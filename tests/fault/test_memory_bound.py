@@ -36,7 +36,7 @@ Connect: TypeAlias = Callable[..., RawConnection]
 
 MIB = 1024 * 1024
 BOUND_BYTES = 512 * MIB
-"""What broker/README.md promises for the default limits."""
+"""What broker/server/README.md promises for the default limits."""
 ROOT = Path(__file__).parents[2]
 
 

@@ -46,9 +46,9 @@ def test_the_readme_has_the_table_of_the_code() -> None:
         for metric in METRICS
     ]
     table = "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows])
-    readme = (ROOT / "broker" / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "broker" / "server" / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"<!-- generated: metrics -->\n\n(.*?)\n\n<!-- end -->", readme, re.DOTALL)
-    assert found == [table], "replace the block `metrics` of broker/README.md by what is expected"
+    assert found == [table], "replace the block `metrics` of broker/server/README.md by what is expected"
 
 
 # ---- the dashboard ----

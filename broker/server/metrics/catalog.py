@@ -1,4 +1,4 @@
-"""Every metric of the broker: its name, kind, labels and meaning. ``broker/README.md`` shows this table.
+"""Every metric of the broker: its name, kind, labels and meaning. ``broker/server/README.md`` shows this table.
 
 Names follow Prometheus: base units, last in the name; ``_total`` for what only grows. Labels take few values, none that
 a client can make up: topics and groups are those that exist.
