@@ -260,6 +260,7 @@ def append_with(running: RocketMQ, count: int, first: int) -> list[Message]:
         properties = {"KEYS": f"java-{number} ключ-{number}", "TAGS": "日本", "UNIQ_KEY": f"{number:032X}"}
         body = "из Java " * (number % 90)
         appended.append(running.call("append", topic=topic, queue=queue, body=body, properties=properties))
+    running.wait_dispatched()
     return appended
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,12 @@ class RocketMQ:
         to = self.home / "read.jsonl"
         answer = self.call("read", to=to, **arguments)
         return answer, read_lines(to)
+
+    def wait_dispatched(self) -> None:
+        """Wait until RocketMQ's reput thread has dispatched every appended message to queues and index."""
+        deadline = time.monotonic() + COMMAND_TIMEOUT_S
+        while (behind := self.call("dispatched")["behind"]) > 0:
+            assert time.monotonic() < deadline, f"{behind} bytes of the log are not dispatched"
 
     def find(self, keys: Iterable[Key]) -> dict[Key, set[int]]:
         """The physical offsets that its index gives for each key, hash collisions included."""
