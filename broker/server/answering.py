@@ -1,4 +1,4 @@
-"""The answers of one connection: collected, kept in order where they must be, and handed to the transport."""
+"""Responses of one connection: collected during a turn, kept in order if they must be, and given to the transport."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .sending import SMALL_BYTES
 log = logging.getLogger(__name__)
 
 WRITE_EARLY_BYTES = 256 * 1024
-"""Answers of one turn that are larger than this together do not wait for its end."""
+"""Responses of one turn are written before its end once their bodies exceed this size together."""
 WAITING_ANSWER_BYTES = 400
-"""What an answer that waits for a flush takes beside its bytes."""
+"""Memory overhead of a response that waits for a flush, in addition to its bytes."""
 
 
 class Answering:
-    """What a connection has to answer.
+    """The outbound responses of a connection.
 
-    ``unflushed``: PRODUCE answers in the order of their requests, from the first one that waits for a flush on:
-    ``(end_offset, answer, request_id, counted_bytes, began)``; an ``end_offset`` of 0 waits only for those before it,
-    and is counted already.
+    ``unflushed`` holds PRODUCE responses in the order of their requests, starting with the first one that waits for a
+    flush: ``(end_offset, answer, request_id, counted_bytes, began)``. An entry with ``end_offset`` 0 waits only for
+    the entries before it; its latency has already been counted.
     """
 
     __slots__ = (
@@ -45,20 +45,20 @@ class Answering:
         self.frame_bytes = 0
         """Size of the frame that is being handled."""
         self.running = False
-        """Frames are being handled: answers are collected until that is over."""
+        """True while frames are being handled; their responses are collected until that is done."""
         self.turn_began = 0.0
-        """When the frames that are being handled were taken up, by ``time.monotonic``."""
+        """Time at which the current turn began, by ``time.monotonic``."""
         self.written = 0
-        """See ``Peer.written``."""
+        """Number of PRODUCE frames of this turn that were complete once written, without waiting for a flush."""
         self.write_closed = False
-        """Nothing can be sent any more."""
+        """True once nothing more can be sent."""
         self.unflushed: deque[tuple[int, bytes, int, int, float]] = deque()
         self.unflushed_bytes = 0
         self.flush_offset = 0
-        """Where the last of this turn's messages that must be flushed ends; 0: there is none."""
+        """End offset of this turn's last message that must be flushed; 0 if there is none."""
 
     def send(self, head: bytes, body: bytes | bytearray = b"") -> None:
-        """Send one encoded answer, at the end of the turn at the latest."""
+        """Send one encoded response, at the end of the turn at the latest."""
         self.out.append(head)
         if body:
             self.out.append(body)
@@ -67,7 +67,7 @@ class Answering:
             self.write_out()
 
     def write_out(self) -> None:
-        """Hand all answers to the transport."""
+        """Give all collected responses to the transport."""
         out = self.out
         self.out = []
         self.out_bytes = 0
@@ -85,44 +85,47 @@ class Answering:
         memory = self.broker.send_memory
         memory.note(self, unsent_bytes)
         if memory.is_short() and not self.transport.is_closing():
-            # It is a slow reader by now, and handled as one until it has taken its answers: see ``resume_writing``.
+            # Memory is short, so treat this client as a slow reader until it has drained its responses:
+            # ``resume_writing`` restores the normal limit.
             self.transport.set_write_buffer_limits(high=SMALL_BYTES)
 
     def unsent_bytes(self) -> int:
-        """See ``Sender``."""
+        """Return the number of bytes that were written and that the client has not read."""
         return 0 if self.write_closed else self.transport.get_write_buffer_size()
 
     def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
-        """See ``Peer.answer``."""
+        """Respond to ``frame`` with SUCCESS, or with an error if ``body`` exceeds the frame limit."""
         if frame.kind != REQUEST:
             self.done(frame)
             return
         if len(body) > self.broker.limits.frame_bytes_max - 4096:
             limit = self.broker.limits.frame_bytes_max
-            self.fail(frame, BrokerFailure(f"an answer of {len(body)} bytes; limits.frame_bytes_max is {limit}"))
+            self.fail(
+                frame, BrokerFailure(f"the response has {len(body)} bytes, but limits.frame_bytes_max is {limit}")
+            )
             return
         self.send_answer(
             frame, encode_head(RESPONSE, SUCCESS, frame.request_id, encode_fields(answer), len(body)), body
         )
 
     def send_answer(self, frame: Frame, head: bytes, body: bytes | bytearray) -> None:
-        """See ``Peer.send_answer``."""
+        """Send the encoded response to ``frame`` and record its latency."""
         self.send(head, body)
         self.done(frame)
 
     def done(self, frame: Frame) -> None:
-        """A request is answered, or was one-way and is done: count how long it took."""
+        """Record the latency of a request that was answered, or of a one-way request that is complete."""
         latencies = self.broker.counters.latencies.get(frame.code)
         if latencies is not None:
             latencies.observe(time.monotonic() - frame.began)
 
     def count_error(self, error: BrokerError) -> None:
-        """An answer is an error."""
+        """Count an error response."""
         errors = self.broker.counters.errors
         errors[error.code] = errors.get(error.code, 0) + 1
 
     def fail(self, frame: Frame, error: BrokerError) -> None:
-        """See ``Peer.fail``."""
+        """Respond to ``frame`` with an error; to a PRODUCE in the order of its responses."""
         self.count_error(error)
         if log.isEnabledFor(logging.DEBUG):
             command = COMMANDS.get(frame.code)
@@ -138,7 +141,7 @@ class Answering:
             self.send(answer)
 
     def send_in_order(self, answer: bytes) -> None:
-        """See ``Peer.send_in_order``."""
+        """Send an encoded PRODUCE response after those that still wait for a flush."""
         if self.unflushed:
             self._add_unflushed(0, answer, 0, 0, 0.0)
         elif self.running:
@@ -153,21 +156,21 @@ class Answering:
         self.broker.in_flight_bytes += counted
 
     def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
-        """See ``Peer.send_when_flushed``; a one-way frame only counts as in flight."""
+        """Send an encoded PRODUCE response, in order, once the log is flushed up to ``end_offset``."""
         if frame.kind != REQUEST:
-            answer = b""
+            answer = b""  # a one-way frame gets no response, but its bytes still count as in flight
         self._add_unflushed(end_offset, answer, frame.request_id, self.frame_bytes, self.turn_began)
         self.flush_offset = end_offset
 
     def wait_for_flush(self) -> None:
-        """At the end of a turn that appended: have ``flushed`` called for all of its messages at once."""
+        """Register ``flushed`` for all messages of this turn at once; called at the end of a turn that appended."""
         end_offset, self.flush_offset = self.flush_offset, 0
         self.broker.flush.wait_for(end_offset, self.flushed)
 
     def flushed(self, error: BrokerError | None, since: float = math.inf) -> None:
-        """The log is flushed up to what a turn waited for: send the answers that this frees.
+        """Send the responses whose messages are flushed.
 
-        Or it is not: then those get ``error`` that wait since before ``since``, monotonic seconds.
+        If ``error`` is given, responses that have waited since before ``since`` (monotonic seconds) are replaced by it.
         """
         flushed_offset = self.broker.store.flushed_offset
         unflushed = self.unflushed
@@ -179,7 +182,7 @@ class Answering:
             end_offset, answer, request_id, counted_bytes, began = unflushed.popleft()
             done_bytes += counted_bytes
             if end_offset:
-                if began != turn_began and count:  # those of one turn took equally long
+                if began != turn_began and count:  # all messages of one turn have the same latency
                     observe(now - turn_began, count)
                     count = 0
                 turn_began = began
@@ -199,5 +202,5 @@ class Answering:
 
 
 def encode_error(error: BrokerError, request_id: int) -> bytes:
-    """The frame that answers a request with an error."""
+    """Return the encoded error response to a request."""
     return encode_head(RESPONSE, error.code, request_id, error.fields(), 0)

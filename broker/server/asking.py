@@ -1,4 +1,4 @@
-"""What a broker asks of its clients: requests and one-way frames in the other direction, and their answers."""
+"""Requests and one-way frames from the broker to its clients, and the responses of the clients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .answering import Answering
 from .handlers.context import Broker
 
 TELL_MAX = 100
-"""So many are told when a connection goes, at most: mostly members of groups, which take memory while it is there."""
+"""Maximum number of callbacks for the loss of one connection. Most are group members, which take memory."""
 ASKED_MAX = 1_024
-"""Requests to one client that wait for an answer; the oldest is given up for a newer one."""
+"""Maximum number of unanswered requests to one client; a further request drops the oldest."""
 
 
 class Asking(Answering):
-    """See ``Remote``."""
+    """A connection that can send requests to its client; it implements ``Remote``."""
 
     __slots__ = ("_asked", "_last_request_id", "_user", "_when_lost", "access", "address", "client", "lost")
 
@@ -33,16 +33,16 @@ class Asking(Answering):
         self.client = ""
         self._user: User | None = None
         self.access: Access | None = None
-        """See ``Peer.access``."""
+        """Permissions of ``user``; None if there is no user."""
         self.lost = False
-        """The connection is gone: whatever comes back is for nobody."""
+        """True once the connection is closed; results that arrive later are dropped."""
         self._asked: dict[int, Answered] = {}
         self._last_request_id = 0
         self._when_lost: dict[object, Callable[[], None]] = {}
 
     @property
     def user(self) -> User | None:
-        """Who it is; None where nobody has to prove it, and before."""
+        """The authenticated user; None before authentication, or if the broker requires none."""
         return self._user
 
     @user.setter
@@ -51,16 +51,16 @@ class Asking(Answering):
         self.access = self.broker.access.of(user.name, user.permissions) if user is not None else None
 
     def may_publish(self, topic: str) -> bool:
-        """See ``Remote.may_publish``."""
+        """Return whether the client may publish to ``topic``."""
         return self.access is None or self.access.allows(PUBLISH, TOPIC, topic)
 
     def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
-        """See ``Remote.tell``."""
+        """Send a one-way frame to the client."""
         if not self.lost:
             self.send(encode_head(ONE_WAY, command.code, 0, encode_fields(request), len(body)), body)
 
     def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
-        """See ``Remote.ask``."""
+        """Send a request; call ``answered`` with the response, or with None if none can arrive any more."""
         if self.lost:
             answered(None)
             return
@@ -71,7 +71,7 @@ class Asking(Answering):
         self.send(encode_head(REQUEST, command.code, request_id, encode_fields(request), len(body)), body)
 
     def asked_answered(self, frame: Frame) -> bool:
-        """An answer came; whether it was waited for."""
+        """Pass a response to the caller that waits for it; return False if no caller does."""
         answered = self._asked.pop(frame.request_id, None)
         if answered is None:
             return False
@@ -79,21 +79,21 @@ class Asking(Answering):
         return True
 
     def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
-        """See ``Remote.when_lost``."""
+        """Call ``call`` once the connection is closed; return a function that cancels this."""
         token = object()
         if self.lost:
             call()
         elif len(self._when_lost) >= TELL_MAX:
             raise InvalidParameter(
-                f"one connection carries at most {TELL_MAX} members of groups, consumers and producers together: open "
-                "another one for more"
+                f"one connection can carry at most {TELL_MAX} group members, consumers and producers together; open "
+                "another connection for more"
             )
         else:
             self._when_lost[token] = call
         return lambda: _take_back(self._when_lost, token)
 
     def tell_lost(self) -> None:
-        """The connection is gone: tell who asked, and who wanted to know."""
+        """Call all callbacks that wait for a response or for the loss of the connection."""
         asked, self._asked = self._asked, {}
         calls, self._when_lost = self._when_lost, {}
         for answered in asked.values():

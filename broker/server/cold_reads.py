@@ -1,7 +1,7 @@
-"""Reads that may wait for the disk: as many at a time as there are threads for them.
+"""Scheduling of reads that may wait for the disk: at most one per reader thread at a time.
 
-Each may come back with a large answer. The next one starts when the loop has taken the last one's, and has counted it
-(``sending.py``): else threads would read answers faster than they are sent, and pile them up.
+Each may return a large response. A read starts only after the loop has taken over and counted the result of an earlier
+one (``sending.py``); otherwise the threads would read faster than responses are sent, and the results would pile up.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from collections.abc import Callable
 
 
 class ColdReads:
-    """Belongs to the event loop. ``threads``: as many reads may be under way."""
+    """The queue of cold reads. Belongs to the event loop. ``threads``: maximum number of concurrent reads."""
 
     def __init__(self, threads: int) -> None:
         self._free = threads
         self._waiting: deque[Callable[[], bool]] = deque()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of waiting reads."""
         return len(self._waiting)
 
     def when_free(self, start: Callable[[], bool]) -> None:
-        """Call when there is a thread; it says whether it took it, and ``over`` must follow if it did."""
+        """Call ``start`` when a thread is free.
+
+        ``start`` returns whether it uses the thread; if it does, ``over`` must be called afterwards.
+        """
         self._waiting.append(start)
         self._start()
 
     def over(self) -> None:
-        """A read is over, and its answer is counted."""
+        """Free the thread of a read that is done and whose response has been counted."""
         self._free += 1
         self._start()
 
     def _start(self) -> None:
         while self._free and self._waiting:
             start = self._waiting.popleft()
-            self._free -= 1  # before it is called: it may come back here
+            self._free -= 1  # before the call, because ``start`` may call ``when_free`` again
             if not start():
                 self._free += 1

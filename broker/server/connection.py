@@ -1,7 +1,7 @@
-"""One client's connection: bytes in, frames to handlers, answers out.
+"""One client's connection: bytes in, frames to handlers, responses out.
 
-A connection is *stopped* for one or more reasons (``STOP_…``): then none of its frames is handled and nothing is read
-from its socket, until all reasons are gone. What has arrived stays in the parser.
+A connection is *stopped* for one or more reasons (``STOP_…``). While any reason remains, the broker handles none of
+its frames and reads nothing from its socket; bytes that have already arrived stay in the parser.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ from .waiting import Waiting
 log = logging.getLogger(__name__)
 
 STOP_SUSPENDED = 1
-"""A PRODUCE waits for its topic: what follows must not overtake it."""
+"""A PRODUCE waits for its topic, and later frames must not overtake it."""
 STOP_WRITE = 2
-"""The client does not take its answers."""
+"""The client does not read its responses."""
 STOP_IN_FLIGHT = 4
-"""Too many bytes of this connection wait for a flush, or far too many of all."""
+"""Too many bytes of this connection, or far too many of all connections, wait for a flush."""
 STOP_MEMORY = 8
-"""Half a frame, and no memory for the rest: too many bytes of all connections have arrived."""
+"""Part of a frame has arrived, and the receive buffers of all connections leave no memory for the rest."""
 STOP_TURN = 16
-"""It had its turn; others are served before it goes on."""
+"""The connection has used up its turn; other connections are served first."""
 STOP_ENDING = 32
-"""Nothing more is taken from it."""
+"""The connection is being closed; no more frames are accepted."""
 
 TURN_S = 0.001
-"""A turn of one connection ends after this long."""
+"""Maximum duration of one connection's turn."""
 TURN_BYTES = 256 * 1024
-"""Or after so much: the system reads on for as long as it is let, and a frame of a megabyte takes milliseconds."""
+"""Maximum number of bytes handled in a turn: without it one fast sender could hold the loop, and a frame of a megabyte
+takes milliseconds."""
 LINGER_S = 2.0
-"""After a refusal the rest of what a client sends is thrown away this long: closing at once would reset the connection,
-and the client might never see why."""
+"""Time for which further input is discarded after a refusal. Closing at once would reset the connection, and the client
+might never read the reason."""
 
 NOT_AUTHENTICATED = (
-    f"this broker serves only users, and the connection has not said who it is: AUTH with {MECHANISM} must follow "
+    f"this broker requires authentication, and the connection has not authenticated: send AUTH with {MECHANISM} after "
     "HELLO; give the client a user and a password"
 )
 
@@ -68,7 +69,7 @@ _DISCARDED = memoryview(bytearray(64 * 1024))
 
 
 class Connection(Waiting, asyncio.BufferedProtocol):
-    """A connection that was accepted. ``on_lost`` is called once, when it is gone."""
+    """An accepted connection. ``on_lost`` is called once, after it is closed."""
 
     __slots__ = (
         "arrived", "authenticate_by", "born_host", "close_by", "ending", "exchange", "half_since", "handlers",
@@ -82,10 +83,10 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         self.on_lost = on_lost
         self.exchange: ServerExchange | None = None
         self.authenticate_by = 0.0
-        """When it must have said who it is (the loop's clock); 0: it need not, or has."""
+        """Deadline for authentication by the loop's clock; 0 if none is needed, or if it is done."""
         self.memory = broker.receive_memory
         self.parser = SharingParser(broker.limits.frame_bytes_max, self.memory)
-        if broker.authenticator is not None:  # a stranger gets little room and little time
+        if broker.authenticator is not None:  # an unauthenticated client gets little memory and little time
             self.parser.frame_bytes_max = UNKNOWN_FRAME_BYTES_MAX
             self.authenticate_by = broker.loop.time() + broker.settings.security.auth_timeout_ms / 1000
         self.handlers = HANDLERS_BEFORE_HELLO
@@ -105,16 +106,16 @@ class Connection(Waiting, asyncio.BufferedProtocol):
     # ---- what the transport calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is connected."""
+        """Take over the transport of the connected socket."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the buffer for the next bytes; never empty."""
         return _DISCARDED if self.lingering else self.parser.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """``nbytes`` arrived."""
+        """Handle the ``nbytes`` that arrived."""
         if self.lingering:
             return
         self.reads += 1
@@ -123,14 +124,14 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self._run()
 
     def eof_received(self) -> bool:
-        """The client sends no more: what it waits for is still answered, then the connection closes."""
+        """Answer the client's outstanding requests, then close; the client sends nothing more."""
         if self.lingering:
             return False
         self._end()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone: nothing waits for it any more."""
+        """Release everything that this connection held or waited for."""
         self.lost = self.write_closed = True
         self.stops |= STOP_ENDING
         for pull in self.held_pulls:
@@ -152,14 +153,14 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         self.on_lost(self)
 
     def pause_writing(self) -> None:
-        """The client does not take its answers fast enough: handle nothing more of it."""
+        """Stop handling frames because the client reads its responses too slowly."""
         self.write_paused = True
         self.write_since = self.broker.loop.time()
         self.write_level = self.transport.get_write_buffer_size()
         self.stop(STOP_WRITE)
 
     def resume_writing(self) -> None:
-        """The client has taken its answers."""
+        """Continue after the client has read its responses."""
         self.write_paused = False
         if not self.transport.is_closing():
             self.transport.set_write_buffer_limits(high=self.broker.limits.write_buffer_bytes_max)
@@ -169,7 +170,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
     # ---- handling frames ----
 
     def _run(self) -> None:
-        """Handle whole frames until there is none, or the connection is stopped."""
+        """Handle complete frames until none is left or the connection is stopped."""
         parser = self.parser
         frames = handled_bytes = 0
         incomplete = False
@@ -187,7 +188,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
                 frame.began = self.turn_began
                 self.handle(frame)
                 if self.stops & STOP_SUSPENDED:
-                    self.parser.keep(frame)
+                    self.parser.keep(frame)  # it is handled again later, so its body must not be overwritten
                 handled_bytes += self.frame_bytes
                 if handled_bytes > TURN_BYTES or time.monotonic() > self.turn_began + TURN_S:
                     self.stop(STOP_TURN)
@@ -224,11 +225,11 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.half_since = broker.loop.time()
 
     def has_memory(self) -> None:
-        """See ``Receiver``."""
+        """Continue reading: the parser has memory again."""
         self.unstop(STOP_MEMORY)
 
     def handle(self, frame: Frame) -> None:
-        """See ``Peer.handle``."""
+        """Call the handler of a frame's command, and answer with the error that it raises."""
         try:
             handler = self.handlers.get(frame.code)
             if handler is None or frame.kind != REQUEST:
@@ -240,12 +241,12 @@ class Connection(Waiting, asyncio.BufferedProtocol):
                     return
                 if frame.kind == RESPONSE:
                     if not self.asked_answered(frame):
-                        log.debug("an answer to request %d, which was not asked", frame.request_id)
+                        log.debug("unexpected response to request %d", frame.request_id)
                     return
                 if handler is None:
                     raise UnknownCommand(f"command {frame.code} is not known to this broker")
                 if frame.code not in ONE_WAY_CODES:
-                    raise InvalidParameter(f"command {frame.code} cannot be sent one-way: its answer is what it is for")
+                    raise InvalidParameter(f"command {frame.code} cannot be sent one-way, because it returns a result")
             handler(self, frame)
         except BrokerError as error:
             self.fail(frame, error)
@@ -253,12 +254,12 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.unexpected(frame, error)
 
     def fail(self, frame: Frame, error: BrokerError) -> None:
-        """See ``Peer.fail``."""
+        """Respond to ``frame`` with an error, and audit it if its command is audited."""
         audit_refused(self, frame, error)
         super().fail(frame, error)
 
     def greet(self, client: str) -> None:
-        """See ``Peer.greet``."""
+        """Accept the commands that are allowed after HELLO."""
         self.client = client
         if self.broker.authenticator is None:
             self.handlers = HANDLERS
@@ -266,7 +267,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.handlers = HANDLERS_BEFORE_AUTH
 
     def admit(self, user: User) -> None:
-        """See ``Peer.admit``."""
+        """Accept all commands from now on, as ``user``."""
         self.user = user
         self.authenticate_by = 0.0
         self.parser.frame_bytes_max = self.broker.limits.frame_bytes_max
@@ -274,7 +275,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         log.debug("connection from %s:%d is user %s", *self.address, user.name)
 
     def users_changed(self) -> None:
-        """The users were read again: who is none any more, or has another password, has to authenticate anew."""
+        """Close the connection if its user was removed or has another password; called after users were reloaded."""
         before, authenticator = self.user, self.broker.authenticator
         if before is None or authenticator is None:
             return
@@ -282,23 +283,23 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         if user is not None and user.verifier == before.verifier:
             self.user = user
             return
-        what = "was removed" if user is None else "has another password"
-        self.turn_away(AuthenticationRequired(f"user {before.name!r} {what} since this connection authenticated"), 0)
+        change = "was removed" if user is None else "got another password"
+        self.turn_away(AuthenticationRequired(f"user {before.name!r} {change} after this connection authenticated"), 0)
 
     def refuse(self, frame: Frame, error: BrokerError) -> None:
-        """See ``Peer.refuse``."""
+        """Respond to ``frame`` with an error and close the connection."""
         self.turn_away(error, frame.request_id)
 
     def suspend(self) -> None:
-        """See ``Peer.suspend``."""
+        """Handle no more frames until ``resume`` or ``proceed``."""
         self.stop(STOP_SUSPENDED)
 
     def resume(self, frame: Frame, error: BrokerError | None) -> None:
-        """See ``Peer.resume``."""
+        """Handle ``frame`` again after ``suspend``, or answer it with ``error``."""
         self.proceed(frame, partial(self.handle, frame) if error is None else partial(self.fail, frame, error))
 
     def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
-        """See ``Peer.proceed``."""
+        """Continue after ``suspend`` with ``call``; an error that it raises answers ``frame``."""
         self.stops &= ~STOP_SUSPENDED
         if self.lost:
             return
@@ -321,18 +322,18 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.broker.loop.call_soon(self._continue)
 
     def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
-        """See ``Peer.send_when_flushed``."""
+        """Send an encoded PRODUCE response once it is flushed; stop reading if too much is in flight."""
         super().send_when_flushed(frame, answer, end_offset)
         self._check_in_flight()
 
     def send_in_order(self, answer: bytes) -> None:
-        """See ``Peer.send_in_order``."""
+        """Send an encoded PRODUCE response in order; stop reading if too much is in flight."""
         super().send_in_order(answer)
         if self.unflushed:
             self._check_in_flight()
 
     def _check_in_flight(self) -> None:
-        """Take nothing more of a connection that has enough to wait for, or that goes on although it is refused."""
+        """Stop reading from a connection that has too many unflushed bytes, or that keeps sending after SYSTEM_BUSY."""
         broker = self.broker
         if (
             self.unflushed_bytes > broker.limits.connection_in_flight_bytes_max
@@ -341,7 +342,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.stop(STOP_IN_FLIGHT)
 
     def flushed(self, error: BrokerError | None, since: float = math.inf) -> None:
-        """Some of this connection's messages are flushed, or will not be in time."""
+        """Send the responses that became due, and continue reading once half of the allowed bytes are flushed."""
         if self.lost:
             return
         super().flushed(error, since)
@@ -350,10 +351,10 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             self.unstop(STOP_IN_FLIGHT)
         self.check_end()
 
-    # ---- stopping and going on ----
+    # ---- stopping and continuing ----
 
     def stop(self, reason: int) -> None:
-        """Handle and read nothing more until ``reason`` is gone."""
+        """Handle and read nothing more until ``reason`` is removed."""
         self.stops |= reason
         if self.reading:
             self.reading = False
@@ -361,7 +362,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
                 self.transport.pause_reading()
 
     def unstop(self, reason: int) -> None:
-        """``reason`` is gone; go on in the next turn of the loop if it was the last one."""
+        """Remove ``reason``; if it was the last one, continue in the next turn of the loop."""
         self.stops &= ~reason
         if not self.stops:
             self.broker.loop.call_soon(self._continue)
@@ -381,7 +382,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
     # ---- the end ----
 
     def turn_away(self, error: BrokerError, request_id: int) -> None:
-        """What comes from this client cannot be served: say why, then close."""
+        """Send the client an error that says why it cannot be served, then close the connection."""
         if self.ending:
             return
         self.count_error(error)
@@ -391,7 +392,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         self._end()
 
     def _end(self) -> None:
-        """Take nothing more; close when all that was taken is answered."""
+        """Accept nothing more; close once all accepted requests are answered."""
         if self.ending:
             return
         self.ending = True
@@ -405,16 +406,16 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         self.check_end()
 
     def finish(self) -> None:
-        """The broker stops: answer what was taken, then close."""
+        """Answer all accepted requests, then close; called when the broker stops."""
         self._end()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection immediately."""
         self.write_closed = True
         self.transport.abort()
 
     def check_end(self) -> None:
-        """Close a connection that ends once all that it waited for is answered."""
+        """Close a connection that is ending if all of its requests are answered."""
         if not self.ending or self.write_closed or self.stops & STOP_SUSPENDED or not self.is_idle():
             return
         if self.out:
@@ -431,7 +432,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
 
 
 def unmapped(host: str) -> str:
-    """The IPv4 address inside an IPv6 one (``::ffff:…``), else ``host`` itself; without a zone."""
+    """Return the IPv4 address inside an IPv4-mapped IPv6 address (``::ffff:…``), else ``host``; without a zone."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     return str(mapped or address)

@@ -1,4 +1,4 @@
-"""Which handler answers which command, and what a user needs for it."""
+"""The table of commands: the handler of each, and the permission that a user needs for it."""
 
 from __future__ import annotations
 
@@ -74,21 +74,21 @@ _ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
 )
 
 HANDLERS: dict[int, Handler] = {command.code: handler for command, handler, _ in _ROWS}
-"""After HELLO, where nobody has to say who they are."""
+"""Handlers after HELLO on a broker without authentication, by command code."""
 assert HANDLERS.keys() == {code for code, command in commands.COMMANDS.items() if not command.from_broker}
 
 RULES: dict[int, Rule] = {command.code: rule for command, _, rule in _ROWS}
-"""What a user needs for each command."""
+"""Permission rule of each command, by command code."""
 
 HANDLERS_OF_USERS: dict[int, Handler] = {
     **{code: rules.guarded(handler, RULES[code]) for code, handler in HANDLERS.items()},
     commands.PRODUCE.code: rules.guarded_produce(produce.produce),
 }
-"""After HELLO, of connections whose user is known."""
+"""Handlers of authenticated connections."""
 
 HANDLERS_BEFORE_HELLO: dict[int, Handler] = {commands.HELLO.code: hello.hello}
 HANDLERS_BEFORE_AUTH: dict[int, Handler] = {**HANDLERS_BEFORE_HELLO, commands.AUTH.code: auth.auth}
-"""After HELLO, where clients have to authenticate."""
+"""Handlers after HELLO and before authentication."""
 
 ONE_WAY_CODES = frozenset(command.code for command, *_ in _ROWS if command.one_way)
 """Commands that a one-way frame may carry."""

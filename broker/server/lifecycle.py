@@ -1,4 +1,4 @@
-"""Starting and stopping a broker: bind the port, open the store, start the services, open the port; and back."""
+"""Start and stop of a broker: bind the port, open the store, start the services, open the port; and the reverse."""
 
 from __future__ import annotations
 
@@ -43,16 +43,17 @@ from .server import Server, bind
 log = logging.getLogger(__name__)
 
 WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
-"""Whoever delivers is told when these get messages."""
+"""Topics whose new messages wake the delivery of scheduled records."""
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, and how much of it: done, total."""
+"""Callback for progress of the start: stage, amount done, total amount."""
 
 
 class Lifecycle:
     """One broker from start to stop, on a running loop.
 
-    ``fatal`` is called on the loop, with what failed and the exception, when nothing can go on; it ends the process.
+    ``fatal`` is called on the loop if the broker cannot continue, with the name of the part that failed and the
+    exception; it ends the process.
     """
 
     def __init__(self, settings: Settings, fatal: Callable[[str, BaseException], None]) -> None:
@@ -72,23 +73,24 @@ class Lifecycle:
         self._audit = AuditLog(settings.log.audit)
         self._endpoint = MetricsEndpoint(self._loop, self._readers, hosts)
         self.address = ("", 0)
-        """What the port is bound to."""
+        """Host and port that the broker is bound to."""
 
     @property
     def metrics_address(self) -> str:
-        """HOST:PORT of the metrics' port; empty where there is none."""
+        """HOST:PORT of the metrics endpoint; empty if there is none."""
         address = self._endpoint.address
         return format_address(*address) if address is not None else ""
 
     async def start(self, progress: Progress) -> RecoveryReport:
-        """Bring the broker up; when this returns, the port is open.
+        """Start the broker; the port is open when this returns.
 
-        ``progress`` is called now and then from another thread; what it raises ends the start. Raises ``FlintError``
-        where the port or the store cannot be had.
+        ``progress`` is called from another thread from time to time; an exception that it raises ends the start.
+        Raises ``FlintError`` if the port cannot be bound or the store cannot be opened.
         """
         settings = self._settings
         path = Path(settings.store.path).expanduser()  # noqa: ASYNC240 - nothing else runs on the loop yet
         self._load_security(path)
+        # Bound before recovery, so that a port in use is reported at once; clients can connect only after ``start``.
         sockets = bind(settings.server.listen)
         try:
             host, port = sockets[0].getsockname()[:2]
@@ -131,7 +133,7 @@ class Lifecycle:
         return report
 
     def _load_security(self, store_path: Path) -> None:
-        """Users and certificates. Raises ``ConfigurationError`` where they cannot be used."""
+        """Load users and certificates. Raises ``ConfigurationError`` if they cannot be used."""
         security = self._settings.security
         if security.tls_certificate:
             self._tls = TlsFiles(security.tls_certificate, security.tls_key, security.tls_client_ca, security.tls_min)
@@ -142,16 +144,18 @@ class Lifecycle:
         self._authenticator = Authenticator(users, Backoff(self._loop.time, self._loop.call_at))
         if not len(users):
             log.warning(
-                "there are no users yet, and only users may connect: flintmq user add NAME --store %s", store_path
+                "there are no users yet, and the broker requires authentication; create one with "
+                "`flintmq user add NAME --store %s`",
+                store_path,
             )
         if self._tls is None and not is_loopback(parse_address(self._settings.server.listen)[0]):
             log.warning(
-                "server.listen = %s without TLS: passwords are safe, but whoever is on the network between can read "
-                "and change messages; set security.tls_certificate and security.tls_key", self._settings.server.listen,
+                "server.listen = %s without TLS: passwords are safe, but anyone on the network path can read and "
+                "change messages; set security.tls_certificate and security.tls_key", self._settings.server.listen,
             )  # fmt: skip
 
     def reload(self) -> None:
-        """Read users and certificates again, as SIGHUP asks."""
+        """Read users and certificates again, on SIGHUP."""
         if self._server is not None:
             self._server.look_at_files(force=True)
 
@@ -180,7 +184,8 @@ class Lifecycle:
             store, self._settings.retention, post, fatal, clock=lambda: store.clock.seen_ms() / 1000
         )
         stats = StoreStatsService(store, self._settings.retention, flush, checkpoint, post, fatal)
-        store.expiry.oldest_timed = lambda: store.min_physical_offset  # anything may wait, until it is known what does
+        # Until the delays are loaded, any record may still have to be delivered, so retention must not delete one.
+        store.expiry.oldest_timed = lambda: store.min_physical_offset
         self._services = [allocation, flush, reput, checkpoint, retention, stats]
         for service in self._services:
             service.start()
@@ -217,7 +222,7 @@ class Lifecycle:
         retention.roll = lambda end_offset: post(delays.roll_below, end_offset)
 
     async def stop(self) -> None:
-        """Orderly: connections, then services, then the store, after which `abort` is gone. Whatever was started."""
+        """Stop whatever was started, in order: connections, services, store. A closed store has no abort file."""
         self._endpoint.stopping()
         if self._server is not None:
             await self._server.stop(self._settings.server.stop_timeout_ms / 1000)
@@ -232,6 +237,7 @@ class Lifecycle:
         self._endpoint.close()
 
     def _close(self) -> None:
+        # The store is closed last, because services and tables still write to it.
         if self._broker is not None:
             self._broker.topic_changes.close()
         self._readers.shutdown()
@@ -246,15 +252,15 @@ class Lifecycle:
         self._audit.close()
 
     def hurry(self) -> None:
-        """Do not wait for connections any longer."""
+        """Close all connections now instead of waiting for them."""
         if self._server is not None:
             self._server.cut()
 
 
 def advertised(advertise: str, host: str, port: int) -> tuple[str, int]:
-    """Address and port that the broker's records name: the setting, else where it listens.
+    """Return the address and port that the broker's records name: the setting, else the address it listens on.
 
-    Where it listens on every interface, the address of the one that leads out of this machine.
+    If the broker listens on every interface, use the address of the interface with the default route.
     """
     if advertise:
         host, port = parse_address(advertise, default_port=port)
@@ -269,10 +275,11 @@ def advertised(advertise: str, host: str, port: int) -> tuple[str, int]:
 
 
 def _outgoing_address(version: int) -> str:
-    family, somewhere = (socket.AF_INET6, "2001:db8::1") if version == 6 else (socket.AF_INET, "192.0.2.1")
+    # Addresses reserved for documentation (RFC 3849, RFC 5737): any address outside of the local network will do.
+    family, remote = (socket.AF_INET6, "2001:db8::1") if version == 6 else (socket.AF_INET, "192.0.2.1")
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((somewhere, 9))  # a datagram socket: nothing is sent
+            probe.connect((remote, 9))  # sends nothing: connecting a datagram socket only selects a route
             return str(probe.getsockname()[0])
         except OSError:
             return "::1" if version == 6 else "127.0.0.1"

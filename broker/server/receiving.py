@@ -1,11 +1,11 @@
-"""Memory for what clients send: one buffer that every connection reads into, and bounded memory for what must stay.
+"""Receive buffers: one buffer that all connections read into, and a bounded amount of memory for partial frames.
 
-A connection that waits for its client owns no buffer. What it reads goes into the one that all share, and is handled
-there at once; only what is left of that, mostly the begin of a frame, is copied into a buffer of its own. The sum of
-those is bounded: where it would grow above ``limits.receive_bytes_max``, a connection is not read until others have
-given some back. They go on in the order in which they came, and the first of them may always have its frame whole, or
-none might ever get on. Then no more than ``FLOOR_BYTES`` is read at a time, which is enough for small requests and is
-all that a connection can have beyond the bound.
+An idle connection owns no buffer. Each read goes into the shared buffer and is handled there at once; only the rest,
+mostly the beginning of a frame, is copied into a buffer of the connection's own. The sum of these buffers is bounded:
+if it would exceed ``limits.receive_bytes_max``, the connection is not read until others have released memory.
+Connections resume in FIFO order, and the first in line may always complete its frame; otherwise none might ever
+continue. Meanwhile at most ``FLOOR_BYTES`` are read at a time. That is enough for small requests, and it is all that a
+connection can have beyond the bound.
 """
 
 from __future__ import annotations
@@ -17,46 +17,49 @@ from ...protocol.frames import Frame, FrameParser
 
 SHARED_BYTES = 256 * 1024
 FLOOR_BYTES = 4 * 1024
-"""A connection may always keep this much."""
+"""Size of the buffer that a connection may always have."""
 ROOM_BYTES = 4 * 1024
-"""Read this much beyond a frame at most: what follows it may come along."""
+"""Maximum number of bytes to read beyond a frame, so that the next frame may arrive with it."""
 GROWTH = 4
-"""A buffer grows to at most so many times what has arrived, so that an announced length alone costs nothing."""
+"""A buffer grows to at most this multiple of the bytes that have arrived: announcing a large frame reserves nothing."""
 
 
 class Receiver(Protocol):
-    """Who waits for memory."""
+    """A connection that may wait for memory."""
 
     parser: SharingParser
 
     def has_memory(self) -> None:
-        """Its parser has room for more: read on."""
+        """Continue reading: the parser has room again."""
 
 
 class ReceiveMemory:
-    """The memory of all connections together. ``call_soon``: the loop's."""
+    """Receive memory of all connections together. ``call_soon``: that of the loop."""
 
     def __init__(self, max_bytes: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.max_bytes = max_bytes
         self.shared = bytearray(SHARED_BYTES)
         self.used_bytes = 0
-        """What the connections' own buffers take."""
+        """Total size of the connections' own buffers."""
         self._call_soon = call_soon
         self._waiting: dict[Receiver, None] = {}
         self._first: SharingParser | None = None
-        """Has waited longest, and may have its frame whole, whatever is used."""
+        """The parser that has waited longest: it may complete its frame regardless of the bound."""
         self._due = False
 
     def __bool__(self) -> bool:
-        """Whether somebody waits for memory."""
+        """Return whether any connection waits for memory."""
         return bool(self._waiting)
 
     def read_bytes(self) -> int:
-        """How much may be read at once."""
+        """Return the maximum number of bytes for one read."""
         return min(SHARED_BYTES, max(FLOOR_BYTES, self.max_bytes - self.used_bytes))
 
     def take(self, parser: SharingParser, more_bytes: int, *, force: bool = False) -> bool:
-        """Whether ``parser`` may have so much more; then it has. Negative: it gives some back."""
+        """Reserve ``more_bytes`` for ``parser``; return False if the bound would be exceeded.
+
+        A negative number releases memory. ``force`` reserves it regardless of the bound.
+        """
         free = force or parser is self._first or more_bytes <= 0
         if not free and self.used_bytes + more_bytes > self.max_bytes:
             return False
@@ -66,18 +69,18 @@ class ReceiveMemory:
         return True
 
     def done(self, parser: SharingParser) -> None:
-        """``parser`` has had a frame whole: it is as all others again."""
+        """End the priority of ``parser``, which has completed a frame."""
         if parser is self._first:
             self._first = None
             self._give_on()
 
     def wait(self, receiver: Receiver) -> None:
-        """Tell ``receiver`` when it can have what it needs."""
+        """Call ``receiver.has_memory`` once it can have the memory that it needs."""
         self._waiting[receiver] = None
         self._give_on()
 
     def forget(self, receiver: Receiver) -> None:
-        """``receiver`` is gone."""
+        """Remove a closed connection."""
         self._waiting.pop(receiver, None)
         self.done(receiver.parser)
 
@@ -87,7 +90,7 @@ class ReceiveMemory:
             self._call_soon(self._give)
 
     def _give(self) -> None:
-        """Let those read on for whom there is room, in their order."""
+        """Resume the connections for which there is memory, in FIFO order."""
         self._due = False
         while self._waiting:
             receiver = next(iter(self._waiting))
@@ -101,9 +104,10 @@ class ReceiveMemory:
 
 
 class SharingParser(FrameParser):
-    """A parser that reads into the shared buffer, and owns one only while something of it has to stay.
+    """A parser that reads into the shared buffer, and owns a buffer only while it has to keep bytes.
 
-    ``settle`` has to be called whenever the connection's frames were handled, before anybody else reads.
+    ``settle`` must be called after the connection's frames are handled and before any other connection reads, because
+    that read overwrites the shared buffer.
     """
 
     __slots__ = ("_kept", "_kept_bytes", "_memory", "own_bytes")
@@ -114,20 +118,20 @@ class SharingParser(FrameParser):
         self.buffer = memory.shared
         self.start = self.end = 0
         self.own_bytes = 0
-        """Size of its own buffer; 0: it has none."""
+        """Size of its own buffer; 0 if it has none."""
         self._memory = memory
         self._kept: Frame | None = None
         self._kept_bytes = 0
 
     def writable(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the buffer for the next bytes; never empty."""
         if self.start == self.end:
             self.release()
             return memoryview(self.buffer)[: self._memory.read_bytes()]
         return memoryview(self.buffer)[self.end :]
 
     def keep(self, frame: Frame) -> None:
-        """``frame`` is handled once more, later: its body must stay until ``let_go``."""
+        """Keep the body of ``frame`` valid until ``let_go``, because the frame is handled again later."""
         self._kept = frame
         if frame.buffer is self._memory.shared:
             self._kept_bytes = frame.body_end - frame.body_at
@@ -136,14 +140,14 @@ class SharingParser(FrameParser):
             frame.body_at, frame.body_end = 0, self._kept_bytes
 
     def let_go(self) -> None:
-        """The frame that was kept is done."""
+        """Release the frame that ``keep`` kept."""
         if self._kept_bytes:
             self._memory.take(self, -self._kept_bytes)
         self._kept = None
         self._kept_bytes = 0
 
     def release(self) -> None:
-        """Give back what it owns; what is pending is lost."""
+        """Release its own buffer; pending bytes are lost."""
         self.start = self.end = 0
         self.buffer = self._memory.shared
         if self.own_bytes:
@@ -151,14 +155,14 @@ class SharingParser(FrameParser):
             self.own_bytes = 0
 
     def settle(self) -> bool:
-        """Have what is pending in a buffer of its own, with room for the rest of the frame that it begins.
+        """Move pending bytes into a buffer of its own that has room for the rest of their frame.
 
-        False where there is no memory for that: then nothing more may be read.
+        Return False if there is no memory for that; then nothing more may be read.
         """
         pending = self.end - self.start
         owns = self.own_bytes > 0
         if owns and self._kept is not None and self._kept.buffer is self.buffer:
-            return True  # a frame in front is still needed, and nothing is read until it is done
+            return True  # the buffer still holds a kept frame, and nothing is read until that frame is done
         if not pending:
             self.release()
             return True
@@ -168,18 +172,18 @@ class SharingParser(FrameParser):
         if self._memory.take(self, size - self.own_bytes, force=size <= FLOOR_BYTES):
             self._move(size, pending)
             return True
-        if not owns:
+        if not owns:  # the pending bytes must leave the shared buffer in any case
             self._memory.take(self, pending, force=True)
             self._move(pending, pending)
         return False
 
     def _suffices(self, size: int, pending: int) -> bool:
-        """Whether its buffer will do where one of ``size`` would be right; what is pending is moved to its front where
-        it has to be."""
+        """Return whether its own buffer can serve in place of one of ``size`` bytes; moves pending bytes to the front
+        if that makes it fit."""
         own = self.own_bytes
         crowded = self._memory.used_bytes > self._memory.max_bytes
         if own > max(size, FLOOR_BYTES) * (1 if crowded else GROWTH):
-            return False  # a large frame is over
+            return False  # a large frame is done: shrink
         room = min(ROOM_BYTES, size - pending)
         if own - self.end >= room:
             return True
@@ -196,11 +200,11 @@ class SharingParser(FrameParser):
         self.start, self.end = 0, pending
 
     def _size_for(self, pending: int) -> int:
-        """How large a buffer has to be for what is pending and what comes next."""
+        """Return the buffer size needed for the pending bytes and the next read."""
         if pending < 4:
             return FLOOR_BYTES
         frame_length = int.from_bytes(self.buffer[self.start : self.start + 4], "big")
         whole = 4 + min(frame_length, self.frame_bytes_max)
         if whole <= pending:
-            return pending  # they are handled before anything is read
+            return pending  # complete frames, which are handled before the next read
         return min(max(GROWTH * pending, FLOOR_BYTES), whole + ROOM_BYTES)

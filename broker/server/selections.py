@@ -1,7 +1,7 @@
-"""The tags and filters of pulls that wait: pulls that want the same share them, and what they take is counted.
+"""Tags and filters of waiting pulls. Pulls with the same selection share it, and its memory is counted.
 
-A pull that waits takes ``HELD_PULL_BYTES``; long tags and filters take a hundred times that. They count as so many
-pulls more, for the connection and for all together.
+A waiting pull takes ``HELD_PULL_BYTES``; long tags or a long filter can take a hundred times that. They count as the
+corresponding number of additional pulls, per connection and in total.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from weakref import WeakValueDictionary
 from ..filters import Filter
 
 HELD_PULL_BYTES = 1536
-"""What a pull that waits takes, beside its selection."""
+"""Memory of a waiting pull without its selection."""
 _INTEGER_BYTES = 32
 _FILTER_BYTES = 2048
 _FILTER_BYTES_A_CHAR = 128
-"""A compiled filter takes up to 116 bytes a character of its text: ``a=b OR a=b OR …``."""
+"""A compiled filter takes up to 116 bytes per character of its text: ``a=b OR a=b OR …``."""
 
 
 class Selection:
-    """What pulls want of their queues. ``tags``: codes, None for all; ``records``: what a record must match, too."""
+    """Tags and filter of one or more pulls. ``tags``: tag codes, None for all; ``records``: filter, None for none."""
 
     __slots__ = ("__weakref__", "_all", "bytes", "records", "tags")
 
@@ -40,14 +40,14 @@ class Selection:
 
 
 class Selections:
-    """All selections that a pull holds on to. ``bytes``: what they take together."""
+    """All selections that a pull refers to. ``bytes``: their total memory."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self._known: WeakValueDictionary[tuple[frozenset[int] | None, str], Selection] = WeakValueDictionary()
 
     def share(self, tags: frozenset[int] | None, records: Filter | None) -> Selection:
-        """The selection of these, the same one for all who want the same."""
+        """Return the selection with these tags and this filter; equal selections are the same object."""
         key = (tags, "" if records is None else records.text)
         known = self._known.get(key)
         if known is None:
@@ -56,18 +56,18 @@ class Selections:
 
 
 class Shares:
-    """What the pulls of one connection have of selections. ``bytes``: what those take together, each of them once."""
+    """Selections in use by the pulls of one connection. ``bytes``: their memory, each selection counted once."""
 
     __slots__ = ("bytes", "uses")
 
     def __init__(self) -> None:
         self.bytes = 0
         self.uses: dict[Selection, int] = {}
-        """By selection: how many pulls have it."""
+        """Number of pulls of each selection."""
 
 
 class Share:
-    """One pull's share of a selection; it counts as long as somebody holds on to it."""
+    """One pull's use of a selection; it counts until it is garbage-collected."""
 
     __slots__ = ("_shares", "selection")
 

@@ -1,9 +1,9 @@
-"""Memory for answers that were made and that their clients have not taken.
+"""Budget for responses that were produced and that their clients have not read yet.
 
-Each connection may have ``limits.write_buffer_bytes_max`` of them; this bounds all together. While they take more than
-``limits.send_bytes_max``, nothing more is read for who has not taken what was sent: such a request waits. Who has is
-served on, up to half as much again, so that slow readers hold up nobody else. The nearer the bound is, the smaller are
-the answers that are read.
+Each connection may have ``limits.write_buffer_bytes_max`` of unsent bytes; this module bounds their sum. While the sum
+exceeds ``limits.send_bytes_max``, requests of clients that have not drained their responses wait. All other clients
+are served up to 1.5 times the limit, so that slow readers do not block them. The closer the sum is to the limit, the
+smaller are the responses that are read from the store.
 """
 
 from __future__ import annotations
@@ -13,31 +13,34 @@ from collections.abc import Callable
 from typing import Protocol
 
 SMALL_BYTES = 16 * 1024
-"""So much of one connection does not count, and is all that it may have while memory is short."""
+"""Unsent bytes of a connection up to this number do not count; while memory is short, it may not have more."""
 ANSWER_BYTES_MIN = 64 * 1024
-"""Answers are not made smaller than this, unless less is asked for."""
+"""Lower bound for the size limit of a response; a client may ask for less."""
 TRIED_MAX = 64
-"""So many of those that wait are tried at a time."""
+"""Maximum number of waiting requests that are retried at a time."""
 LOOK_EVERY_S = 0.005
-"""While somebody waits it is looked so often at what was taken meanwhile."""
+"""Poll interval for drained bytes while any request waits."""
 
 
 class Sender(Protocol):
-    """A connection with answers that were not taken."""
+    """A connection that may have unsent bytes."""
 
     def unsent_bytes(self) -> int:
-        """How much it has, as of now."""
+        """Return the current number of unsent bytes."""
 
 
 class SendMemory:
-    """Belongs to the event loop. ``clock``: seconds, never going back; ``call_later``: the loop's."""
+    """The budget of unsent bytes. Belongs to the event loop.
+
+    ``clock``: monotonic seconds; ``call_later``: that of the loop.
+    """
 
     def __init__(
         self, max_bytes: int, clock: Callable[[], float], call_later: Callable[[float, Callable[[], None]], object]
     ) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
-        """What all have not taken, at most: some of it may have gone since it was looked."""
+        """Upper bound for the unsent bytes of all connections: some may have been sent since the last poll."""
         self._clock = clock
         self._call_later = call_later
         self._senders: dict[Sender, int] = {}
@@ -46,30 +49,30 @@ class SendMemory:
         self._due = False
 
     def note(self, sender: Sender, unsent_bytes: int) -> None:
-        """So much of what ``sender`` was sent is not taken."""
+        """Record the number of unsent bytes of ``sender``."""
         counted = unsent_bytes if unsent_bytes > SMALL_BYTES else 0
         self.used_bytes += counted - self._senders.pop(sender, 0)
         if counted:
             self._senders[sender] = counted
 
     def may_read(self, sender: Sender) -> bool:
-        """Whether an answer may be read for ``sender``."""
+        """Return whether a response for ``sender`` may be read from the store now."""
         if not self.is_short():
             return True
         return sender not in self._senders and self.used_bytes < self.max_bytes + self.max_bytes // 2
 
     def is_short(self) -> bool:
-        """Whether slow readers are not served."""
+        """Return whether the budget is exhausted, so that slow readers must wait."""
         if self.used_bytes >= self.max_bytes and self._clock() != self._looked_at:
             self._look()
         return self.used_bytes >= self.max_bytes
 
     def answer_bytes(self) -> int:
-        """How large an answer may be that is read now. Any thread."""
+        """Return the size limit of a response that is read now. Callable from any thread."""
         return max((self.max_bytes - self.used_bytes) // 8, ANSWER_BYTES_MIN)
 
     def wait(self, call: Callable[[], None]) -> None:
-        """Call when there may be memory again; where there is not, it waits again."""
+        """Call ``call`` when there may be memory again; it must check, and wait again if there is none."""
         self._waiting.append(call)
         self._look_later()
 

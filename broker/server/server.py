@@ -1,4 +1,4 @@
-"""The listening sockets and the connections that came through them."""
+"""The listening sockets and the connections that they accepted."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 SOCKET_BYTES = 512 * 1024
-"""What the system keeps of a connection that is not read (it takes twice as much for it): by itself it would go up to
-``tcp_rmem``'s 6 MiB and more, and with a thousand producers run out of memory for sockets, where all of them stall."""
+"""Receive buffer of a socket (the kernel doubles it). Left alone, the kernel would buffer up to ``tcp_rmem``'s 6 MiB
+and more for each connection that is not read; a thousand producers would exhaust its socket memory and all stall."""
 ACCEPTS_A_TURN = 64
-"""New connections that are taken before others are served again."""
+"""Maximum number of connections accepted before existing ones are served again."""
 ACCEPT_PAUSE_S = 0.5
-"""How long nothing is accepted after accepting failed: mostly, the process or the machine ran out of descriptors."""
+"""Pause after a failed accept; usually the process or the machine has run out of descriptors."""
 REFUSAL_LOGGED_S = 1.0
-"""Refused connections are logged at most this often: they may come by the thousand."""
+"""Minimum time between two log lines about refused connections, which may come by the thousand."""
 SWEEP_S = (0.05, 1.0)
-"""Least and most time between two looks at all connections for what takes too long."""
+"""Minimum and maximum time between two checks of all connections for expired timeouts."""
 
 _BROKEN_LISTENER = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
-"""Errors of accept() after which trying again is pointless."""
+"""Errors of accept() after which a retry is pointless."""
 
 
 def bind(listen: str, setting: str = "server.listen", *, backlog: int = 0) -> list[socket.socket]:
-    """Sockets bound to every address that ``HOST:PORT`` stands for; nobody can connect before they listen.
+    """Return sockets bound to every address that ``HOST:PORT`` resolves to; clients cannot connect until they listen.
 
-    With port 0 all get the same free one. ``setting``: where the address comes from; ``backlog``: listen at once.
-    Raises ``ConfigurationError`` where the address cannot be had.
+    With port 0 all sockets get the same free port. ``setting``: name of the setting for error messages; ``backlog``:
+    if not 0, listen at once. Raises ``ConfigurationError`` if an address cannot be bound.
     """
     host, port = parse_address(listen)
     sockets: list[socket.socket] = []
@@ -58,6 +58,7 @@ def bind(listen: str, setting: str = "server.listen", *, backlog: int = 0) -> li
             sock.setblocking(False)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
+                # Otherwise an IPv6 socket also takes IPv4, and the IPv4 socket of the same port cannot be bound.
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             port = port or sockets[0].getsockname()[1]
             sock.bind((address[0], port, *address[2:]))
@@ -71,19 +72,19 @@ def bind(listen: str, setting: str = "server.listen", *, backlog: int = 0) -> li
 
 
 def _cannot_listen(setting: str, listen: str, error: OSError) -> ConfigurationError:
-    helps = (
+    hint = (
         "another process listens there" if error.errno == errno.EADDRINUSE else f"choose another with --set {setting}="
     )
-    return ConfigurationError(f"{setting} = {listen!r}: cannot listen there: {error.strerror or error}; {helps}")
+    return ConfigurationError(f"{setting} = {listen!r}: cannot listen there: {error.strerror or error}; {hint}")
 
 
 def connections_possible() -> int:
-    """How many connections the limit of open files allows, with descriptors left for the store's files."""
+    """Return the number of connections that the open-file limit allows, after the store's own descriptors."""
     return descriptors_max() - store_descriptors()
 
 
 class Server:
-    """Accepts connections and looks after them until ``stop``."""
+    """The acceptor of connections, which also enforces their timeouts until ``stop``."""
 
     def __init__(self, broker: Broker, sockets: list[socket.socket]) -> None:
         self._broker = broker
@@ -102,24 +103,24 @@ class Server:
         users = broker.authenticator.users if broker.authenticator is not None else None
         self._users_generation = users.generation if users is not None else 0
         self._users: list[User] = list(users or ())
-        """As they were when they were looked at last."""
+        """The users as of the last check, to audit what changed since."""
         self.take_limits()
         broker.when_settings_change.append(lambda settings: self.take_limits())
         broker.users_changed = self._look_at_users
 
     def take_limits(self) -> None:
-        """Go by the broker's present limits."""
+        """Apply the broker's current limits."""
         limits = self._broker.limits
         self._descriptors_max = connections_possible()
         self._connections_max = min(limits.connections_max, self._descriptors_max)
         if self._connections_max < limits.connections_max:
             is_default = limits.connections_max == type(limits).model_fields["connections_max"].default
-            # The default is the most that a broker takes; only where far fewer can come is there something to do.
+            # The default is a generous maximum; the log mentions it only if less than half of it is possible.
             is_news = not is_default or 2 * self._connections_max < limits.connections_max
             log.log(
                 logging.INFO if is_news else logging.DEBUG,
-                "at most %d connections can be open, limits.connections_max is %d: of %d descriptors %d are kept "
-                "for the store; raise the limit of open files (ulimit -Hn, LimitNOFILE)",
+                "at most %d connections can be open, although limits.connections_max is %d: of %d descriptors, %d are "
+                "reserved for the store; raise the open-file limit (ulimit -Hn, LimitNOFILE)",
                 self._connections_max, limits.connections_max, descriptors_max(), store_descriptors(),
             )  # fmt: skip
         shortest_ms = min(
@@ -132,7 +133,7 @@ class Server:
             self._sweep_timer = self._broker.loop.call_later(self._sweep_s, self._sweep)
 
     def start(self) -> None:
-        """Open the port. Raises ``ConfigurationError`` where another process listens there by now."""
+        """Open the port. Raises ``ConfigurationError`` if another process has started to listen there."""
         for sock in self._sockets:
             try:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)  # connections inherit it
@@ -143,7 +144,7 @@ class Server:
         self._sweep_timer = self._broker.loop.call_later(self._sweep_s, self._sweep)
 
     async def stop(self, timeout_s: float) -> None:
-        """Accept nothing more, answer held pulls, let connections finish what they have begun; cut them at the timeout.
+        """Stop accepting, answer held pulls, let connections finish their requests; cut them after the timeout.
 
         ``cut`` ends the wait.
         """
@@ -160,7 +161,7 @@ class Server:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wait_until_gone(), timeout_s)
         if self._connections:
-            log.warning("%d connections did not finish in %.1f s and are cut", len(self._connections), timeout_s)
+            log.warning("closing %d connections that did not finish in %.1f s", len(self._connections), timeout_s)
             self.cut()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wait_until_gone(), 1.0)
@@ -168,7 +169,7 @@ class Server:
             self._sweep_timer.cancel()
 
     def cut(self) -> None:
-        """Close every connection at once."""
+        """Close every connection immediately."""
         for connection in list(self._connections):
             connection.abort()
 
@@ -203,7 +204,7 @@ class Server:
                 if error.errno in _BROKEN_LISTENER:
                     self._broker.fatal("accepting connections", error)
                 log.error(
-                    "no connection can be accepted: %s (%d are open); trying again in %.1f s",
+                    "cannot accept connections: %s (%d are open); trying again in %.1f s",
                     error.strerror, len(self._connections), ACCEPT_PAUSE_S,
                 )  # fmt: skip
                 self._accept_off()
@@ -217,12 +218,13 @@ class Server:
         host = unmapped(address[0])
         refusal = ""
         if self._broker.connections >= self._connections_max:
-            limit = "limits.connections_max" if self._connections_max == limits.connections_max else "all that can be"
+            is_setting = self._connections_max == limits.connections_max
+            limit = "limits.connections_max" if is_setting else "the maximum that its open-file limit allows"
             refusal = f"{self._connections_max} connections are open, which is {limit}"
-        elif sock.fileno() >= self._descriptors_max:  # the lowest that is free
+        elif sock.fileno() >= self._descriptors_max:  # a new socket gets the lowest free number
             refusal = (
-                f"{self._descriptors_max} files and connections are open, and the other descriptors are kept for the "
-                "store; the broker's limit of open files must be raised"
+                f"{self._descriptors_max} files and connections are open, and the other descriptors are reserved for "
+                "the store; raise the broker's open-file limit"
             )
         elif self._by_address.get(host, 0) >= limits.connections_per_address_max:
             refusal = (
@@ -251,11 +253,11 @@ class Server:
         try:
             await self._take(connection, sock)
         except OSError as error:
-            log.debug("connection from %s:%d went while it was accepted: %s", host, port, error)
+            log.debug("connection from %s:%d was lost while it was accepted: %s", host, port, error)
             sock.close()
             self._release(host)
             return
-        except asyncio.CancelledError:  # the broker stops while a client is still at its TLS handshake
+        except asyncio.CancelledError:  # the broker stops during a client's TLS handshake
             sock.close()
             self._release(host)
             raise
@@ -266,7 +268,7 @@ class Server:
             connection.finish()
 
     async def _take(self, connection: Connection, sock: socket.socket) -> None:
-        """Connect the socket, with TLS where it is on. Raises ``OSError`` where the client or its handshake fails."""
+        """Connect the socket, with TLS if it is on. Raises ``OSError`` if the client or its handshake fails."""
         loop, tls = self._broker.loop, self._broker.tls
         if tls is None:
             await loop.connect_accepted_socket(lambda: connection, sock)
@@ -282,7 +284,7 @@ class Server:
             if now >= self._refusal_logged_at + REFUSAL_LOGGED_S:
                 self._refusal_logged_at = now
                 log.warning(
-                    "connection from %s:%d: no TLS came about: %s (%d so far)",
+                    "connection from %s:%d: TLS handshake failed: %s (%d so far)",
                     *connection.address, handshake_failure(error), self._broker.counters.tls_failures,
                 )  # fmt: skip
             raise
@@ -301,20 +303,20 @@ class Server:
         else:
             self._by_address.pop(host, None)
 
-    # ---- looking after connections ----
+    # ---- timeouts and reloading ----
 
     def _sweep(self) -> None:
         loop = self._broker.loop
         self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
         now = loop.time()
         self._broker.sequences.expire(time.monotonic())
-        self._broker.store.clock.now_ms()  # whoever needs it next finds out at once that it was set
+        self._broker.store.clock.now_ms()  # detects a change of the system clock soon, also on an idle broker
         self.look_at_files()
         for connection in list(self._connections):
             sweep(connection, now)
 
     def _audit_users(self, users: list[User], by: Peer | None) -> None:
-        """Say in the audit log how the file of users differs from what it was, and who changed it if that is known."""
+        """Write to the audit log what changed in the users' file, and who changed it if that is known."""
         who = author(by) if by is not None else {}
         for change in user_changes(self._users, users):
             target = f"user {change.name}"
@@ -322,13 +324,13 @@ class Server:
         self._users = users
 
     def look_at_files(self, *, force: bool = False) -> None:
-        """Take users and certificates that were replaced; ``force``: certificates also where nothing shows it."""
+        """Load users and certificates if their files changed; ``force``: certificates in any case."""
         if self._broker.tls is not None:
             self._broker.tls.refresh(force=force)
         self._look_at_users()
 
     def _look_at_users(self, by: Peer | None = None) -> None:
-        """Take users that were replaced; ``by``: the client that changed them just now."""
+        """Load the users if their file changed; ``by``: the client that has just changed them."""
         authenticator = self._broker.authenticator
         if authenticator is None:
             return

@@ -1,4 +1,4 @@
-"""A look at each connection every now and then: who takes too long is told so, or closed."""
+"""Periodic check of each connection's timeouts: the broker answers or closes a connection that takes too long."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from .receiving import FLOOR_BYTES
 log = logging.getLogger(__name__)
 
 SILENT_S = 10.0
-"""Who holds memory with half a frame, or with answers, and does nothing, is closed after this where it is short."""
+"""While memory is short, the broker closes an inactive connection that holds a partial frame, or unsent responses,
+after this time."""
 
 
 def sweep(connection: Connection, now: float) -> None:
-    """Called every now and then. ``now``: seconds of the loop's clock."""
+    """Check all timeouts of one connection. ``now``: seconds of the loop's clock."""
     limits = connection.broker.limits
     if connection.reads != connection.reads_seen:
         connection.reads_seen = connection.reads
@@ -45,7 +46,7 @@ def sweep(connection: Connection, now: float) -> None:
 
 
 def _sweep_half_frame(connection: Connection, now: float) -> None:
-    """Close who has begun a frame and does not go on; sooner where others wait for the memory that it takes."""
+    """Close a connection that began a frame and sends no more of it; sooner if others wait for the memory it holds."""
     timeout_ms = connection.broker.limits.half_frame_timeout_ms
     crowds = (
         bool(connection.memory) and connection.parser.own_bytes > FLOOR_BYTES and now - connection.idle_since > SILENT_S
@@ -53,17 +54,17 @@ def _sweep_half_frame(connection: Connection, now: float) -> None:
     if not crowds and now - connection.half_since <= timeout_ms / 1000:
         return
     if connection.stops and _has_unread(connection):
-        return  # it is the broker that does not go on
-    than = f"limits.half_frame_timeout_ms, {timeout_ms} ms"
+        return  # the client has sent more; it is the broker that has not read it
+    limit = f"limits.half_frame_timeout_ms, {timeout_ms} ms"
     if crowds:
-        than = f"{SILENT_S:.0f} s without a byte, while others wait for memory"
+        limit = f"{SILENT_S:.0f} s without a byte, while others wait for memory"
     pending = connection.parser.pending_bytes
-    connection.turn_away(FrameIllegal(f"half a frame for longer than {than}: {pending} bytes of it came"), 0)
+    connection.turn_away(FrameIllegal(f"frame incomplete for longer than {limit}: only {pending} bytes arrived"), 0)
 
 
 def _has_unread(connection: Connection) -> bool:
-    """Whether something has arrived that was not read."""
-    if connection.transport.get_extra_info("unread_bytes", 0):  # see ``TlsTransport``
+    """Return whether bytes have arrived that the broker has not read."""
+    if connection.transport.get_extra_info("unread_bytes", 0):  # only ``TlsTransport`` knows this name
         return True
     sock = connection.transport.get_extra_info("socket")
     unread = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
@@ -71,15 +72,14 @@ def _has_unread(connection: Connection) -> bool:
 
 
 def _sweep_unflushed(connection: Connection) -> None:
-    """Tell those that the flush did not finish in time; what they sent is written."""
+    """Answer requests whose flush takes too long; their messages are written."""
     timeout_ms = connection.broker.settings.flush.sync_timeout_ms
     since = time.monotonic() - timeout_ms / 1000
     if connection.unflushed[0][4] < since:
         connection.flushed(
             FlushDiskTimeout(
-                f"the messages are written, but were not on disk within flush.sync_timeout_ms, {timeout_ms} ms; "
-                "whether they survive a crash is not known. Sent again with the same unique keys they are "
-                "stored once",
+                f"the messages are written, but were not on disk within flush.sync_timeout_ms, {timeout_ms} ms; they "
+                "may not survive a crash. Send them again with the same unique keys: they are stored only once",
                 retry_after_ms=connection.broker.limits.busy_retry_after_ms,
             ),
             since,
@@ -92,11 +92,11 @@ def _sweep_slow_reader(connection: Connection, now: float) -> None:
         connection.write_level = level
         connection.write_since = now
     elif now - connection.write_since > _patience_s(connection):
-        log.warning("connection from %s:%d closed: it did not take %d bytes of answers", *connection.address, level)
+        log.warning("connection from %s:%d closed: client did not read %d response bytes", *connection.address, level)
         connection.abort()
 
 
 def _patience_s(connection: Connection) -> float:
-    """How long a client may take nothing; less where its answers are in the way of others."""
+    """Return how long a client may read nothing; shorter while response memory is short."""
     seconds = connection.broker.limits.slow_reader_timeout_ms / 1000
     return min(seconds, SILENT_S) if connection.broker.send_memory.is_short() else seconds

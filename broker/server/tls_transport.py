@@ -1,8 +1,8 @@
-"""TLS between a socket and a connection, with no more memory than the connection's own limits allow.
+"""TLS between a socket and a connection, within the memory limits of the connection.
 
-uvloop's own TLS reads up to 512 KiB ahead of each connection, and encrypts a whole answer at once, which nobody counts
-from then on: a hundred clients that took no answers had 800 MiB. Here all connections read into one buffer, little is
-read ahead of what the connection takes, and an answer is encrypted as it leaves.
+uvloop's own TLS reads up to 512 KiB ahead for each connection, and encrypts a whole response at once; no limit counts
+the encrypted bytes. With it, a hundred clients that read no responses took 800 MiB. Here all connections read into one
+buffer, the transport reads little ahead, and it encrypts a response only as it is sent.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from typing import Any, cast
 log = logging.getLogger(__name__)
 
 RECORD_BYTES = 16 * 1024
-"""The most that one TLS record holds."""
+"""Maximum payload of one TLS record."""
 READ_BYTES = 32 * 1024
-"""So much is read at a time. A connection that stops in the middle of it keeps it, behind a record in part."""
+"""Size of one read. A connection that stops reading keeps at most this, after a partial record."""
 BATCH_BYTES = 8 * RECORD_BYTES
-"""So much is encrypted at a time, and waits until the system has all of it."""
+"""Number of bytes that are encrypted at a time; the next batch waits until the kernel has taken this one."""
 CONTROL_BYTES_MAX = 16 * 1024
-"""What TLS itself may have to say to a client that takes nothing. One that asks for new keys on and on is closed."""
+"""Limit for unsent handshake and key-update messages. A client that keeps asking for new keys and reads nothing
+exceeds it, and the broker closes the connection."""
 SHUTDOWN_S = 1.0
-"""How long a client may take to say that it has the last bytes, and closes too."""
+"""Time for a client to confirm the end of the connection and close its side."""
 
 _READ = memoryview(bytearray(READ_BYTES))
 
 
 class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
-    """The protocol of a socket's transport, and the transport of ``application``. Belongs to the event loop.
+    """The protocol of a socket's transport and, at the same time, the transport of ``application``.
 
-    ``handshake`` has to be awaited once the socket is connected.
+    Belongs to the event loop. ``handshake`` must be awaited once the socket is connected.
     """
 
     def __init__(
@@ -48,15 +49,15 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._handshaken: asyncio.Future[None] = loop.create_future()
         self._made = False
-        """The application was told that it is connected."""
+        """True after ``connection_made`` of the application was called."""
         self._reading = True
-        """The application wants bytes."""
+        """True while the application accepts bytes."""
         self._decrypting = False
         self._backlog: deque[memoryview] = deque()
-        """What the application has sent and is not encrypted."""
+        """Bytes that the application has sent and that are not encrypted yet."""
         self._backlog_bytes = 0
         self._raw_paused = False
-        """Something that is encrypted waits for the client."""
+        """True while encrypted bytes wait for the client to read."""
         self._writing_paused = False
         self._high = self._low = 0
         self._closing = False
@@ -65,7 +66,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._error: Exception | None = None
 
     async def handshake(self, timeout_s: float) -> None:
-        """Wait until it is done. Raises ``OSError`` saying why it was not, or not in time, and closes."""
+        """Wait until the handshake is done. Raises ``OSError`` and closes if it fails or does not finish in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._handshaken
@@ -79,16 +80,16 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # ---- what the socket's transport calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is connected."""
+        """Take over the transport of the connected socket."""
         self._raw = cast(asyncio.Transport, transport)
-        self._raw.set_write_buffer_limits(high=0)  # told of every byte that waits, and again when none does
+        self._raw.set_write_buffer_limits(high=0)  # pause on the first byte that waits, resume when none is left
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes from the socket go."""
+        """Return the buffer for the next bytes from the socket."""
         return _READ
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many came."""
+        """Process ``nbytes`` that arrived from the socket."""
         if self._said_goodbye:
             return
         self._incoming.write(_READ[:nbytes])
@@ -98,7 +99,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._shake_hands()
 
     def eof_received(self) -> bool:
-        """The client sends no more, whether or not it has said so in TLS."""
+        """Handle the end of the client's input, with or without a TLS close alert."""
         if not self._made:
             self._fail_handshake(
                 ConnectionResetError("the client closed the connection in the middle of the handshake")
@@ -110,18 +111,18 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """The client does not take at once what was sent."""
+        """Stop encrypting: the client does not read fast enough."""
         self._raw_paused = True
 
     def resume_writing(self) -> None:
-        """The client has taken all that was sent."""
+        """Continue encrypting: the client has read everything that was sent."""
         self._raw_paused = False
         self._encrypt()
         self._tell_application()
         self._shut_down()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
+        """Release everything and tell the application that the socket is closed."""
         self._closing = True
         self._backlog.clear()
         self._backlog_bytes = 0
@@ -141,7 +142,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._flush_control()
             return
         except (ssl.SSLError, ssl.CertificateError) as error:
-            self._flush_control()  # tells the client why
+            self._flush_control()  # sends the alert that tells the client the reason
             self._fail_handshake(error)
             return
         self._flush_control()
@@ -158,9 +159,9 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # ---- from the client ----
 
     def _decrypt(self) -> None:
-        """Hand on what has come, until the application wants no more."""
+        """Decrypt and pass on what has arrived, until the application pauses reading."""
         if self._decrypting:
-            return  # the application was stopped and wants more within ``buffer_updated``
+            return  # the application called ``resume_reading`` from ``buffer_updated``; the outer call continues
         self._decrypting = True
         try:
             while self._reading and not self._closing and self._decrypt_some():
@@ -177,7 +178,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._raw.resume_reading()
 
     def _decrypt_some(self) -> bool:
-        """Fill the application's buffer as far as there is something; whether there may be more."""
+        """Fill the application's buffer with decrypted bytes; return whether there may be more."""
         buffer = cast(memoryview, self._application.get_buffer(-1))
         filled = 0
         ended = False
@@ -193,7 +194,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
                 break
             filled += count
         full = filled == len(buffer)
-        del buffer  # the application may want to change the size of what it belongs to
+        del buffer  # a memoryview would prevent the application from resizing its bytearray
         if filled:
             self._application.buffer_updated(filled)
         if ended:
@@ -212,16 +213,16 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # ---- to the client ----
 
     def _flush_control(self) -> None:
-        """Send what TLS itself has to say."""
+        """Send the messages of TLS itself: handshake, alerts, key updates."""
         if not self._outgoing.pending or self._raw.is_closing():
             return
         if not self._raw_paused:
             self._raw.write(self._outgoing.read())
         elif self._outgoing.pending > CONTROL_BYTES_MAX:
-            self._break(ConnectionAbortedError("the client takes nothing, and asks for new keys on and on"))
+            self._break(ConnectionAbortedError("the client reads nothing, but keeps asking for new keys"))
 
     def _encrypt(self) -> None:
-        """Encrypt and send until the client does not take it at once."""
+        """Encrypt and send until the client no longer reads fast enough."""
         while (self._backlog or self._outgoing.pending) and not self._raw_paused and not self._raw.is_closing():
             batch = [self._outgoing.read()] if self._outgoing.pending else []
             batch_bytes = 0
@@ -229,7 +230,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
                 data = self._backlog[0]
                 try:
                     count = self._tls.write(data[:RECORD_BYTES])
-                except ssl.SSLWantReadError:  # it has to hear something of the client first
+                except ssl.SSLWantReadError:  # TLS needs a message from the client first
                     break
                 except ssl.SSLError as error:
                     self._break(error)
@@ -240,7 +241,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
                     self._backlog.popleft()
                 self._backlog_bytes -= count
                 batch_bytes += count
-                batch.append(self._outgoing.read())  # at once: what it holds at a time is memory that it keeps
+                # Read after each record: a MemoryBIO never gives back the memory of the most it has held.
+                batch.append(self._outgoing.read())
             if not batch:
                 return
             self._raw.write(batch[0] if len(batch) == 1 else b"".join(batch))
@@ -259,27 +261,27 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # ---- what the application calls ----
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """As of the socket's transport; ``unread_bytes``: what has come and was not decrypted."""
+        """Return the socket transport's extra info; ``unread_bytes``: number of bytes not decrypted yet."""
         if name == "unread_bytes":
             return self._incoming.pending + self._tls.pending()
         return self._raw.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """Whether nothing more can be sent."""
+        """Return whether the connection is closed or being closed."""
         return self._closing or self._raw.is_closing()
 
     def is_reading(self) -> bool:
-        """Whether the application wants bytes."""
+        """Return whether the application accepts bytes."""
         return self._reading
 
     def pause_reading(self) -> None:
-        """The application wants no more bytes."""
+        """Stop passing bytes to the application."""
         self._reading = False
         if not self._raw.is_closing():
             self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """The application wants bytes again: first those that are here."""
+        """Pass bytes to the application again, first those that have already arrived."""
         if not self._reading:
             self._reading = True
             self._loop.call_soon(self._read_on)
@@ -289,26 +291,26 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._decrypt()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The application is told when more than ``high`` bytes wait, and then when only ``low`` do (a quarter)."""
+        """Pause the application's writing above ``high`` unsent bytes; resume at ``low`` (by default a quarter)."""
         assert high is not None
         self._high = high
         self._low = high // 4 if low is None else low
         self._tell_application()
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Least and most bytes."""
+        """Return the low and the high limit."""
         return self._low, self._high
 
     def get_write_buffer_size(self) -> int:
-        """All that the client has not taken, encrypted or not."""
+        """Return the number of bytes that the client has not read, encrypted or not."""
         return self._backlog_bytes + self._outgoing.pending + self._raw.get_write_buffer_size()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send; what is changed later is sent as it is then."""
+        """Send ``data``. The transport does not copy it, so the caller must not change it afterwards."""
         self.writelines((data,))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Send one behind the other."""
+        """Send several buffers in order."""
         if self.is_closing():
             return
         for data in list_of_data:
@@ -319,16 +321,16 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._tell_application()
 
     def can_write_eof(self) -> bool:
-        """TLS knows no half-closed connection."""
+        """Return False: TLS has no half-closed connections."""
         return False
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         self._closing = True
         self._raw.abort()
 
     def close(self) -> None:
-        """Close once the client has taken what was sent; what it sends meanwhile is thrown away."""
+        """Close after the client has read what was sent; discard what it sends meanwhile."""
         if self._closing:
             return
         self._closing = True
@@ -336,14 +338,17 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._shut_down()
 
     def _shut_down(self) -> None:
-        """Say goodbye once all is sent, and wait a little for the client to close: it might miss the last bytes."""
+        """Send the close alert after the last byte, and give the client ``SHUTDOWN_S`` to close.
+
+        Closing at once could reset the connection before the client has read the last bytes.
+        """
         if not self._closing or self._said_goodbye or self._raw.is_closing() or self._raw_paused or self._backlog:
             return
         self._said_goodbye = True
         try:
             self._tls.unwrap()
-        except ssl.SSLError as error:  # mostly, that the client has not said goodbye yet
-            log.debug("at the end of TLS: %s", error)
+        except ssl.SSLError as error:  # usually: the client has not sent its close alert yet
+            log.debug("TLS shutdown: %s", error)
         if self._outgoing.pending:
             self._raw.write(self._outgoing.read())
         self._raw.write_eof()

@@ -71,12 +71,12 @@ def test_a_limit_that_hardly_touches_the_default_is_no_news(broker: Callable[...
 
 
 def test_connections_leave_the_descriptors_alone_that_the_store_needs(connect: Connect, limited: Broker) -> None:
-    assert "at most 64 connections can be open, limits.connections_max is 20000" in limited.log
+    assert "at most 64 connections can be open, although limits.connections_max is 20000" in limited.log
     first = connect(limited)
     connections = [connect(limited, hello=False) for _ in range(DESCRIPTORS)]
     refused = connections[-1].receive()
     assert refused.code == SystemBusy.code
-    assert "the other descriptors are kept for the store" in refused.fields["message"]
+    assert "the other descriptors are reserved for the store" in refused.fields["message"]
     for topic, queue in places():
         first.produce(topic, b"x", queue=queue).raise_for_error()
         assert first.pull(topic, queue=queue).fields["count"] == 1

@@ -220,7 +220,7 @@ def check_slow_reader(running: RunningBroker, peer: RawConnection, connect: Conn
     deaf.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for _ in range(40):
         deaf.send(commands.PULL, {"topic": "hot", "queue": 1, "offset": 0})
-    wait_until(lambda: "it did not take" in running.log)
+    wait_until(lambda: "client did not read" in running.log)
 
 
 def check_log_level(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:

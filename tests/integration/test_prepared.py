@@ -186,7 +186,7 @@ class TestRefusals:
         self, connection: RawConnection, topic: str, properties: str
     ) -> None:
         answer = connection.produce(topic, b"x", prepare="a", common=properties)
-        refused(answer, InvalidParameter, "that are prepared cannot be")
+        refused(answer, InvalidParameter, "prepared messages cannot be")
 
     def test_a_flush_that_there_is_not_is_refused(self, connection: RawConnection, series: str) -> None:
         answer = connection.call(COMMIT_PREPARED, {"series": series, "number": 0, "count": 0, "flush": "often"})
@@ -216,7 +216,7 @@ class TestRefusals:
 
     def test_topic_and_queue_are_checked_as_for_any_message(self, connection: RawConnection, topic: str) -> None:
         connection.call(UPDATE_AND_CREATE_TOPIC, {"topic": topic, "perm": 4}).raise_for_error()
-        refused(connection.produce(topic, b"x", prepare="a"), NoPermission, "cannot be written")
+        refused(connection.produce(topic, b"x", prepare="a"), NoPermission, "is not writable")
         refused(connection.produce(topic, b"x", prepare="a", queue=9), QueueNotExist, "no queue 9")
 
     def test_a_topic_that_was_deleted_keeps_all_back(self, connection: RawConnection, topic: str, series: str) -> None:

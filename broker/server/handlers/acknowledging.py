@@ -1,4 +1,4 @@
-"""What is left of a PRODUCE once its messages are written: note whose they are, count them, and answer."""
+"""Last part of a PRODUCE, after the append: record the producer's sequence, count the messages, and respond."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ def acknowledge(
     peer: Peer, frame: Frame, request: ProduceRequest, queue: int, into: str, into_queue: int, appended: Appended,
     flush: bool = True,
 ) -> None:  # fmt: skip
-    """The frame's messages were appended to ``into_queue`` of the topic ``into``, perhaps not yet their own.
+    """Acknowledge messages that were appended to ``into_queue`` of topic ``into``.
 
-    Answered, with ``queue`` as theirs, when they are as safe as the flush policy and the request demand, in the order
-    of the connection's PRODUCE frames. ``flush``: False where they need not be, because something later makes them so.
+    ``into`` differs from the topic of the request for half, staged and scheduled messages; the response names
+    ``queue``. The response is sent, in the order of the connection's PRODUCE frames, once the messages are as safe as
+    flush policy and request demand. ``flush``: False if they need not be flushed now because a later step does it.
     """
     broker, name, prefix = peer.broker, request.topic, request.unique_prefix
     broker.appended()

@@ -1,4 +1,4 @@
-"""What handlers write to the audit log: what was changed, and (for every command that is audited) what was refused."""
+"""Audit log entries of the handlers: changes, and refused requests of all audited commands."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _AUDITED = {
 
 
 def audit(peer: Peer, command: Command, target: str, before: Any = None, after: Any = None) -> None:
-    """``command`` changed ``target``. ``before``, ``after``: values for JSON; None: it was not there, or is not."""
+    """Record that ``command`` changed ``target``. ``before``, ``after``: JSON values; None if it did not exist then."""
     _write(peer, command, target, before=before, after=after)
 
 
 def audit_refused(peer: Peer, frame: Frame, error: BrokerError) -> None:
-    """A request failed: a line, if its command is one that is audited."""
+    """Record a failed request if its command is audited."""
     command = _AUDITED.get(frame.code)
     if command is None or (command is commands.END_TRANSACTION and not is_by_hand(frame)):
         return
@@ -46,12 +46,12 @@ def audit_refused(peer: Peer, frame: Frame, error: BrokerError) -> None:
 
 
 def is_by_hand(frame: Frame) -> bool:
-    """Whether an END_TRANSACTION comes from an operator; a producer's own are not audited."""
+    """Return whether an END_TRANSACTION comes from an operator; those of producers are not audited."""
     return frame.fields.get("parked") is True
 
 
 def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
-    """A topic for ``before`` or ``after``."""
+    """Return a topic's values for ``before`` or ``after``."""
     if config is None:
         return None
     return {
@@ -69,6 +69,6 @@ def _write(peer: Peer, command: Command, target: str, **others: Any) -> None:
 
 
 def author(peer: Peer) -> dict[str, str]:
-    """Return who is at the other side, as the audit log names it."""
+    """Return the fields by which the audit log names a client."""
     user = peer.user.name if peer.user is not None else ""
     return {"user": user, "address": format_address(*peer.address), "client": peer.client}

@@ -1,4 +1,4 @@
-"""AUTH: who the client is, proved in two steps."""
+"""AUTH: authenticate the client, in two steps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from .context import Peer
 
 
 def auth(peer: Peer, frame: Frame) -> None:
-    """Answer AUTH; after the second one the connection's other requests are served.
+    """Handle one step of the authentication; after the second one the connection may send other requests.
 
-    What fails is answered, perhaps later, and the connection is closed: another attempt needs another connection.
+    After a failure the broker responds, perhaps delayed, and closes the connection: another attempt needs another
+    connection.
     """
     authenticator = peer.broker.authenticator
     if authenticator is None:
         raise InvalidParameter(
-            "nobody has to authenticate at this broker: leave out user and password, or set security.auth there"
+            "this broker does not use authentication: leave out user and password, or set security.auth at the broker"
         )
     request = decode_fields(AuthRequest, frame.fields)
     if peer.user is not None:
-        raise InvalidParameter(f"the connection is user {peer.user.name!r} already; open another one for another user")
+        raise InvalidParameter(
+            f"the connection is already authenticated as user {peer.user.name!r}; open another one for another user"
+        )
     exchange, peer.exchange = peer.exchange, None
     if exchange is None:
         _begin(peer, frame, authenticator, request)
@@ -34,7 +37,7 @@ def auth(peer: Peer, frame: Frame) -> None:
 
 def _begin(peer: Peer, frame: Frame, authenticator: Authenticator, request: AuthRequest) -> None:
     if request.mechanism != MECHANISM:
-        peer.refuse(frame, AuthenticationFailed(f"mechanism {request.mechanism!r} is not known; use {MECHANISM}"))
+        peer.refuse(frame, AuthenticationFailed(f"unknown mechanism {request.mechanism!r}; use {MECHANISM}"))
         return
     try:
         peer.exchange, answer = authenticator.begin(request.message)
@@ -63,6 +66,7 @@ def _finish(
         peer.answer(frame, AuthAnswer(message=answer, done=True))
         authenticator.backoff.succeeded(host)
 
+    # Right and wrong proofs wait alike, so that the time to the response does not tell them apart.
     if authenticator.backoff.must_wait(host):
         peer.when_lost(authenticator.backoff.wait(host, lambda: peer.proceed(frame, judge)))
         peer.suspend()

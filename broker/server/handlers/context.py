@@ -1,4 +1,4 @@
-"""What handlers work with: the broker's parts, and the connection that a request came from."""
+"""The two arguments of every handler: ``Broker``, the broker's parts, and ``Peer``, the connection of the request."""
 
 from __future__ import annotations
 
@@ -49,20 +49,22 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 FRAME_LENGTH_BYTES = 4
-"""The length field in front of a frame, which the limits do not count."""
+"""Size of a frame's length field, which the limits do not count."""
 TURN_BEHIND_BYTES = 2 * 1024 * 1024
-"""Where more of the log than this is to be dispatched, who floods the broker waits for it."""
+"""Above this dispatch backlog, producers that use up their turn are delayed until it shrinks."""
 TURN_BEHIND_SHARED_BYTES = 512 * 1024
-"""The same where others are served, too: then hardly two large frames are in the works at a time, and a processor is
-left for those others. Alone, a producer is faster where its next frame is written while the last one is dispatched."""
+"""The same limit while several connections are active. It allows hardly two large frames at a time, which leaves CPU
+time for the other connections. A single producer is faster with the larger limit, because the broker writes its next
+frame while it dispatches the last one."""
 DISPATCH_WAIT_S = 1.0
-"""A request that asks for what was just acknowledged waits at most this long for it to be dispatched."""
+"""Maximum time that a request waits for the dispatch of just-acknowledged messages."""
 
 
 class Broker:
-    """The parts that requests are answered with. Belongs to the event loop.
+    """The parts of the broker that handlers use. Belongs to the event loop.
 
-    ``fatal`` ends the process when something fails that nothing can go on without; it takes what, and the exception.
+    ``fatal`` ends the process after a failure that the broker cannot survive; its arguments are the name of the part
+    that failed and the exception.
     """
 
     def __init__(
@@ -96,13 +98,13 @@ class Broker:
         self.readers = readers
         self.recovery_seconds = recovery_seconds
         self.metrics_address = metrics_address
-        """HOST:PORT of the metrics' port; empty where there is none."""
+        """HOST:PORT of the metrics endpoint; empty if there is none."""
         self.authenticator = authenticator
-        """None where nobody has to authenticate."""
+        """None if the broker does not use authentication."""
         self.tls = tls
-        """None where connections are not encrypted."""
+        """None if connections are not encrypted."""
         self.turns = holds.turns
-        """What pulls with a filter do, step by step."""
+        """Scheduler for the steps of pulls with a filter."""
         self.selections = Selections()
         self.counters = Counters()
         self.sequences = ProducerSequences(
@@ -150,9 +152,10 @@ class Broker:
         self.auto_create = settings.auto_create_topics()
         self.in_flight_bytes = 0
         self.in_flight_bytes_max = settings.limits.in_flight_bytes_max
-        """From what on PRODUCE is refused; -1, so that it always is, while the disk is stalled."""
+        """Above this many in-flight bytes PRODUCE is refused; -1, which refuses always, while the disk is stalled."""
         self.in_flight_bytes_end = self.in_flight_bytes_max + self.in_flight_bytes_max // 8
-        """From what on nobody is read who waits for a flush: the refusals that wait in their order count too."""
+        """Above this many in-flight bytes (pending refusals included), connections waiting for a flush are no longer
+        read."""
         self.stall = DiskStall(
             flush,
             stall_s=settings.flush.stall_ms / 1000,
@@ -163,27 +166,27 @@ class Broker:
         self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
         self.produce_messages_max = settings.limits.produce_messages_max
         self.users_changed: Callable[[Peer], None] = lambda peer: None
-        """Reads the users again at once, after the one at ``peer`` changed them."""
+        """Callback that reloads the users at once, after the client at ``peer`` changed them."""
         self.when_settings_change: list[Callable[[Settings], None]] = []
-        """Called with all settings after each change of some."""
+        """Callbacks that get all settings after each change."""
         self.receive_memory = ReceiveMemory(settings.limits.receive_bytes_max, loop.call_soon)
         self.send_memory = SendMemory(settings.limits.send_bytes_max, loop.time, loop.call_later)
         self.cold_reads = ColdReads(settings.server.reader_threads)
         self.connections = 0
         self.sharing = Sharing()
-        """Whose frames are handled, by ``time.monotonic``."""
+        """Tracks whether the turns of the loop alternate between connections, by ``time.monotonic``."""
         self.next_queue: dict[str, int] = {}
         self.fatal = fatal
         self._dispatch_due = False
         self._flush_due = False
         self._allocate_at = 0
         self._allocate_every_bytes = min(settings.store.allocate_step_bytes, POPULATE_AHEAD_BYTES) // 4
-        """The write offset from which on more of the log is to be allocated."""
+        """The preallocation is woken again after this many more bytes of the log."""
         self._undispatched: deque[tuple[int, float, Callable[[], None]]] = deque()
-        """Who waits for the dispatch: up to which offset, how long at most, and what to call. Both only grow."""
+        """Calls that wait for the dispatch: (physical offset, deadline, callback); offsets and deadlines only grow."""
 
     def change_settings(self, settings: Settings) -> None:
-        """Go on with other values for those settings that ``HOT_SETTINGS`` (``settings.py``) allows."""
+        """Apply new values of the settings that ``HOT_SETTINGS`` (``settings.py``) allows to change."""
         self.settings = settings
         self.limits = settings.limits
         self._stall_changed()
@@ -196,7 +199,10 @@ class Broker:
             changed(settings)
 
     def write_refusal(self) -> str:
-        """Why no message is taken at the moment; empty where they are. Any thread."""
+        """Return the reason why the broker refuses messages at the moment, or "" if it accepts them.
+
+        Callable from any thread.
+        """
         store = self.store
         if store.failed is not None:
             return f"the store stopped writing: {store.failed}"
@@ -204,7 +210,7 @@ class Broker:
         if refusal is not None:
             return refusal().message
         if self.allocation.full:
-            return f"the disk of {store.path} is full: there is no room for more of the log"
+            return f"the disk of {store.path} is full: there is no space for the log to grow"
         return self.stall.refusal()
 
     def _stall_changed(self) -> None:
@@ -213,7 +219,7 @@ class Broker:
         self.in_flight_bytes_end = in_flight_bytes_max + in_flight_bytes_max // 8
 
     def flushed(self) -> None:
-        """A flush is over: what is on disk may be seen now."""
+        """Dispatch after a flush: records that are now on disk may become visible."""
         self.stall.flushed()
         self.dispatch_soon()
 
@@ -223,22 +229,22 @@ class Broker:
         self.next_queue.pop(topic, None)
 
     def appended(self) -> None:
-        """Messages were appended: once this turn of the loop is over, wake the flush and dispatch them.
+        """Wake the flush and dispatch at the end of this turn of the loop, after messages were appended.
 
-        One wake and one dispatch serve every connection that was read in the turn, and answers leave before them.
+        One wake and one dispatch serve every connection that was read in the turn, and responses are sent before them.
         """
         self._flush_due = True
         self.dispatch_soon()
 
     def dispatch_soon(self) -> None:
-        """More of the log may be dispatched: do so once this turn of the loop is over."""
+        """Dispatch at the end of this turn of the loop, because more of the log became dispatchable."""
         if not self._dispatch_due:
             self._dispatch_due = True
             self.loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
         if not self._dispatch_due:
-            return  # a read that could not wait for its turn has done it
+            return  # ``is_dispatched`` has already done it
         self._dispatch_due = False
         try:
             if self._flush_due:
@@ -248,26 +254,26 @@ class Broker:
             if self.store.write_offset >= self._allocate_at:
                 self._allocate_at = self.store.write_offset + self._allocate_every_bytes
                 self.allocation.wake()
-        except Exception as error:  # noqa: BLE001 - whatever it is: undispatched messages would never be seen
+        except Exception as error:  # noqa: BLE001 - after any error, undispatched messages would never become visible
             self.fatal("dispatch", error)
         if self._undispatched:
             self.dispatched()
 
     def offset_moved(self, group: str, member: str, topic: str, queue_id: int, asked: int, moved_to: int) -> None:
-        """A group asked for what retention took: move it to what there is, and keep that as an event."""
+        """Move a group that asked for expired messages to the first that exist, and store an event about it."""
         name = self.groups.progress_name(group, member)
         committed = self.store.consumer_offsets.committed_of(name, topic, queue_id)
         if committed is not None and committed >= moved_to:
-            return  # its members ask again with what they have; once is enough
+            return  # already moved; members may ask several times with the old offset
         if committed is None and not self.store.groups.has(group):
-            return  # whoever reads under this name has committed nothing, and is nobody's member
+            return  # a reader that uses the name without being a group: it has no members and no progress
         log.warning(
             "group %s: messages %d to %d of topic %s, queue %d were removed before it had consumed them",
             group, asked, moved_to - 1, topic, queue_id,
         )  # fmt: skip
         self.groups.offsets_moved += 1
         has_room = committed is not None or len(self.store.consumer_offsets) < self.groups.offsets_max
-        if has_room and (name == group or committed is not None):  # of most broadcasting members no progress is kept
+        if has_room and (name == group or committed is not None):  # most broadcasting members commit nothing
             self.store.consumer_offsets.commit(name, topic, queue_id, moved_to)
         record = offset_moved_record(
             self.settings.server.name, group, topic, queue_id, asked, moved_to, self.store.store_host
@@ -279,26 +285,26 @@ class Broker:
                     raise error
                 self.writer.append([record])
             except BrokerError as failure:
-                log.error("the event that group %s was moved on could not be stored: %s", group, failure)
+                log.error("cannot store the event that group %s was moved: %s", group, failure)
 
         self.writer.with_topics([OFFSET_MOVED], made)
 
     def is_dispatched(self) -> bool:
-        """Whether queues and index know everything that was acknowledged, after dispatching what is due."""
+        """Dispatch what is due; return whether queues and index then contain everything that was acknowledged."""
         if self._dispatch_due:
             self._dispatch()
         return self.store.reput_offset >= self.store.dispatchable_offset
 
     def when_dispatched(self, call: Callable[[], None]) -> None:
-        """Call when queues and index know everything that is acknowledged by now, or after ``DISPATCH_WAIT_S``."""
+        """Call ``call`` once everything acknowledged by now is dispatched, or after ``DISPATCH_WAIT_S``."""
         deadline = self.loop.time() + DISPATCH_WAIT_S
         self._undispatched.append((self.store.dispatchable_offset, deadline, call))
         self.loop.call_at(deadline, self.dispatched)
 
     def next_turn(self, call: Callable[[], None]) -> None:
-        """Call once the others have had their turn, and what is acknowledged can be seen without a long wait.
+        """Call ``call`` after the other connections' turns, and not before the dispatch backlog is small enough.
 
-        Who sends faster than messages are dispatched would make everybody wait who pulls what was just acknowledged.
+        A producer that outruns dispatch would delay every consumer pulling just-acknowledged messages.
         """
         shared = self.sharing.is_shared(time.monotonic())
         behind_max = TURN_BEHIND_SHARED_BYTES if shared else TURN_BEHIND_BYTES
@@ -308,7 +314,7 @@ class Broker:
             self.loop.call_soon(call)
 
     def dispatched(self) -> None:
-        """More of the log is dispatched: call those who waited for it, or who have waited long enough."""
+        """Run the callbacks whose offset has been dispatched, or whose deadline has passed."""
         reput_offset, now = self.store.reput_offset, self.loop.time()
         waiting = self._undispatched
         while waiting and (waiting[0][0] <= reput_offset or waiting[0][1] <= now):
@@ -316,104 +322,110 @@ class Broker:
 
 
 class Peer(Remote, Protocol):
-    """A connection, as a handler sees it. All methods are for the event loop, and do nothing once it is closed."""
+    """A connection as handlers see it. All methods belong to the event loop and do nothing after it is closed."""
 
     broker: Broker
     user: User | None
-    """Who proved to be at the other side; None: nobody has to prove anything here, and everything is allowed."""
+    """The authenticated user; None on a broker without authentication, where every client has full access."""
     access: Access | None
-    """What that user may do; None where there is none."""
+    """Permissions of that user; None if there is no user."""
     exchange: ServerExchange | None
-    """The authentication that has begun."""
+    """The authentication in progress."""
     born_host: bytes
-    """Address and port of the other side, as a record holds them."""
+    """Address and port of the client, encoded as in a record."""
     frame_bytes: int
-    """Size of the frame that is being handled, with its length field."""
+    """Size of the frame that is being handled, including its length field."""
     written: int
-    """PRODUCE frames of this turn that are done once they are written: they wait for no flush."""
+    """Number of PRODUCE frames of this turn that were complete once written, without waiting for a flush."""
     write_paused: bool
-    """The other side has not taken what was sent: do not add to it; see ``when_writable``."""
+    """True while the client does not read: send nothing more until ``when_writable``."""
 
     def greet(self, client: str) -> None:
-        """HELLO was answered: from now on every command is, or AUTH where it must come first."""
+        """Accept all further commands after HELLO, or only AUTH if the broker requires it first."""
 
     def admit(self, user: User) -> None:
-        """It is ``user``: from now on every command is answered."""
+        """Accept all commands from now on, as ``user``."""
 
     def refuse(self, frame: Frame, error: BrokerError) -> None:
-        """Answer ``frame`` with an error, take nothing more and close the connection."""
+        """Respond to ``frame`` with an error, accept nothing more and close the connection."""
 
     def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
-        """Answer ``frame`` with SUCCESS; nothing for a one-way frame."""
+        """Respond to ``frame`` with SUCCESS; a one-way frame gets no response."""
 
     def send_answer(self, frame: Frame, head: bytes, body: bytes | bytearray) -> None:
-        """Send the encoded answer to ``frame``."""
+        """Send the encoded response to ``frame``."""
 
     def send_in_order(self, answer: bytes) -> None:
-        """Send an encoded PRODUCE answer behind those that still wait for a flush."""
+        """Send an encoded PRODUCE response after those that still wait for a flush."""
 
     def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
-        """Send an encoded PRODUCE answer (one-way: none) in its order when the log is flushed up to ``end_offset``."""
+        """Send an encoded PRODUCE response in order, once the log is flushed up to ``end_offset``.
+
+        A one-way frame gets no response.
+        """
 
     def fail(self, frame: Frame, error: BrokerError) -> None:
-        """Answer ``frame`` with an error; of a PRODUCE in the order of its answers."""
+        """Respond to ``frame`` with an error; to a PRODUCE in the order of its responses."""
 
     def handle(self, frame: Frame) -> None:
-        """Handle a frame (again): call its command's handler, and answer with the error that it raises."""
+        """Handle a frame, perhaps again: call its command's handler, and respond with the error that it raises."""
 
     def after_dispatch(self, frame: Frame, call: Callable[[], None]) -> None:
-        """Call when what is acknowledged by now can be seen; what it raises answers ``frame``.
+        """Call ``call`` once everything acknowledged by now is visible; an error that it raises answers ``frame``.
 
-        A message that was acknowledged is there for whoever asks, although dispatch runs behind acknowledgements.
+        Dispatch runs after the acknowledgement, but every client must find a message that has been acknowledged.
         """
 
     def later(self, frame: Frame, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
-        """A function that is called once, when what ``frame`` waits for is over: ``call`` goes on, an error answers
-        ``frame``. What ``call`` raises answers it too."""
+        """Return a function to be called once, when the wait of ``frame`` ends.
+
+        Called with None it runs ``call``; called with an error, or if ``call`` raises one, it answers ``frame`` with
+        that error.
+        """
 
     def suspend(self) -> None:
-        """Handle nothing more of this connection until ``resume``; the frame that is being handled stays valid."""
+        """Handle nothing more of this connection until ``resume``; the current frame stays valid."""
 
     def resume(self, frame: Frame, error: BrokerError | None) -> None:
-        """Go on: handle ``frame`` again, or answer it with ``error``."""
+        """Continue after ``suspend``: handle ``frame`` again, or answer it with ``error``."""
 
     def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
-        """Go on after ``suspend`` by calling; what it raises answers ``frame``."""
+        """Continue after ``suspend`` with ``call``; an error that it raises answers ``frame``."""
 
     def read(
         self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None],
-        rather: Callable[[], None] | None = None,
+        instead: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        """Call ``read(True)``; where that would block, ``read(False)`` in a reader thread. ``done`` gets the result.
+        """Call ``read(True)``; if that would block, ``read(False)`` in a reader thread. Pass the result to ``done``.
 
-        What follows on the connection is handled meanwhile. Errors of either answer ``frame``. Who has part of an
-        answer names with ``rather`` what to do instead of waiting for memory, or for the other side to take what was
-        sent.
+        Later frames of the connection are handled meanwhile. Errors of ``read`` and ``done`` answer ``frame``. A caller
+        that already has part of a response passes ``instead``: it is called instead of waiting for memory, or for the
+        client to read.
         """
 
-    def step(self, frame: Frame, call: Callable[[], None], rather: Callable[[], None] | None = None) -> None:
-        """Call in one of the next turns of the loop, where there is time for it; what it raises answers ``frame``.
+    def step(self, frame: Frame, call: Callable[[], None], instead: Callable[[], None] | None = None) -> None:
+        """Call ``call`` in a later turn of the loop that has time for it; an error that it raises answers ``frame``.
 
-        It waits until the other side has taken what was sent, or calls ``rather`` at once; see ``read``.
+        If the client does not read, the call waits for it, or ``instead`` is called at once; see ``read``.
         """
 
     def held(self, pull: HeldPull) -> None:
-        """``pull`` waits for this connection: cancel it if the connection goes."""
+        """Register a held pull, to be cancelled when the connection closes."""
 
     def holds_many(self) -> bool:
-        """Whether many pulls wait for this connection."""
+        """Return whether many pulls of this connection are held."""
 
     def unheld(self, pull: HeldPull) -> None:
-        """``pull`` does not wait any more."""
+        """Remove a pull that is no longer held."""
 
     def share(self, selection: Selection) -> Share:
-        """This connection's share of a selection; it counts as long as somebody holds on to it."""
+        """Return this connection's share of a selection; it counts until it is garbage-collected."""
 
     def check_may_wait(self) -> None:
-        """Raise ``SystemBusy`` where this connection, or all together, have too many pulls waiting."""
+        """Raise ``SystemBusy`` if too many pulls of this connection, or of all connections, wait."""
 
     def unsent_bytes(self) -> int:
-        """How much of what it was sent it has not taken."""
+        """Return the number of bytes that were sent and that the client has not read."""
 
     def when_writable(self, call: Callable[[], None]) -> None:
-        """Call when the other side has taken what was sent."""
+        """Call ``call`` once the client has read its responses."""

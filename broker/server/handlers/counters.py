@@ -1,4 +1,4 @@
-"""What the broker counts while it serves: plain integers, written by the event loop, read by whoever reports them."""
+"""Counters of the running broker: plain integers that the event loop writes and any thread may read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ...latency import Latencies
 
 
 class Traffic:
-    """What went in, or out, since the start: frames, the messages in them, and bytes (of bodies: see ``Counters``)."""
+    """Traffic in one direction since the start: frames, their messages, and the bytes of their bodies."""
 
     __slots__ = ("bytes", "frames", "messages")
 
@@ -17,14 +17,14 @@ class Traffic:
         self.bytes = 0
 
     def add(self, other: Traffic) -> None:
-        """Count what ``other`` counted as well."""
+        """Add the counts of ``other``."""
         self.frames += other.frames
         self.messages += other.messages
         self.bytes += other.bytes
 
 
 class Direction:
-    """The traffic of one direction by topic; there are rows only for topics that had any."""
+    """Traffic in one direction by topic; only topics with traffic have a row."""
 
     __slots__ = ("_gone", "by_topic")
 
@@ -33,20 +33,20 @@ class Direction:
         self._gone = Traffic()
 
     def of(self, topic: str) -> Traffic:
-        """The row of a topic, to be counted in. The topic exists: names that clients make up get no row."""
+        """Return the row of a topic, to count in. The topic must exist, so that invented names create no rows."""
         traffic = self.by_topic.get(topic)
         if traffic is None:
             traffic = self.by_topic[topic] = Traffic()
         return traffic
 
     def forget(self, topic: str) -> None:
-        """A topic is deleted: its row goes, what it counted stays in ``total``."""
+        """Remove the row of a deleted topic; its counts stay in ``total``."""
         traffic = self.by_topic.pop(topic, None)
         if traffic is not None:
             self._gone.add(traffic)
 
     def total(self) -> Traffic:
-        """Of all topics, those that were deleted included."""
+        """Return the sum over all topics, including deleted ones."""
         total = Traffic()
         for traffic in (self._gone, *self.by_topic.values()):
             total.add(traffic)
@@ -54,10 +54,10 @@ class Direction:
 
 
 class Counters:
-    """What happened since the start; ``errors`` by result code.
+    """Counters since the start; ``errors`` by result code.
 
-    ``produced`` counts the bytes of the bodies of PRODUCE frames, ``pulled`` those of PULL answers. ``latencies``: by
-    command code, from taking a request up to its answer; of a PULL without the time that it was held.
+    ``produced`` counts the body bytes of PRODUCE frames, ``pulled`` those of PULL responses. ``latencies``: by command
+    code, from the beginning of a request's turn to its response; for a PULL without the time that it was held.
     """
 
     __slots__ = (
@@ -69,35 +69,35 @@ class Counters:
         self.connections_accepted = 0
         self.connections_refused = 0
         self.tls_failures = 0
-        """Connections that came to no TLS."""
+        """Connections whose TLS handshake failed."""
         self.produced = Direction()
         self.pulled = Direction()
         self.duplicates = 0
-        """PRODUCE frames that were stored before."""
+        """PRODUCE frames that had been stored before."""
         self.one_way_errors = 0
         self.retried_messages = 0
-        """Messages that consumers sent back, to be tried again."""
+        """Messages that consumers sent back and that are delivered again."""
         self.dead_messages = 0
-        """Those that became dead letters."""
+        """Messages that consumers sent back and that became dead letters."""
         self.sent_back: dict[str, tuple[int, int]] = {}
-        """Both by group; of groups that were deleted there is no row."""
+        """By group: retried messages and dead letters; deleted groups have no row."""
         self.errors: dict[int, int] = {}
         self.latencies = {code: Latencies() for code in COMMANDS}
         self.produce_latencies = self.latencies[PRODUCE.code]
-        """The same as the one in ``latencies``."""
+        """The PRODUCE entry of ``latencies``, without a lookup."""
 
     def count_sent_back(self, group: str, retried: int, dead: int) -> None:
-        """A group sent messages back: some are tried again, some are dead. The group exists: it has a retry topic."""
+        """Count messages that a group sent back. The group must exist, so that invented names create no rows."""
         self.retried_messages += retried
         self.dead_messages += dead
         before = self.sent_back.get(group, (0, 0))
         self.sent_back[group] = before[0] + retried, before[1] + dead
 
     def forget_group(self, group: str) -> None:
-        """A group is deleted."""
+        """Remove the row of a deleted group."""
         self.sent_back.pop(group, None)
 
     def forget_topic(self, topic: str) -> None:
-        """A topic is deleted."""
+        """Remove the rows of a deleted topic."""
         self.produced.forget(topic)
         self.pulled.forget(topic)

@@ -1,4 +1,4 @@
-"""GET_DELAY_STATS: what waits to be delivered later."""
+"""GET_DELAY_STATS: the scheduled messages that wait for their delivery."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .context import Peer
 
 
 def get_delay_stats(peer: Peer, frame: Frame) -> None:
-    """What waits in each level, what by hour, and what was parked; with all that is acknowledged by now."""
+    """Return scheduled messages by level and by hour, and parked ones; includes everything acknowledged by now."""
     request = decode_fields(GetDelayStatsRequest, frame.fields)
     delays = peer.broker.delays
 

@@ -1,4 +1,4 @@
-"""What an operator asks of consumer groups: which there are, who is in them, how far they are; moving, deleting one."""
+"""Administration of consumer groups: list them, show members and progress, reset offsets, delete a group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RESETS = ("first", "last", "time", "offset")
 
 
 def get_all_groups(peer: Peer, frame: Frame) -> None:
-    """Every group that was ever there and was not deleted."""
+    """Return every group that has ever existed and was not deleted."""
     decode_fields(EmptyRequest, frame.fields)
     broker = peer.broker
     rows = []
@@ -64,7 +64,7 @@ def get_all_groups(peer: Peer, frame: Frame) -> None:
 
 
 def get_group_members(peer: Peer, frame: Frame) -> None:
-    """One group: its members, who has which queue, and how far each queue is."""
+    """Return one group: its members, their queues, and the progress in each queue."""
     request = decode_fields(GroupRequest, frame.fields)
     name = _existing(peer.broker, request.group)
     broker = peer.broker
@@ -103,7 +103,7 @@ def get_group_members(peer: Peer, frame: Frame) -> None:
 def _progress(
     broker: Broker, name: str, group: ConsumerGroup | None, queues: list[Queue]
 ) -> Iterator[tuple[Queue, str, int]]:
-    """(queue, member, what is committed): once for each queue, or where every member gets all, for each member."""
+    """Yield (queue, member, committed offset): once per queue, or in a broadcasting group once per member and queue."""
     committed_of = broker.store.consumer_offsets.committed_of
     if group is None or group.clustering:
         held = group.held if group is not None else {}
@@ -124,12 +124,12 @@ def _or_none(committed: int | None) -> int:
 def _existing(broker: Broker, name: str) -> str:
     check_client_group(name)
     if name not in broker.groups.known():
-        raise GroupNotExist(f"there is no group {name}: nobody has consumed or committed under that name")
+        raise GroupNotExist(f"group {name} does not exist: no client has consumed or committed under that name")
     return name
 
 
 def _queues(peer: Peer, name: str) -> list[Queue]:
-    """The queues of all topics of the group that are there and that the user may see."""
+    """Return the queues of all of the group's topics that exist and that the user may see."""
     queues = []
     for topic in sorted(peer.broker.groups.known()[name] | {retry_topic(name)}):
         config = peer.broker.store.topics.get(topic)
@@ -146,7 +146,7 @@ def _queue_ends(store: MessageStore, queues: list[Queue], hot: bool) -> dict[Que
         try:
             ends[topic, queue_id] = (store.min_offset(topic, queue_id, hot), store.max_offset(topic, queue_id))
         except (TopicNotExist, QueueNotExist):
-            continue  # deleted just now
+            continue  # deleted in the meantime
     return ends
 
 
@@ -172,13 +172,13 @@ def _member(peer: Peer, member: Member) -> dict[str, Any]:
 
 
 def delete_group(peer: Peer, frame: Frame) -> None:
-    """Forget a group that nobody is in; its retry topic goes too, its dead letters stay."""
+    """Delete a group without members and its retry topic; its dead letters stay."""
     request = decode_fields(DeleteGroupRequest, frame.fields)
     broker = peer.broker
     name = _existing(broker, request.group)
     group = broker.groups.groups.get(name)
     broker.groups.check_idle(name, "stop them, then delete it")
-    if group is not None:  # broadcasting: each member keeps its own progress, but is in the group all the same
+    if group is not None:  # ``check_idle`` does not cover broadcasting groups, whose members keep their own progress
         raise InvalidParameter(f"group {name} has {len(group.members)} live members; stop them, then delete it")
     was_known = sorted(broker.groups.known().get(name, ()))
     broker.groups.forget(name)
@@ -192,7 +192,7 @@ def delete_group(peer: Peer, frame: Frame) -> None:
 
 
 def reset_offset(peer: Peer, frame: Frame) -> None:
-    """Move a group's progress to the beginning, the end, a time or an offset."""
+    """Move a group's committed offsets to the beginning, the end, a time or given offsets."""
     request = decode_fields(ResetOffsetRequest, frame.fields)
     check_client_group(request.group)
     if request.to not in RESETS:
@@ -206,12 +206,12 @@ def reset_offset(peer: Peer, frame: Frame) -> None:
     running = broker.groups.groups.get(request.group)
     if running is not None and not running.clustering:
         raise InvalidParameter(
-            f"group {request.group} is broadcasting: each of its members keeps its own progress; there is none of the "
-            "group to reset"
+            f"group {request.group} is broadcasting: each of its members keeps its own progress, so the group has none "
+            "to reset"
         )
     if not request.force:
         broker.groups.check_idle(
-            request.group, "stop them first, or reset with force: they go on from the new offsets", request.topic
+            request.group, "stop them first, or reset with force: they continue from the new offsets", request.topic
         )
     given = _given_offsets(frame, request)
     wanted = list(given) if request.to == "offset" else [request.queue] if request.queue >= 0 else list(range(queues))
@@ -244,10 +244,11 @@ def _given_offsets(frame: Frame, request: ResetOffsetRequest) -> dict[int, int]:
     body_bytes = frame.body_end - frame.body_at
     if body_bytes != request.count * CONSUMER_OFFSET_STRUCT.size:
         raise InvalidParameter(
-            f"a body of {body_bytes} bytes; {request.count} offsets take {request.count * CONSUMER_OFFSET_STRUCT.size}"
+            f"expected {request.count * CONSUMER_OFFSET_STRUCT.size} bytes of body for {request.count} offsets, got "
+            f"{body_bytes}"
         )
     if (request.to == "offset") != (request.count > 0):
-        raise InvalidParameter("the offsets in the body and to = offset belong together")
+        raise InvalidParameter("a reset with to = offset needs offsets in the body, and any other must have none")
     return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
 
 
@@ -262,7 +263,7 @@ def _target(store: MessageStore, request: ResetOffsetRequest, given: dict[int, i
         return store.min_offset(topic, queue_id, hot)
     if not 0 <= given[queue_id] <= max_offset:
         raise CommitIllegal(
-            f"offset {given[queue_id]} of queue {queue_id} of {topic!r} is outside of [0, {max_offset}]; nothing was "
+            f"offset {given[queue_id]} of queue {queue_id} of {topic!r} must be in [0, {max_offset}]; nothing was "
             "reset", queue=queue_id, max_offset=max_offset,
         )  # fmt: skip
     return given[queue_id]

@@ -22,18 +22,18 @@ from .pull import parse_tags
 
 SUBSCRIPTIONS_MAX = 1_000
 SUBSCRIPTION_CHARS_MAX = 128 * 1024
-"""Of all subscriptions of a member: they are kept as long as it lives."""
+"""Maximum size of all subscriptions of a member, because the broker keeps them as long as the member lives."""
 TAGS_CHARS_MAX = 4_096
-"""As in a PULL."""
+"""Maximum length of a subscription's tags, the same as in a PULL."""
 OWNED_MAX = 65_536
 MISSING_SHOWN_MAX = 100
-"""As many of its topics that are not there are named to a member."""
+"""Maximum number of missing topics that a heartbeat response names."""
 KINDS = ("consumer", "producer")
 STARTS = ("first", "last", "time")
 
 
 def heart_beat(peer: Peer, frame: Frame) -> None:
-    """A member joins its group or stays in it; the answer is what it may consume."""
+    """Add a member to its group or keep it there; respond with its assignment."""
     request = decode_fields(HeartBeatRequest, frame.fields)
     check_client_group(request.group)
     if request.kind not in KINDS:
@@ -60,18 +60,18 @@ def _decode_body(frame: Frame) -> tuple[dict[str, Subscription], list[Queue]]:
     body = ArrayBody(frame.body, "msgpack [[[topic, tags, filter], …], [[topic, queue], …]]")
     body.row(2)
     if (count := body.array()) > SUBSCRIPTIONS_MAX:
-        raise InvalidParameter(f"{count} subscriptions; a member may have {SUBSCRIPTIONS_MAX}")
+        raise InvalidParameter(f"a member may have at most {SUBSCRIPTIONS_MAX} subscriptions, got {count}")
     wanted = []
     for _ in range(count):
         body.row(3)
         wanted.append((body.text(), body.text(), body.text()))
     if (chars := sum(len(text) for row in wanted for text in row)) > SUBSCRIPTION_CHARS_MAX:
         raise InvalidParameter(
-            f"the subscriptions take {chars:,} characters, names, tags and filters together; a member may have "
-            f"{SUBSCRIPTION_CHARS_MAX:,}"
+            f"names, tags and filters of a member's subscriptions may have at most {SUBSCRIPTION_CHARS_MAX:,} "
+            f"characters together, got {chars:,}"
         )
     if (count := body.array()) > OWNED_MAX:
-        raise InvalidParameter(f"{count} queues that it has; a member may have {OWNED_MAX}")
+        raise InvalidParameter(f"a member may own at most {OWNED_MAX} queues, got {count}")
     held = []
     for _ in range(count):
         body.row(2)
@@ -86,7 +86,7 @@ def _decode_body(frame: Frame) -> tuple[dict[str, Subscription], list[Queue]]:
             raise InvalidParameter(f"topic {topic} is subscribed twice; give all tags in one subscription: a || b")
         if len(tags) > TAGS_CHARS_MAX:
             raise InvalidParameter(
-                f"the tags of topic {topic} take {len(tags)} characters; at most {TAGS_CHARS_MAX} do"
+                f"the tags of topic {topic} have {len(tags)} characters; the maximum is {TAGS_CHARS_MAX}"
             )
         if tags:
             parse_tags(tags)
@@ -97,7 +97,7 @@ def _decode_body(frame: Frame) -> tuple[dict[str, Subscription], list[Queue]]:
 
 
 class _Assignment:
-    """The answer to a heartbeat: each queue with the offset to go on from."""
+    """The response to a heartbeat: each assigned queue with the offset to continue from."""
 
     __slots__ = ("frame", "group", "interval_ms", "member", "peer", "request")
 
@@ -118,7 +118,7 @@ class _Assignment:
         self.interval_ms = interval_ms
 
     def answer(self) -> None:
-        """Answer at once where all queues have an offset, else find where to begin."""
+        """Respond at once if all queues have an offset; otherwise look up the missing start offsets first."""
         store = self.peer.broker.store
         missing = [queue for queue in self.group.assignment(self.member) if self._committed(queue) is None]
         if not missing:
@@ -127,8 +127,8 @@ class _Assignment:
         groups = self.peer.broker.groups
         first = {queue for queue in missing if groups.begins_at_first(self.group.name, queue[0])}
         if self.group.clustering:
-            # Where it begins to read a topic the group says once, of all queues: what is left of the topic is read from
-            # its first message, as a queue that was added later.
+            # The start rule applies to a topic once, for all queues at that time, including queues of other members.
+            # A queue that still has no offset later was added later, and is read from its first message.
             begun = {topic for topic, queue_id in missing if (topic, queue_id) not in first}
             own = set(missing)
             missing += [queue for queue in groups.queues_of(self.group) if queue[0] in begun and queue not in own]
@@ -152,18 +152,21 @@ class _Assignment:
                 else:
                     begins[topic, queue_id] = store.offset_by_time(topic, queue_id, self.request.start_ms, hot)
             except (TopicNotExist, QueueNotExist):
-                continue  # deleted just now: the next assignment is without it
+                continue  # deleted in the meantime: the next assignment will not contain it
         return begins
 
     def _send(self, begins: dict[Queue, int]) -> None:
-        """Where a group begins is kept at once: who takes the queue over must not begin later."""
+        """Store the start offsets and send the response.
+
+        The start offsets are committed at once, because a member that takes the queue over must not begin later.
+        """
         store = self.peer.broker.store
         rows: list[tuple[str, int, int, int]] = []
         for queue, granted in self.group.assignment(self.member).items():
             next_offset = self._committed(queue)
             if next_offset is None:
                 if queue not in begins:
-                    continue  # granted meanwhile: the member is told to come again
+                    continue  # granted in the meantime: the next heartbeat delivers it
                 next_offset = begins[queue]
             rows.append((*queue, next_offset, granted))
         if self.group.clustering:
@@ -188,7 +191,7 @@ class _Assignment:
 
 
 def unregister_client(peer: Peer, frame: Frame) -> None:
-    """A member leaves."""
+    """Remove a member from its group."""
     request = decode_fields(UnregisterClientRequest, frame.fields)
     broker: Broker = peer.broker
     if request.kind == "producer":

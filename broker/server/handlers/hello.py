@@ -1,4 +1,4 @@
-"""HELLO: who the broker is, and what it accepts."""
+"""HELLO: the broker's name, version and limits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ VERSION = __version__
 
 
 def hello(peer: Peer, frame: Frame) -> None:
-    """Answer HELLO; after it, and AUTH where that is needed, the connection's other requests are
-    served. A second one is answered again."""
+    """Answer HELLO, also a repeated one. It must come first on a connection, before AUTH if the broker requires it."""
     request = decode_fields(HelloRequest, frame.fields)
     if request.protocol != PROTOCOL_VERSION:
         raise VersionNotSupported(
-            f"protocol version {request.protocol} is not spoken by this broker; use {PROTOCOL_VERSION}",
+            f"this broker does not support protocol version {request.protocol}; use {PROTOCOL_VERSION}",
             protocol=PROTOCOL_VERSION,
         )
     settings = peer.broker.settings

@@ -1,4 +1,4 @@
-"""Queue offsets by time and at both ends, and what consumer groups have committed."""
+"""Queue offsets: by time, first and last, and the committed offsets of consumer groups."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from .pull import check_readable
 
 NOTHING_COMMITTED = -1
 REFUSED_SHOWN_MAX = 128
-"""As many queues are named that a commit was refused for; a header must not hold more than 256 items."""
+"""Maximum number of queues that a refused commit names; a header must not hold more than 256 items."""
 HOT_STATS_ROWS_MAX = 256
-"""More rows than this are looked up in a reader thread, so that the loop goes on."""
+"""Above this number of rows a reader thread does the lookup, so that the loop is not blocked."""
 
 
 def search_offset_by_timestamp(peer: Peer, frame: Frame) -> None:
-    """The first offset whose store time is not before a moment."""
+    """Return the first offset whose store time is not before the given time."""
     request = decode_fields(SearchOffsetByTimestampRequest, frame.fields)
     check_readable(peer.broker, request.topic)
     store = peer.broker.store
@@ -52,7 +52,7 @@ def search_offset_by_timestamp(peer: Peer, frame: Frame) -> None:
 
 
 def get_max_offset(peer: Peer, frame: Frame) -> None:
-    """The offset that the queue's next message will have."""
+    """Return the offset that the queue's next message will have."""
     request = decode_fields(QueueRequest, frame.fields)
     check_readable(peer.broker, request.topic)
 
@@ -63,7 +63,7 @@ def get_max_offset(peer: Peer, frame: Frame) -> None:
 
 
 def get_min_offset(peer: Peer, frame: Frame) -> None:
-    """The queue's first readable offset."""
+    """Return the queue's first readable offset."""
     request = decode_fields(QueueRequest, frame.fields)
     check_readable(peer.broker, request.topic)
     store = peer.broker.store
@@ -104,15 +104,19 @@ def query_consumer_offset(peer: Peer, frame: Frame) -> None:
 
 
 def update_consumer_offset(peer: Peer, frame: Frame) -> None:
-    """Commit a group's progress, of all queues named or of none, but for those that the member does not hold: they are
-    refused, and the others are committed. Written to disk with the next checkpoint."""
+    """Commit a group's progress.
+
+    An invalid offset refuses the whole commit. Queues that the member does not hold are refused, and the others are
+    still committed. The table is written to disk with the next checkpoint.
+    """
     request = decode_fields(UpdateConsumerOffsetRequest, frame.fields)
     check_client_group(request.group)
     check_readable(peer.broker, request.topic)
     body_bytes = frame.body_end - frame.body_at
     if body_bytes != request.count * CONSUMER_OFFSET_STRUCT.size:
         raise InvalidParameter(
-            f"a body of {body_bytes} bytes; {request.count} offsets take {request.count * CONSUMER_OFFSET_STRUCT.size}"
+            f"expected {request.count * CONSUMER_OFFSET_STRUCT.size} bytes of body for {request.count} offsets, got "
+            f"{body_bytes}"
         )
     entries: list[tuple[int, int]] = list(CONSUMER_OFFSET_STRUCT.iter_unpack(frame.body))
 
@@ -123,7 +127,8 @@ def update_consumer_offset(peer: Peer, frame: Frame) -> None:
         if not request.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             peer.broker.groups.enter(request.group)
         table = peer.broker.store.consumer_offsets
-        if request.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):  # dead letters are purged, or were sent again
+        # An operator has purged the dead letters or sent them again, so the audit log records it.
+        if request.topic.startswith(DEAD_LETTER_TOPIC_PREFIX):
             target = f"group {request.group}, topic {request.topic}"
             audit(peer, UPDATE_CONSUMER_OFFSET, target, table.committed(name, request.topic), dict(held))
         for queue, offset in held:
@@ -143,15 +148,15 @@ def update_consumer_offset(peer: Peer, frame: Frame) -> None:
 def _who_commits(
     broker: Broker, request: UpdateConsumerOffsetRequest, entries: list[tuple[int, int]]
 ) -> tuple[str, list[tuple[int, int]], EpochFenced | None]:
-    """Return under which name the offsets are kept, the entries of queues that the member holds, and the error that
-    names the others, if there are any.
+    """Return the name that the offsets are stored under, the entries of queues that the member holds, and an error
+    that names the other queues, if there are any.
 
-    Raise if the group has no such member, or if somebody who is no member would move a running group.
+    Raises if the group has no such member, or if a client that is not a member would move a running group.
     """
     if not request.member:
         broker.groups.check_idle(
             request.group,
-            "only they commit its progress; consume as a member, or stop them and use reset",
+            "only they may commit its progress; consume as a member, or stop them and use reset",
             request.topic,
         )
         return request.group, entries, None
@@ -182,7 +187,7 @@ def _check_queues(broker: Broker, name: str, entries: list[tuple[int, int]]) -> 
 def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) -> None:
     for queue, offset in entries:
         if offset < 0:
-            raise InvalidParameter(f"offset {offset} of topic {topic}, queue {queue} is below 0")
+            raise InvalidParameter(f"offset {offset} of topic {topic}, queue {queue} must not be negative")
         max_offset = broker.store.max_offset(topic, queue)
         if offset > max_offset:
             raise CommitIllegal(
@@ -193,7 +198,7 @@ def _check_commit(broker: Broker, topic: str, entries: list[tuple[int, int]]) ->
 
 
 def get_consume_stats(peer: Peer, frame: Frame) -> None:
-    """How far groups are, beside what their queues hold: of one group or all, of one topic or all."""
+    """Return the progress of one or all groups in one or all topics, with both ends of each queue."""
     request = decode_fields(ConsumeStatsRequest, frame.fields)
     if request.group:
         check_name("group", request.group)
@@ -217,16 +222,16 @@ def get_consume_stats(peer: Peer, frame: Frame) -> None:
 
 
 def sees_progress(peer: Peer, group: str, topic: str) -> bool:
-    """Whether the user may know how far a group is in a topic."""
+    """Return whether the user may see the progress of a group in a topic."""
     access = peer.access
     group = group.partition(MEMBER_SEPARATOR)[0]
     return access is None or (access.allows(QUERY, GROUP, group) and access.allows(QUERY, TOPIC, topic))
 
 
 def _all_queues(broker: Broker, *, uncommitted: bool) -> list[tuple[str, str, int, int, bool]]:
-    """Return ``(group, topic, queue, committed, known)`` of what groups have committed, sorted.
+    """Return ``(group, topic, queue, committed, known)`` for all committed offsets, sorted.
 
-    ``uncommitted``: also of the other queues of their topics, but for dead letters, which their group does not read.
+    ``uncommitted``: also for the other queues of their topics, except dead letters, which their group does not read.
     """
     if not uncommitted:
         return [(*row, True) for row in broker.store.consumer_offsets.all_committed()]
@@ -243,7 +248,7 @@ def _all_queues(broker: Broker, *, uncommitted: bool) -> list[tuple[str, str, in
 def _consume_stats(
     store: MessageStore, wanted: list[tuple[str, str, int, int, bool]], hot: bool
 ) -> list[tuple[str, str, int, int, int, int, bool]]:
-    """The rows of the answer: those of ``wanted`` whose queue is there, with its min and max offset."""
+    """Return the rows of the response: those of ``wanted`` whose queue exists, with its min and max offset."""
     if hot and len(wanted) > HOT_STATS_ROWS_MAX:
         raise WouldBlock
     rows = []
@@ -251,6 +256,6 @@ def _consume_stats(
         try:
             min_offset, max_offset = store.min_offset(topic, queue, hot), store.max_offset(topic, queue)
         except (QueueNotExist, TopicNotExist):
-            continue  # deleted, perhaps just now; what was committed stays for a topic made anew
+            continue  # deleted; its committed offsets stay for a topic that is created again
         rows.append((group, topic, queue, next_offset, min_offset, max_offset, known or min_offset == max_offset))
     return rows

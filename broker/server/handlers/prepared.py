@@ -1,4 +1,7 @@
-"""Prepared messages among PRODUCE frames, COMMIT_PREPARED and ABORT_PREPARED."""
+"""Staged transactions: PRODUCE frames with ``prepare``, COMMIT_PREPARED, ABORT_PREPARED and GET_PREPARED.
+
+The wire calls a staged transaction *prepared* and a stage *attempt*.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +37,21 @@ FLUSHES = frozenset({"", "sync", "async"})
 
 
 def check_prepared(peer: Peer, request: ProduceRequest, is_half: bool) -> None:
-    """Raise ``InvalidParameter`` where messages to be prepared ask for something else too, ``NoPermission`` where the
-    attempt has messages that the user has nothing to do with."""
+    """Raise ``InvalidParameter`` if staged messages are half messages or delayed too, ``NoPermission`` if the attempt
+    has messages for topics that the user may not publish to."""
     if is_half or delay_of(request.common) is not None:
-        what = "half messages" if is_half else "delayed"
-        raise InvalidParameter(f"messages that are prepared cannot be {what}: leave out prepare, or the property")
+        kind = "half messages" if is_half else "delayed"
+        raise InvalidParameter(f"prepared messages cannot be {kind}: leave out prepare, or the property")
     _check_name(request.prepare)
     if (may_end := _may_end(peer)) is not None:
         _check_may_end(peer, request.prepare, may_end)
 
 
 def append_prepared(peer: Peer, frame: Frame, request: ProduceRequest, queue: int) -> None:
-    """Append the frame's messages to PREPARED_TOPIC, all or none. ``queue``: the one of their topic that they go to.
+    """Append the frame's messages to PREPARED_TOPIC, all or none. ``queue``: the queue of their topic for the commit.
 
-    They are answered once they are written: the commit that they wait for flushes them. Where the topic has to be made
-    first, the frame is handled again.
+    They are acknowledged once they are written; the commit flushes them. If PREPARED_TOPIC has to be created first, the
+    frame is handled again afterwards.
     """
     broker = peer.broker
     if any(
@@ -83,7 +86,7 @@ def append_prepared(peer: Peer, frame: Frame, request: ProduceRequest, queue: in
 
 
 def commit_prepared(peer: Peer, frame: Frame) -> None:
-    """Commit what attempts prepared; answered when all of it is in its topics."""
+    """Commit the messages of attempts; respond once all of them are in their topics."""
     request = decode_fields(CommitPreparedRequest, frame.fields)
     if request.flush not in FLUSHES:
         raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
@@ -103,7 +106,7 @@ def commit_prepared(peer: Peer, frame: Frame) -> None:
 
 
 def _may_end(peer: Peer) -> Callable[[Attempt], bool] | None:
-    """Whether the user may commit or drop an attempt: it may publish to all of its topics. None: every one."""
+    """Return a predicate: may the user, who needs to publish to all of its topics, end this attempt? None: any."""
     access = peer.access
     if access is None:
         return None
@@ -115,12 +118,12 @@ def _check_may_end(peer: Peer, name: str, may_end: Callable[[Attempt], bool]) ->
     if attempt is not None and not may_end(attempt):
         assert peer.access is not None
         raise NoPermission(
-            f"user {peer.access.name} has no permission to publish to every topic of attempt {name}; nothing was done"
+            f"user {peer.access.name} has no permission to publish to all topics of attempt {name}; nothing was done"
         )
 
 
 def abort_prepared(peer: Peer, frame: Frame) -> None:
-    """Drop what attempts prepared; answered when that is stored."""
+    """Drop the messages of attempts; respond once that is stored."""
     request = decode_fields(AbortPreparedRequest, frame.fields)
     count, end_offset = peer.broker.prepared.abort(request.drop, _may_end(peer))
     done = peer.later(frame, lambda: peer.answer(frame, AbortPreparedAnswer(count=count)))
@@ -128,7 +131,7 @@ def abort_prepared(peer: Peer, frame: Frame) -> None:
 
 
 def get_prepared(peer: Peer, frame: Frame) -> None:
-    """What is prepared, and what is being copied."""
+    """Return the attempts that are not committed, and the commits in progress."""
     request = decode_fields(GetPreparedRequest, frame.fields)
     table = peer.broker.prepared.table
     sees_all = peer.access is None or peer.access.sees_all
@@ -154,7 +157,7 @@ def get_prepared(peer: Peer, frame: Frame) -> None:
 
 
 def _wanted(request: CommitPreparedRequest, body: memoryview) -> list[tuple[str, int]]:
-    """The attempts that the body names, each with its number of messages."""
+    """Return the attempts that the body names, each with its number of messages."""
     wanted: dict[str, int] = {}
     if not len(body) and not request.count:
         return []
@@ -164,7 +167,7 @@ def _wanted(request: CommitPreparedRequest, body: memoryview) -> list[tuple[str,
         rows.row(2)
         attempt = _check_name(rows.text())
         if attempt in wanted:
-            raise InvalidParameter(f"attempt {attempt!r} stands twice in the body")
+            raise InvalidParameter(f"attempt {attempt!r} is in the body twice")
         wanted[attempt] = rows.integer()
     rows.end()
     return list(wanted.items())
@@ -173,6 +176,6 @@ def _wanted(request: CommitPreparedRequest, body: memoryview) -> list[tuple[str,
 def _check_name(attempt: str) -> str:
     if not 0 < len(attempt) <= PREPARED_NAME_CHARS_MAX or not attempt.isascii() or not attempt.isprintable():
         raise InvalidParameter(
-            f"an attempt's name is 1 to {PREPARED_NAME_CHARS_MAX} printable ASCII characters, not {attempt[:40]!r}"
+            f"an attempt's name must be 1 to {PREPARED_NAME_CHARS_MAX} printable ASCII characters, got {attempt[:40]!r}"
         )
     return attempt

@@ -29,7 +29,7 @@ from .transactions import append_half_messages
 
 
 def produce(peer: Peer, frame: Frame) -> None:
-    """Append the frame's messages, all or none, and send their answer, behind those of the frames before."""
+    """Append the frame's messages, all or none, and respond in the order of the connection's PRODUCE frames."""
     broker = peer.broker
     request = decode_fields(ProduceRequest, frame.fields)
     name = request.topic
@@ -37,14 +37,14 @@ def produce(peer: Peer, frame: Frame) -> None:
         raise _too_much(peer)
     if request.count > broker.produce_messages_max:
         raise MessageIllegal(
-            f"a PRODUCE frame of {request.count} messages; limits.produce_messages_max is "
-            f"{broker.produce_messages_max}: split it",
+            f"the PRODUCE frame has {request.count} messages, but limits.produce_messages_max is "
+            f"{broker.produce_messages_max}; split it",
             produce_messages_max=broker.produce_messages_max,
         )
     if request.flush not in FLUSHES:
         raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
     if not may_produce_to(name):
-        raise NoPermission(f"topic {name} is the broker's own; produce to another")
+        raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
     half = half_request(request.common) if request.common else None
     if half is not None and peer.access is not None:
         peer.access.check(Need((PUBLISH,), GROUP, half.group))
@@ -66,7 +66,7 @@ def produce(peer: Peer, frame: Frame) -> None:
     elif queue >= topic.write_queues:
         raise _no_such_queue(request, topic.write_queues)
     if not topic.writable:
-        raise NoPermission(f"topic {name} cannot be written (perm {topic.perm}); change it with its perm + 2")
+        raise NoPermission(f"topic {name} is not writable (perm {topic.perm}); add 2 to its perm to allow writing")
     if request.prepare:
         append_prepared(peer, frame, request, queue)
         return
@@ -92,12 +92,12 @@ def _is_there(broker: Broker, name: str) -> bool:
 def _append(
     peer: Peer, frame: Frame, request: ProduceRequest, topic: TopicConfig, queue: int, waits: Route | None
 ) -> None:
-    """Append the messages, to their queue or where they wait, and acknowledge them."""
+    """Append the messages to their queue, or to the queue for scheduled records, and acknowledge them."""
     into, into_queue = (topic, queue) if waits is None else (waits.config, waits.queue)
     appended = peer.broker.store.append(
         into,
         into_queue,
-        # By position: this is done for every frame, and names would cost as much as the rest of the call.
+        # By position, because this runs for every frame and keyword arguments would double the cost of the call.
         ProduceBatch(
             frame.buffer,
             frame.body_at,
@@ -119,16 +119,16 @@ def _too_much(peer: Peer) -> BrokerError:
     limits, frame_bytes = peer.broker.limits, peer.frame_bytes - FRAME_LENGTH_BYTES
     if frame_bytes > limits.produce_frame_bytes_max:
         return MessageIllegal(
-            f"a PRODUCE frame of {frame_bytes} bytes; limits.produce_frame_bytes_max is "
-            f"{limits.produce_frame_bytes_max}: split it",
+            f"the PRODUCE frame has {frame_bytes} bytes, but limits.produce_frame_bytes_max is "
+            f"{limits.produce_frame_bytes_max}; split it",
             produce_frame_bytes_max=limits.produce_frame_bytes_max,
         )
     stalled = peer.broker.stall.refusal()
     if stalled:
         return SystemBusy(stalled, retry_after_ms=limits.busy_retry_after_ms)
     return SystemBusy(
-        f"{peer.broker.in_flight_bytes} bytes have arrived and are not done; limits.in_flight_bytes_max is "
-        f"{limits.in_flight_bytes_max}: try again later",
+        f"{peer.broker.in_flight_bytes} bytes are in flight, but limits.in_flight_bytes_max is "
+        f"{limits.in_flight_bytes_max}; try again later",
         retry_after_ms=limits.busy_retry_after_ms,
         in_flight_bytes_max=limits.in_flight_bytes_max,
     )
@@ -141,7 +141,7 @@ def _no_such_queue(request: ProduceRequest, queues: int) -> QueueNotExist:
 
 
 def _wait_for_topic(peer: Peer, frame: Frame, request: ProduceRequest) -> None:
-    """The topic is not there, or its change is not on disk: handle the frame again when it is."""
+    """Handle the frame again once its topic has been created, or once the topic's change is on disk."""
     changes = peer.broker.topic_changes
     if request.topic in changes.pending:
         peer.suspend()
@@ -159,23 +159,23 @@ def _wait_for_topic(peer: Peer, frame: Frame, request: ProduceRequest) -> None:
 
 
 def _new_topic(broker: Broker, request: ProduceRequest) -> TopicConfig:
-    """The topic that a message for an unknown topic makes, where that is allowed."""
+    """Return the topic to create for a message to an unknown topic. Raises if that is not allowed."""
     name = check_name("topic", request.topic)
     if is_system_topic(name):
-        raise NoPermission(f"topic {name} is the broker's own; produce to another")
+        raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
     if not broker.auto_create:
         setting = str(broker.settings.topics.auto_create).lower()
         because = ", and it listens beyond loopback" if setting == "loopback" else ""
         raise TopicNotExist(
-            f"topic {name} does not exist, and at this broker a message does not create one (topics.auto_create is "
-            f"{setting}{because}): create it with `flintmq topic create {name}`, or Admin.create_topic; or let "
-            "messages do it with `flintmq config set topics.auto_create=true`"
+            f"topic {name} does not exist, and this broker does not create topics automatically (topics.auto_create is "
+            f"{setting}{because}): create it with `flintmq topic create {name}` or Admin.create_topic, or allow "
+            "automatic creation with `flintmq config set topics.auto_create=true`"
         )
     if (count := len(broker.store.topics)) >= broker.settings.topics.auto_create_max:
         raise LimitReached(
-            f"topic {name} does not exist, and the broker has {count} topics: with topics.auto_create_max of them no "
-            f"message makes another one, and it is {broker.settings.topics.auto_create_max}; create it yourself "
-            "(flintmq topic create), or delete topics that are not used"
+            f"topic {name} does not exist, and the broker does not create it automatically because it has {count} "
+            f"topics and topics.auto_create_max is {broker.settings.topics.auto_create_max}; create it yourself "
+            "(flintmq topic create), or delete unused topics"
         )
     queues = broker.settings.topics.default_queues
     if request.queue >= queues:

@@ -1,4 +1,4 @@
-"""PULL: stored records of one queue, at once or held until there are some."""
+"""PULL: return stored records of one queue, or hold the pull until there are some."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from ..selections import Share
 from .context import Broker, Peer
 
 HEAD_BYTES_MAX = 1024
-"""Room for everything of a pull answer in front of its sizes and records."""
+"""Upper bound for the part of a pull response before its sizes and records."""
 SIZE_BYTES = 4
 HOT_BYTES_MAX = 2 * 1024 * 1024
 HOT_COUNT_MAX = 4
-"""Who asks for more bytes than the one, where more messages than the other are there, is served by a reader thread:
-16 MiB would hold everybody up for 10 ms."""
+"""A pull for more than ``HOT_BYTES_MAX`` runs in a reader thread if more than ``HOT_COUNT_MAX`` messages exist: copying
+16 MiB on the loop would block all connections for 10 ms."""
 PARSED_AT_ONCE_CHARS = 512
-"""Longer tags and filters are parsed in a step of their own, between the requests of others."""
+"""Longer tags and filters are parsed in a step of their own, between the requests of other connections."""
 FILTER_STEPS_MAX = 16
-"""A pull with a filter looks so many times at the queue before it answers, whatever it found."""
+"""Maximum number of search steps of a filtered pull that has found something."""
 
 _NO_BODY = bytearray()
 
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def pull(peer: Peer, frame: Frame) -> None:
-    """Answer a pull from memory; else hand it on: to a reader thread, or to those that are held."""
+    """Answer a pull from memory, pass it to a reader thread, or hold it."""
     request = decode_fields(PullRequest, frame.fields)
     check_has_messages(peer.broker, request.topic)
     if request.member:
@@ -56,7 +56,8 @@ def pull(peer: Peer, frame: Frame) -> None:
     elif request.group:
         check_client_group(request.group)
     if len(request.tags) + len(request.filter) > PARSED_AT_ONCE_CHARS:
-        # It takes up to 2 ms, and each connection has a frame handled in a turn: many would hold everybody up.
+        # Parsing takes up to 2 ms. Each connection may send such a pull in the same turn of the loop, and together
+        # they would block all others.
         peer.check_may_wait()
         peer.step(frame, lambda: _select(peer, frame, request))
     else:
@@ -64,15 +65,16 @@ def pull(peer: Peer, frame: Frame) -> None:
 
 
 def _select(peer: Peer, frame: Frame, request: PullRequest) -> None:
-    """Parse the tags and the filter of a pull, and go on with it."""
+    """Parse the tags and the filter of a pull, and start it."""
     tags = parse_tags(request.tags) if request.tags else None
     records = compile_filter(request.filter) if request.filter else None
     room = peer.broker.limits.frame_bytes_max - HEAD_BYTES_MAX
-    # Every record costs its size in front, too; the shortest records are the worst case.
+    # Each record is preceded by its size, so the shortest records are the worst case.
     request.max_bytes = min(request.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
     request.max_count = min(request.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
     ahead = request.offset - peer.broker.store.max_offset(request.topic, request.queue)
-    # One that does not wait must see all that is acknowledged: at the queue's end, and where it looks for few of many.
+    # A pull that does not wait must see everything acknowledged. Without a selection that matters only at the queue's
+    # end; a pull that selects may reach the end although it starts long before it.
     selects = tags is not None or records is not None
     if ahead > 0 or (not request.wait_ms and (ahead == 0 or selects)):
         peer.after_dispatch(frame, lambda: _pull(peer, frame, request, tags, records))
@@ -84,7 +86,7 @@ def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] |
     if records is not None:
         filtered = _FilteredPull(peer, frame, request, tags, records)
         peer.check_may_wait()
-        filtered.go_on()
+        filtered.next_step()
         return
     if not peer.broker.send_memory.may_read(peer) or _is_large(peer.broker, request, request.offset):
         _Pull(peer, frame, request, tags).read()
@@ -104,7 +106,7 @@ def _read(
     broker: Broker, request: PullRequest, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
     records: Filter | None = None, at_least_one: bool = True, *, hot: bool,
 ) -> Pulled:  # fmt: skip
-    """See ``Pulls.pull``; where a group asks for what retention took, it is moved on."""
+    """Read records as ``Pulls.pull`` does; move a group that asks for expired messages."""
     max_bytes = min(max_bytes, broker.send_memory.answer_bytes())
     try:
         return broker.store.pull(
@@ -113,9 +115,9 @@ def _read(
     except OffsetOutOfRange as error:
         if request.group and offset < error.min_offset:
             moved = (request.group, request.member, request.topic, request.queue, offset, error.min_offset)
-            if hot:  # on the loop: who has the answer finds the group moved
+            if hot:
                 broker.offset_moved(*moved)
-            else:
+            else:  # in a reader thread; groups belong to the loop
                 broker.loop.call_soon_threadsafe(broker.offset_moved, *moved)
         raise
     except DamagedRecord as error:
@@ -127,7 +129,7 @@ def _read(
 
 
 def _is_large(broker: Broker, request: PullRequest, offset: int) -> bool:
-    """Whether the answer may be too large to be read on the loop."""
+    """Return whether the response may be too large to be read on the loop."""
     if request.max_bytes <= HOT_BYTES_MAX or request.max_count <= HOT_COUNT_MAX:
         return False
     return broker.store.max_offset(request.topic, request.queue) - offset > HOT_COUNT_MAX
@@ -138,39 +140,39 @@ def _check_holder(broker: Broker, request: PullRequest) -> None:
 
 
 def check_readable(broker: Broker, name: str) -> None:
-    """Raise where the topic is not there or must not be read."""
+    """Raise if the topic does not exist or must not be read."""
     topic = broker.store.topics.get(name)
     if topic is None:
         raise TopicNotExist(f"topic {name} does not exist")
     if name in UNREADABLE_TOPICS:
-        raise NoPermission(f"topic {name} is the broker's own: what is in it is not delivered yet")
+        raise NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")
     if not topic.readable:
-        raise NoPermission(f"topic {name} cannot be read (perm {topic.perm}); change it with its perm + 4")
+        raise NoPermission(f"topic {name} is not readable (perm {topic.perm}); add 4 to its perm to allow reading")
 
 
 def check_has_messages(broker: Broker, name: str) -> None:
-    """Raise where the topic has no messages that anybody may read."""
-    if name in UNREADABLE_TOPICS:
-        raise NoPermission(f"topic {name} is the broker's own: what is in it is not delivered yet")
+    """Raise if no client may read messages of the topic."""
+    if name in UNREADABLE_TOPICS:  # checked first: the error must not depend on whether the topic exists yet
+        raise NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")
     check_readable(broker, name)
 
 
 @remembered(1024)
 def parse_tags(expression: str) -> frozenset[int] | None:
-    """The tag codes of ``a || b``; None where every message is wanted (``*``)."""
+    """Return the tag codes of ``a || b``, or None for all messages (``*``)."""
     tags = [tag.strip() for tag in expression.split("||")]
     if tags == ["*"]:
         return None
     if not all(tags):
-        raise InvalidParameter(f"tags {expression!r} has an empty tag; write it as `a || b`, or * for all")
+        raise InvalidParameter(f"tags {expression!r} contains an empty tag; use `a || b`, or * for all")
     return frozenset(tags_code(tag) for tag in tags)
 
 
 def send_pulled(peer: Peer, frame: Frame, request: PullRequest, pulled: Pulled) -> None:
-    """Send the answer of a pull."""
+    """Send the response to a pull."""
     if len(pulled.body) + HEAD_BYTES_MAX > peer.broker.limits.frame_bytes_max:
         raise BrokerFailure(
-            f"the record is too large for an answer: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
+            f"the record is too large for a response: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
             f"which is {peer.broker.limits.frame_bytes_max}"
         )
     if request.member:
@@ -186,29 +188,29 @@ def send_pulled(peer: Peer, frame: Frame, request: PullRequest, pulled: Pulled) 
         "max_offset": pulled.max_offset,
     }
     if peer.broker.store.quarantine:
-        fields |= _what_is_lost(peer.broker, request, pulled.next_offset)
+        fields |= _lost_fields(peer.broker, request, pulled.next_offset)
     head = encode_head(RESPONSE, pulled.code, frame.request_id, fields, len(pulled.body))
     peer.send_answer(frame, head, pulled.body)
 
 
-def _what_is_lost(broker: Broker, request: PullRequest, next_offset: int) -> dict[str, int]:
-    """The fields that say which of the messages that a pull came past are lost to damage; none where none are."""
+def _lost_fields(broker: Broker, request: PullRequest, next_offset: int) -> dict[str, int]:
+    """Return the response fields for lost messages in the range of a pull; empty if there are none."""
     lost = broker.store.quarantine.lost_between(request.topic, request.queue, request.offset, next_offset)
     return {"lost": sum(end - first for first, end in lost), "lost_from": lost[0][0]} if lost else {}
 
 
 class _Pull:
-    """A pull that could not be answered at once: its offset moves on while a tag filter finds nothing."""
+    """A pull that could not be answered at once. Its offset advances while no message matches its tags."""
 
     __slots__ = ("busy_s", "deadline", "frame", "held", "offset", "peer", "request", "share", "tags")
 
     def __init__(
         self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter | None = None
     ) -> None:
-        # A frame that waits must keep neither the receive buffer alive nor what nobody knows of its header.
+        # A waiting frame must not keep the receive buffer alive, nor memory for unknown fields that the client sent.
         frame.buffer, frame.fields = _NO_BODY, {}
         self.share: Share | None = None
-        """Its share of its tags and filter; None where it has none."""
+        """Its share of its tags and filter; None if it has neither."""
         if tags is not None or records is not None:
             selection = peer.broker.selections.share(tags, records)
             self.share, tags = peer.share(selection), selection.tags
@@ -221,7 +223,7 @@ class _Pull:
         self.deadline = peer.broker.loop.time() + request.wait_ms / 1000
         self.held: HeldPull | None = None
         self.busy_s = 0.0
-        """How long the broker had worked on it when it was held."""
+        """Time that the broker had spent on the pull when it was held."""
 
     def read(self) -> None:
         self.peer.read(self.frame, self._read, self.pulled)
@@ -235,7 +237,7 @@ class _Pull:
         return _read(self.peer.broker, request, self.offset, request.max_count, request.max_bytes, self.tags, hot=hot)
 
     def _check_again(self) -> None:
-        """What allowed the pull may have changed meanwhile."""
+        """Check the preconditions again, which may have changed while the pull waited."""
         if self.peer.access is not None:
             self.peer.access.check(Need((CONSUME,), TOPIC, self.request.topic))
             if self.request.group:
@@ -245,17 +247,17 @@ class _Pull:
             _check_holder(self.peer.broker, self.request)
 
     def pulled(self, pulled: Pulled) -> None:
-        """Answer, or hold on where nothing was found and there is time left."""
+        """Respond, or hold the pull if nothing was found and there is time left."""
         broker, request = self.peer.broker, self.request
         if pulled.code != PULL_NOT_FOUND or broker.loop.time() >= self.deadline:
             send_pulled(self.peer, self.frame, request, pulled)
             return
         self.offset = max(self.offset, pulled.next_offset)
         if request.group and self.offset > request.offset:
-            # What was passed over is progress, which the group's member has to hear of to commit it.
+            # Skipped messages are progress, which the member can commit only after a response tells it.
             self.deadline = min(self.deadline, broker.loop.time() + PASSED_OVER_S)
         if broker.store.max_offset(request.topic, request.queue) > self.offset:
-            # They came while a reader thread looked.
+            # Messages arrived while a reader thread searched.
             self.look_again()
             return
         self.peer.check_may_wait()
@@ -267,7 +269,7 @@ class _Pull:
         self.peer.held(self.held)
 
     def look_again(self) -> None:
-        """Read once more, in the loop's next turn."""
+        """Read again in the loop's next turn."""
         self.peer.broker.loop.call_soon(self.read)
 
     def _woken(self, wake: Wake) -> None:
@@ -286,7 +288,7 @@ class _Pull:
 
 
 class _FilteredPull(_Pull):
-    """A pull with a filter: it looks at a few hundred records in a step, and what it finds is answered together."""
+    """A pull with a filter: each step examines a few hundred records, and one response returns all matches."""
 
     __slots__ = ("bytes_left", "count_left", "found", "found_bytes", "records", "steps")
 
@@ -302,15 +304,15 @@ class _FilteredPull(_Pull):
         self.bytes_left = request.max_bytes
         self.steps = 0
 
-    def go_on(self) -> None:
-        """Look at the next records when it is this pull's turn."""
+    def next_step(self) -> None:
+        """Examine the next records when it is this pull's turn."""
         self.peer.step(self.frame, self.read, self._send_found if self.found else None)
 
     def read(self) -> None:
         self.peer.read(self.frame, self._read, self.pulled, self._send_found if self.found else None)
 
     def look_again(self) -> None:
-        self.go_on()
+        self.next_step()
 
     def _read(self, hot: bool) -> Pulled:
         if hot:
@@ -321,9 +323,9 @@ class _FilteredPull(_Pull):
         )  # fmt: skip
 
     def pulled(self, pulled: Pulled) -> None:
-        """Go on looking, answer what was found, or hold on where nothing was and there is time left."""
+        """Continue the search, return the matches, or hold the pull if there are none and time is left."""
         self.steps += 1
-        came_to = self.offset
+        previous_offset = self.offset
         self.offset = pulled.next_offset
         size = 0
         if pulled.count:
@@ -332,11 +334,12 @@ class _FilteredPull(_Pull):
             size = len(pulled.body) - SIZE_BYTES * pulled.count
             self.count_left -= pulled.count
             self.bytes_left -= size
-        # Another record of the size of the last ones must fit; one that did not is where this step began and ended.
-        full = self.count_left <= 0 or self.bytes_left * pulled.count < size or self.offset == came_to
+        # Stop if a record of the average size of the last ones would not fit, or if the next record did not: then the
+        # step made no progress.
+        full = self.count_left <= 0 or self.bytes_left * pulled.count < size or self.offset == previous_offset
         full |= self.found_bytes > self._share_bytes()
         if self.offset < pulled.max_offset and not full and self.steps < FILTER_STEPS_MAX:
-            self.go_on()
+            self.next_step()
         elif self.found:
             self._send_found()
         else:
@@ -344,7 +347,10 @@ class _FilteredPull(_Pull):
             super().pulled(pulled)
 
     def _share_bytes(self) -> int:
-        """How much may be found before it is sent: what is not sent yet is nowhere counted, so all share one answer."""
+        """Return how many bytes may be found before they are sent.
+
+        The send budget does not count them before that, so all pulls in progress share the size of one response.
+        """
         broker = self.peer.broker
         return broker.send_memory.answer_bytes() // (1 + len(broker.turns) + len(broker.cold_reads))
 
@@ -353,11 +359,11 @@ class _FilteredPull(_Pull):
 
     def _resume(self) -> None:
         self.frame.began = time.monotonic() - self.busy_s
-        self.go_on()
+        self.next_step()
 
 
 def _together(found: list[Pulled], next_offset: int) -> Pulled:
-    """What several steps found as one answer."""
+    """Combine the results of several steps into one response."""
     last = found[-1]
     if len(found) == 1:
         body = last.body

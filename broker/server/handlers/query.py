@@ -1,4 +1,4 @@
-"""QUERY_BY_KEY and VIEW_MESSAGE_BY_ID: messages through the index."""
+"""QUERY_BY_KEY and VIEW_MESSAGE_BY_ID: find messages through the index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pull import check_has_messages
 
 
 def query_by_key(peer: Peer, frame: Frame) -> None:
-    """Records that have a key, newest first, a page at a time."""
+    """Return records that have a key, newest first, one page at a time."""
     request = decode_fields(QueryByKeyRequest, frame.fields)
     if request.begin_ms > request.end_ms:
         raise InvalidParameter(f"begin_ms {request.begin_ms} is after end_ms {request.end_ms}")
@@ -24,7 +24,7 @@ def query_by_key(peer: Peer, frame: Frame) -> None:
 
 
 class _Query:
-    """One page; read again with fewer records where they are too large for one answer."""
+    """One page of a query; it is read again with fewer records if they are too large for one response."""
 
     __slots__ = ("frame", "max_count", "peer", "request")
 
@@ -54,7 +54,7 @@ class _Query:
 
 
 def view_message_by_id(peer: Peer, frame: Frame) -> None:
-    """The record that has an offset id or a unique key."""
+    """Return the record with an offset id or a unique key."""
     request = decode_fields(ViewMessageByIdRequest, frame.fields)
     if request.topic:
         check_has_messages(peer.broker, request.topic)
@@ -71,7 +71,7 @@ def view_message_by_id(peer: Peer, frame: Frame) -> None:
 
 
 def _shown_by(permissions: Permissions) -> Callable[[str], bool]:
-    """Whether a message of a topic may be found: what may not is as if it were not there. Any thread."""
+    """Return a predicate: may the user find messages of this topic? Others appear not to exist. For any thread."""
     return lambda topic: permissions.allows(QUERY, TOPIC, topic)
 
 
@@ -82,6 +82,6 @@ def _too_large(peer: Peer, found: Found) -> bool:
 def _check_size(peer: Peer, found: Found) -> None:
     if _too_large(peer, found):
         raise BrokerFailure(
-            f"the record is too large for an answer: {len(found.body)} bytes; raise limits.frame_bytes_max, "
+            f"the record is too large for a response: {len(found.body)} bytes; raise limits.frame_bytes_max, "
             f"which is {peer.broker.limits.frame_bytes_max}"
         )

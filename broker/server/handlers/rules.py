@@ -1,8 +1,9 @@
-"""What a request needs before its handler sees it: one rule for each command, in the table of ``dispatch``.
+"""Permission rules: what a user needs before a handler gets the request. The table in ``dispatch`` has one per command.
 
-A rule looks at a frame's fields as they came. A field that is missing or of a wrong type needs nothing: the handler
-refuses the request for it before it does anything. What only the body, the log or a table tells (subscriptions, a
-message found by its id, the topic of a transaction) the handler checks, with ``peer.access``, and lists leave out.
+A rule reads a frame's undecoded fields. If a field is missing or has a wrong type, the rule needs nothing, because the
+handler refuses such a request before it does anything. If a permission depends on the body, the log or a table
+(subscriptions, a message found by its id, the topic of a transaction), the handler checks it with ``peer.access``;
+lists leave out what the user may not see.
 """
 
 from __future__ import annotations
@@ -19,40 +20,40 @@ Handler = Callable[[Peer, Frame], None]
 
 
 def anybody(fields: Mapping[str, Any]) -> tuple[Need, ...]:
-    """Any user; what it answers is only what that user may see."""
+    """Need nothing: the command is for every user, and returns only what that user may see."""
     return ()
 
 
 def broker(action: str) -> Rule:
-    """``action`` on the broker."""
+    """Need ``action`` on the broker."""
     needs = (Need((action,), BROKER),)
     return lambda fields: needs
 
 
 def on_any_topic(action: str) -> Rule:
-    """``action`` on some topic: which ones, the handler checks."""
+    """Need ``action`` on at least one topic; the handler checks which ones."""
     needs = (Need((action,), TOPIC, ANY),)
     return lambda fields: needs
 
 
 def topic(*actions: str) -> Rule:
-    """One of ``actions`` on the topic in the field ``topic``, if there is one."""
+    """Need one of ``actions`` on the topic in the field ``topic``, if there is one."""
     return lambda fields: _need(actions, TOPIC, fields.get("topic"))
 
 
 def group(*actions: str) -> Rule:
-    """One of ``actions`` on the group in the field ``group``, if there is one."""
+    """Need one of ``actions`` on the group in the field ``group``, if there is one."""
     return lambda fields: _need(actions, GROUP, fields.get("group"))
 
 
 def of_group_in_topic(on_group: str, on_topic: str) -> Rule:
-    """``on_group`` on the group, ``on_topic`` on the topic, as far as the fields name them."""
+    """Need ``on_group`` on the group and ``on_topic`` on the topic, if the fields name them."""
     first, second = group(on_group), topic(on_topic)
     return lambda fields: first(fields) + second(fields)
 
 
 def member(fields: Mapping[str, Any]) -> tuple[Need, ...]:
-    """To be in a group of consumers, or of producers."""
+    """Need what a member of a consumer group, or of a producer group, needs."""
     action = PUBLISH if fields.get("kind") == "producer" else CONSUME
     return _need((action,), GROUP, fields.get("group"))
 
@@ -62,7 +63,7 @@ def _need(actions: tuple[str, ...], kind: str, name: object) -> tuple[Need, ...]
 
 
 def guarded(handler: Handler, rule: Rule) -> Handler:
-    """``handler`` for connections whose user is known: called only where the user may do what ``rule`` needs."""
+    """Return ``handler`` for authenticated connections: it is called only if the user has what ``rule`` needs."""
     if rule is anybody:
         return handler
 
@@ -77,7 +78,7 @@ def guarded(handler: Handler, rule: Rule) -> Handler:
 
 
 def guarded_produce(produce: Handler) -> Handler:
-    """As ``guarded`` with ``topic(PUBLISH)``, for one look into a set."""
+    """Return ``guarded(produce, topic(PUBLISH))`` at the cost of one set lookup, because PRODUCE is frequent."""
 
     def check_and_produce(peer: Peer, frame: Frame) -> None:
         name, access = frame.fields.get("topic"), peer.access

@@ -1,4 +1,4 @@
-"""GET_BROKER_RUNTIME_INFO: how the broker is."""
+"""GET_BROKER_RUNTIME_INFO: figures about the running broker."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .context import Broker, Peer
 from .hello import VERSION
 
 FOR_EVERY_USER = ("name", "version", "uptime_seconds", "flush")
-"""What users are told who have no right to query the broker."""
+"""Figures for users without permission to query the broker."""
 
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = resource.getpagesize()
 
 
 def get_broker_runtime_info(peer: Peer, frame: Frame) -> None:
-    """One map of figures; ``protocol/README.md`` says what each means. Who may not query the broker gets few."""
+    """Return a map of figures (see ``protocol/README.md``), or a few of them without permission to query the broker."""
     decode_fields(EmptyRequest, frame.fields)
     info = runtime_info(peer.broker)
     if peer.access is not None and not peer.access.sees_all:
@@ -36,7 +36,7 @@ def get_broker_runtime_info(peer: Peer, frame: Frame) -> None:
 
 
 def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
-    """The figures: offsets and sizes in bytes, counters since the start."""
+    """Return all figures: offsets and sizes in bytes, counters since the start."""
     store, counters, stats = broker.store, broker.counters, broker.stats
     produced, pulled = counters.produced.total(), counters.pulled.total()
     flush_p50, flush_p99 = stats.flush_quantiles(0.5, 0.99)
@@ -100,7 +100,7 @@ def runtime_info(broker: Broker) -> dict[str, int | float | str | bool]:
 
 
 def _memory() -> tuple[int, int]:
-    """Memory of this process, and what of it is mapped files; where the system does not say, its peak and 0."""
+    """Return the resident memory of this process and the mapped files' part of it; without /proc, its peak and 0."""
     try:
         resident, shared = _STATM.read_text().split()[1:3]
     except OSError:

@@ -1,4 +1,4 @@
-"""CONSUMER_SEND_MSG_BACK: store again what a consumer could not handle."""
+"""CONSUMER_SEND_MSG_BACK: store messages again that a consumer could not handle."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .context import Peer
 
 
 def consumer_send_msg_back(peer: Peer, frame: Frame) -> None:
-    """All messages of the request are stored again, or none; answered when that is acknowledged."""
+    """Store the messages of the request again, all or none; respond once that is acknowledged."""
     request = decode_fields(SendMessageBackRequest, frame.fields)
     check_name("group", request.group)
     if request.delay_level > DELAY_LEVEL_MAX:
-        raise DelayIllegal(f"delay_level {request.delay_level} is none: there are levels 1 to {DELAY_LEVEL_MAX}")
+        raise DelayIllegal(f"delay_level must be at most {DELAY_LEVEL_MAX}, got {request.delay_level}")
     body = bytes(frame.body)
     if len(body) != request.count * PHYSICAL_OFFSET_STRUCT.size:
         raise InvalidParameter(
-            f"a body of {len(body)} bytes; {request.count} physical offsets take "
-            f"{request.count * PHYSICAL_OFFSET_STRUCT.size}"
+            f"expected {request.count * PHYSICAL_OFFSET_STRUCT.size} bytes of body for {request.count} physical "
+            f"offsets, got {len(body)}"
         )
     reasons = request.reason_of_each()
     physical_offsets = [offset for (offset,) in PHYSICAL_OFFSET_STRUCT.iter_unpack(body)]
@@ -41,8 +41,11 @@ def consumer_send_msg_back(peer: Peer, frame: Frame) -> None:
 
 
 def _record(peer: Peer, physical_offset: int, permissions: Permissions | None, hot: bool) -> Record:
-    """The record there. Whether there is one that the user may not consume is nothing for it to know, not even from
-    which of several offsets the error names. Any thread."""
+    """Return the record at a physical offset. Callable from any thread.
+
+    A record that the user may not consume raises the same error as a missing one, so that the error does not reveal
+    which records exist.
+    """
     store = peer.broker.store
     record = None
     if physical_offset < store.dispatchable_offset:
@@ -54,8 +57,8 @@ def _record(peer: Peer, physical_offset: int, permissions: Permissions | None, h
 
 def _not_found(physical_offset: int) -> MessageNotFound:
     return MessageNotFound(
-        f"there is no message at physical offset {physical_offset}: retention took it, its topic was deleted, or "
-        "it never was there; nothing was sent back"
+        f"there is no message at physical offset {physical_offset}: it has expired, its topic was deleted, or it never "
+        "existed; nothing was sent back"
     )
 
 

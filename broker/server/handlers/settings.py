@@ -1,4 +1,4 @@
-"""GET_BROKER_CONFIG and UPDATE_BROKER_CONFIG: the settings, and changing some of them while the broker runs."""
+"""GET_BROKER_CONFIG and UPDATE_BROKER_CONFIG: show the settings, and change hot settings while the broker runs."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ HOT_SETTINGS = frozenset({
     "transactions.prepared_attempts_max",
     "log.level",
 })  # fmt: skip
-"""What can be changed while the broker runs. Never a path, an address, anything of ``[security]``, how messages are
-flushed, or what clients were told when they connected."""
+"""Settings that can be changed while the broker runs. Never a path, an address, anything of ``[security]``, the flush
+policy, or a value that clients were told when they connected."""
 
 HIDDEN_SECTION = "security."
-"""Settings that are not shown: who attacks the broker has no use for where its keys are."""
+"""Settings that are not shown, so that an attacker does not learn where the keys are."""
 VALUE_CHARS_MAX = 4_096
 
 
 def get_broker_config(peer: Peer, frame: Frame) -> None:
-    """Every setting but those of ``[security]``, in the order of ``broker.toml``."""
+    """Return every setting except those of ``[security]``, in the order of ``broker.toml``."""
     decode_fields(EmptyRequest, frame.fields)
     broker = peer.broker
     rows = [
@@ -74,14 +74,14 @@ def get_broker_config(peer: Peer, frame: Frame) -> None:
 
 
 def update_broker_config(peer: Peer, frame: Frame) -> None:
-    """Change settings, all that are asked for or none; they hold at once, until the broker is started again."""
+    """Change settings, all or none; the values apply at once, until the broker restarts."""
     request = decode_fields(UpdateBrokerConfigRequest, frame.fields)
     changes = _decode_body(frame, request.count)
     for name in changes:
         if name not in HOT_SETTINGS and name in setting_names():
             raise InvalidParameter(
                 f"{name} cannot be changed while the broker runs: set it in the file of `flintmq-broker serve "
-                "--config` and start it again; nothing was changed"
+                "--config` and restart the broker; nothing was changed"
             )
     before = peer.broker.settings
     try:
@@ -104,5 +104,5 @@ def _decode_body(frame: Frame, count: int) -> dict[str, Any]:
     except (ValueError, msgpack.UnpackException) as error:
         raise InvalidParameter(f"the body is not one msgpack map of settings: {error}") from None
     if type(changes) is not dict or len(changes) != count or not all(type(name) is str for name in changes):
-        raise InvalidParameter(f"the body is not one msgpack map of {count} settings, which count says")
+        raise InvalidParameter(f"the body must be one msgpack map of {count} settings, as count says")
     return changes

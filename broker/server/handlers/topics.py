@@ -1,4 +1,4 @@
-"""Topics: create, change, delete, list, and what is in their queues."""
+"""Topics: create, change, delete and list them, and show the offsets of their queues."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .auditing import audit, topic_values
 from .context import Peer
 
 AS_IT_IS = -2
-"""In place of ``retention_hours``: what the topic has, for a new one none."""
+"""Value of ``retention_hours`` that keeps the topic's retention; a new topic then has none of its own."""
 
 
 def update_and_create_topic(peer: Peer, frame: Frame) -> None:
-    """Create a topic, or change one; answered when the table is on disk."""
+    """Create or change a topic; respond once the table is on disk."""
     request = decode_fields(UpdateAndCreateTopicRequest, frame.fields)
     _check_own(check_name("topic", request.topic))
     _check_retention(request)
@@ -57,8 +57,8 @@ def update_and_create_topic(peer: Peer, frame: Frame) -> None:
     else:
         if request.read_queues < old.read_queues or request.write_queues < old.write_queues:
             raise TopicExistsAlready(
-                f"topic {old.name} has {old.read_queues} queues to read and {old.write_queues} to write; "
-                "queues can be added, not taken away",
+                f"topic {old.name} has {old.read_queues} read queues and {old.write_queues} write queues; "
+                "queues can be added, but not removed",
                 read_queues=old.read_queues,
                 write_queues=old.write_queues,
             )
@@ -78,7 +78,7 @@ def update_and_create_topic(peer: Peer, frame: Frame) -> None:
 
 
 def delete_topic_in_broker(peer: Peer, frame: Frame) -> None:
-    """Delete a topic and its queues; the ends of the queues are kept, so that a topic made anew goes on from there."""
+    """Delete a topic and its queues. The end offsets are kept, so that a topic created again continues from them."""
     request = decode_fields(TopicRequest, frame.fields)
     _check_own(request.topic)
     broker = peer.broker
@@ -94,16 +94,17 @@ def delete_topic_in_broker(peer: Peer, frame: Frame) -> None:
 
 def _check_own(topic: str) -> None:
     if is_system_topic(topic):
-        raise NoPermission(f"topic {topic} is the broker's own; it cannot be created, changed or deleted")
+        raise NoPermission(f"topic {topic} is a system topic of the broker; it cannot be created, changed or deleted")
 
 
 def _check_retention(request: UpdateAndCreateTopicRequest) -> None:
-    """Raise for a rule that would take away what a group has still to try again."""
+    """Raise if a retention rule would delete messages that a group still has to receive again."""
     has_rule = request.retention_hours > 0 or request.retention_bytes > 0
     if has_rule and request.topic.startswith(RETRY_TOPIC_PREFIX):
         group = request.topic.removeprefix(RETRY_TOPIC_PREFIX)
         raise InvalidParameter(
-            f"topic {request.topic} holds what group {group} has still to try again: it takes no retention of its own"
+            f"topic {request.topic} holds messages that group {group} still has to receive again; it cannot have a "
+            "retention of its own"
         )
 
 
@@ -123,7 +124,7 @@ def _changed(
 
 
 def get_all_topic_config(peer: Peer, frame: Frame) -> None:
-    """Every topic that the user may see, the broker's own too."""
+    """Return every topic that the user may see, including system topics."""
     topics = [
         {
             "topic": config.name,
@@ -142,7 +143,7 @@ def get_all_topic_config(peer: Peer, frame: Frame) -> None:
 
 
 def get_topic_stats_info(peer: Peer, frame: Frame) -> None:
-    """Both ends of each queue of a topic, and when its last message was stored."""
+    """Return both ends of each queue of a topic, and the store time of its last message."""
     request = decode_fields(TopicRequest, frame.fields)
     store = peer.broker.store
     if store.topics.get(request.topic) is None:

@@ -1,4 +1,4 @@
-"""Half messages among PRODUCE frames, END_TRANSACTION, and the list of transactions."""
+"""Transactions: PRODUCE frames with half messages, END_TRANSACTION, and the list of transactions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from .context import Peer
 
 Row = dict[str, Any]
 Page = tuple[list[Row], int]
-"""Transactions, and where the next page begins (-1: there is none)."""
+"""Transactions of one page, and the offset of the next page (-1: there is none)."""
 
 
 def append_half_messages(peer: Peer, frame: Frame, request: ProduceRequest, half: HalfRequest, queue: int) -> None:
     """Append the frame's messages to the half topic and open their transactions; all or none.
 
-    ``queue``: the queue of the request's topic that they will go to. The answer says where the half messages are. Where
-    the half topic has to be made first, the frame is handled again.
+    ``queue``: the queue of the request's topic that they will go to. The response contains the offsets of the half
+    messages. If the half topic has to be created first, the frame is handled again afterwards.
     """
     broker = peer.broker
     topic = broker.store.topics.get(HALF_TOPIC)
@@ -90,7 +90,7 @@ def append_half_messages(peer: Peer, frame: Frame, request: ProduceRequest, half
 
 
 def end_transaction(peer: Peer, frame: Frame) -> None:
-    """Commit or roll back; answered when that is acknowledged."""
+    """Commit or roll back a transaction; respond once that is acknowledged."""
     request = decode_fields(EndTransactionRequest, frame.fields)
     check_name("group", request.group)
     check_topic = partial(_check_publish, peer.access) if peer.access is not None else None
@@ -106,20 +106,20 @@ def end_transaction(peer: Peer, frame: Frame) -> None:
 
 
 def _check_publish(access: Access, topic: str) -> None:
-    """Raise where the user may not publish to the topic of a transaction that it wants to end."""
+    """Raise if the user may not publish to the topic of the transaction that it wants to end."""
     if not access.allows(PUBLISH, TOPIC, topic):
         raise NoPermission(f"user {access.name} has no permission to publish to the topic of this transaction")
 
 
 def get_transactions(peer: Peer, frame: Frame) -> None:
-    """Transactions that are open, or were parked, a page at a time."""
+    """Return open or parked transactions, one page at a time."""
     request = decode_fields(GetTransactionsRequest, frame.fields)
     transactions = peer.broker.transactions
     sees = _seen_by(peer.access)
 
     def read(hot: bool) -> tuple[Page, int]:
         if hot:
-            raise WouldBlock  # not from the loop: it may need the disk
+            raise WouldBlock  # the history is in the log, so reading it may have to wait for the disk
         history = transactions.history
         page = _parked_page(history, request) if request.parked else ([], -1)
         return page, history.parked_count()
@@ -144,7 +144,7 @@ def get_transactions(peer: Peer, frame: Frame) -> None:
 
 
 def _seen_by(access: Access | None) -> Callable[[str], bool]:
-    """Whether transactions of a topic are shown."""
+    """Return a predicate: may the user see transactions of this topic?"""
     if access is None or access.sees_all:
         return lambda topic: True
     return partial(access.sees, TOPIC)

@@ -1,4 +1,4 @@
-"""AUTH_CREATE_USER and its like: administrators change the users of the store over the network.
+"""User administration over the network: AUTH_CREATE_USER, AUTH_UPDATE_USER, AUTH_DELETE_USER, AUTH_LIST_USER.
 
 The broker changes the same file as ``flintmq user --store``, under the same lock, in a reader thread. A client sends
 salted verifiers, never a password.
@@ -49,7 +49,7 @@ Edit = Callable[[Users], Users]
 
 
 def auth_list_user(peer: Peer, frame: Frame) -> None:
-    """Answer with the users and their grants; nothing that a password could be guessed from."""
+    """Return the users and their grants, without the verifiers, from which passwords could be guessed."""
     request = decode_fields(ListUsersRequest, frame.fields)
     by_name = {user.name: user for user in _authenticator(peer).users}
     if request.user:
@@ -59,7 +59,7 @@ def auth_list_user(peer: Peer, frame: Frame) -> None:
 
 
 def auth_create_user(peer: Peer, frame: Frame) -> None:
-    """Add a user; answered when it can connect."""
+    """Add a user; respond once it can connect."""
     name = decode_fields(CreateUserRequest, frame.fields).user
     body = _body(frame, {"scram", "grants"})
     _checked(lambda: check_user_name(name))
@@ -69,11 +69,11 @@ def auth_create_user(peer: Peer, frame: Frame) -> None:
 
 
 def auth_update_user(peer: Peer, frame: Frame) -> None:
-    """Change a user's password or grants; answered when the change holds."""
+    """Change a user's password or grants; respond once the change is in effect."""
     name = decode_fields(UpdateUserRequest, frame.fields).user
     body = _body(frame, {"scram", "revoke", "grant"})
     if not body:
-        raise InvalidParameter("the body says nothing to change: it takes scram, revoke or grant")
+        raise InvalidParameter("the body contains no change: pass scram, revoke or grant")
     edits: list[Edit] = []
     if "scram" in body:
         verifier = _checked(lambda: parse_verifier(_map(body, "scram"), f"user {name!r}"))
@@ -94,7 +94,7 @@ def auth_update_user(peer: Peer, frame: Frame) -> None:
 
 
 def auth_delete_user(peer: Peer, frame: Frame) -> None:
-    """Remove a user; answered when it can no longer connect. Its connections are closed."""
+    """Remove a user; respond once it can no longer connect. The broker closes its connections."""
     name = decode_fields(DeleteUserRequest, frame.fields).user
     _authenticator(peer)
     _change(peer, frame, lambda users: without_user(users, name))
@@ -104,14 +104,14 @@ def _authenticator(peer: Peer) -> Authenticator:
     authenticator = peer.broker.authenticator
     if authenticator is None:
         raise InvalidParameter(
-            'this broker serves everybody (security.auth = "off"), so nobody could be told who may change users: '
-            "use flintmq user --store DIR where the store is"
+            'this broker does not use authentication (security.auth = "off"), so it cannot check who may change '
+            "users: use flintmq user --store DIR on the machine of the store"
         )
     return authenticator
 
 
 def _change(peer: Peer, frame: Frame, edit: Edit) -> None:
-    """Change the file of users in a reader thread, and answer when the broker goes by it."""
+    """Change the users' file in a reader thread, and respond once the broker applies it."""
     _authenticator(peer)
     broker = peer.broker
 
@@ -119,8 +119,8 @@ def _change(peer: Peer, frame: Frame, edit: Edit) -> None:
         after = edit(users)
         if any(map(is_admin, users.by_name.values())) and not any(map(is_admin, after.by_name.values())):
             raise ConfigurationError(
-                "no user would be left that may do everything; grant --admin to another one first, or use "
-                "flintmq user --store DIR where the store is"
+                "no user with full access would be left; grant --admin to another user first, or use "
+                "flintmq user --store DIR on the machine of the store"
             )
         return after
 
@@ -134,18 +134,18 @@ def _change(peer: Peer, frame: Frame, edit: Edit) -> None:
 
 
 def _failure(work: asyncio.Future[Users]) -> BrokerError | None:
-    """Return the answer to what went wrong, if anything did."""
+    """Return the error to respond with, or None if the change succeeded."""
     error = work.exception()
     if error is None or isinstance(error, BrokerError):
         return error
     if isinstance(error, ConfigurationError):
         return InvalidParameter(f"{error}; nothing was changed")
-    log.error("the users could not be changed", exc_info=error)
-    return ServiceNotAvailable(f"the users could not be changed: {error}; the broker's log says more")
+    log.error("cannot change the users", exc_info=error)
+    return ServiceNotAvailable(f"cannot change the users: {error}; see the broker's log for details")
 
 
 def _checked(call: Callable[[], T]) -> T:
-    """Return the result of ``call``; what it finds wrong with the request becomes ``InvalidParameter``."""
+    """Return the result of ``call``; a ``ConfigurationError`` that it raises becomes ``InvalidParameter``."""
     try:
         return call()
     except ConfigurationError as error:
@@ -154,7 +154,7 @@ def _checked(call: Callable[[], T]) -> T:
 
 def _body(frame: Frame, known: set[str]) -> dict[str, Any]:
     if len(frame.body) > USER_BODY_BYTES_MAX:
-        raise InvalidParameter(f"the body has {len(frame.body)} bytes; a user takes at most {USER_BODY_BYTES_MAX}")
+        raise InvalidParameter(f"the body has {len(frame.body)} bytes; the maximum is {USER_BODY_BYTES_MAX}")
     try:
         body = msgpack.unpackb(frame.body, max_array_len=GRANTS_MAX, max_map_len=8, max_bin_len=0, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:
@@ -167,7 +167,7 @@ def _body(frame: Frame, known: set[str]) -> dict[str, Any]:
 def _map(body: dict[str, Any], name: str) -> dict[str, Any]:
     value = body.get(name)
     if type(value) is not dict:
-        raise InvalidParameter(f"the body needs {name}, a map")
+        raise InvalidParameter(f"the body must contain {name}, a map")
     return value
 
 
