@@ -1,4 +1,4 @@
-"""What the broker says on standard output while it starts: progress, then who and where it is."""
+"""Output of the broker on standard output while it starts: progress, then the banner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .store import RecoveryReport
 
 FIRST_PROGRESS_S = 1.0
-"""A start that is faster says nothing before the banner."""
+"""A start that is faster than this prints nothing before the banner."""
 PROGRESS_EVERY_S = 1.0
 
 FLUSH_MEANING = {
@@ -22,7 +22,7 @@ FLUSH_MEANING = {
 
 
 class Banner:
-    """Writes to ``stream``: with colour on a terminal, plain lines elsewhere. Threads may call ``progress``."""
+    """Writer of the start's output: with colour on a terminal, otherwise plain lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -31,7 +31,7 @@ class Banner:
         self._said_at = self._started + FIRST_PROGRESS_S - PROGRESS_EVERY_S
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """One line now and then while the start takes long; ``total`` 0: not known."""
+        """Print a line from time to time during a long start; ``total`` 0 if unknown. Callable from any thread."""
         now = time.monotonic()
         with self._lock:
             if now < self._said_at + PROGRESS_EVERY_S:
@@ -49,8 +49,8 @@ class Banner:
         metrics_address: str,
         report: RecoveryReport,
     ) -> None:
-        """The banner. Its last line says where the open port is."""
-        from .setting_rules import format_address  # with pydantic, which is there by now
+        """Print the banner; its last line is the address of the open port."""
+        from .setting_rules import format_address  # imported late because it needs pydantic, as ``--help`` does not
 
         rows = [
             ("store", str(Path(settings.store.path).expanduser().absolute())),
@@ -70,7 +70,7 @@ class Banner:
             self._line(where)
 
     def _rich(self, title: str, pid: int, rows: list[tuple[str, str]], where: str, insecure: bool) -> None:
-        from rich.console import Console  # 60 ms that a start without a terminal need not take
+        from rich.console import Console  # takes 60 ms, which a start without a terminal saves
         from rich.table import Table
         from rich.text import Text
 
@@ -80,7 +80,7 @@ class Banner:
         for name, value in rows:
             table.add_row(Text(name, style="dim"), Text(value))
         console.print(table)
-        note = ("  anyone who can reach it may use it", "yellow") if insecure else ("", "")
+        note = ("  anyone who can reach it has full access", "yellow") if insecure else ("", "")
         console.print(Text.assemble((where, "bold green"), note), soft_wrap=True)
         self._stream.flush()
 
@@ -90,7 +90,7 @@ class Banner:
 
 
 def _recovered(report: RecoveryReport) -> str:
-    """What a start found and did, so that "0 messages" cannot be read as a loss."""
+    """Return a description of the recovery that cannot be misread: "0 messages recovered" would sound like a loss."""
     if not report.messages_checked:
         found = "there were no messages to check"
     else:

@@ -1,9 +1,9 @@
-"""The broker's settings: their defaults and where they come from.
+"""The broker's settings: their defaults, rules and sources.
 
-The defaults here (and in ``store/settings.py``) are the source; ``conf/broker.toml`` shows the same to operators, and a
-test holds the two together. Later layers win: ``conf/broker.toml`` < ``--config FILE`` < environment < ``--set`` <
-named flags. Whatever cannot be used raises ``ConfigurationError`` with one line that names the setting, its value, its
-source and what is valid.
+The defaults are defined here and in ``store/settings.py``; ``conf/broker.toml`` repeats them for operators, and a test
+keeps both equal. Later layers win: ``conf/broker.toml`` < ``--config FILE`` < environment < ``--set`` < named flags. An
+invalid setting raises ``ConfigurationError`` with one line that names the setting, its value, its source and the valid
+values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METRICS_OFF = "off"
 DAY_MS = 24 * 60 * 60 * 1000
 
 _HOSTS = Text(
-    'names of hosts without a port, separated by ; ("broker;broker.example.com")',
+    'host names without a port, separated by ; ("broker;broker.example.com")',
     re.compile(r"([A-Za-z0-9_.-]{1,253}(;[A-Za-z0-9_.-]{1,253}){0,31})?\Z"),
 )
 _OPTIONAL_PATH = Text('the path of a file, or ""', re.compile(r".{0,4096}\Z"))
@@ -44,7 +44,7 @@ _HOURS = re.compile(r"([01][0-9]|2[0-3])(;([01][0-9]|2[0-3]))*\Z")
 
 
 class Section(BaseModel):
-    """One section; names that it does not have are refused."""
+    """One section of the settings; unknown names in it are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -53,7 +53,7 @@ _STORE_DEFAULTS = StoreSettings()
 
 
 class ServerSection(Section):
-    """``[server]``."""
+    """``[server]``: address, name and threads of the broker."""
 
     listen: Annotated[str, AddressRule()] = f"127.0.0.1:{DEFAULT_PORT}"
     advertise: Annotated[str, AddressRule(optional=True)] = ""
@@ -64,7 +64,7 @@ class ServerSection(Section):
 
 
 class SecuritySection(Section):
-    """``[security]``: who may connect."""
+    """``[security]``: authentication and TLS."""
 
     auth: Annotated[Literal["off", "scram"], Choice(("off", "scram"))] = "off"
     auth_timeout_ms: Annotated[int, Whole(100, 600_000)] = 10_000
@@ -75,12 +75,12 @@ class SecuritySection(Section):
 
     @property
     def knows_clients(self) -> bool:
-        """Whether every client has to prove who it is: as a user, or with a certificate."""
+        """Whether every client has to authenticate, as a user or with a certificate."""
         return self.auth != "off" or bool(self.tls_client_ca)
 
 
 class StoreSection(Section):
-    """``[store]``: the folder, and the sizes of ``StoreSettings``."""
+    """``[store]``: the store's folder, and the sizes of ``StoreSettings``."""
 
     path: Annotated[str, Text("the path of a folder")] = "./flintmq-store"
     commitlog_file_bytes: Annotated[int, Whole(4 * MIB, 2 * 1024 * MIB - 4096, 4096)] = (
@@ -101,7 +101,7 @@ class StoreSection(Section):
 
 
 class FlushSection(Section):
-    """``[flush]``: when written bytes are put on disk."""
+    """``[flush]``: flush policy and intervals."""
 
     policy: Annotated[Literal["sync", "async"], Choice(("sync", "async"))] = (
         "async" if _STORE_DEFAULTS.flush_policy == "async" else "sync"
@@ -115,7 +115,7 @@ class FlushSection(Section):
 
 
 class TopicsSection(Section):
-    """``[topics]``."""
+    """``[topics]``: automatic creation of topics."""
 
     auto_create: Annotated[bool | Literal["loopback"], Choice(("loopback",), switch=True)] = "loopback"
     default_queues: Annotated[int, Whole(1, QUEUES_MAX)] = 4
@@ -123,13 +123,13 @@ class TopicsSection(Section):
 
 
 class DeliverySection(Section):
-    """``[delivery]``."""
+    """``[delivery]``: delayed and timed messages."""
 
     delay_max_days: Annotated[int, Whole(1, 3_650)] = 40
 
 
 class LimitsSection(Section):
-    """``[limits]``: what every connection meets."""
+    """``[limits]``: connections, frames, memory, groups and deduplication."""
 
     connections_max: Annotated[int, Whole(1, 1_000_000)] = 20_000
     connections_per_address_max: Annotated[int, Whole(1, 1_000_000)] = 1_000
@@ -156,7 +156,7 @@ class LimitsSection(Section):
 
 
 class RetentionSection(Section):
-    """``[retention]``."""
+    """``[retention]``: deletion of old log files."""
 
     file_reserved_hours: Annotated[int, Whole(0, 876_000)] = 72
     delete_when: Annotated[str, Text('hours from 00 to 23 with two digits, separated by ; ("04", "04;16")', _HOURS)] = (
@@ -170,7 +170,7 @@ class RetentionSection(Section):
 
 
 class TransactionsSection(Section):
-    """``[transactions]``."""
+    """``[transactions]``: timeouts and limits of open transactions."""
 
     timeout_ms: Annotated[int, Whole(10, DAY_MS)] = 6_000
     check_interval_ms: Annotated[int, Whole(10, DAY_MS)] = 30_000
@@ -181,7 +181,7 @@ class TransactionsSection(Section):
 
 
 class MetricsSection(Section):
-    """``[metrics]``."""
+    """``[metrics]``: the HTTP endpoint for metrics and health checks."""
 
     listen: Annotated[str, AddressRule(optional=True, words=(METRICS_OFF,))] = ""
     hosts: Annotated[str, _HOSTS] = ""
@@ -189,7 +189,7 @@ class MetricsSection(Section):
 
 
 class LogSection(Section):
-    """``[log]``."""
+    """``[log]``: log and audit log."""
 
     level: Annotated[Literal["debug", "info", "warning", "error"], Choice(("debug", "info", "warning", "error"))] = (
         "info"
@@ -200,14 +200,14 @@ class LogSection(Section):
 
 @dataclass(frozen=True)
 class Layer:
-    """Settings from one place. ``values``: section → name → value; ``sources``: what to call each setting's origin."""
+    """Settings from one source. ``values``: section → name → value; ``sources``: setting → name of its source."""
 
     source: str
     values: Mapping[str, Mapping[str, object]]
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def source_of(self, name: str) -> str:
-        """Where the setting ``name`` of this layer was given, for messages."""
+        """Return the source of the setting ``name`` of this layer, for messages."""
         return self.sources.get(name, self.source)
 
     def __contains__(self, name: str) -> bool:
@@ -216,7 +216,7 @@ class Layer:
 
 
 class _LayerSource(PydanticBaseSettingsSource):
-    """One layer as pydantic-settings takes it."""
+    """Adapter of one layer to pydantic-settings."""
 
     def __init__(self, settings_cls: type[BaseSettings], layer: Layer) -> None:
         super().__init__(settings_cls)
@@ -230,7 +230,7 @@ class _LayerSource(PydanticBaseSettingsSource):
 
 
 class Settings(BaseSettings):
-    """Every setting of a broker. ``Settings()`` is all defaults; ``load_settings`` reads the layers."""
+    """All settings of a broker. ``Settings()`` has only defaults; ``load_settings`` reads the layers."""
 
     model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -255,7 +255,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only the layers that ``load_settings`` made, the last one first: each knows where its values stand."""
+        """Return only the layers of ``load_settings``, the last one first; they know the source of each value."""
         assert isinstance(init_settings, InitSettingsSource)
         layers: Sequence[Layer] = init_settings.init_kwargs.get("layers", ())
         return (
@@ -264,14 +264,14 @@ class Settings(BaseSettings):
         )
 
     def store_settings(self) -> StoreSettings:
-        """What the store is told: ``[store]`` but for its path, and ``[flush]``."""
+        """Return the settings of the store: ``[store]`` except its path, and ``[flush]``."""
         values = self.store.model_dump(exclude={"path"})
         for name, value in self.flush.model_dump().items():
             values[name if name.startswith("checkpoint_") else f"flush_{name}"] = value
         return StoreSettings(**values)
 
     def auto_create_topics(self) -> bool:
-        """Whether a message for a topic that is not there makes it."""
+        """Return whether a message to an unknown topic creates the topic."""
         if self.topics.auto_create == "loopback":
             return is_loopback(parse_address(self.server.listen)[0])
         return self.topics.auto_create
@@ -281,7 +281,7 @@ _NOTHING = Layer("defaults", {})
 
 
 def setting_names() -> Iterator[str]:
-    """Every setting as SECTION.NAME, in the order of ``broker.toml``."""
+    """Yield every setting as SECTION.NAME, in the order of ``broker.toml``."""
     for section, info in Settings.model_fields.items():
         assert isinstance(info.annotation, type)
         assert issubclass(info.annotation, Section)
@@ -290,7 +290,7 @@ def setting_names() -> Iterator[str]:
 
 
 def rule_of(name: str) -> Rule:
-    """What the setting SECTION.NAME may be."""
+    """Return the rule of the setting SECTION.NAME."""
     section, _, key = name.partition(".")
     model = Settings.model_fields[section].annotation
     assert isinstance(model, type)
@@ -304,11 +304,11 @@ def rule_of(name: str) -> Rule:
 def load_settings(
     *, config: Path | None, environment: Mapping[str, str], assignments: Iterable[str], flags: Mapping[str, object]
 ) -> Settings:
-    """The settings from all layers.
+    """Return the settings from all layers.
 
     ``config``: the file of ``--config``; ``environment``: usually ``os.environ``; ``assignments``: the
-    ``SECTION.NAME=VALUE`` of ``--set``; ``flags``: the named flags by their settings, e.g. ``{"server.listen": "…"}``.
-    Raises ``ConfigurationError``.
+    ``SECTION.NAME=VALUE`` of ``--set``; ``flags``: values of the named flags by setting, e.g.
+    ``{"server.listen": "…"}``. Raises ``ConfigurationError``.
     """
     layers: list[Layer] = []
     if PACKAGED_FILE.is_file():
@@ -330,18 +330,17 @@ def load_settings(
 
 
 def changed_settings(settings: Settings, changes: Mapping[str, object]) -> Settings:
-    """``settings`` with other values for some, by SECTION.NAME, under the rules of a start.
+    """Return ``settings`` with the values of ``changes`` (by SECTION.NAME), checked as at the start.
 
-    Raises ``ConfigurationError`` for a setting that is not there, a value that it cannot have, or values that do not go
-    together.
+    Raises ``ConfigurationError`` for an unknown setting, an invalid value, or values that contradict each other.
     """
     asked: dict[str, dict[str, object]] = {}
     known = set(setting_names())
     for name, value in changes.items():
-        _check_known(name, "asked for", known)
+        _check_known(name, "requested", known)
         section, _, key = name.partition(".")
         asked.setdefault(section, {})[key] = value
-    layers = [Layer("as it is", settings.model_dump()), Layer("asked for", asked)]
+    layers = [Layer("current value", settings.model_dump()), Layer("requested", asked)]
     try:
         changed = Settings(layers=layers)  # type: ignore[call-arg]
     except ValidationError as error:
@@ -351,7 +350,7 @@ def changed_settings(settings: Settings, changes: Mapping[str, object]) -> Setti
 
 
 def value_of(settings: Settings, name: str) -> int | str | bool:
-    """The value of SECTION.NAME."""
+    """Return the value of SECTION.NAME."""
     section, _, key = name.partition(".")
     value: int | str | bool = getattr(getattr(settings, section), key)
     return value
@@ -361,9 +360,9 @@ def _file_layer(path: Path) -> Layer:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"the settings file {path} cannot be read: {error.strerror}") from None
+        raise ConfigurationError(f"cannot read the settings file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"the settings file {path} is not TOML: {error}") from None
+        raise ConfigurationError(f"the settings file {path} is not valid TOML: {error}") from None
     for section, content in values.items():
         if not isinstance(content, dict):
             _check_known(section, str(path), set(setting_names()))
@@ -387,7 +386,7 @@ def _assignment_layer(assignments: Iterable[str]) -> Layer:
         name, separator, value = assignment.partition("=")
         section, dot, key = name.strip().partition(".")
         if not separator or not dot:
-            raise ConfigurationError(f"--set {assignment}: write it as SECTION.NAME=VALUE, e.g. store.index_slots=5000")
+            raise ConfigurationError(f"--set {assignment}: use SECTION.NAME=VALUE, e.g. store.index_slots=5000")
         values.setdefault(section, {})[key] = value
     return Layer("--set", values)
 
@@ -410,9 +409,7 @@ def _check_known(name: str, source: str, known: set[str]) -> None:
         return
     sections = sorted({each.partition(".")[0] for each in known})
     if name in sections:
-        raise ConfigurationError(
-            f"{name} ({source}) is a section, not a setting: write [{name}] and its settings below"
-        )
+        raise ConfigurationError(f"{name} ({source}) is a section, not a setting: use [{name}] with its settings below")
     key = name.partition(".")[2]
     same_key = [each for each in known if key and each.partition(".")[2] == key]
     nearest = same_key or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -432,7 +429,7 @@ def _refusal(error: ValidationError, layers: Sequence[Layer]) -> ConfigurationEr
 
 
 def _check_together(settings: Settings, layers: Sequence[Layer]) -> None:
-    """Settings that only fit each other within bounds."""
+    """Check the rules that involve several settings."""
 
     def refuse(name: str, value: int, rule: str, others: Iterable[str]) -> None:
         given = ", ".join(f"{other} ({_origin(other, layers)})" for other in others)
@@ -484,16 +481,17 @@ def _check_together(settings: Settings, layers: Sequence[Layer]) -> None:
         refuse(
             "limits.in_flight_bytes_max",
             limits.in_flight_bytes_max,
-            f"at least limits.frame_bytes_max, {limits.frame_bytes_max}, or the largest frame could never arrive",
+            f"at least limits.frame_bytes_max, {limits.frame_bytes_max}; otherwise the largest frame could never "
+            "arrive",
             ["limits.frame_bytes_max"],
         )
 
 
 def _check_security(security: SecuritySection, layers: Sequence[Layer]) -> None:
-    """A certificate and its key come together, and what builds on them does not come alone."""
+    """Check that certificate and key are set together, and that a client CA is not set without them."""
     for name, other in (("tls_certificate", "tls_key"), ("tls_key", "tls_certificate"), ("tls_client_ca", "tls_key")):
         if getattr(security, name) and not getattr(security, other):
             raise ConfigurationError(
-                f"security.{name} = {getattr(security, name)!r} ({_origin(f'security.{name}', layers)}): TLS needs "
-                f"security.{other} too"
+                f"security.{name} = {getattr(security, name)!r} ({_origin(f'security.{name}', layers)}): TLS also "
+                f"needs security.{other}"
             )

@@ -1,8 +1,8 @@
 """The command ``flintmq-broker``: ``serve`` runs a broker, ``warm`` compiles its kernels beforehand; the tools for a
 stopped store are in ``tools/``.
 
-Exit codes: 0 after an orderly stop, 1 where the store or the machine refuses, 2 where a setting cannot be used, 70 when
-the running broker had to end because something failed that nothing can go on without.
+Exit codes: 0 after an orderly stop, 1 if the store or the machine prevents the start, 2 if a setting is invalid, 70 if
+the running broker had to end after a failure that it cannot survive.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ EXIT_REFUSED = 1
 EXIT_CONFIGURATION = 2
 EXIT_FATAL = 70
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that finished waiting (a flush) may wait for the event loop to let go of the interpreter."""
+"""Maximum time for which a thread that is ready to continue, such as a finished flush, waits for the GIL."""
 GC_THRESHOLDS = (50_000, 20, 50)
-"""Requests make no cycles; what a start leaves is frozen, so a collection finds little."""
+"""Collections are rare because they find little: requests create no cycles, and objects of the start are frozen."""
 START_STOP_S = 5.0
-"""A start that was told to stop and does not come to an end is cut after this."""
+"""A start that was told to stop and has not ended after this time is cut off."""
 
 
 EXTRA_PACKAGES = ("numba", "numpy", "pydantic", "pydantic_settings")
-"""What the extra `broker` adds to a plain installation, and no command but ``--help`` does without."""
+"""Packages of the extra `broker`, which every command except ``--help`` needs."""
 
 
 class Completed(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """A text that the shell completes with ``words``; the settings' rules check it."""
+    """A text that the shell completes with ``words``; the rules of the settings check it later."""
 
     name = "text"
 
@@ -62,12 +62,12 @@ class Completed(click.ParamType):  # type: ignore[type-arg] # generic since clic
         self._words = words
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The words that begin so."""
+        """Return the words that begin with ``incomplete``."""
         return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
 
 
 class _Program(click.Group):
-    """The program's commands. A plain installation, which is the client's, has them without what they need."""
+    """The program's commands. A plain installation, meant for clients, has them without the packages they need."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -81,7 +81,7 @@ def _check_extra() -> None:
     missing = [name for name in EXTRA_PACKAGES if find_spec(name) is None]
     if missing:
         click.echo(
-            f"flintmq-broker: the broker needs packages that are not installed here ({', '.join(missing)}): "
+            f"flintmq-broker: the broker needs packages that are not installed ({', '.join(missing)}): run "
             "pip install 'flintmq[broker]', or in a clone pip install '.[broker]'",
             err=True,
         )
@@ -98,14 +98,16 @@ def main() -> None:
 @click.option(
     "--store", metavar="DIR", type=click.Path(file_okay=False), help="The store's folder.  [default: ./flintmq-store]"
 )
-@click.option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: a free one.  [default: 127.0.0.1:10911]")
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Address to listen on; port 0: a free one.  [default: 127.0.0.1:10911]"
+)
 @click.option(
     "--flush",
     metavar="sync|async",
     type=Completed("sync", "async"),
-    help="Acknowledge when on disk, or when written.  [default: sync]",
+    help="Acknowledge messages when they are on disk, or when they are written.  [default: sync]",
 )
-@click.option("--insecure", is_flag=True, help="Listen beyond loopback although nobody has to prove who they are.")
+@click.option("--insecure", is_flag=True, help="Listen beyond loopback without authentication.")
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="A TOML file with settings.")
 @click.option(
     "--set",
@@ -131,7 +133,7 @@ def serve(
         signal.signal(number, _stop_before_start)
     banner = Banner(sys.stdout)
     try:
-        _load_kernels(banner.progress)  # first, because whatever else is imported would compile them in silence
+        _load_kernels(banner.progress)  # first, because other imports would compile them without showing progress
         settings = _settings(config, assignments, flags)
     except ConfigurationError as error:
         _give_up(error, EXIT_CONFIGURATION)
@@ -141,7 +143,7 @@ def serve(
 
 
 def _stop_before_start(number: int, stack: object) -> NoReturn:
-    sys.exit(0)  # until the event loop takes signals over, nothing is open
+    sys.exit(0)  # nothing is open before the event loop handles signals
 
 
 def _settings(config: Path | None, assignments: tuple[str, ...], flags: dict[str, object]) -> Settings:
@@ -161,16 +163,14 @@ def _check_loopback(name: str, listen: str) -> None:
 
     if not is_loopback(parse_address(listen)[0]):
         raise ConfigurationError(
-            f"{name} = {listen!r} can be reached from other machines, and nobody has to prove who they are: "
-            + _REMEDIES[name]
+            f"{name} = {listen!r} is reachable from other machines without authentication: " + _REMEDIES[name]
         )
 
 
 _REMEDIES = {
-    "server.listen": "serve with --set security.auth=scram and make users with `flintmq user add NAME --store DIR`, "
-    "or listen on 127.0.0.1, or say --insecure where the network keeps strangers out",
-    "metrics.listen": "listen on 127.0.0.1, or set metrics.insecure, or say --insecure, where the network keeps "
-    "strangers out",
+    "server.listen": "use --set security.auth=scram and create users with `flintmq user add NAME --store DIR`, or "
+    "listen on 127.0.0.1, or, if the network is trusted, pass --insecure",
+    "metrics.listen": "listen on 127.0.0.1, or, if the network is trusted, set metrics.insecure or pass --insecure",
 }
 
 
@@ -183,7 +183,7 @@ def _give_up(error: FlintError, code: int) -> NoReturn:
 
 
 class StartInterrupted(Exception):
-    """A signal came while the broker started."""
+    """A signal arrived while the broker was starting."""
 
 
 def _run(settings: Settings, banner: Banner) -> int:
@@ -208,7 +208,7 @@ def _load_kernels(progress: Callable[[str, int, int], None]) -> None:
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
-    except ImportError:  # not made for this system
+    except ImportError:  # uvloop does not support this system
         return None
     return uvloop.new_event_loop
 
@@ -230,7 +230,7 @@ async def _serve(settings: Settings, banner: Banner) -> int:
     start = loop.create_task(lifecycle.start(signals.or_stop(progress)))
     stopping = loop.create_task(signals.first.wait())
     await asyncio.wait({start, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    # Told to stop, a start ends at its next sign of progress; the next start recovers what it left.
+    # A start that is told to stop ends at its next progress report; the next start recovers the store.
     cut = None if start.done() else loop.call_later(START_STOP_S, os._exit, 0)
     try:
         report = await start
@@ -253,19 +253,19 @@ async def _serve(settings: Settings, banner: Banner) -> int:
 
 
 def _reload(lifecycle: Lifecycle) -> None:
-    log.info("SIGHUP: users and certificates are read again")
+    log.info("SIGHUP: reloading users and certificates")
     lifecycle.reload()
 
 
 def _ready(settings: Settings, banner: Banner, lifecycle: Lifecycle, report: RecoveryReport) -> None:
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # later collections skip the objects of the start, which live as long as the process
     banner.ready(settings, __version__, os.getpid(), lifecycle.address, lifecycle.metrics_address, report)
     log.info("ready after %.2f s", time.monotonic() - _STARTED)
 
 
 class _Signals:
-    """The first SIGTERM or SIGINT stops orderly, the second cuts the connections, the third ends the process."""
+    """Handler of SIGTERM and SIGINT: the first stops orderly, the second cuts connections, the third ends at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hurry: Callable[[], None]) -> None:
         self.first = asyncio.Event()
@@ -286,7 +286,7 @@ class _Signals:
             os._exit(EXIT_REFUSED)
 
     def or_stop(self, progress: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
-        """``progress``, but raising ``StartInterrupted`` once a signal came."""
+        """Return ``progress`` wrapped so that it raises ``StartInterrupted`` after a signal."""
 
         def report(stage: str, done: int, total: int) -> None:
             if self._count:
@@ -296,11 +296,11 @@ class _Signals:
         return report
 
 
-def _fatal(what: str, error: BaseException) -> None:
-    """Nothing can go on: say so and end at once. `abort` stays, so that the next start recovers."""
+def _fatal(part: str, error: BaseException) -> None:
+    """Log why the broker cannot continue and end at once. The abort file stays, so that the next start recovers."""
     of_a_file = isinstance(error, OSError) and error.filename is not None
-    next_step = ". Check the disk, then start it again" if of_a_file else ""
-    log.critical("%s failed, the broker ends: %s%s", what, error, next_step, exc_info=error)
+    next_step = ". Check the disk, then restart the broker" if of_a_file else ""
+    log.critical("%s failed, the broker ends: %s%s", part, error, next_step, exc_info=error)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(EXIT_FATAL)
@@ -333,14 +333,14 @@ def warm() -> None:
     """Compile the kernels, or check that they are compiled, so that the first start is fast."""
     _check_extra()
     began = time.monotonic()
-    # A process of its own: the compiler's memory goes with it, and a broken cache cannot break this one.
+    # In a separate process, whose end frees the compiler's memory; and a broken cache cannot crash this one.
     with subprocess.Popen([sys.executable, "-c", _WARM], stdout=subprocess.PIPE, text=True) as child:  # noqa: S603 - our own text
         assert child.stdout is not None
         for line in child.stdout:
             name, seconds = line.split()
             click.echo(f"kernels: {name} {float(seconds):.1f} s")
     if child.returncode != 0:
-        click.echo("flintmq-broker: the kernels could not be compiled; the reason is above", err=True)
+        click.echo("flintmq-broker: cannot compile the kernels; see the reason above", err=True)
         sys.exit(EXIT_REFUSED)
     click.echo(f"kernels: ready in {time.monotonic() - began:.1f} s")
 

@@ -1,4 +1,4 @@
-"""How long something took, counted by buckets: cheap enough for every request, and read by whoever reports it."""
+"""Latency histogram with fixed buckets, cheap enough for every request."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ BOUNDS_S = (
     *(mantissa * decade / 1_000_000 for decade in (1, 10, 100, 1_000, 10_000, 100_000) for mantissa in _MANTISSAS),
     10.0,
 )
-"""Upper bounds of the buckets, 10 µs to 10 s, in seconds: six a decade, so that a quantile is right to a quarter.
-Behind them lies one bucket more, for all that took longer."""
+"""Upper bounds of the buckets, 10 µs to 10 s, in seconds: six per decade, so that a quantile is accurate to a quarter.
+One more bucket after them counts everything that took longer."""
 
 
 class Latencies:
-    """One writer, any number of readers: ``counts`` by bucket, and ``seconds`` in total."""
+    """A histogram for one writer and any number of readers: ``counts`` by bucket, and ``seconds`` in total."""
 
     __slots__ = ("counts", "seconds")
 
@@ -25,15 +25,15 @@ class Latencies:
         self.seconds = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """``count`` times it took this long."""
+        """Count ``count`` events that took ``seconds`` each."""
         self.counts[bisect_left(BOUNDS_S, seconds)] += count
         self.seconds += seconds * count
 
 
 def quantile(counts: Sequence[int], share: float) -> float:
-    """Below how many seconds the ``share`` (0 to 1) of what was counted lies; evenly spread within a bucket.
+    """Return the quantile ``share`` (0 to 1) in seconds, interpolated linearly within its bucket.
 
-    0.0 where nothing was counted; what lies behind the last bound counts as the last bound.
+    0.0 if nothing was counted; values above the last bound count as the last bound.
     """
     wanted = share * sum(counts)
     below = 0

@@ -1,4 +1,4 @@
-"""How the broker logs: to standard error, as text or as JSON, nothing in it but text."""
+"""Logging of the broker: to standard error, as text or JSON, with control characters escaped."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ TEXT_FORMAT = "%(asctime)s %(levelname)-8s %(name)s: %(message)s"
 
 
 class TextFormatter(logging.Formatter):
-    """A line, and behind it the traceback where there is one. What clients named or sent stays on its line: control
-    characters are escaped."""
+    """One line per record, followed by the traceback if there is one.
+
+    Control characters are escaped, so that text from clients cannot start a line of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__(TEXT_FORMAT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
+        """Return the record's line and its traceback, escaped line by line."""
         lines = [escape(line) for line in super().format(record).split("\n")]
         return "\n".join(lines)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name that logging has
-        """See ``logging.Formatter``."""
+        """Return the record's line, escaped: a line feed in its message must not look like the end of the line."""
         return escape(super().formatMessage(record))
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, and the traceback where there is one."""
+    """One JSON object per line: time, level, logger, message, and the traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
+        """Return the record as JSON."""
         entry = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
             "level": record.levelname.lower(),
@@ -45,7 +47,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str, log_format: str) -> None:
-    """Log from ``level`` on, as ``text`` or ``json``."""
+    """Log messages of ``level`` and above, as ``text`` or ``json``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])

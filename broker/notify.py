@@ -1,4 +1,4 @@
-"""Tells systemd how the broker is, where it asks (``Type=notify``): a datagram to the socket of NOTIFY_SOCKET."""
+"""State notifications to systemd (``Type=notify``): datagrams to the socket in NOTIFY_SOCKET."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 EXTENSION_S = 60
-"""A start that makes progress is given this much more time, each time."""
+"""Additional time for the start that each progress report asks for."""
 
 
 class ServiceManager:
-    """Does nothing where no service manager asks. ``address``: the socket, by default what the environment says."""
+    """The service manager, if there is one. ``address``: its socket, by default from the environment; "": none."""
 
     def __init__(self, address: str | None = None) -> None:
         self._address = os.environ.get("NOTIFY_SOCKET", "") if address is None else address
         self._said_at = float("-inf")
 
     def starting(self, stage: str, done: int, total: int) -> None:
-        """The start goes on; said once a second at most. ``total`` 0: not known. Any thread."""
+        """Report progress of the start, at most once per second; ``total`` 0 if unknown. Callable from any thread."""
         now = time.monotonic()
         if self._address and now >= self._said_at + EVERY_S:
             self._said_at = now
@@ -30,11 +30,11 @@ class ServiceManager:
             self._say(f"STATUS=starting: {stage}{share}", f"EXTEND_TIMEOUT_USEC={EXTENSION_S * 1_000_000}")
 
     def ready(self, where: str) -> None:
-        """The port is open."""
+        """Report that the port is open."""
         self._say("READY=1", f"STATUS=listening on {where}")
 
     def stopping(self) -> None:
-        """An orderly stop has begun."""
+        """Report that an orderly stop has begun."""
         self._say("STOPPING=1", "STATUS=stopping")
 
     def _say(self, *lines: str) -> None:
@@ -47,4 +47,4 @@ class ServiceManager:
                 sock.connect(address)
                 sock.sendall("\n".join(lines).encode())
         except OSError as error:
-            log.warning("the service manager at NOTIFY_SOCKET=%s cannot be told: %s", self._address, error)
+            log.warning("cannot notify the service manager at NOTIFY_SOCKET=%s: %s", self._address, error)

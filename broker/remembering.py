@@ -1,4 +1,4 @@
-"""Remembering what was worked out of texts that clients send over and over, in bounded memory."""
+"""A bounded cache for results that are computed from texts that clients send repeatedly."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 CHARS_MAX = 512
-"""Of longer texts nothing is remembered: a thousand of the longest, each different, took hundreds of MiB for good."""
+"""Results for longer texts are not cached: a thousand different texts of the maximum length would occupy hundreds of
+MiB permanently."""
 
 
 def remembered(count: int) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
-    """A decorator: what the function returned for the last ``count`` texts of up to ``CHARS_MAX`` characters is not
-    worked out again. What it raises is."""
+    """Return a decorator that caches a function's results for the last ``count`` texts of up to ``CHARS_MAX``
+    characters. Exceptions are not cached."""
 
     def decorate(function: Callable[[str], T]) -> Callable[[str], T]:
         cached = functools.lru_cache(maxsize=count)(function)

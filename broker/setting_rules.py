@@ -1,4 +1,4 @@
-"""What a setting may be: each rule checks a value, and says in words what is valid."""
+"""Rules for settings: each rule checks a value, and describes valid values for error messages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no
 
 
 class Rule:
-    """``check`` returns the value to use or raises ``ValueError``; ``describe`` says what is valid, for messages."""
+    """Base class of the rules."""
 
     def check(self, value: object) -> object:
-        """The value as the broker uses it; text from the environment or a flag is understood too."""
+        """Return the value to use, also for text from the environment or a flag; raise ``ValueError`` if invalid."""
         raise NotImplementedError
 
     def describe(self) -> str:
-        """What is valid, to follow "must be"."""
+        """Return a description of valid values, to follow "must be"."""
         raise NotImplementedError
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -46,7 +46,7 @@ class Whole(Rule):
         if isinstance(value, str) and _WHOLE.match(value.strip()):
             value = int(value)
         if type(value) is not int or not self.low <= value <= self.high or value % self.step:
-            raise ValueError("not such an integer")
+            raise ValueError("not an integer in the allowed range")
         return value
 
     def describe(self) -> str:
@@ -85,7 +85,7 @@ class Choice(Rule):
                 return word
             if self.switch and word in _SWITCH:
                 return _SWITCH[word]
-        raise ValueError("none of the choices")
+        raise ValueError("not one of the choices")
 
     def describe(self) -> str:
         words = [*(["true", "false"] if self.switch else []), *(f'"{word}"' for word in self.words)]
@@ -94,14 +94,14 @@ class Choice(Rule):
 
 @dataclass(frozen=True)
 class Text(Rule):
-    """A string that ``pattern`` matches, without control characters."""
+    """A string without control characters that matches ``pattern``. ``meaning``: description for error messages."""
 
     meaning: str
     pattern: re.Pattern[str] = re.compile(r".{1,4096}\Z")
 
     def check(self, value: object) -> str:
         if not isinstance(value, str) or not value.isprintable() or not self.pattern.match(value):
-            raise ValueError("not such a string")
+            raise ValueError("not a valid string")
         return value
 
     def describe(self) -> str:
@@ -110,7 +110,7 @@ class Text(Rule):
 
 @dataclass(frozen=True)
 class AddressRule(Rule):
-    """HOST:PORT; ``optional``: the empty string too; ``words``: what else it may be."""
+    """HOST:PORT. ``optional``: the empty string is also valid; ``words``: other valid values."""
 
     optional: bool = False
     words: tuple[str, ...] = ()
@@ -131,9 +131,9 @@ class AddressRule(Rule):
 
 
 def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
-    """``(host, port)`` of ``HOST:PORT``, ``[IPV6]:PORT``, ``IPV6`` or ``HOST``; ``*`` and no host mean every interface.
+    """Return ``(host, port)`` of ``HOST:PORT``, ``[IPV6]:PORT``, ``IPV6`` or ``HOST``.
 
-    Raises ``ValueError`` where the text is none of these.
+    ``*`` or an empty host means every interface. Raises ``ValueError`` for any other text.
     """
     host, port_text = text.strip(), ""
     if host.startswith("["):
@@ -149,29 +149,29 @@ def parse_address(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, int
     elif ":" in host:
         ipaddress.IPv6Address(host.partition("%")[0])
     elif not host:
-        raise ValueError("an empty address")
+        raise ValueError("the address is empty")
     elif host.isdigit():
         raise ValueError(
-            f"{host!r} is a port without a host; write 127.0.0.1:{host} for this machine alone, 0.0.0.0:{host} for all"
+            f"{host!r} is a port without a host; use 127.0.0.1:{host} for this machine only, 0.0.0.0:{host} for all"
         )
     if not (port_text.isascii() and port_text.isdigit() and int(port_text) <= 65535) and port_text:
         raise ValueError(f"{port_text!r} is not a port")
     if host in ("", "*"):
-        host = "0.0.0.0"  # noqa: S104 - said by the user; refused without server.insecure
+        host = "0.0.0.0"  # noqa: S104 - the user asked for it; refused without server.insecure
     if not re.match(r"[A-Za-z0-9_.:%-]{1,253}\Z", host):
         raise ValueError(f"{host!r} is not a host")
     return host, int(port_text) if port_text else default_port
 
 
 def format_address(host: str, port: int) -> str:
-    """``HOST:PORT``, with brackets around an IPv6 address."""
+    """Return ``HOST:PORT``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address that ``host`` stands for is reachable from this machine alone."""
+    """Return whether every address that ``host`` resolves to is reachable only from this machine."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return False  # what cannot be looked up is not known to be loopback
+        return False  # a name that cannot be resolved now may turn out not to be loopback
     return all(ipaddress.ip_address(str(address[4][0]).partition("%")[0]).is_loopback for address in found)

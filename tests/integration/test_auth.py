@@ -56,13 +56,13 @@ class TestTheCommand:
         connection.call(GET_ALL_TOPIC_CONFIG).raise_for_error()
         connection.call(HELLO, {"protocol": 1}).raise_for_error()  # a second greeting takes nothing away
         connection.call(GET_ALL_TOPIC_CONFIG).raise_for_error()
-        with pytest.raises(InvalidParameter, match="user 'billing' already"):
+        with pytest.raises(InvalidParameter, match="already authenticated as user 'billing'"):
             connection.call(AUTH, {"message": "n,,n=x,r=y", "mechanism": MECHANISM}).raise_for_error()
 
     def test_before_it_nothing_is(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
         connection = connect(guarded)
         connection.send(GET_ALL_TOPIC_CONFIG)
-        refused(connection, AuthenticationRequired, "AUTH with SCRAM-SHA-256 must follow HELLO")
+        refused(connection, AuthenticationRequired, "send AUTH with SCRAM-SHA-256 after HELLO")
 
     def test_half_way_nothing_is_and_hello_is_no_way_round(
         self, guarded: RunningBroker, connect: ConnectionFactory
@@ -72,7 +72,7 @@ class TestTheCommand:
         connection.call(AUTH, {"message": first, "mechanism": MECHANISM}).raise_for_error()
         connection.call(HELLO, {"protocol": 1}).raise_for_error()
         connection.send(GET_ALL_TOPIC_CONFIG)
-        refused(connection, AuthenticationRequired, "must follow HELLO")
+        refused(connection, AuthenticationRequired, "after HELLO")
 
     def test_auth_before_hello_is_refused(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
         connection = connect(guarded, hello=False)

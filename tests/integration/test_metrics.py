@@ -575,4 +575,4 @@ def test_a_metrics_port_that_somebody_else_has_is_said_with_the_setting_that_fix
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert f"127.0.0.1:{port}" in record.getMessage()
-    assert "metrics.listen fixes it" in record.getMessage()
+    assert "set metrics.listen to fix it" in record.getMessage()

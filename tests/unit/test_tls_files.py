@@ -23,10 +23,10 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     [
         (
             ["security.tls_certificate=a.pem"],
-            r"security\.tls_certificate = 'a\.pem' \(--set\): TLS needs .*tls_key too",
+            r"security\.tls_certificate = 'a\.pem' \(--set\): TLS also needs .*tls_key",
         ),
-        (["security.tls_key=a.pem"], r"TLS needs security\.tls_certificate too"),
-        (["security.tls_client_ca=a.pem"], r"TLS needs security\.tls_key too"),
+        (["security.tls_key=a.pem"], r"TLS also needs security\.tls_certificate too"),
+        (["security.tls_client_ca=a.pem"], r"TLS also needs security\.tls_key too"),
         (["security.tls_min=1.1"], r"security\.tls_min = '1\.1' \(--set\): must be \"1\.2\" or \"1\.3\""),
         (["security.auth=basic"], r"must be \"off\" or \"scram\""),
     ],

@@ -1,1 +1,1 @@
-"""What the broker does for each command, by subject. A handler takes the connection it came from and its frame."""
+"""The handlers of the commands, by subject. A handler gets the connection that a request came from, and its frame."""

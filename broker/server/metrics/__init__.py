@@ -1,1 +1,1 @@
-"""What an operator's tools ask over HTTP: metrics for Prometheus, and whether the broker lives and is ready."""
+"""The HTTP endpoint for an operator's tools: metrics for Prometheus, and health and readiness checks."""

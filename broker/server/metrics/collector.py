@@ -1,7 +1,7 @@
-"""Reads the broker's counters when somebody asks for metrics.
+"""Collects the broker's counters for a scrape.
 
-It runs in a reader thread beside the event loop, which goes on meanwhile: it only reads, and takes a copy (one step of
-the interpreter) of whatever the loop may change.
+It runs in a reader thread while the event loop continues. Therefore it only reads, and it copies every container that
+the loop may change; such a copy is atomic under the GIL.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from .pace import giving_way
 from .process import process_figures
 
 TIMED_COMMANDS = (PRODUCE, PULL, QUERY_BY_KEY, VIEW_MESSAGE_BY_ID)
-"""Commands whose latency is shown by buckets."""
+"""Commands with a latency histogram."""
 
 
 def metrics_text(broker: Broker) -> bytes:
-    """All metrics of ``catalog`` in Prometheus's text format. Milliseconds with a thousand topics: not for the loop."""
+    """Return all metrics of ``catalog`` in Prometheus's text format.
+
+    With a thousand topics this takes milliseconds, so it must not run on the loop.
+    """
     out = Exposition()
     _add_broker(out, broker)
     _add_traffic(out, broker)
@@ -39,8 +42,8 @@ def metrics_text(broker: Broker) -> bytes:
 
 
 def _add_broker(out: Exposition, broker: Broker) -> None:
-    who = (VERSION, broker.settings.flush.policy, broker.settings.server.name)
-    out.add(catalog.BUILD_INFO, [(labels(catalog.BUILD_INFO.labels, who), 1)])
+    info = (VERSION, broker.settings.flush.policy, broker.settings.server.name)
+    out.add(catalog.BUILD_INFO, [(labels(catalog.BUILD_INFO.labels, info), 1)])
     out.add_one(catalog.WRITABLE, 0 if broker.write_refusal() else 1)
     out.add_one(catalog.RECOVERY, broker.recovery_seconds)
     quarantine = broker.store.quarantine

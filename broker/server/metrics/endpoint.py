@@ -1,7 +1,7 @@
-"""The pages of the metrics' port: ``/metrics``, ``/healthz``, ``/readyz``.
+"""The pages of the metrics endpoint: ``/metrics``, ``/healthz``, ``/readyz``.
 
-The port opens before the store is recovered and closes last, so that a supervisor can tell a broker that starts, or
-stops, from one that hangs.
+The port opens before the store is recovered and closes last, so that a supervisor can distinguish a broker that is
+starting or stopping from one that hangs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 PORT_MAX = 65_535
 SETTING = "metrics.listen"
 
-_INDEX = b"FlintMQ: /metrics for Prometheus, /healthz whether the broker lives, /readyz whether it takes messages\n"
+_INDEX = b"FlintMQ: /metrics for Prometheus, /healthz for liveness, /readyz for readiness to accept messages\n"
 
 
 def listen_for_metrics(listen: str, broker_port: int) -> list[socket.socket]:
-    """Sockets that listen where the setting says; none where it says off.
+    """Return listening sockets for the address of the setting, or none if it is "off".
 
-    Without a setting: on loopback, the port behind the broker's, or a free one where that is taken. Raises
-    ``ConfigurationError`` where the address that was chosen cannot be had.
+    If the setting is empty, listen on loopback, on the broker's port + 1 or, if that is taken, on a free port. Raises
+    ``ConfigurationError`` if the address of the setting cannot be bound.
     """
     if listen == METRICS_OFF:
         return []
@@ -44,14 +44,13 @@ def listen_for_metrics(listen: str, broker_port: int) -> list[socket.socket]:
     if broker_port < PORT_MAX:
         try:
             return bind(f"127.0.0.1:{broker_port + 1}", SETTING, backlog=16)
-        except ConfigurationError as error:  # the start goes on: nobody asked for just that port
-            log.warning("metrics are on another port than usual, a free one: %s; metrics.listen fixes it", error)
+        except ConfigurationError as error:  # not fatal: the operator did not ask for this port
+            log.warning("metrics use a free port instead of the usual one: %s; set metrics.listen to fix it", error)
     return bind("127.0.0.1:0", SETTING, backlog=16)
 
 
 class MetricsEndpoint:
-    """The pages of one broker. ``executor``: where metrics are collected, beside the loop; ``hosts``: by which
-    names it may be asked."""
+    """The pages of one broker. ``executor``: collects metrics in its threads; ``hosts``: the allowed Host names."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, executor: Executor, hosts: Hosts) -> None:
         self._loop = loop
@@ -62,10 +61,10 @@ class MetricsEndpoint:
         self._services: Sequence[Service] = ()
         self._scrape: asyncio.Future[bytes] | None = None
         self.address: tuple[str, int] | None = None
-        """Where it listens; None: nowhere."""
+        """Host and port that it listens on; None if it does not listen."""
 
     async def open(self, sockets: list[socket.socket]) -> None:
-        """Serve on sockets that listen."""
+        """Serve on listening sockets."""
         if sockets:
             host, port = sockets[0].getsockname()[:2]
             self.address = (host, port)
@@ -76,17 +75,17 @@ class MetricsEndpoint:
         self._server.close()
 
     def starting(self, stage: str, done: int, total: int) -> None:
-        """How far the start is, for ``/readyz``; ``total`` 0: not known. Any thread."""
+        """Set the progress of the start for ``/readyz``; ``total`` 0 if unknown. Callable from any thread."""
         self._stage = f"starting: {stage}" + (f", {done * 100 // total} %" if total else "")
 
     def started(self, broker: Broker, services: Sequence[Service]) -> None:
-        """The broker serves."""
+        """Report the broker as ready from now on."""
         self._services = services
         self._broker = broker
         self._stage = ""
 
     def stopping(self) -> None:
-        """The broker stops: it is not ready any more."""
+        """Report the broker as stopping, no longer ready."""
         self._stage = "stopping"
 
     async def _page(self, path: str) -> Page:
@@ -98,10 +97,10 @@ class MetricsEndpoint:
             return _verdict(self._not_ready(), "ready")
         if path == "/":
             return Page(_INDEX)
-        return Page(b"there is no such page\n" + _INDEX, HTTPStatus.NOT_FOUND)
+        return Page(b"page not found\n" + _INDEX, HTTPStatus.NOT_FOUND)
 
     def _ill(self) -> str:
-        """What ended that the broker cannot go on without. That this is answered at all says that the loop lives."""
+        """Return which necessary services have ended, or "". Any response at all shows that the event loop runs."""
         if self._stage:
             return ""
         ended = [service.name for service in self._services if not service.alive]
@@ -118,7 +117,8 @@ class MetricsEndpoint:
         if self._scrape is None:
             self._scrape = self._loop.run_in_executor(self._executor, metrics_text, self._broker)
             self._scrape.add_done_callback(self._scraped)
-        # Whoever asks meanwhile gets the same text; one that goes away does not take it from the others.
+        # Concurrent scrapes share one result. It is shielded, so that a client that disconnects does not cancel it for
+        # the others.
         return Page(await asyncio.shield(self._scrape), content_type=CONTENT_TYPE)
 
     def _scraped(self, scrape: asyncio.Future[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""Prometheus's text format, version 0.0.4: families of samples as lines.
+"""Encoder for Prometheus's text format, version 0.0.4: metric families as lines of samples.
 
-Written here, not by prometheus-client, because several families have a sample a topic: one costs less than 1 µs so,
-not 5, and whoever produces meanwhile waits that much less. The tests read the text with that library's parser.
+It replaces prometheus-client because several families have one sample per topic: a sample costs less than 1 µs here
+instead of 5, which shortens the delay for producers during a scrape. The tests parse the text with that library.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .pace import giving_way
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Rows = Iterable[tuple[str, float]]
-"""Labels as ``labels`` makes them, and the figure."""
+"""Labels as returned by ``labels``, and the value."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _BOUNDS = (*map(str, BOUNDS_S), "+Inf")
 
 
 def labels(names: Sequence[str], values: Sequence[str]) -> str:
-    """``{name="value",…}``; empty without names."""
+    """Return ``{name="value",…}``, or "" without names."""
     if not names:
         return ""
     pairs = [f'{name}="{value}"' for name, value in zip(names, map(_escaped, values), strict=True)]
@@ -36,27 +36,27 @@ def _escaped(value: str) -> str:
 
 
 class Exposition:
-    """Collects families. ``text`` gives what has been added."""
+    """A text that collects metric families; ``text`` returns it."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
 
     def text(self) -> bytes:
-        """All families, as they are sent."""
+        """Return all added families, encoded."""
         return "".join(self._lines).encode()
 
     def add(self, metric: Metric, rows: Rows) -> None:
-        """A counter or gauge with a sample for each row."""
+        """Add a counter or gauge with one sample per row."""
         name = metric.name
         self._head(metric)
         self._lines += [f"{name}{pairs} {value}\n" for pairs, value in giving_way(rows)]
 
     def add_one(self, metric: Metric, value: float) -> None:
-        """A counter or gauge without labels."""
+        """Add a counter or gauge without labels."""
         self.add(metric, (("", value),))
 
     def add_latencies(self, metric: Metric, rows: Iterable[tuple[Sequence[str], Sequence[int], float]]) -> None:
-        """A histogram: for each row the label values, the count of each bucket, and the sum in seconds."""
+        """Add a histogram; each row has the label values, the count of each bucket, and the sum in seconds."""
         self._head(metric)
         for values, counts, seconds in rows:
             total = 0

@@ -1,4 +1,4 @@
-"""What the metrics say of consumer groups. As the collector, it reads beside the event loop and changes nothing."""
+"""Metrics of consumer groups. Like the collector, this runs in a reader thread and only reads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .exposition import Exposition, Rows, labels
 from .pace import giving_way
 
 Figures: TypeAlias = dict[tuple[str, str], int]
-"""By group and topic."""
+"""Values by group and topic."""
 
 
 def add_groups(out: Exposition, broker: Broker) -> None:
-    """Every metric of groups. What is counted for each is bounded by the groups that exist."""
+    """Add all metrics of groups. Only groups that exist have samples, which bounds their number."""
     committed = list(giving_way(broker.store.consumer_offsets.rows()))
     running = list(broker.groups.groups.values())
     states = Counter(dict.fromkeys(STATES, 0))
@@ -51,10 +51,10 @@ def _by_topic(metric: Metric, figures: Figures) -> Rows:
 
 
 def _lags(broker: Broker) -> tuple[Figures, Figures]:
-    """Return the lags, and of how many queues with messages the lag is not known.
+    """Return the lags, and the numbers of queues with messages whose lag is not known.
 
-    Of topics that exist; a queue without messages, or set back by a deletion, is not behind. A group's dead letters are
-    no lag: it does not read them.
+    Topics that do not exist have no lag, and neither has a queue that is empty or was set back by a deletion. A group's
+    dead letters are not part of its lag, because it does not read them.
     """
     store = broker.store
     lags: Figures = {}
@@ -80,7 +80,7 @@ def _behind(queue: ConsumeQueue, next_offset: int) -> int:
 
 
 def _in_flight(broker: Broker, lags: Figures) -> Figures:
-    """Of groups that have members, no more than their lag."""
+    """Return the messages that are with a member, at most the lag, for groups that have members."""
     found = dict.fromkeys((key for key in lags if key[0] in broker.groups.groups), 0)
     committed_of = broker.store.consumer_offsets.committed_of
     for (name, topic, queue_id), pulled in giving_way(broker.groups.pulled.copy().items()):

@@ -1,7 +1,7 @@
-"""By which names the metrics' port may be asked.
+"""Check of the Host header of requests to the metrics endpoint.
 
-A page in a browser can have its own name resolve to this machine (DNS rebinding) and so read what the port serves. The
-browser then still sends that name as Host: requests for names that are not expected are refused.
+A web page can make its own host name resolve to this machine (DNS rebinding), and its script could then read the
+endpoint. But the browser still sends that name as Host, so the endpoint refuses requests for unexpected names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?\Z")
 
 
 class Hosts:
-    """The names: those of loopback, the one in ``listen`` (HOST:PORT, or empty), and ``names`` (separated by ``;``)."""
+    """Allowed names: those of loopback, the host in ``listen`` (HOST:PORT or ""), and ``names`` (separated by ``;``)."""
 
     def __init__(self, listen: str, names: str) -> None:
         self._names = {"localhost", *(name.strip().lower() for name in names.split(";") if name.strip())}
@@ -24,21 +24,20 @@ class Hosts:
             self._names.add(parse_address(listen)[0].lower())
 
     def refusal(self, head: bytes, local_address: str) -> str:
-        """Why a request with this head is refused; empty: it is not. ``local_address``: where it arrived.
+        """Return why a request with this head must be refused, or "". ``local_address``: the address it arrived at.
 
-        One without a Host is none of a browser, and served.
+        A request without a Host is accepted, because it does not come from a browser.
         """
         given = _HOST_LINE.findall(head)
         if not given:
             return ""
         if len(given) > 1:
-            return "a request has one Host"
+            return "a request must have only one Host"
         name = given[0].decode("latin-1")
         if self._is_ours(name, local_address):
             return ""
         return (
-            f"{name[:100]!a} is none of the names of this port; add its name to metrics.hosts where the broker is "
-            "to be asked so"
+            f"{name[:100]!a} is not an allowed name of this broker; to allow it, add it to metrics.hosts at the broker"
         )
 
     def _is_ours(self, name: str, local_address: str) -> bool:

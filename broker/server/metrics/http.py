@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 server for a handful of pages: GET and HEAD, one request a connection, everything bounded.
+"""A small HTTP/1.1 server for a few pages: GET and HEAD, one request per connection, all resources bounded.
 
-It runs on the broker's event loop, so nothing that a client does may cost more than a little: a request is read up to
-``HEAD_BYTES_MAX``, within ``HEAD_S``, from at most ``CONNECTIONS_MAX`` connections; a body is never read.
+It runs on the broker's event loop, so no client may cost much: a request has at most ``HEAD_BYTES_MAX``, must arrive
+within ``HEAD_S``, on one of at most ``CONNECTIONS_MAX`` connections; the server never reads a body.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MAX = 16
 HEAD_BYTES_MAX = 8192
 HEAD_S = 5.0
-"""How long a client may take to send its request."""
+"""Time for a client to send its request."""
 ANSWER_S = 30.0
-"""How long it may take until it has the answer."""
+"""Time until the client has received the response."""
 LINGER_S = 1.0
-"""After the answer a client may close first this long; what it still sends is thrown away. Closing at once would reset
-the connection of one that has not sent all, and it might never see why."""
+"""Time after the response in which the client may close first; further input is discarded. If the client has not sent
+everything, closing at once would reset the connection, and the client might never read the response."""
 
 TEXT = "text/plain; charset=utf-8"
 
@@ -37,7 +37,7 @@ _HEAD_END = re.compile(rb"\r?\n\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is answered."""
+    """The content of a response."""
 
     body: bytes
     status: HTTPStatus = HTTPStatus.OK
@@ -46,28 +46,30 @@ class Page:
 
 
 Answer = Callable[[str], Awaitable[Page]]
-"""The page at a path, which is given without a query."""
+"""Function that returns the page at a path (without its query)."""
 
 
 class HttpServer:
-    """Serves ``answer`` on sockets that listen, from ``start`` to ``close``."""
+    """A server for the pages of ``answer``, on listening sockets, from ``start`` to ``close``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, answer: Answer, hosts: Hosts) -> None:
         self.loop = loop
         self.answer = answer
         self.hosts = hosts
         self.connections: dict[_Connection, None] = {}
-        """The oldest first."""
+        """Open connections, the oldest first."""
         self._servers: list[asyncio.Server] = []
 
     async def start(self, sockets: list[socket.socket]) -> None:
-        """Accept connections from now on; the sockets are closed by ``close``."""
+        """Accept connections; ``close`` closes the sockets."""
         for sock in sockets:
             self._servers.append(await self.loop.create_server(lambda: _Connection(self), sock=sock))
 
     def make_room(self) -> bool:
-        """Close the connection that has waited longest without anything to answer, so that those who ask nothing do not
-        keep out those who ask whether the broker lives; False where all are being answered."""
+        """Close the oldest connection that is not being answered; return False if there is none.
+
+        Otherwise clients that connect and send nothing could lock out health checks.
+        """
         for connection in self.connections:
             if not connection.answering:
                 del self.connections[connection]
@@ -76,7 +78,7 @@ class HttpServer:
         return False
 
     def close(self) -> None:
-        """Accept nothing more and close what is open. May be called again."""
+        """Stop accepting and close all connections. May be called again."""
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -85,7 +87,7 @@ class HttpServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One client: its request is collected, answered, and then it is closed."""
+    """One client's connection: read a request, answer it, close."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -110,13 +112,15 @@ class _Connection(asyncio.Protocol):
         end = _HEAD_END.search(self._received)
         if end is not None and end.start() <= HEAD_BYTES_MAX:
             self._ask(bytes(self._received[: end.start()]))
-        elif self._received.startswith(b"\0"):  # a frame, whose sender waits for an answer
-            self._refuse(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+        elif self._received.startswith(b"\0"):  # a FlintMQ frame at the wrong port; its client waits for a response
+            self._refuse(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1.1 request")
         elif len(self._received) > HEAD_BYTES_MAX:
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has at most {HEAD_BYTES_MAX} bytes")
+            self._refuse(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request must have at most {HEAD_BYTES_MAX} bytes"
+            )
 
     def eof_received(self) -> bool:
-        return self._asked and self._task is not None  # whoever only closed its half still gets the answer
+        return self._asked and self._task is not None  # a client that closed only its sending half gets its response
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.pop(self, None)
@@ -127,11 +131,11 @@ class _Connection(asyncio.Protocol):
 
     @property
     def answering(self) -> bool:
-        """Whether its answer is being made, or is on its way."""
+        """Whether a response is being produced or sent."""
         return self._task is not None or self._transport.get_write_buffer_size() > 0
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close immediately."""
         self._transport.abort()
 
     def _within(self, seconds: float, call: Callable[[], None]) -> None:
@@ -140,14 +144,14 @@ class _Connection(asyncio.Protocol):
         self._timer = self._server.loop.call_later(seconds, call)
 
     def _too_slow(self) -> None:
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"a request must be here within {HEAD_S:g} s")
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"a request must arrive within {HEAD_S:g} s")
 
     def _ask(self, head: bytes) -> None:
         line = _REQUEST_LINE.match(head.partition(b"\n")[0])
         if line is None:
-            self._refuse(HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+            self._refuse(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1.1 request")
         elif line[1] not in (b"GET", b"HEAD"):
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are served", ("Allow", "GET, HEAD"))
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are allowed", ("Allow", "GET, HEAD"))
         elif refusal := self._server.hosts.refusal(head, self._transport.get_extra_info("sockname")[0]):
             self._refuse(HTTPStatus.MISDIRECTED_REQUEST, refusal)
         else:
@@ -161,8 +165,8 @@ class _Connection(asyncio.Protocol):
         try:
             page = await self._server.answer(path)
         except Exception as error:  # one page must not take the broker down
-            log.error("the page %s failed", path[:100], exc_info=error)
-            page = Page(b"the page failed; the broker's log says more\n", HTTPStatus.INTERNAL_SERVER_ERROR)
+            log.error("cannot produce the page %s", path[:100], exc_info=error)
+            page = Page(b"the page failed; see the broker's log for details\n", HTTPStatus.INTERNAL_SERVER_ERROR)
         self._send(page, with_body=with_body)
 
     def _refuse(self, status: HTTPStatus, why: str, *headers: tuple[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Long loops of a thread that runs beside the event loop."""
+"""Pacing of long loops in a thread that runs beside the event loop."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 ITEMS = 512
-"""As many are gone through in less than half a millisecond."""
+"""Number of items between two pauses; a loop over as many takes less than half a millisecond."""
 PAUSE_S = 0.0001
 
 
 def giving_way(items: Iterable[T]) -> Iterator[T]:
-    """The items, with a pause now and then.
+    """Yield the items, with a short pause after every ``ITEMS``.
 
-    The event loop takes the interpreter several times a turn, and a thread that does not let go of it by itself keeps
-    it half a millisecond each time.
+    The event loop needs the GIL several times per turn. A thread that does not release it voluntarily keeps it for the
+    switch interval, half a millisecond, each time.
     """
     for number, item in enumerate(items, 1):
         yield item

@@ -1,4 +1,4 @@
-"""What the process takes of the machine, as Linux says it."""
+"""Resource usage of the process, from Linux's ``/proc``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAGE_BYTES = resource.getpagesize()
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """Of this process, now. ``started_at``: seconds since 1970; ``max_fds``: -1 for no limit."""
+    """Current resource usage of this process. ``started_at``: seconds since 1970; ``max_fds``: -1 for no limit."""
 
     cpu_seconds: float
     resident_bytes: int
@@ -26,11 +26,11 @@ class ProcessFigures:
 
 
 def process_figures() -> ProcessFigures | None:
-    """The figures; None where the system has no ``/proc`` that says them."""
+    """Return the figures, or None on a system without such a ``/proc``."""
     try:
-        # The name in parentheses may contain anything; what follows it begins with field 3.
+        # The process name, in parentheses, may contain anything; the part after it begins with field 3.
         fields = (_PROC / "self" / "stat").read_text().rpartition(")")[2].split()
-        # Since Linux 6.2 the folder's size says how many there are; listing thousands takes milliseconds.
+        # Since Linux 6.2 the folder's size is the number of descriptors; listing thousands takes milliseconds.
         open_fds = os.stat(_FDS).st_size or len(os.listdir(_FDS))  # noqa: PTH116, PTH208
         booted_at = next(
             int(line.split()[1]) for line in (_PROC / "stat").read_text().splitlines() if line.startswith("btime ")
