@@ -16,7 +16,7 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]]+))(?::[0-9]{1,5})?\Z")
 
 
 class Hosts:
-    """Allowed names: those of loopback, the host in ``listen`` (HOST:PORT or ""), and ``names`` (separated by ``;``)."""
+    """Allowed names: loopback, the host in ``listen`` (HOST:PORT or ""), and ``names`` (separated by ``;``)."""
 
     def __init__(self, listen: str, names: str) -> None:
         self._names = {"localhost", *(name.strip().lower() for name in names.split(";") if name.strip())}
