@@ -85,7 +85,7 @@ class Shell:
     def _run_command(self, command: str) -> None:
         words = shlex.split(command)
         if words[0] == "export":
-            self._environment.update(word.split("=", 1) for word in words[1:])
+            self._environment.update({name: value for name, _, value in (word.partition("=") for word in words[1:])})
         elif words[:2] == ["flintmq-broker", "serve"]:
             self._serve(words)
         else:
