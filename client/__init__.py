@@ -1,4 +1,4 @@
-"""The client: send messages with ``Producer``, read and find them with ``Consumer``, manage topics with ``Admin``.
+"""The client. ``Producer`` sends messages, ``Consumer`` reads and finds them, ``Admin`` manages topics.
 
     with Producer("127.0.0.1:10911") as producer:
         receipt = producer.send(Message("orders", b"…", keys=["o-1"], tags="eu"))
@@ -6,8 +6,8 @@
         for message in consumer.iter("orders", from_="earliest", until="latest"):
             print(message.keys, message.body)
 
-``flintmq.client.aio`` has the same three for asyncio. Needs nothing but msgpack; lz4 and zstandard are used where they
-are installed. See ``client/README.md``.
+``flintmq.client.aio`` has the same three for asyncio. The client requires only msgpack; it uses lz4 and zstandard if
+they are installed. See ``client/README.md``.
 """
 
 from __future__ import annotations
@@ -247,13 +247,13 @@ _HOMES = {
     "UserInfo": ".core.users",
     "WrongLoop": ".errors",
 }
-"""Where what is exported is defined; what is not listed is an error of the protocol."""
+"""The module that defines each exported name; names not listed here are errors from ``..protocol.errors``."""
 
 
-if not TYPE_CHECKING:  # a checker is to know every name
+if not TYPE_CHECKING:  # type checkers must see every name, so hide the dynamic lookup from them
 
     def __getattr__(name: str) -> Any:
-        """Import an exported name when it is first used: the command line and its completion need few of them."""
+        """Import an exported name on first use: the command line and its completion need only a few of them."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(_HOMES.get(name, "..protocol.errors"), __name__), name)

@@ -1,4 +1,4 @@
-"""The log of a client's connections: a line when the broker goes, one while it is away, and one when it is back."""
+"""The log of a client's connections: one line when the broker is lost, one while it is away, one when it is back."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LOST = "lost"
 WAITING = "waiting"
 BACK = "back"
 RETRIED = "retried"
-"""The attribute ``event`` of a record is one of these; its ``said`` is the line without the client's name."""
+"""The attribute ``event`` of a log record is one of these; its ``said`` is the line without the client's name."""
 
 
 class ConnectionLog:
-    """One client's. Safe from threads; holds nothing that grows.
+    """The connection log of one client. Thread-safe; its memory use is constant.
 
-    ``name``: of the client, in every line; ``trouble_level``: of the line about a lost connection.
+    ``name``: the client's, part of every line; ``trouble_level``: log level of the line about a lost connection.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class ConnectionLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._known = False
-        """Whether there was a connection before."""
+        """True once a connection has been made."""
         self._away_since: float | None = None
         self._waiting = False
         self._changes = LogRate(clock=clock)
         self._retries = LogRate(clock=clock)
 
     def connected(self, address: Address) -> None:
-        """A connection stands. That is a line where it is the first, or the broker was away."""
+        """Record a new connection. Logs a line if it is the first one or the broker was away."""
         with self._lock:
             away_since, self._away_since = self._away_since, None
             first, self._known, self._waiting = not self._known, True, False
@@ -53,7 +53,7 @@ class ConnectionLog:
             self._say(CONNECTED, f"connected to the broker at {address}")
 
     def lost(self, error: FlintError) -> None:
-        """A connection that was in use went."""
+        """Record that a connection in use was lost."""
         with self._lock:
             if self._away_since is not None:
                 return
@@ -61,7 +61,7 @@ class ConnectionLog:
         self._say(LOST, f"lost the connection: {error}; connecting again", self._trouble_level)
 
     def unreachable(self, error: FlintError) -> None:
-        """No connection could be made. That is a line where it may be possible later, and the first time."""
+        """Record a failed connection attempt. Logs only the first of a series, and only if a retry can help."""
         if not is_retriable(error):
             return
         with self._lock:
@@ -73,11 +73,11 @@ class ConnectionLog:
         self._say(WAITING, f"waiting for the broker: {error}")
 
     def retried(self, what: str, error: FlintError) -> None:
-        """A request failed and is sent again."""
+        """Record that a request failed and is being resent."""
         if isinstance(error, ConnectionFailed):
             self.lost(error)
         elif (left_out := self._retries.admit()) is not None:
-            log.info("%s: %s is tried again: %s%s", self._name, what, error, left_out, extra={"event": RETRIED})
+            log.info("%s: retrying %s: %s%s", self._name, what, error, left_out, extra={"event": RETRIED})
 
     def _say(self, event: str, text: str, level: int = logging.INFO) -> None:
         left_out = self._changes.admit()

@@ -1,4 +1,4 @@
-"""When a message is to be delivered, as its sender says it and as PRODUCE takes it."""
+"""Delivery times of messages: conversion between the caller's arguments and PRODUCE's properties."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from .core.times import from_millis, to_millis
 from .errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
 
 DELAY_LEVEL_SECONDS = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""RocketMQ's delay levels, from level 1 on."""
+"""Seconds of RocketMQ's delay levels; the first element is level 1."""
 _MILLISECOND = timedelta(milliseconds=1)
 _SECOND_MS = 1_000
 
 
 def delay_properties(delay_level: Any, deliver_at: Any, delay: Any) -> str:
-    """The common properties of a frame whose messages have this delay; at most one of the three is given.
+    """Return the common properties of a frame whose messages have this delay; at most one of the three may be given.
 
-    Raises ``InvalidMessage`` where it cannot be one. Whether a time is past or too far is the broker's to say: its
-    clock counts.
+    Raises ``InvalidMessage`` if the value is not a delay. Only the broker checks whether a time is past or too far
+    ahead, because its clock decides.
     """
     given = {"delay_level": delay_level, "deliver_at": deliver_at, "delay": delay}
     names = [name for name, value in given.items() if value is not None]
     if not names:
         return ""
     if len(names) > 1:
-        raise InvalidMessage(f"{' and '.join(names)} say different things: give one of them")
+        raise InvalidMessage(f"{' and '.join(names)} cannot be combined: pass only one of them")
     if deliver_at is not None:
         name, value = PROPERTY_TIMER_DELIVER_MS, _deliver_ms(deliver_at)
     elif delay is not None:
@@ -44,7 +44,7 @@ def _deliver_ms(deliver_at: Any) -> int:
         raise InvalidMessageType(str(error)) from None
     except InvalidArgument as error:
         raise InvalidMessage(str(error)) from None
-    # Delivery is to the second: up to it, so that messages of one second share a frame.
+    # Delivery has a resolution of one second. Round up, so that messages of one second can share a frame.
     return -(-millis // _SECOND_MS) * _SECOND_MS
 
 
@@ -52,7 +52,7 @@ def _delay_ms(delay: Any) -> int:
     if not isinstance(delay, timedelta):
         raise InvalidMessageType(f"delay must be a timedelta, not {type(delay).__name__}")
     if delay < timedelta(0):
-        raise InvalidMessage(f"delay is {delay}; a message cannot be delivered before it is sent")
+        raise InvalidMessage(f"delay is {delay}; it must not be negative")
     return -(-delay // _MILLISECOND)
 
 
@@ -61,15 +61,15 @@ def _level(level: Any) -> int:
         raise InvalidMessageType(f"delay_level must be an int, not {type(level).__name__}")
     if not 1 <= level <= DELAY_LEVEL_MAX:
         raise InvalidMessage(
-            f"delay_level is {level}; the levels are 1 to {DELAY_LEVEL_MAX} (1 s to 2 h); any other delay is delay= or "
-            "deliver_at="
+            f"delay_level is {level}; it must be from 1 to {DELAY_LEVEL_MAX} (1 s to 2 h); for any other delay use "
+            "delay= or deliver_at="
         )
     return level
 
 
 def deliver_ms_of(properties: str, stored_ms: int) -> int | None:
-    """When the broker delivers a message with these common properties that it stored at ``stored_ms``, both in ms since
-    1970 UTC; None: at once."""
+    """Return when the broker delivers a message that has these common properties and was stored at ``stored_ms``, both
+    in ms since 1970 UTC; None: at once."""
     level, deliver_at, delay = delay_of(properties)
     if level is not None:
         return stored_ms + DELAY_LEVEL_SECONDS[min(level, DELAY_LEVEL_MAX) - 1] * _SECOND_MS
@@ -81,7 +81,7 @@ def deliver_ms_of(properties: str, stored_ms: int) -> int | None:
 
 
 def delay_of(properties: str) -> tuple[int | None, datetime | None, timedelta | None]:
-    """(delay_level, deliver_at, delay) of what ``delay_properties`` made."""
+    """Return the arguments (delay_level, deliver_at, delay) from which ``delay_properties`` made ``properties``."""
     found = decode_properties(properties.encode())
     level, deliver_ms, delay_ms = map(found.get, (PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS))
     return (

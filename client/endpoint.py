@@ -1,4 +1,4 @@
-"""This end of a connection: how it introduces itself, and its address as bytes."""
+"""The client's end of a connection: its name for HELLO, and its address as bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 
 
 def client_name() -> str:
-    """How this process introduces itself to a broker."""
+    """Return the name by which this process introduces itself to a broker."""
     program = os.path.basename(sys.argv[0] if sys.argv else "") or "python"  # noqa: PTH119
     return f"{program[:100]} pid {os.getpid()} on {socket.gethostname()[:100]}"
 
 
 def packed_address(host: str) -> bytes:
-    """An IP address (with or without a zone) as its 4 or 16 bytes."""
+    """Return an IP address (with or without a zone) as its 4 or 16 bytes."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.inet_pton(family, host.partition("%")[0])

@@ -1,4 +1,4 @@
-"""Errors that only a client raises. Those of brokers are in ``flintmq.protocol.errors``; the client exports both."""
+"""Errors that only a client raises. Broker errors are in ``flintmq.protocol.errors``; the client exports both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _SHOWN_FAILURES = 3
 
 
 class InvalidMessage(FlintError, ValueError):
-    """A message cannot be sent as it is. No broker saw it: one that refuses a message raises ``MessageIllegal``."""
+    """A message cannot be sent as it is. The broker has not seen it; if a broker refuses a message, it raises
+    ``MessageIllegal`` instead."""
 
 
 class InvalidMessageType(InvalidMessage, TypeError):
@@ -23,8 +24,8 @@ class InvalidMessageType(InvalidMessage, TypeError):
 
 
 class InvalidArgument(FlintError, ValueError):
-    """An argument of a call cannot be used; the message names it and says what is valid. No broker saw it: one that
-    refuses a request raises ``InvalidParameter``."""
+    """An argument of a call is not valid; the error text names it and says what is. The broker has not seen the call;
+    if a broker refuses a request, it raises ``InvalidParameter`` instead."""
 
 
 class InvalidArgumentType(InvalidArgument, TypeError):
@@ -32,37 +33,39 @@ class InvalidArgumentType(InvalidArgument, TypeError):
 
 
 class CompressionUnavailable(ConfigurationError):
-    """A body needs a compression library that is not installed here; the message says what to install."""
+    """A body needs a compression library that is not installed; the error text says what to install."""
 
 
 class ClientClosed(FlintError):
-    """The client was closed; make a new one."""
+    """The client was closed; create a new one."""
 
 
 class ForkedClient(FlintError):
-    """The client was made before a fork and is used in the child process, where its connections are the parent's."""
+    """The client was created before a fork and is used in the child process, but its connections belong to the
+    parent."""
 
 
 class WrongLoop(FlintError):
-    """An asyncio client is used outside of the event loop in which it was first used, or after that loop ended."""
+    """An asyncio client is used outside the event loop in which it was first used, or after that loop was closed."""
 
 
 class TlsFailed(ConnectionFailed):
-    """No TLS came about, for a reason that only other settings can cure: a certificate that is not trusted, has expired
-    or is for another host, or a side that speaks none. Nothing is tried again."""
+    """TLS could not be established, and only a change of settings can help: the certificate is untrusted, expired or
+    for another host, or one side does not speak TLS. The client does not retry."""
 
     retriable: ClassVar[bool] = False
 
 
 class ListenerTimeout(FlintError):
-    """A consumer was closed, and listeners had not come back in time: what they had is tried again by others."""
+    """A consumer was closed before all listeners had returned; the broker redelivers their messages to other
+    members."""
 
 
 class ClientFailed(FlintError):
     """A background task or thread of a client ended with an error: ``cause``, also ``__cause__``.
 
-    Everything that waited and every later call raises it. Make a new client; whether messages that waited for their
-    acknowledgement are stored is not known.
+    All pending calls and every later call raise it. Create a new client. Messages that had not been acknowledged may or
+    may not be stored.
     """
 
     def __init__(self, message: str, cause: BaseException | None = None) -> None:
@@ -75,9 +78,9 @@ class ClientFailed(FlintError):
 
 
 class CorruptMessage(CorruptRecord):
-    """A stored message does not check: its bytes are damaged. The others of its batch can still be read.
+    """A stored message fails its checksum: its bytes are damaged. The other messages of its batch can still be read.
 
-    ``topic``, ``queue``, ``queue_offset`` and ``physical_offset`` say which one; ``reason`` what does not hold.
+    ``topic``, ``queue``, ``queue_offset`` and ``physical_offset`` identify the message; ``reason`` is the failed check.
     """
 
     def __init__(self, reason: str, *, topic: str, queue: int, queue_offset: int, physical_offset: int) -> None:
@@ -102,9 +105,9 @@ def _corrupt_message(reason: str, topic: str, queue: int, queue_offset: int, phy
 class DeliveryFailed(FlintError):
     """Some messages of a ``send_many``, ``send_bulk`` or ``flush`` were not acknowledged.
 
-    ``errors``: why, by the message's index in the call (for ``flush``: numbered in the order in which they failed).
+    ``errors``: each failure, by the message's index in the call (for ``flush``: numbered in the order of failure).
     ``receipts``: as the call would have returned them, with None for a message that was not acknowledged. A message
-    that failed with a timeout or a lost connection may have been stored all the same: only its answer is missing.
+    that failed with a timeout or a lost connection may still be stored: only its acknowledgement is missing.
     """
 
     def __init__(self, errors: Mapping[int, FlintError], receipts: Sequence[Receipt | None]) -> None:
@@ -117,12 +120,12 @@ class DeliveryFailed(FlintError):
 
     @property
     def failed(self) -> list[int]:
-        """Indexes of the messages that were not acknowledged, ascending."""
+        """Indexes of the messages that were not acknowledged, in ascending order."""
         return sorted(self.errors)
 
     @property
     def retriable(self) -> bool:
-        """Whether sending the failed messages again can succeed."""
+        """True if resending the failed messages can succeed."""
         return all(getattr(error, "retriable", False) for error in self.errors.values())
 
 
@@ -137,7 +140,7 @@ def _describe_failures(errors: Mapping[int, FlintError], count: int) -> str:
 
 
 def _runs(errors: Mapping[int, FlintError]) -> list[tuple[int, int, FlintError]]:
-    """``errors`` as ranges ``(first, last, error)`` of neighbours that failed for the same reason."""
+    """Group ``errors`` into ranges ``(first, last, error)`` of adjacent messages that failed for the same reason."""
     runs: list[tuple[int, int, FlintError]] = []
     for index in sorted(errors):
         error = errors[index]

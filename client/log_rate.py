@@ -1,4 +1,4 @@
-"""A bound on how many lines of one kind a client logs."""
+"""A rate limit for one kind of log line of a client."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 LINES_MAX = 10
 SECONDS = 10.0
-"""So many lines at once, and then as many again within so many seconds, spread evenly."""
+"""A client may log ``LINES_MAX`` lines at once, then as many again per ``SECONDS``, spread evenly."""
 
 
 class LogRate:
-    """Admits ``lines`` at once and then one every ``seconds`` / ``lines``, as tokens in a bucket. Safe from threads."""
+    """Token bucket: admits ``lines`` at once and then one every ``seconds`` / ``lines``. Thread-safe."""
 
     __slots__ = ("_clock", "_left_out", "_lines", "_lock", "_refilled_at", "_seconds", "_tokens")
 
@@ -28,8 +28,8 @@ class LogRate:
         self._left_out = 0
 
     def admit(self) -> str | None:
-        """Return what to append to the line that is to be logged now: how many were left out before it, if any were;
-        None: leave this one out, too."""
+        """Return a suffix for the line to be logged now, which says how many lines before it were left out (empty if
+        none); None: leave this line out too."""
         now = self._clock()
         with self._lock:
             refill = (now - self._refilled_at) * self._lines / self._seconds

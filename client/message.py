@@ -34,57 +34,58 @@ if TYPE_CHECKING:
 
 Body: TypeAlias = bytes | bytearray | memoryview
 Row: TypeAlias = tuple[Any, ...]
-"""``(body, properties)`` or ``(body, properties, sys_flag)``, as PRODUCE takes a message among rows."""
+"""``(body, properties)`` or ``(body, properties, sys_flag)``: one message in the rows of a PRODUCE request."""
 
 _OWN_PROPERTIES = {
-    PROPERTY_KEYS: "give keys with keys=[…]",
-    PROPERTY_TAGS: "give the tag with tags=…",
-    PROPERTY_SHARDING_KEY: "give it with sharding_key=…",
-    PROPERTY_UNIQ_KEY: "the producer makes it",
-    PROPERTY_DELAY: "give delay_level=…",
-    PROPERTY_TIMER_DELIVER_MS: "give deliver_at=…",
-    PROPERTY_TIMER_DELAY_MS: "give delay=…",
-    PROPERTY_TIMER_DELAY_SECONDS: "give delay=…",
+    PROPERTY_KEYS: "use keys=[…]",
+    PROPERTY_TAGS: "use tags=…",
+    PROPERTY_SHARDING_KEY: "use sharding_key=…",
+    PROPERTY_UNIQ_KEY: "the producer generates it",
+    PROPERTY_DELAY: "use delay_level=…",
+    PROPERTY_TIMER_DELIVER_MS: "use deliver_at=…",
+    PROPERTY_TIMER_DELAY_MS: "use delay=…",
+    PROPERTY_TIMER_DELAY_SECONDS: "use delay=…",
 }
 _FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
 _NOTED_OF_TRIES = frozenset({
     "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES",
 })  # fmt: skip
-"""What clients note of tries and dead letters. What brokers note is no user property."""
+"""Properties in which clients record retries and dead letters. (Properties that brokers set are not user
+properties.)"""
 _TAG_OR = "||"
 _body_of = attrgetter("_body")
 _KNOWN_TOPICS_MAX = 10_000
 _known_topics: set[str] = set()
-"""Topic names that were checked before."""
+"""Topic names that have already been checked."""
 
 
 class Message:
-    """A message to be sent to ``topic``. It cannot be changed afterwards.
+    """A message to send to ``topic``. It is immutable.
 
-    ``body``: bytes, or a bytearray or memoryview, of which a copy is taken. ``keys``: what the message can be found by;
-    one ``str`` or several, none empty or with a space in it. ``tags``: one tag, by which consumers filter.
-    ``properties``: names and values, all ``str`` and none empty; RocketMQ's own names are refused. ``sharding_key``:
-    messages with the same one go to the same queue, in order.
+    ``body``: bytes, or a bytearray or memoryview, which is copied. ``keys``: the keys by which the message can be
+    found; one ``str`` or several, none of them empty or containing a space. ``tags``: one tag, by which consumers
+    filter. ``properties``: names and values, all ``str`` and none empty; RocketMQ's own names are refused.
+    ``sharding_key``: messages with the same sharding key go to the same queue, in order.
 
-    At most one of ``delay_level`` (1 to 18: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min, 1 h, 2 h),
-    ``deliver_at`` (an aware datetime) and ``delay`` (a timedelta) says that consumers are to get it later. The last two
-    are to the second: never early.
+    To delay delivery, pass at most one of ``delay_level`` (1 to 18: 1 s, 5 s, 10 s, 30 s, 1 to 10 min, 20 min, 30 min,
+    1 h, 2 h), ``deliver_at`` (an aware datetime) and ``delay`` (a timedelta). The last two have a resolution of one
+    second: a message is never delivered early.
 
-    Raises ``InvalidMessage`` (a ``ValueError``), or ``InvalidMessageType`` (a ``TypeError`` too) where a type is wrong.
+    Raises ``InvalidMessage`` (a ``ValueError``), or ``InvalidMessageType`` (also a ``TypeError``) if a type is wrong.
     """
 
-    # _keys is the KEYS property; _wire all properties as PRODUCE takes them, or None where KEYS is the only one: a
-    # message that costs one object less costs the garbage collector less, and there are millions of them.
+    # _keys is the KEYS property. _wire holds all properties in the form PRODUCE takes, or None if KEYS is the only one:
+    # one object less per message is less work for the garbage collector, and there are millions of messages.
     __slots__ = ("_body", "_delay", "_keys", "_sharding_key", "_tags", "_topic", "_wire")
 
-    topic: str = property(attrgetter("_topic"), doc="The topic it goes to.")  # type: ignore[assignment]
+    topic: str = property(attrgetter("_topic"), doc="The destination topic.")  # type: ignore[assignment]
     body: bytes = property(attrgetter("_body"), doc="The body.")  # type: ignore[assignment]
     tags: str | None = property(attrgetter("_tags"), doc="The tag, or None.")  # type: ignore[assignment]
     sharding_key: str | None = property(  # type: ignore[assignment]
-        attrgetter("_sharding_key"), doc="What decides its queue, or None."
+        attrgetter("_sharding_key"), doc="The key that selects the queue, or None."
     )
     common: str = property(  # type: ignore[assignment]
-        attrgetter("_delay"), doc="Its delay, as PRODUCE takes it: messages of one frame have the same."
+        attrgetter("_delay"), doc="The delay in PRODUCE's form; all messages of one frame share it."
     )
 
     def __init__(
@@ -121,12 +122,13 @@ class Message:
 
     @classmethod
     def again(cls, stored: StoredMessage, topic: str | None = None) -> Message:
-        """Return a message to be sent that has the body, keys, tag, sharding key and properties of a stored one.
+        """Return a new message with the body, keys, tag, sharding key and properties of a stored one.
 
-        ``topic``: where it is to go instead; of a dead letter the topic is the group's ``%DLQ%…``, so name it. Left out
-        are what a broker noted of the stored message on its way (its id, tries, delay and transaction) and the
-        application's ``flag``. Raises ``CorruptMessage`` if it is damaged, and ``InvalidMessage`` if another client
-        stored what FlintMQ's does not send, such as an empty property.
+        ``topic``: the destination, by default the stored message's topic. A dead letter's topic is the group's
+        ``%DLQ%…``, so pass the original one. The properties that brokers and clients added on the way (id, attempts,
+        delay and transaction) and the application's ``flag`` are left out. Raises ``CorruptMessage`` if the stored
+        message is damaged, and ``InvalidMessage`` if another client stored something that FlintMQ's client does not
+        send, such as an empty property.
         """
         properties = {name: value for name, value in stored.user_properties.items() if not _is_noted_by_broker(name)}
         return cls(
@@ -141,7 +143,7 @@ class Message:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """The properties as they were given: without keys, tag and sharding key."""
+        """The properties as they were passed: without keys, tag and sharding key."""
         wire = self._wire or {}
         return MappingProxyType({name: value for name, value in wire.items() if name not in _OWN_PROPERTIES})
 
@@ -152,16 +154,16 @@ class Message:
 
     @property
     def deliver_at(self) -> datetime | None:
-        """When consumers get it at the earliest, at a whole second, or None."""
+        """Earliest time of delivery, rounded up to a whole second, or None."""
         return delay_of(self._delay)[1]
 
     @property
     def delay(self) -> timedelta | None:
-        """How long after it was stored consumers get it at the earliest, or None."""
+        """Minimum delay between storage and delivery, or None."""
         return delay_of(self._delay)[2]
 
     def row(self) -> Row:
-        """The message as PRODUCE takes it among rows."""
+        """Return the message as a row of a PRODUCE request."""
         wire = self._wire
         return self._body, {PROPERTY_KEYS: self._keys} if wire is None else wire
 
@@ -195,12 +197,12 @@ class Message:
 
 
 def bodies_of(messages: Sequence[Message]) -> list[bytes]:
-    """The body of each."""
+    """Return the body of each message."""
     return list(map(_body_of, messages))
 
 
 def rows_of(messages: Sequence[Message]) -> list[Row]:
-    """``Message.row`` of each, in a third of the time."""
+    """Return ``Message.row`` of each message, in a third of the time."""
     wires = [message._wire if message._wire is not None else {PROPERTY_KEYS: message._keys} for message in messages]
     return list(zip(map(_body_of, messages), wires, strict=True))
 
@@ -236,7 +238,7 @@ def _rebuild(
 
 
 def check_topic(topic: Any) -> None:
-    """Raise where ``topic`` cannot be a topic's name."""
+    """Raise ``InvalidMessage`` unless ``topic`` is a valid topic name."""
     if type(topic) is not str:
         raise InvalidMessageType(f"the topic must be a str, not {type(topic).__name__}")
     try:
@@ -249,7 +251,7 @@ def check_topic(topic: Any) -> None:
 
 
 def copy_body(body: Any) -> bytes:
-    """``body`` as bytes; a ``str`` is refused, because only its sender knows the encoding."""
+    """Return ``body`` as bytes; refuse a ``str``, because only the sender knows its encoding."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     hint = "; encode it first: body.encode()" if isinstance(body, str) else ""
@@ -257,7 +259,7 @@ def copy_body(body: Any) -> bytes:
 
 
 def join_keys(keys: Iterable[str]) -> str:
-    """The KEYS property of one key or several, empty for none; each is checked."""
+    """Check one key or several and join them into the KEYS property; empty if there are none."""
     if type(keys) is tuple and len(keys) == 1:
         keys = keys[0]
     if type(keys) is str and keys and keys.isprintable() and KEY_SEPARATOR not in keys:
@@ -273,26 +275,26 @@ def join_keys(keys: Iterable[str]) -> str:
 
 
 def check_tag(tag: Any) -> str:
-    """``tag`` if a message can have it and a consumer can ask for it."""
+    """Return ``tag`` if a message can have it and a consumer can filter by it; else raise ``InvalidMessage``."""
     if type(tag) is not str or not tag or not tag.isprintable() or tag[0] == " " or tag[-1] == " " or _TAG_OR in tag:
         check_text("the tag", tag)
         if _TAG_OR in tag or tag.strip() != tag:
             raise InvalidMessage(
-                f"the tag {tag!r} could never be asked for: a message has one tag, without '||' and without spaces "
+                f"no consumer could filter by the tag {tag!r}: a message has one tag, without '||' and without spaces "
                 "around it"
             )
     return str(tag)
 
 
 def check_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """A copy of ``properties`` as a dict; names that have a meaning of their own are refused."""
+    """Return a copy of ``properties`` as a dict; refuse names that have a meaning of their own."""
     if not isinstance(properties, Mapping):
-        raise InvalidMessageType(f"properties must map str to str, not be {type(properties).__name__}")
+        raise InvalidMessageType(f"properties must be a mapping of str to str, not {type(properties).__name__}")
     for name, value in properties.items():
         if type(name) is not str or not name or not name.isprintable():
             check_text("a property's name", name)
         if name in _OWN_PROPERTIES:
-            raise InvalidMessage(f"the property {name} is not to be set directly: {_OWN_PROPERTIES[name]}")
+            raise InvalidMessage(f"the property {name} cannot be set directly: {_OWN_PROPERTIES[name]}")
         if _is_forbidden(name):
             raise InvalidMessage(f"the property {name} belongs to the broker; choose another name")
         if type(value) is not str or not value or not value.isprintable():
@@ -309,13 +311,14 @@ def _is_noted_by_broker(name: str) -> bool:
 
 
 def check_text(what: str, text: Any) -> str:
-    """``text`` if it is a ``str`` that a property can hold; else ``InvalidMessage``, beginning with ``what``."""
+    """Return ``text`` if it is a ``str`` that a property can hold; else raise ``InvalidMessage`` beginning with
+    ``what``."""
     if not isinstance(text, str):
         raise InvalidMessageType(f"{what} must be a str, not {type(text).__name__} ({text!r:.60})")
     if not text:
-        raise InvalidMessage(f"{what} is empty; the store cannot keep an empty one: leave it out")
+        raise InvalidMessage(f"{what} is empty; the store cannot hold an empty one: leave it out")
     if "\x01" in text or "\x02" in text:
-        raise InvalidMessage(f"{what} {text!r:.60} has \\x01 or \\x02, which separate properties in the store")
+        raise InvalidMessage(f"{what} {text!r:.60} contains \\x01 or \\x02, which separate properties in the store")
     try:
         text.encode()
     except UnicodeEncodeError as error:

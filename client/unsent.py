@@ -1,4 +1,4 @@
-"""A word about messages that are left where a producer goes without ``close``, or cannot wait for them."""
+"""Warnings about messages that a producer leaves behind if it ends without ``close`` or cannot wait for them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ log = logging.getLogger(__name__)
 
 
 class Sender(Protocol):
-    """A producer. ``remains_told``: what it leaves was said."""
+    """A producer. ``remains_told``: its remaining messages have been reported."""
 
     remains_told: bool
 
     def undelivered(self) -> tuple[int, int]:
-        """Return how many messages of ``send_async`` are not acknowledged yet, and how many failed without anybody
-        having looked at their futures."""
+        """Return how many messages of ``send_async`` are not acknowledged yet, and how many failed without the
+        application reading the outcome from their futures."""
 
 
 _open: weakref.WeakSet[Sender] = weakref.WeakSet()
 
 
 def watch(producer: Sender) -> None:
-    """Look at it when the interpreter ends, unless it was closed before."""
+    """Check ``producer`` when the interpreter exits, unless it is closed before."""
     _open.add(producer)
 
 
 def closed(producer: Sender, raised: BaseException | None) -> None:
-    """It was closed, and ``raised`` keeps it from raising what became of its messages: log that."""
+    """Record that ``producer`` was closed. If ``raised`` prevents it from raising the failures of its messages, log
+    them."""
     _open.discard(producer)
     producer.remains_told = True
     if raised is not None and (text := _left(producer)):
@@ -38,12 +39,12 @@ def closed(producer: Sender, raised: BaseException | None) -> None:
 
 
 def abandoned(producer: Sender, when: str) -> None:
-    """Nobody can close it any more: where it was not closed, log what is left, and warn."""
+    """Report a producer that can no longer be closed: if messages remain, log and warn."""
     if producer.remains_told:
         return
     producer.remains_told = True
     if text := _left(producer):
-        text = f"{when}, and a producer was not closed: {text}; call its close() or flush(), or use it in a with"
+        text = f"{when}, and a producer was not closed: {text}; call its close() or flush(), or use it in a with block"
         log.warning(text)
         warnings.warn(text, ResourceWarning, stacklevel=2, source=producer)
 
@@ -54,11 +55,11 @@ def _left(producer: Sender) -> str:
     if unacknowledged:
         parts.append(f"{unacknowledged:,} messages of send_async are not acknowledged and may be lost")
     if failed:
-        parts.append(f"{failed:,} messages of send_async failed, and nobody looked at their futures")
+        parts.append(f"{failed:,} messages of send_async failed, and the application did not look at their futures")
     return "; ".join(parts)
 
 
 @atexit.register
 def _at_exit() -> None:
     for producer in list(_open):
-        abandoned(producer, "the interpreter ends")
+        abandoned(producer, "the interpreter is exiting")

@@ -1,5 +1,5 @@
 """The asyncio client: ``Producer``, ``Consumer``, ``PushConsumer`` and ``Admin``, with the names, arguments and results
-of the sync ones.
+of the synchronous ones.
 
     async with Producer("127.0.0.1:10911") as producer:
         receipt = await producer.send(Message("orders", b"…", keys=["o-1"]))
@@ -7,8 +7,8 @@ of the sync ones.
         async for message in consumer.iter("orders", from_="earliest", until="latest"):
             print(message.keys, message.body)
 
-``Message``, results and errors are those of ``flintmq.client``. Runs on whatever loop the caller runs, and needs
-nothing beyond what the sync client needs.
+``Message``, results and errors are those of ``flintmq.client``. It runs on the caller's event loop, and requires no
+more than the synchronous client.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What speaks to the broker from a thread is imported when it is first used: it brings the sync client's connection
-    along."""
+    """Import the clients that talk to the broker from a thread on first use, because they bring in the synchronous
+    client's connection."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name], __name__), name)

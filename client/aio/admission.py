@@ -1,6 +1,6 @@
-"""Messages that cannot be added to the delivery yet, in their order: there is no room, or a queue must be asked for.
+"""Messages that cannot be added to the delivery yet, because there is no room or a queue must be looked up first.
 
-Whoever comes later waits behind them, so that a message never overtakes an earlier one.
+They wait in order, and later messages wait after them, so that a message never overtakes an earlier one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .watch import Watch
 
 
 class Held:
-    """One message that waits to be added. ``future``: of its sender; ``single`` is set once it was added; ``passed``:
-    where somebody waits for that."""
+    """One message that waits to be added. ``future``: its sender's; ``single``: set when it is added; ``passed``: set
+    if a task waits for that."""
 
     __slots__ = ("future", "message", "passed", "prepared", "single")
 
@@ -35,13 +35,13 @@ class Held:
 
     @property
     def deadline(self) -> float:
-        """When it must be settled."""
+        """Deadline by which the message must be settled."""
         return self.prepared[3]
 
 
 class Admission:
-    """Adds what waits, one after the other, as soon as it can be. ``add``: adds a message to the delivery;
-    ``drained``: called when nothing waits any more."""
+    """Adds the waiting messages one after the other, as soon as possible. ``add``: adds a message to the delivery;
+    ``drained``: called when no message waits any longer."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Admission:
         watch.add(self)
 
     def hold(self, message: Message, prepared: Prepared, future: asyncio.Future[object]) -> Held:
-        """Let it wait."""
+        """Put a message in the waiting line."""
         held = Held(message, prepared, future)
         self.held.append(held)
         self._watch.wake(held.deadline)
@@ -75,12 +75,12 @@ class Admission:
         return held
 
     def progressed(self) -> None:
-        """There may be room."""
+        """Try again to add messages: there may be room."""
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
     async def passed(self) -> None:
-        """Return when nothing waits that waits now."""
+        """Return when all messages that wait now have been added."""
         if self.held:
             last = self.held[-1]
             last.passed = last.passed or asyncio.Event()
@@ -121,18 +121,18 @@ class Admission:
     # ---- deadlines and the end
 
     def next_due(self, now: float) -> float:
-        """See ``Watched``."""
+        """Return the earliest deadline of the waiting messages."""
         return min((held.deadline for held in self.held if not held.future.done()), default=inf)
 
     def judge(self, now: float) -> None:
-        """See ``Watched``."""
+        """Fail the messages whose deadline is over."""
         for held in self.held:
             if held.deadline <= now and not held.future.done():
                 self._refuse(held, self._sending.no_room())
         self.progressed()
 
     def fail(self, error: FlintError) -> None:
-        """See ``Part``."""
+        """Fail all waiting messages with ``error``."""
         for held in self.held:
             self._refuse(held, error)
             if held.passed is not None:

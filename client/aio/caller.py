@@ -1,4 +1,4 @@
-"""Requests of many calls over one shared connection, told apart by their ids."""
+"""Concurrent requests over one shared connection, matched to their responses by id."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .waits import Waits
 from .watch import Watch
 
 ABANDONED_MAX = 16
-"""Requests on one connection whose callers have gone. The broker still answers each, and may hold it: with more of
-them the connection is replaced, and closed once nobody waits on it."""
+"""Maximum number of requests on one connection whose callers have gone. The broker still responds to each, and may hold
+it; above this number the connection is replaced, and closed as soon as no caller waits on it."""
 _GRACE_SECONDS = 0.05
-"""Making a connection fails by itself when the time of the call is over; the call ends this much later in any case."""
+"""A connection attempt fails by itself when the call's time is over; the call ends at the latest this much later."""
 
 T = TypeVar("T")
 
 
 class Line:
-    """The shared connection: many requests at a time. Retired, it takes no more and ends with the last of them."""
+    """The shared connection. Once retired it accepts no more requests and closes after the last one."""
 
     def __init__(self, connection: Connection, dialer: Dialer, waits: Waits) -> None:
         self.connection = connection
@@ -43,7 +43,8 @@ class Line:
     async def ask(
         self, operation: Operation[Any], future: asyncio.Future[Answer], seconds: float, now: float
     ) -> Answer:
-        """The answer to an operation, within ``seconds`` from ``now``; ``future`` is used to wait for it."""
+        """Send an operation and return its response, within ``seconds`` from ``now``; ``future`` is used for the
+        wait."""
         connection = self.connection
         reads_before = connection.reads
         request_id = connection.request(operation)
@@ -53,7 +54,7 @@ class Line:
                 future, now + seconds, lambda: unanswered(connection.address, operation.command.name, seconds)
             )
         except RequestTimeout:
-            if connection.reads == reads_before and not self.retired:  # it did not say anything at all
+            if connection.reads == reads_before and not self.retired:  # the broker has sent nothing at all
                 self._dialer.failed(connection.address)
                 self.retired = True
             raise
@@ -64,10 +65,10 @@ class Line:
                 self.retired = True
             if self.retired and not self._asked:
                 connection.abort()
-            del future  # or what it raises would be in a frame of its own traceback
+            del future  # else the raised error would be a local of a frame in its own traceback, a reference cycle
 
     def received(self, answers: list[Answer]) -> None:
-        """See ``Receiver``."""
+        """Complete the futures of the requests that these responses belong to."""
         for answer in answers:
             future = self._asked.pop(answer.request_id, None)
             if future is None:
@@ -76,9 +77,9 @@ class Line:
                 future.set_result(answer)
 
     def lost(self, error: FlintError) -> None:
-        """See ``Receiver``."""
+        """Fail all outstanding requests."""
         self.retired = True
-        if self._asked:  # closed while it was idle is nobody's fault
+        if self._asked:  # a close while idle does not count against the address
             self._dialer.failed(self.connection.address)
         for future in self._asked.values():
             if not future.done():
@@ -86,11 +87,11 @@ class Line:
         self._asked.clear()
 
     def writable(self) -> None:
-        """See ``Receiver``."""
+        """Do nothing: requests are small, so nothing waits for the connection to become writable."""
 
 
 class Caller:
-    """Requests to a broker, tried again while that can help and time is left."""
+    """Sends requests to a broker and retries them while that can help and time is left."""
 
     def __init__(self, dialer: Dialer, life: Life, watch: Watch, waits: Waits, timeout: float) -> None:
         self.timeout = timeout
@@ -103,14 +104,14 @@ class Caller:
         self._waiting: set[asyncio.Future[Line]] = set()
 
     def deadline(self, timeout: float | None) -> float:
-        """A call begins: when it is over (client's clock). ``timeout``: the caller's, None for the client's. Raises
-        where the client cannot be used."""
+        """Begin a call and return its deadline (client's clock). ``timeout``: the caller's, None for the client's.
+        Raises if the client cannot be used."""
         self._life.enter()
         return self._watch.now() + (self.timeout if timeout is None else check_timeout("timeout", timeout))
 
     async def call(self, operation: Operation[T], deadline: float) -> T:
-        """The operation's result. A lost connection and a busy broker are tried again until ``deadline``, and so is
-        an operation that the broker may hold, which has that time on top."""
+        """Return the operation's result. Retries after a lost connection or if the broker is busy, until ``deadline``.
+        An operation that the broker may hold has that time in addition."""
         deadline += operation.hold_seconds
         retries = Retries(deadline)
         while True:
@@ -121,7 +122,7 @@ class Caller:
                 answer = await line.ask(operation, self._life.loop.create_future(), max(0.001, deadline - now), now)
                 return operation.result(answer)
             except FlintError as error:
-                self._life.check()  # closed meanwhile: that is why the connection broke
+                self._life.check()  # if the client was closed meanwhile, that is why the connection broke
                 seconds = retries.pause(error, self._watch.now())
                 if seconds is None:
                     raise
@@ -129,7 +130,7 @@ class Caller:
             await self._waits.pause(seconds)
 
     async def run(self, plan: Plan[T], deadline: float) -> T:
-        """The plan's result."""
+        """Run a plan and return its result."""
         results: list[Any] | None = None
         with contextlib.closing(plan):
             while True:
@@ -143,7 +144,8 @@ class Caller:
     # ---- the connection
 
     async def _get_line(self, deadline: float) -> Line:
-        """The shared connection, made where there is none. Who is cancelled meanwhile keeps it from nobody else."""
+        """Return the shared connection; make it if there is none. The attempt survives the caller's cancellation,
+        because other callers may wait for it."""
         line = self._line
         if line is not None and not line.retired:
             return line
@@ -157,10 +159,10 @@ class Caller:
             return await self._waits.wait(future, deadline + _GRACE_SECONDS, self._too_late)
         finally:
             self._waiting.discard(future)
-            del future  # or what it raises would be in a frame of its own traceback
+            del future  # else the raised error would be a local of a frame in its own traceback, a reference cycle
 
     def _too_late(self) -> FlintError:
-        return RequestTimeout("no connection to the broker could be made in time; give a longer timeout=")
+        return RequestTimeout("no connection to the broker could be made in time; use a longer timeout=")
 
     async def _dial(self, seconds: float) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What consumers and admins share: addresses, the connection, closing."""
+"""The common base of clients: addresses, the connection, closing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .watch import Watch
 
 
 class Base:
-    """The parts of every client. It belongs to the event loop in which it is first used."""
+    """The parts of every client. A client belongs to the event loop in which it is first used."""
 
     def __init__(self, addresses: str | Iterable[str] | None, timeout: float, access: AccessOptions) -> None:
         self._life = Life(type(self).__name__)
@@ -37,7 +37,7 @@ class Base:
         return self
 
     async def _disconnect(self) -> None:
-        """End everything that is left, and wait until it has ended."""
+        """End all tasks and connections, and wait until they have ended."""
         self._life.end()
         self._waits.fail(ClientClosed(f"this {type(self).__name__} was closed; make a new one"))
         try:
@@ -49,13 +49,13 @@ class Base:
                 connection.abort()
         if ends:
             await asyncio.wait(ends)
-        await asyncio.sleep(0)  # a connection that was still being made is closed by the loop
+        await asyncio.sleep(0)  # let the loop close a connection that was still being made
 
 
 class Client(Base):
-    """A client whose calls share one connection. Connects when it is first used.
+    """A client whose calls share one connection. Connects on first use.
 
-    ``user``, ``password``, ``tls`` …: how it gets in where a broker asks for that; see ``AccessOptions``.
+    ``user``, ``password``, ``tls`` …: credentials and encryption, if the broker requires them; see ``AccessOptions``.
     """
 
     def __init__(

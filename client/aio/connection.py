@@ -1,4 +1,4 @@
-"""One TCP connection: what arrives is parsed where the loop reads it, and handed to a receiver."""
+"""One TCP connection: it parses bytes as the loop reads them, and passes the responses to a receiver."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from .waits import Waits
 from .watch import Watch
 
 _JOIN_BYTES_MAX = 16 * 1024
-"""A head and a body that are shorter together go out as one piece."""
+"""A head and a body that are together no longer than this are sent in one piece."""
 _WRITE_BUFFER_BYTES = 256 * 1024
 """Unsent bytes above which a connection is congested."""
 
 
 class Receiver(Protocol):
-    """Who uses a connection."""
+    """The user of a connection."""
 
     def received(self, answers: list[Answer]) -> None:
-        """Answers have come. ``RemoteProtocolError`` may be raised for one that cannot be right."""
+        """Handle responses. May raise ``RemoteProtocolError`` for one that cannot be right."""
 
     def lost(self, error: FlintError) -> None:
-        """The connection went, and not because this side wanted it."""
+        """Handle the loss of the connection, unless this side closed it."""
 
     def writable(self) -> None:
-        """The connection is not congested any more."""
+        """Continue to send: the connection is no longer congested."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection that was greeted and can be used. ``receiver`` is to be set before anything is sent.
+    """A connection that has completed HELLO. Set ``receiver`` before sending anything.
 
-    ``reads`` counts what came; ``congested``: more should not be written now; ``gone``: it is of no use any more.
+    ``reads``: number of reads so far; ``congested``: do not write more now; ``gone``: no longer usable.
     """
 
     def __init__(self, address: Address, life: Life, watch: Watch) -> None:
         self.address = address
         self.receiver: Receiver | None = None
         self.on_asked: Callable[[list[Asked]], None] | None = None
-        """Gets what the broker asks of this side; where it is None, that is left alone."""
+        """Called with the broker's requests to this side; if None, they are ignored."""
         self.reads = 0
         self.congested = False
         self.gone = False
         self.closed: asyncio.Future[None] = life.loop.create_future()
-        """Done when nothing of it is left."""
+        """Done when the connection is completely closed."""
         self._life = life
         self._watch = watch
         self._session = Session()
         self._awaited: asyncio.Future[Answer] | None = None
-        """What the greeting waits for."""
+        """The response that the greeting waits for."""
         self._failure: FlintError | None = None
-        """Why it is of no more use."""
+        """Reason why the connection is no longer usable."""
         self._transport: asyncio.Transport | None = None
         self._has_unread: Callable[[], bool] = bool
 
@@ -69,9 +69,9 @@ class Connection(asyncio.BufferedProtocol):
     async def open(
         cls, address: Address, timeout: float, access: Access, life: Life, watch: Watch, waits: Waits
     ) -> Connection:
-        """Connect, say HELLO and prove who this is, within ``timeout`` seconds.
+        """Connect, say HELLO and authenticate, within ``timeout`` seconds.
 
-        Raises ``ConnectionFailed``, or what the broker says.
+        Raises ``ConnectionFailed``, or the broker's refusal.
         """
         connection = cls(address, life, watch)
         context = access.context()
@@ -99,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             if not usable:
                 connection.abort()
-                connection._ended()  # a loop that was still connecting need not say that it lost the connection
+                connection._ended()  # a loop that was still connecting does not always call ``connection_lost``
         return connection
 
     async def _greet(self, access: Access) -> None:
@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
             self.write(request)
             answer = await self._awaited
             self._awaited = None
-            if access.user:  # computing keys takes milliseconds, and a function that gives the password may wait
+            if access.user:  # deriving keys takes milliseconds, and a password function may block: use a thread
                 request = await self._life.loop.run_in_executor(None, advance, greeting, answer)
             else:
                 request = advance(greeting, answer)
@@ -121,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def limits(self) -> HelloAnswer:
-        """What the broker said of itself."""
+        """The limits that the broker announced in its HELLO response."""
         limits = self._session.limits
         assert limits is not None, "HELLO was not answered"
         return limits
@@ -133,13 +133,13 @@ class Connection(asyncio.BufferedProtocol):
         return packed_address(self._transport.get_extra_info("sockname")[0])
 
     def has_unread(self) -> bool:
-        """Whether something has arrived that the loop did not read yet."""
+        """Return whether bytes have arrived that the loop has not read yet."""
         return not self.gone and self._has_unread()
 
     # ---- sending
 
     def new_request_id(self) -> int:
-        """The id of a request whose frame the caller makes."""
+        """Return the id for a request whose frame the caller builds."""
         return self._session.new_request_id()
 
     def request(self, operation: Operation[Any]) -> int:
@@ -149,10 +149,10 @@ class Connection(asyncio.BufferedProtocol):
         return request_id
 
     def write(self, head: bytes, body: bytes | memoryview = b"") -> None:
-        """Send a frame, or keep it until it goes out."""
+        """Send a frame; the transport buffers what cannot be sent now."""
         transport = self._transport
         if transport is None or self.gone or transport.is_closing():
-            return  # who sent it learns from ``lost``
+            return  # the sender learns of it through ``lost``
         if not body:
             transport.write(head)
         elif len(head) + len(body) <= _JOIN_BYTES_MAX:
@@ -161,14 +161,14 @@ class Connection(asyncio.BufferedProtocol):
             transport.writelines((head, body))
 
     def reply(self, asked: Asked, code: int, fields: dict[str, Any], body: bytes = b"") -> None:
-        """Answer what the broker asked; nothing for a one-way frame."""
+        """Respond to a request of the broker; does nothing for a one-way frame."""
         if asked.wants_answer:
             self.write(self._session.reply(asked, code, fields, len(body)), body)
 
     # ---- the end
 
     def abort(self) -> None:
-        """Close at once; the receiver is not told. Idempotent."""
+        """Close at once, without telling the receiver. Idempotent."""
         self.gone = True
         self.receiver = self.on_asked = None
         if self._awaited is not None:
@@ -177,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _fail(self, error: FlintError) -> None:
-        """It is of no more use, and the receiver learns why."""
+        """Close the connection and tell the receiver why."""
         receiver = self.receiver
         self._failure = error
         if self._awaited is not None and not self._awaited.done():
@@ -189,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- what the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is connected."""
+        """Set up the connected socket."""
         self._transport = cast(asyncio.Transport, transport)
         if self.gone or self._life.ended:
             self.gone = True
@@ -203,11 +203,11 @@ class Connection(asyncio.BufferedProtocol):
         self._has_unread = _readability(sock.fileno())
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """Return the buffer for the next bytes."""
         return self._session.parser.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """``nbytes`` arrived."""
+        """Parse the ``nbytes`` that arrived and pass on what is complete."""
         self.reads += 1
         try:
             self._session.parser.received(nbytes)
@@ -223,15 +223,15 @@ class Connection(asyncio.BufferedProtocol):
                     self.on_asked(asked)
         except RemoteProtocolError as error:
             self._guarded_fail(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits must learn it
+        except Exception as error:  # noqa: BLE001 - any error must reach the waiting callers
             self._life.die("reading answers", error)
 
     def eof_received(self) -> bool:
-        """The broker closed the connection: so does this side."""
+        """Let the transport close this side too: the broker has closed the connection."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
+        """Report that the socket is closed, unless this side closed it."""
         self._ended()
         if self.gone:
             return
@@ -251,11 +251,11 @@ class Connection(asyncio.BufferedProtocol):
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """Much is unsent."""
+        """Stop sending: too many bytes are unsent."""
         self.congested = True
 
     def resume_writing(self) -> None:
-        """It went out."""
+        """Resume sending: the unsent bytes went out."""
         self.congested = False
         if self.receiver is not None:
             self._life.guarded("sending", self.receiver.writable)
@@ -265,14 +265,14 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _in_handshake(error: OSError) -> bool:
-    """Whether the other end was reached, and TLS failed; says so without importing what only TLS needs."""
+    """Return whether TLS failed after the other end was reached. Avoids importing ``ssl``, which only TLS needs."""
     return type(error).__module__ == "ssl" or isinstance(
         error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError
     )
 
 
 def _readability(descriptor: int) -> Callable[[], bool]:
-    """A function that says whether a socket can be read right now."""
+    """Return a function that tells whether a socket is readable right now."""
     if not hasattr(select, "poll"):  # Windows
         return lambda: bool(select.select([descriptor], [], [], 0)[0])
     reads = select.poll()

@@ -1,4 +1,4 @@
-"""Making connections: to the first of several addresses that answers."""
+"""Connection attempts to several addresses, the first that answers wins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .watch import Watch
 
 
 class Dialer:
-    """Connects to the first of several addresses that answers, beginning with the one that did last."""
+    """Connects to the first of several addresses that answers, beginning with the one that answered last."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class Dialer:
         self._waits = waits
 
     def failed(self, address: Address) -> None:
-        """A connection to this address was of no use: try the next address first."""
+        """Mark an address whose connection failed, so that the next address is tried first."""
         self._addresses.failed(address)
 
     async def dial(self, timeout: float) -> Connection:
-        """A new connection, within ``timeout`` seconds.
+        """Return a new connection, made within ``timeout`` seconds.
 
-        Raises ``ConnectionFailed`` naming every address and why, or the broker's refusal.
+        Raises ``ConnectionFailed`` with every address and its error, or the broker's refusal.
         """
         deadline = self._watch.now() + timeout
         failures: list[FlintError] = []
@@ -61,7 +61,8 @@ class Dialer:
         raise self._unreachable(failures)
 
     def _unreachable(self, failures: list[FlintError]) -> FlintError:
-        """As the sync dialer's: ``failures`` is emptied."""
+        """Return the error for no usable address. Empties ``failures`` to avoid a reference cycle, like the synchronous
+        dialer."""
         failure = no_address_answered(failures)
         failures.clear()
         self.log.unreachable(failure)

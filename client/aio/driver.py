@@ -1,7 +1,7 @@
-"""Drives a ``Delivery`` over one connection, within the loop.
+"""Drives a ``Delivery`` over one connection, within the event loop.
 
-What is added in one turn of the loop goes out together at the end of the turn. Answers are settled where they are
-read, and what their receivers then send goes out together again. Only making a connection takes a task.
+Messages added in one iteration of the loop are sent together at its end. Responses are settled where they are read;
+what their receivers send in turn also goes out together. Only making a connection needs a task.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .waits import Waits
 from .watch import Watch
 
 _WRITTEN_BYTES_MAX = 1 << 20
-"""After this many bytes in one go the loop goes round, so that answers are read."""
+"""The driver returns to the loop after this many bytes in one go, so that responses are read."""
 
 
 class DeliveryDriver:
-    """Sends and settles what is in the delivery of ``sending``.
+    """Sends and settles the messages in the delivery of ``sending``.
 
-    ``settle``: called with all messages that are settled by an answer, or by the lack of one; ``progressed``: called
-    when something was settled, so that there may be room, or nothing left.
+    ``settle``: called with all messages that are settled by a response, or by the lack of one; ``progressed``: called
+    when a message was settled, so that there may be room, or nothing left to deliver.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class DeliveryDriver:
         self._connection: Connection | None = None
         self._connecting = False
         self._will_send = False
-        """Whether ``_send`` is about to run."""
+        """True if ``_send`` is scheduled."""
         self._unanswered_since = inf
         self._resume_at = inf
-        """When the pause is over that the broker asked for, while something is to be sent behind it."""
+        """End of the pause that the broker asked for, if messages wait for it."""
         self._bulks: dict[Bulk, asyncio.Future[None]] = {}
         self._delivery.on_retry = lambda error: dialer.log.retried("PRODUCE", error)
         life.add(self)
@@ -68,7 +68,7 @@ class DeliveryDriver:
     # ---- for callers
 
     def added(self) -> None:
-        """Something was added: see that it goes out with everything else of this turn of the loop."""
+        """Schedule sending, together with everything else that is added in this iteration of the loop."""
         if not self._will_send:
             self._will_send = True
             self._life.loop.call_soon(self._life.guarded, "sending", self._send)
@@ -76,7 +76,7 @@ class DeliveryDriver:
                 self._watch.wake(self.next_due(self._watch.now()))
 
     async def wait_for_bulk(self, bulk: Bulk) -> None:
-        """Return when it is done. Cancelled, what of it was not sent yet never will be."""
+        """Return when ``bulk`` is done. If the wait is cancelled, the unsent rest of it is never sent."""
         future = self._bulks[bulk] = self._life.loop.create_future()
         try:
             await future
@@ -87,17 +87,17 @@ class DeliveryDriver:
             del self._bulks[bulk]
 
     def abandon(self, waited_for: Single | Bulk) -> None:
-        """Nobody waits for it any more."""
+        """Drop what has not been sent yet: the caller no longer waits for it."""
         if not waited_for.done:
             self._delivery.abandon(waited_for, FlintError("its caller was cancelled"))
             self._announce()
 
     def stop(self) -> None:
-        """Let go of the connection; what is not settled yet fails with ``ClientClosed``."""
+        """Close the connection; unsettled messages fail with ``ClientClosed``."""
         self.fail(ClientClosed("the producer was closed before the broker acknowledged"))
 
     def fail(self, error: FlintError) -> None:
-        """See ``Part``."""
+        """Fail everything with ``error`` and close the connection."""
         self._delivery.fail_all(error)
         self._announce()
         if self._connection is not None:
@@ -107,7 +107,7 @@ class DeliveryDriver:
     # ---- sending and settling
 
     def _send(self) -> None:
-        """Send the frames that may go out."""
+        """Send the frames that may be sent."""
         self._will_send = False
         connection, delivery = self._connection, self._delivery
         if connection is None:
@@ -127,15 +127,15 @@ class DeliveryDriver:
                 break
         if delivery.in_flight:
             self._unanswered_since = min(self._unanswered_since, now)
-        pause = delivery.hold_seconds(now) if delivery.offered else 0.0  # perhaps the broker asked for one
+        pause = delivery.hold_seconds(now) if delivery.offered else 0.0  # nonzero if the broker asked for a pause
         self._resume_at = now + pause if pause else inf
         if delivery.offered:
             self._watch.wake(now + delivery.seconds_to_wait(now))
-        if delivery.settled or delivery.idle:  # too long for any frame, or all that was offered had been cancelled
+        if delivery.settled or delivery.idle:  # a message was too long for a frame, or all offered ones were cancelled
             self._announce()
 
     def received(self, answers: list[Answer]) -> None:
-        """See ``Receiver``."""
+        """Settle the messages that these responses acknowledge or refuse."""
         delivery = self._delivery
         now = self._watch.now()
         for answer in answers:
@@ -146,14 +146,14 @@ class DeliveryDriver:
             self.added()
 
     def writable(self) -> None:
-        """See ``Receiver``."""
+        """Continue to send."""
         if self._delivery.offered:
             self.added()
 
     def lost(self, error: FlintError) -> None:
-        """See ``Receiver``."""
+        """Connect again if messages are not settled yet; what was in flight is resent."""
         connection, self._connection = self._connection, None
-        if connection is None or self._delivery.idle:  # closed while it was idle is nobody's fault
+        if connection is None or self._delivery.idle:  # a close while idle does not count against the address
             return
         self._dialer.failed(connection.address)
         self._dialer.log.lost(error)
@@ -161,7 +161,7 @@ class DeliveryDriver:
         self._connect()
 
     def _failed(self, error: FlintError) -> None:
-        """A connection went, or could not be made: what was in flight is sent again on the next one."""
+        """Handle a lost connection or a failed attempt: what was in flight is resent on the next connection."""
         if is_retriable(error) or isinstance(error, RemoteProtocolError):
             now = self._watch.now()
             self._delivery.connection_lost(error, now)
@@ -171,7 +171,7 @@ class DeliveryDriver:
         self._announce()
 
     def _announce(self) -> None:
-        """Tell who waits for something that is done by now."""
+        """Complete the waits for what has been settled."""
         settled = self._delivery.settled
         if settled:
             self._delivery.settled = []
@@ -216,7 +216,7 @@ class DeliveryDriver:
     # ---- deadlines
 
     def next_due(self, now: float) -> float:
-        """See ``Watched``."""
+        """Return when the next message is due, a pause is over, or the broker has been silent for too long."""
         delivery = self._delivery
         if delivery.idle:
             return inf
@@ -224,7 +224,7 @@ class DeliveryDriver:
         return min(due, self._unanswered_since + SILENCE_SECONDS_MAX) if delivery.in_flight else due
 
     def judge(self, now: float) -> None:
-        """See ``Watched``."""
+        """Handle silence and expired messages, and send after a pause."""
         delivery, connection = self._delivery, self._connection
         if delivery.in_flight and connection is not None and now >= self._unanswered_since + SILENCE_SECONDS_MAX:
             connection.abort()

@@ -1,4 +1,4 @@
-"""Iterating over a topic: the pulls of all its queues, pipelined on a connection of their own."""
+"""Iteration over a topic: pipelined pulls of all its queues on a separate connection."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .waits import Waits
 from .watch import Watch
 
 GO_ROUND = 2048
-"""Messages after which the loop goes round once, although more are there: others want to run, and what has arrived
-has to be read before the last message of a batch is looked at."""
+"""Number of messages after which the iteration yields to the event loop even if more are available: other tasks must
+run, and arrived bytes must be read before the application has used up the batch."""
 
 
 class Iteration:
-    """One iteration. What arrives is decoded and asked for again in the loop, beside who looks at the messages."""
+    """One iteration. The loop decodes what arrives and sends the next pulls while the application handles messages."""
 
     def __init__(self, caller: Caller, dialer: Dialer, life: Life, watch: Watch, waits: Waits) -> None:
         self._caller = caller
@@ -36,9 +36,9 @@ class Iteration:
         self._iterating: Iterating
         self._connection: Connection | None = None
         self._error: FlintError | None = None
-        """Why the connection is of no more use."""
+        """Reason why the connection is no longer usable."""
         self._arrival: asyncio.Future[None] | None = None
-        """Waited for while there is no message."""
+        """Awaited while there is no message."""
 
     async def messages(
         self,
@@ -49,7 +49,7 @@ class Iteration:
         condition: str,
         seconds: float,
     ) -> AsyncGenerator[StoredMessage, None]:
-        """See ``Consumer.iter``. ``seconds``: for which the broker may be away."""
+        """Yield the messages, for ``Consumer.iter``. ``seconds``: for which the broker may be away."""
         span = await self._caller.run(resolve_span(topic, from_, until), self._caller.deadline(seconds))
         reading = TopicReading(topic, span, tags, condition)
         self._iterating = Iterating(reading, span.until_ms, seconds, self._watch.now())
@@ -71,7 +71,7 @@ class Iteration:
             self._disconnect()
 
     async def _guarded_wait(self) -> None:
-        """Wait for messages; what can be tried again is, until the broker was away for too long."""
+        """Wait for messages; retry after an error if that can help, until the broker was away for too long."""
         try:
             await self._wait()
         except FlintError as error:
@@ -82,7 +82,7 @@ class Iteration:
             await self._waits.pause(pause)
 
     async def _wait(self) -> None:
-        """Ask what should be asked, and return when something has come or is to be done."""
+        """Send the pulls that are due; return when something has arrived or is due."""
         self._life.enter()
         iterating = self._iterating
         if self._error is not None:
@@ -118,7 +118,7 @@ class Iteration:
     # ---- what the connection calls
 
     def received(self, answers: list[Answer]) -> None:
-        """See ``Receiver``."""
+        """Decode the responses and send the next pulls."""
         now = self._watch.now()
         try:
             for answer in answers:
@@ -130,19 +130,19 @@ class Iteration:
         self._arrived()
 
     def lost(self, error: FlintError) -> None:
-        """See ``Receiver``."""
+        """Wake the iteration, which then connects again."""
         self._error = error
         self._arrived()
 
     def writable(self) -> None:
-        """See ``Receiver``."""
+        """Do nothing: pulls are small, so nothing waits for the connection to become writable."""
 
     def _arrived(self) -> None:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
     def _disconnect(self) -> None:
-        """What is outstanding goes with the connection: held pulls, and answers that nobody will take."""
+        """Close the connection, which also drops held pulls and responses that are no longer wanted."""
         connection, self._connection = self._connection, None
         self._error = None
         if connection is not None:

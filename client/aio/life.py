@@ -1,4 +1,4 @@
-"""What an asyncio client lives by: its loop, its background tasks, and whether it may still be used."""
+"""The lifetime of an asyncio client: its loop, its background tasks, and whether it may still be used."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..errors import ClientFailed, WrongLoop
 
 
 class Part(Protocol):
-    """Something of a client that others wait for."""
+    """A part of a client on which callers wait."""
 
     def fail(self, error: FlintError) -> None:
-        """Nothing more will come: everything that waits gets ``error``."""
+        """Fail everything that waits with ``error``; nothing more will arrive."""
 
 
 class Life:
-    """One client's. ``name``: of its class.
+    """The lifetime of one client. ``name``: its class's.
 
-    The loop is the one in which the client is first used. All background tasks of the client are started here; one
-    that dies with an error takes the client with it: everything that waits, and every later call, raises
-    ``ClientFailed`` with that error as its cause.
+    The loop is the one in which the client is first used. All background tasks of the client are started here. If one
+    ends with an error, the client fails: everything that waits, and every later call, raises ``ClientFailed`` with that
+    error as its cause.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,7 +31,7 @@ class Life:
         self._guard = Guard(name)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._usable_in: asyncio.AbstractEventLoop | None = None
-        """The loop, while the client can be used: one comparison tells that a call is right."""
+        """The loop while the client is usable, else None: one comparison validates a call."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._parts: list[Part] = []
         self._died: tuple[str, BaseException] | None = None
@@ -39,49 +39,49 @@ class Life:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The client's loop; there is one since ``enter``."""
+        """The client's loop; set by ``enter``."""
         assert self._loop is not None
         return self._loop
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` was called. What was handed over before may still go on."""
+        """True after ``close`` was called. What was handed over before may still be in progress."""
         return self._guard.closed
 
     @property
     def ended(self) -> bool:
-        """Whether nothing may go on."""
+        """True when all work must stop."""
         return self._ended
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child of the process that made the client."""
+        """True in a child process of the one that created the client."""
         return self._guard.forked
 
     @property
     def used(self) -> bool:
-        """Whether the client has a loop yet."""
+        """True if the client has a loop."""
         return self._loop is not None
 
     def add(self, part: Part) -> None:
-        """``part.fail`` is to be called when the client dies."""
+        """Register ``part``, whose ``fail`` is called if the client fails."""
         self._parts.append(part)
 
     def remove(self, part: Part) -> None:
-        """It has come to its end by itself."""
+        """Unregister ``part``, which has ended by itself."""
         self._parts.remove(part)
 
     # ---- use
 
     def enter(self) -> asyncio.AbstractEventLoop:
-        """A call begins: the loop. Raises where the client was closed, has died, or belongs to another loop or to the
-        parent process."""
+        """Begin a call and return the loop. Raises if the client is closed, has failed, or belongs to another loop or
+        to the parent process."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             self._guard.check()
             raise WrongLoop(
-                f"this {self._name} is used where no event loop runs; call it from a coroutine, or take the "
+                f"this {self._name} is used without a running event loop; call it from a coroutine, or use the "
                 f"{self._name} of flintmq.client"
             ) from None
         if loop is not self._usable_in:
@@ -89,7 +89,7 @@ class Life:
         return loop
 
     def check(self) -> None:
-        """Raise where what is under way cannot go on: the client has ended or died meanwhile."""
+        """Raise if work in progress cannot continue because the client has ended or failed meanwhile."""
         if self._ended:
             self._guard.check()
         if self._died is not None:
@@ -103,30 +103,31 @@ class Life:
         self.check_loop()
 
     def check_loop(self) -> None:
-        """Raise where the running loop is not the client's; a client that died may still be closed."""
+        """Raise if the running loop is not the client's. Separate from ``check``, because a failed client can still be
+        closed."""
         assert self._loop is not None
         if asyncio.get_running_loop() is self._loop:
             return
-        ended = ", which is closed by now" if self._loop.is_closed() else ""
+        ended = ", which is now closed" if self._loop.is_closed() else ""
         raise WrongLoop(
-            f"this {self._name} belongs to the event loop in which it was first used{ended}, and is used in another "
-            f"one; make a {self._name} for each loop"
+            f"this {self._name} belongs to the event loop in which it was first used{ended}, but is used in another "
+            f"one; create a {self._name} for each loop"
         )
 
     def closing(self) -> None:
-        """From now on every call raises ``ClientClosed``."""
+        """Make every further call raise ``ClientClosed``."""
         self._guard.closed = True
         self._usable_in = None
 
     def end(self) -> None:
-        """From now on nothing goes on."""
+        """Stop all work."""
         self.closing()
         self._ended = True
 
     # ---- background tasks
 
     def start(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` in the background. ``what``: its name, for the error if it dies."""
+        """Run ``work`` in the background. ``what``: its name, for the error if it fails."""
         task = self.loop.create_task(work, name=f"flintmq {self._name} {what}")
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
@@ -138,14 +139,14 @@ class Life:
             self.die(task.get_name(), error)
 
     def guarded(self, what: str, call: Callable[[], None]) -> None:
-        """Do ``call``, which the loop asked for: an error in it must not get lost in the loop."""
+        """Run ``call`` for the loop, which would only log an error: an error in it fails the client."""
         try:
             call()
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits must learn it
+        except Exception as error:  # noqa: BLE001 - any error must reach the waiting callers
             self.die(what, error)
 
     def die(self, what: str, error: BaseException) -> None:
-        """A task or a callback failed in a way that nobody foresaw."""
+        """Fail the client after an unexpected error in a task or a callback."""
         if self._died is not None:
             return
         self._died = (what, error)
@@ -156,16 +157,16 @@ class Life:
             task.cancel()
 
     def failure(self) -> ClientFailed:
-        """What everybody gets after ``die``."""
+        """Return the error that every call gets after ``die``."""
         assert self._died is not None
         what, error = self._died
         return ClientFailed(
-            f"this {self._name} failed: {what} ended with {type(error).__name__}: {error}; make a new {self._name}",
+            f"this {self._name} failed: {what} ended with {type(error).__name__}: {error}; create a new {self._name}",
             error,
         )
 
     async def end_tasks(self) -> None:
-        """Cancel the background tasks and wait for their ends."""
+        """Cancel the background tasks and wait until they have ended."""
         while self._tasks:
             for task in self._tasks:
                 task.cancel()

@@ -33,27 +33,27 @@ _FAILURES_KEPT = 10_000
 
 
 class SendFuture(asyncio.Future[Receipt]):
-    """What ``send_async`` returns: awaited, it gives the receipt or raises the error that the message failed with."""
+    """The future that ``send_async`` returns: await it for the receipt, or the error with which the message failed."""
 
     looked_at = False
-    """Whether somebody asked for the outcome: if not, ``flush`` and ``close`` raise an error that nobody saw."""
+    """True if the application asked for the outcome. ``flush`` and ``close`` raise the errors that it did not see."""
     abandon: Callable[[], None] | None = None
-    """Called where it is cancelled."""
+    """Called if the future is cancelled."""
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Nobody wants the outcome any more: a message that was not sent yet never will be. Others may be stored."""
+        """Discard the outcome. A message that was not sent yet is never sent; one that was sent may be stored."""
         cancelled = super().cancel(msg)
         if cancelled and self.abandon is not None:
             self.abandon()
         return cancelled
 
     def result(self) -> Receipt:
-        """The receipt; raises what the message failed with."""
+        """Return the receipt, or raise the error with which the message failed."""
         self.looked_at = self.done()
         return super().result()
 
     def exception(self) -> BaseException | None:
-        """What the message failed with, or None."""
+        """Return the error with which the message failed, or None."""
         self.looked_at = self.done()
         return super().exception()
 
@@ -63,21 +63,21 @@ class SendFuture(asyncio.Future[Receipt]):
 
 
 class Producer(Base):
-    """Sends messages to a broker, or to the first of several addresses that answers. To be used by the tasks of one
-    event loop, as many as there are.
+    """Sends messages to a broker, or to the first of several addresses that answers. Any number of tasks of one event
+    loop may use it.
 
-    ``delivery_timeout``: seconds for which a message is tried; ``compress_over``: bodies longer than this many bytes
-    are compressed (None: none), with ``compression`` ("zlib", also for None, which every installation can read, or
-    "lz4" or "zstd"); ``in_flight_bytes_max``: bytes that may be unacknowledged before messages wait for their turn;
-    ``flush``: "sync" or "async", where the broker's own setting is the floor.
-    ``user``, ``password``, ``tls`` …: how it gets in where a broker asks for that; see ``AccessOptions``.
+    ``delivery_timeout``: seconds within which a message must be acknowledged, retries included; ``compress_over``:
+    bodies longer than this many bytes are compressed (None: none); ``compression``: "zlib" (the default, which every
+    installation can read), "lz4" or "zstd"; ``in_flight_bytes_max``: unacknowledged bytes above which further messages
+    wait; ``flush``: "sync" or "async"; it can be stricter than the broker's setting, not weaker.
+    ``user``, ``password``, ``tls`` …: credentials and encryption, if the broker requires them; see ``AccessOptions``.
 
-    Connects when it is first used, and again whenever the connection went. A message whose acknowledgement got lost is
-    sent again, with the same ``message_id``, by which the broker knows it if it was stored.
+    Connects on first use, and again whenever the connection is lost. If an acknowledgement is lost, the producer
+    resends the message with the same ``message_id``, by which the broker detects whether it is already stored.
     """
 
     remains_told = True
-    """Whether what it leaves was said; at first there is nothing."""
+    """True if the remaining messages have been reported; initially there are none."""
 
     def __init__(
         self,
@@ -108,9 +108,9 @@ class Producer(Base):
         self._unsettled: dict[SendFuture, None] = {}
         self._failed: deque[SendFuture] = deque(maxlen=_FAILURES_KEPT)
         self._entering = 0
-        """Bulks that were handed over and are not in the delivery yet."""
+        """Number of bulks that were handed over and are not in the delivery yet."""
         self._done: asyncio.Future[None] | None = None
-        """Waited for by ``close``: nothing is to be delivered any more."""
+        """Awaited by ``close`` until there is nothing left to deliver."""
         self._closed: asyncio.Event | None = None
         self.remains_told = False
         unsent.watch(self)
@@ -122,10 +122,10 @@ class Producer(Base):
     ) -> Receipt:
         """Send one message and return its receipt once it is acknowledged.
 
-        ``queue``: where it goes, if it matters; ``flush``: this message's, where it is to be stricter; ``timeout``:
-        seconds, instead of ``delivery_timeout``. Raises what the broker refused it with, or ``ConnectionFailed`` or
-        ``RequestTimeout`` when the time is over. Cancelled, a message that was not sent yet never will be; one that was
-        may be stored.
+        ``queue``: the destination queue, if it matters; ``flush``: a stricter mode for this message; ``timeout``:
+        seconds, instead of ``delivery_timeout``. Raises the broker's refusal, or ``ConnectionFailed`` or
+        ``RequestTimeout`` when the time is over. If the call is cancelled, a message that was not sent yet is never
+        sent; one that was sent may be stored.
         """
         future = self._life.enter().create_future()
         handed_over = self._hand_over(message, queue, flush, timeout, future)
@@ -135,16 +135,16 @@ class Producer(Base):
             self._abandon(handed_over)
             raise
         finally:
-            del future, handed_over  # or what they raise would be in a frame of its own traceback
+            del future, handed_over  # else the raised error would be a local of a frame in its own traceback
         return receipt
 
     def send_async(
         self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> SendFuture:
-        """Hand over one message and return at once. It goes out when the loop goes round.
+        """Hand over one message and return at once. It is sent at the end of the loop's current iteration.
 
-        The future is completed without further calls. While too many bytes are unacknowledged the message waits for its
-        turn: await a future, or ``flush()``, every now and then.
+        The future completes without further calls. While too many bytes are unacknowledged, the message waits; so await
+        a future, or ``flush()``, now and then.
         """
         future = SendFuture(loop=self._life.enter())
         handed_over = self._hand_over(message, queue, flush, timeout, future)
@@ -177,19 +177,19 @@ class Producer(Base):
         return single
 
     def _abandon(self, handed_over: Single | Held) -> None:
-        """Nobody waits for the message any more."""
+        """Drop the message if it has not been sent yet: its sender no longer waits for it."""
         single = handed_over.single if isinstance(handed_over, Held) else handed_over
         if single is not None:
             self._driver.abandon(single)
 
     def _settle(self, settled: list[Single]) -> None:
-        """Complete the futures of messages that are done."""
+        """Complete the futures of settled messages."""
         for single in settled:
             future: asyncio.Future[Receipt] = single.future
             error = single.error
             if error is not None:
                 self._sending.learn(error)
-            if future.done():  # its sender was cancelled
+            if future.done():  # the sender was cancelled
                 continue
             if error is None:
                 future.set_result(single.receipt())
@@ -197,7 +197,7 @@ class Producer(Base):
             future.set_exception(error)
             if isinstance(future, SendFuture):
                 self._failed.append(future)
-                asyncio.Future.exception(future)  # close() raises it: the loop need not warn of it as well
+                asyncio.Future.exception(future)  # mark it retrieved: close() raises it, so the loop need not warn
 
     def _progressed(self) -> None:
         if self._held:
@@ -220,13 +220,14 @@ class Producer(Base):
         prepare: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
-        """Send any number of messages and return their receipts, in their order, once all are acknowledged.
+        """Send any number of messages and return their receipts, in order, once all are acknowledged.
 
-        The messages go in as few frames as possible, several of them in flight; those of a pinned queue in order, one
-        frame after the other. ``timeout``: seconds for the whole call; without it each frame has ``delivery_timeout``.
-        ``prepare``: the attempt that they are prepared for; nobody gets them until ``Admin.commit_prepared`` names it,
-        and the receipts' offsets are those of where they wait.
-        Raises ``DeliveryFailed``, which says which messages failed and why, and has the receipts of the others.
+        The messages are packed into as few frames as possible, several of which are in flight; those of a pinned queue
+        are sent in order, one frame at a time. ``timeout``: seconds for the whole call; by default each frame has
+        ``delivery_timeout``. ``prepare``: name of the attempt that the messages are prepared for; no consumer receives
+        them until ``Admin.commit_prepared`` names it, and the receipts' offsets are those of the stored, uncommitted
+        messages.
+        Raises ``DeliveryFailed``, which has the error of each failed message and the receipts of the others.
         """
         plan = self._sending.many(messages, queue, flush, timeout, prepare, self._watch.now())
         return await self._deliver(plan, timeout)
@@ -248,9 +249,9 @@ class Producer(Base):
         prepare: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
-        """Send many bodies to one topic, the fastest way. ``keys``: one entry for each body (a key, several, or None);
-        ``tags``, ``properties``, ``sharding_key`` and the delay are the same for all, and as of ``Message``. Otherwise
-        as ``send_many``."""
+        """Send many bodies to one topic; the fastest way to send. ``keys``: one entry for each body (a key, several, or
+        None); ``tags``, ``properties``, ``sharding_key`` and the delay are those of ``Message`` and apply to all
+        bodies. Otherwise like ``send_many``."""
         now = self._watch.now()
         common = common_properties(tags, properties, sharding_key) + delay_properties(delay_level, deliver_at, delay)
         plan = self._sending.columns(topic, bodies, keys, common, queue, sharding_key, flush, timeout, prepare, now)
@@ -263,7 +264,7 @@ class Producer(Base):
         return self._sending.receipts(bulk)
 
     async def _enter_bulk(self, plan: Plan[tuple[Bulk, Groups]], deadline: float) -> Bulk:
-        """Add a bulk to the delivery, behind the messages that wait to be added."""
+        """Add a bulk to the delivery, after the messages that wait to be added."""
         self._entering += 1
         try:
             bulk, groups = await self._caller.run(plan, deadline)
@@ -287,8 +288,8 @@ class Producer(Base):
     async def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed to ``send_async`` so far is acknowledged.
 
-        Raises ``DeliveryFailed`` where some of it failed and nobody has looked at its future, and ``RequestTimeout``
-        where ``timeout`` seconds did not suffice (without one, each message has its own).
+        Raises ``DeliveryFailed`` if a message failed and the application has not looked at its future, and
+        ``RequestTimeout`` if that takes longer than ``timeout`` seconds (by default each message has its own limit).
         """
         loop = self._life.enter()
         deadline = inf if timeout is None else self._watch.now() + check_timeout("timeout", timeout)
@@ -322,10 +323,10 @@ class Producer(Base):
         raise_unseen(asyncio.Future.exception(future) for future in failed if not future.looked_at)
 
     async def close(self) -> None:
-        """Take nothing more, wait for what was handed over, then disconnect. Idempotent.
+        """Accept no more messages, wait for those that were handed over, then disconnect. Idempotent.
 
-        Raises ``DeliveryFailed`` where some of that failed and nobody has looked at its future; never because the
-        broker went while nothing was unacknowledged.
+        Raises ``DeliveryFailed`` if a message failed and the application has not looked at its future. The loss of a
+        connection without unacknowledged messages is not an error.
         """
         await self._close(None)
 
@@ -357,8 +358,8 @@ class Producer(Base):
             self._raise_failures()
 
     def undelivered(self) -> tuple[int, int]:
-        """Return how many messages of ``send_async`` are not acknowledged yet, and how many failed without anybody
-        having looked at their futures."""
+        """Return how many messages of ``send_async`` are not acknowledged yet, and how many failed without the
+        application reading the outcome from their futures."""
         if self._life.forked:
             return 0, 0  # they are the parent's
         pending = sum(not future.done() for future in self._unsettled)
@@ -369,7 +370,7 @@ class Producer(Base):
             unsent.abandoned(self, "nobody holds it any more")
 
     async def _delivered(self) -> None:
-        """Return when nothing is to be delivered any more."""
+        """Return when there is nothing left to deliver."""
         if not self._all_delivered:
             self._done = self._life.loop.create_future()
             await self._done

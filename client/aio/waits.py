@@ -1,4 +1,4 @@
-"""Futures that are waited for with a deadline of the client's clock."""
+"""Waits for futures with a deadline on the client's clock."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .watch import Watch
 
 T = TypeVar("T")
 Late = Callable[[], FlintError | None]
-"""Makes the error of a wait whose time is over; None: it just ends, without a result."""
+"""Creates the error of a wait whose time is over; None: the wait just ends, without a result."""
 
 
 class Waits:
-    """All waits of a client's calls, so that a call cannot outlive its client."""
+    """All waits of a client's calls, kept here so that no call outlives its client."""
 
     def __init__(self, life: Life, watch: Watch) -> None:
         self._life = life
@@ -30,7 +30,8 @@ class Waits:
         watch.add(self)
 
     async def wait(self, future: asyncio.Future[T], deadline: float, late: Late) -> T:
-        """The future's result; raises what ``late`` makes when the time is over. Cancelled, it cancels the future."""
+        """Return the future's result; raise the error from ``late`` when the time is over. If the wait is cancelled, so
+        is the future."""
         self._life.check()
         waiting: asyncio.Future[object] = future  # type: ignore[assignment]
         self._waiting[waiting] = (deadline, late)
@@ -40,11 +41,11 @@ class Waits:
             return await future
         finally:
             del self._waiting[waiting]
-            del future, waiting  # or what they raise would be in a frame of its own traceback
+            del future, waiting  # else the raised error would be a local of a frame in its own traceback
 
     @asynccontextmanager
     async def limit(self, seconds: float) -> AsyncGenerator[None, None]:
-        """As ``asyncio.timeout``, by the client's clock."""
+        """Limit a block like ``asyncio.timeout``, on the client's clock."""
         async with asyncio.timeout(None) as limit:
             deadline = self._limits[limit] = self._watch.now() + seconds
             self._watch.wake(deadline)
@@ -54,17 +55,17 @@ class Waits:
                 del self._limits[limit]
 
     async def pause(self, seconds: float) -> None:
-        """Return after so many seconds."""
+        """Return after this many seconds."""
         future: asyncio.Future[None] = self._life.loop.create_future()
         await self.wait(future, self._watch.now() + seconds, lambda: None)
 
     def next_due(self, now: float) -> float:
-        """See ``Watched``."""
+        """Return the earliest deadline of all waits."""
         due = min((deadline for deadline, _ in self._waiting.values()), default=inf)
         return min(due, *self._limits.values()) if self._limits else due
 
     def judge(self, now: float) -> None:
-        """See ``Watched``."""
+        """End the waits whose deadline is over."""
         for future, (deadline, late) in list(self._waiting.items()):
             if deadline <= now and not future.done():
                 error = late()
@@ -77,7 +78,7 @@ class Waits:
                 limit.reschedule(self._life.loop.time())
 
     def fail(self, error: FlintError) -> None:
-        """See ``Part``."""
+        """Fail all waits with ``error``."""
         for future in self._waiting:
             if not future.done():
                 future.set_exception(copy.copy(error))

@@ -1,9 +1,9 @@
-"""A client's clock and its one timer: deadlines and silence are judged here, and only after what has arrived was read.
+"""A client's clock and its only timer: deadlines and silence are judged here, after everything that arrived was read.
 
-The clock stands still while the loop is blocked. A program that computes for 40 s without awaiting anything has not
-waited for its broker for 40 s: the answers may lie in the socket, and a message may not have been sent at all. So such
-a time counts for no deadline, and before anything is judged late the sockets are read to their end. Both are needed:
-some loops run their timers before they look at the sockets.
+The clock stops while the loop is blocked. A program that computes for 40 s without awaiting anything has not waited for
+its broker for 40 s: the responses may be in the socket, and a message may not even have been sent. So that time counts
+towards no deadline, and the client reads the sockets to their end before it judges anything late. Both are needed,
+because some loops run timers before they look at the sockets.
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 TICK_SECONDS = 0.25
-"""How often it is looked at the clock while there is something to wait for."""
+"""Interval of the timer while anything is pending."""
 STALL_SECONDS = 0.1
-"""A tick that comes later than this was kept from coming."""
+"""A tick that is later than this was delayed by a blocked loop."""
 READS_MAX = 256
-"""Reads after which lateness is judged although more has arrived: more than any socket buffer holds."""
+"""Number of reads after which lateness is judged even if more has arrived: more than any socket buffer holds."""
 
 
 class Watched(Protocol):
-    """Something that has deadlines."""
+    """An object that has deadlines."""
 
     def next_due(self, now: float) -> float:
-        """When there is something to judge (seconds of the client's clock); infinite where there is nothing."""
+        """Return when ``judge`` is next due (seconds of the client's clock), infinite if nothing is pending."""
 
     def judge(self, now: float) -> None:
-        """It is due."""
+        """Handle what is due at ``now``."""
 
 
 class Watch:
-    """The clock and timer of one client. ``connections`` are all that stand."""
+    """The clock and timer of one client. ``connections``: all open ones."""
 
     def __init__(self, life: Life) -> None:
         self._life = life
         self._watched: list[Watched] = []
         self.connections: set[Connection] = set()
         self._stalled = 0.0
-        """Seconds for which the loop was blocked so far while something waited."""
+        """Total seconds for which the loop was blocked while something was pending."""
         self.timer: asyncio.Handle | None = None
-        """Set while there is something to wait for."""
+        """Set while something is pending."""
         self._expected = inf
-        """When the timer should run, monotonic seconds."""
+        """When the timer should run, in monotonic seconds."""
         self._reads_before: int | None = None
 
     def add(self, watched: Watched) -> None:
-        """Judge this too."""
+        """Judge ``watched`` from now on."""
         self._watched.append(watched)
 
     def remove(self, watched: Watched) -> None:
-        """Judge it no more."""
+        """Stop judging ``watched``."""
         self._watched.remove(watched)
 
     def now(self) -> float:
-        """The client's clock: monotonic seconds without those for which the loop was blocked."""
+        """Return the client's clock: monotonic seconds minus those for which the loop was blocked."""
         real = time.monotonic()
         if real - self._expected > STALL_SECONDS:
             self._stalled += real - self._expected
@@ -68,7 +68,7 @@ class Watch:
         return real - self._stalled
 
     def wake(self, due: float) -> None:
-        """Something new is due then: see that it is judged in time."""
+        """Make sure the timer runs at ``due`` at the latest."""
         if self.timer is not None:
             if due - self.now() > self._expected - time.monotonic():
                 return
@@ -76,7 +76,7 @@ class Watch:
         self._schedule(due, self.now())
 
     def stop(self) -> None:
-        """Judge nothing any more."""
+        """Stop the timer."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -107,7 +107,7 @@ class Watch:
         return min((watched.next_due(now) for watched in self._watched), default=inf)
 
     def _must_read_first(self) -> bool:
-        """Whether something has arrived that was not read yet."""
+        """Return whether bytes have arrived that the loop has not read yet."""
         reads = sum(connection.reads for connection in self.connections)
         if self._reads_before is None:
             self._reads_before = reads

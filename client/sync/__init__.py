@@ -1,1 +1,1 @@
-"""The sync client: sockets and threads around ``flintmq.client.core``."""
+"""The synchronous client: sockets and threads around ``flintmq.client.core``."""

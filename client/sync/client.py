@@ -1,4 +1,4 @@
-"""What consumers and admins share: addresses, connections, closing."""
+"""The common base of consumers and admins: addresses, connections, closing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .pool import Caller, Dialer
 
 
 class Client:
-    """A client whose every call has a connection for itself. Connects when it is first used.
+    """A client in which every call has a connection to itself. Connects on first use.
 
-    ``user``, ``password``, ``tls`` …: how it gets in where a broker asks for that; see ``AccessOptions``.
+    ``user``, ``password``, ``tls`` …: credentials and encryption, if the broker requires them; see ``AccessOptions``.
     """
 
     def __init__(

@@ -33,38 +33,38 @@ if TYPE_CHECKING:
     from .tls import TlsSocket
 
 _JOIN_BYTES_MAX = 16 * 1024
-"""A head and a body that are shorter together go out as one piece."""
+"""A head and a body that are together shorter than this are sent in one piece."""
 _PROBE_AFTER_SECONDS = 1.0
-"""A connection that was idle for longer is looked at before it is used: the broker may have closed it."""
+"""A connection that was idle for longer is checked before use: the broker may have closed it."""
 
 Readiness = Callable[[bool, float | None], None]
 
 
 class Connection:
-    """A connection that was greeted and can be used. Not safe for two threads, except ``interrupt`` and ``end``.
+    """A connection that has completed HELLO. Not thread-safe, except ``interrupt`` and ``end``.
 
-    ``push`` sends without waiting, ``receive`` waits for what comes (and sends what could not go out before);
-    ``exchange`` does one request and its answer. Everything but ``RequestTimeout`` leaves the connection useless.
+    ``push`` sends without waiting; ``receive`` waits for responses (and sends what ``push`` could not); ``exchange``
+    sends one request and waits for its response. After any error except ``RequestTimeout`` the connection is unusable.
     """
 
     def __init__(self, sock: socket.socket | TlsSocket, address: Address) -> None:
         self.address = address
         self.in_use = threading.Lock()
-        """Held by who uses the connection while ``end`` may be called."""
+        """Held by the user of the connection while another thread may call ``end``."""
         self._sock = sock
         self._closed = False
         self._session = Session()
         self._unsent: deque[memoryview] = deque()
-        self._gathers = hasattr(sock, "sendmsg")  # of Windows no socket can, and no TLS
+        self._gathers = hasattr(sock, "sendmsg")  # sockets on Windows and TLS sockets have none
         self._pending: Callable[[], int] | None = getattr(sock, "pending", None)
         self._wait = _readiness(sock)
         self._used_at = time.monotonic()
 
     @classmethod
     def open(cls, address: Address, timeout: float, access: Access = NO_ACCESS) -> Connection:
-        """Connect, say HELLO and prove who this is, within ``timeout`` seconds.
+        """Connect, say HELLO and authenticate, within ``timeout`` seconds.
 
-        Raises ``ConnectionFailed``, or what the broker says.
+        Raises ``ConnectionFailed``, or the broker's refusal.
         """
         deadline = time.monotonic() + timeout
         context = access.context()
@@ -107,7 +107,7 @@ class Connection:
             request = advance(greeting, answers[0])
 
     def _receive_until(self, deadline: float) -> list[Answer]:
-        """The next answers; none where none came until ``deadline``."""
+        """Return the next responses, or none if none arrives until ``deadline``."""
         while not (answers := self.receive(deadline - time.monotonic())):
             if time.monotonic() >= deadline:
                 break
@@ -115,7 +115,7 @@ class Connection:
 
     @property
     def limits(self) -> HelloAnswer:
-        """What the broker said of itself."""
+        """The limits that the broker announced in its HELLO response."""
         limits = self._session.limits
         assert limits is not None, "HELLO was not answered"
         return limits
@@ -126,16 +126,16 @@ class Connection:
         return packed_address(self._sock.getsockname()[0])
 
     def fileno(self) -> int:
-        """The socket's descriptor, for who waits for several things at once."""
+        """Return the socket's descriptor, for a caller that polls several sockets at once."""
         return self._sock.fileno()
 
     @property
     def congested(self) -> bool:
-        """Whether some of what was pushed has not gone out yet."""
+        """True if some pushed bytes have not been sent yet."""
         return bool(self._unsent)
 
     def new_request_id(self) -> int:
-        """The id of a request whose frame the caller makes."""
+        """Return the id for a request whose frame the caller builds."""
         return self._session.new_request_id()
 
     def request(self, command: Command, fields: dict[str, Any], body: bytes | memoryview = b"") -> int:
@@ -145,7 +145,7 @@ class Connection:
         return request_id
 
     def push(self, head: bytes, body: bytes | memoryview = b"") -> None:
-        """Send as much as goes out without waiting; ``receive`` sends the rest."""
+        """Send as much as possible without waiting; ``receive`` sends the rest."""
         if self._unsent:
             self._unsent.extend((memoryview(head), memoryview(body)))
             return
@@ -171,11 +171,11 @@ class Connection:
             sent = max(0, sent - len(part))
 
     def receive(self, timeout: float | None) -> list[Answer]:
-        """Wait up to ``timeout`` seconds (None: for ever) for bytes, and return the answers that are whole by then.
+        """Wait up to ``timeout`` seconds (None: forever) for bytes, and return the responses that are then complete.
 
-        May return none although time is left. Raises ``ConnectionFailed`` where the connection went.
+        May return none before the time is over. Raises ``ConnectionFailed`` if the connection is lost.
         """
-        if self._closed:  # its descriptor's number may belong to something else by now
+        if self._closed:  # its descriptor number may belong to another file by now
             raise closed_here(self.address)
         if timeout is None or timeout > 0:
             self._wait(bool(self._unsent), timeout)
@@ -196,7 +196,7 @@ class Connection:
         return self._session.answers()
 
     def _receive_pending(self) -> None:
-        """What TLS has decrypted already nobody could see at the descriptor."""
+        """Receive the bytes that TLS has already decrypted: polling the descriptor does not show them."""
         assert self._pending is not None
         parser = self._session.parser
         try:
@@ -208,11 +208,11 @@ class Connection:
             raise broke(self.address, error) from error
 
     def take_asked(self) -> list[Asked]:
-        """What the broker asked of this side since the last call; it arrives with ``receive``."""
+        """Return the broker's requests to this side since the last call; they arrive with ``receive``."""
         return self._session.take_asked()
 
     def reply(self, asked: Asked, code: int, fields: dict[str, Any], body: bytes = b"") -> None:
-        """Push the answer to what the broker asked; nothing for a one-way frame."""
+        """Push the response to a request of the broker; does nothing for a one-way frame."""
         if asked.wants_answer:
             self.push(self._session.reply(asked, code, fields, len(body)), body)
 
@@ -231,7 +231,7 @@ class Connection:
             raise broke(self.address, error) from error
 
     def exchange(self, command: Command, fields: dict[str, Any], body: bytes, timeout: float) -> Answer:
-        """One request and its answer. Raises ``RequestTimeout`` where none comes in time."""
+        """Send one request and return its response. Raises ``RequestTimeout`` if none arrives in time."""
         deadline = time.monotonic() + timeout
         request_id = self.request(command, fields, body)
         remaining = timeout
@@ -245,21 +245,21 @@ class Connection:
                 raise unanswered(self.address, command.name, timeout)
 
     def is_alive(self) -> bool:
-        """Whether it can be used after a pause: not where the broker closed it meanwhile."""
+        """Return whether the connection is usable after a pause: the broker may have closed it meanwhile."""
         if time.monotonic() - self._used_at < _PROBE_AFTER_SECONDS:
             return True
         try:
-            return not self.receive(0)  # nothing was asked, so an answer would be out of step
+            return not self.receive(0)  # no request is outstanding, so any response would be out of step
         except FlintError:
             return False
 
     def interrupt(self) -> None:
-        """From any thread: whoever waits here gets ``ConnectionFailed``."""
+        """Make a thread that waits on the connection fail with ``ConnectionFailed``. Callable from any thread."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """From any thread: ``interrupt`` who uses the connection; close it where nobody does."""
+        """Interrupt the user of the connection; close it if it is not in use. Callable from any thread."""
         self.interrupt()
         if self.in_use.acquire(blocking=False):
             self.close()
@@ -273,7 +273,7 @@ class Connection:
 
 
 def _readiness(sock: socket.socket | TlsSocket) -> Readiness:
-    """A function ``(write, timeout)`` that waits until ``sock`` can be read (or, with ``write``, written)."""
+    """Return a function ``(write, timeout)`` that waits until ``sock`` is readable (or, with ``write``, writable)."""
     if not hasattr(select, "poll"):  # Windows
 
         def wait_select(write: bool, timeout: float | None) -> None:
@@ -290,7 +290,7 @@ def _readiness(sock: socket.socket | TlsSocket) -> Readiness:
     def wait_poll(write: bool, timeout: float | None) -> None:
         if not write and patience.worthwhile() and patience.look(reads):
             return
-        # A millisecond is the unit of poll: round up, or a wait for less would spin.
+        # poll() counts in milliseconds: round up, or a shorter wait would spin.
         milliseconds = None if timeout is None else min(int(timeout * 1000) + 1, 86_400_000)
         (both if write else reads).poll(milliseconds)
 

@@ -1,4 +1,4 @@
-"""The consumer: reads, iterates and searches stored messages."""
+"""The consumer: reads, iterates over and searches stored messages."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .iteration import iterate
 
 
 class Consumer(Client):
-    """Reads from a broker, or from the first of several addresses that answers. Safe from threads: each call has a
-    connection for itself.
+    """Reads from a broker, or from the first of several addresses that answers. Thread-safe: each call has a connection
+    to itself.
 
-    ``timeout``: seconds within which a call must be answered, unless it is given one of its own. Lost connections and a
-    busy broker are tried again within that time.
+    ``timeout``: seconds within which the broker must answer a call, unless the call sets its own. Within that time the
+    consumer retries after a lost connection or if the broker is busy.
     """
 
     def pull(
@@ -37,16 +37,18 @@ class Consumer(Client):
         max_bytes: int = 1 << 20,
         wait_ms: int = 0,
         tags: str | Iterable[str] | None = None,
-        filter: str | None = None,  # noqa: A002 - the word that everybody looks for
+        filter: str | None = None,  # noqa: A002 - the name that users look for
         *,
         timeout: float | None = None,
     ) -> Batch:
-        """Up to ``max_count`` messages and ``max_bytes`` bytes (but at least one message) of a queue from ``offset``.
+        """Return up to ``max_count`` messages and ``max_bytes`` bytes (but at least one message) of a queue, beginning
+        at ``offset``.
 
-        At the queue's end the batch is empty, after waiting up to ``wait_ms`` for a message. ``tags``: only messages
-        with this tag (``"a || b"``: one of these). ``filter``: only messages whose properties meet this condition,
-        ``"a > 5 AND region IN ('eu', 'us')"``. Raises ``OffsetOutOfRange``, with ``min_offset`` and ``max_offset``,
-        where the queue does not reach that far, and ``FilterIllegal``, with ``column``, where the filter is none.
+        At the end of the queue the batch is empty, after waiting up to ``wait_ms`` for a message. ``tags``: only
+        messages with this tag (``"a || b"``: with one of these). ``filter``: only messages whose properties meet this
+        condition, such as ``"a > 5 AND region IN ('eu', 'us')"``. Raises ``OffsetOutOfRange``, with ``min_offset`` and
+        ``max_offset``, if the queue does not contain ``offset``, and ``FilterIllegal``, with ``column``, if the filter
+        is not valid.
         """
         deadline = self._caller.deadline(timeout)
         plan = pull_found(topic, queue, offset, max_count, max_bytes, wait_ms, tags, filter, deadline, time.monotonic)
@@ -58,16 +60,16 @@ class Consumer(Client):
         from_: Position = EARLIEST,
         until: Position | None = None,
         tags: str | Iterable[str] | None = None,
-        filter: str | None = None,  # noqa: A002 - the word that everybody looks for
+        filter: str | None = None,  # noqa: A002 - the name that users look for
         *,
         timeout: float | None = None,
     ) -> Iterator[StoredMessage]:
-        """The messages of all queues of a topic, those of a queue in their order, the queues taking turns.
+        """Iterate over the messages of all queues of a topic: within a queue in order, the queues taking turns.
 
-        ``from_`` and ``until``: ``"earliest"``, ``"latest"`` (the end as it is now), an aware datetime (store time), a
+        ``from_`` and ``until``: ``"earliest"``, ``"latest"`` (the current end), an aware datetime (store time), a
         negative number (-10: where the last ten messages of the topic begin), or offsets by queue (a mapping or a
-        sequence; a queue left out is read from its beginning, and until its end as it is now). Without ``until`` it
-        follows: waits for new messages and never ends. ``timeout``: seconds for which the broker may be away.
+        sequence; a queue left out is read from its beginning, and up to its current end). Without ``until`` the
+        iterator waits for new messages and never ends. ``timeout``: seconds for which the broker may be away.
         """
         return iterate(self._caller, topic, from_, until, parse_tags(tags), check_filter(filter), timeout)
 
@@ -82,9 +84,9 @@ class Consumer(Client):
         *,
         timeout: float | None = None,
     ) -> Found:
-        """The messages that have a key, or this id, newest first, up to ``max_count`` (at most 64) a page.
+        """Return the messages with this key or id, newest first, up to ``max_count`` (at most 64) a page.
 
-        ``since``, ``until``: aware datetimes; only messages stored then. ``cursor``: of the page before.
+        ``since``, ``until``: aware datetimes that limit the store time. ``cursor``: the previous page's.
         """
         begin_ms = 0 if since is None else to_millis("since", since)
         end_ms = I64_MAX if until is None else to_millis("until", until)
@@ -100,8 +102,8 @@ class Consumer(Client):
         *,
         timeout: float | None = None,
     ) -> Iterator[StoredMessage]:
-        """Yield all messages that have a key, or this id, newest first: every page of ``query``, each asked for when it
-        is needed. ``timeout``: seconds for each page."""
+        """Yield all messages with this key or id, newest first, requesting each page of ``query`` when it is needed.
+        ``timeout``: seconds for each page."""
         cursor: str | None = None
         while True:
             found = self.query(topic, key, since, until, QUERY_COUNT_MAX, cursor, timeout=timeout)
@@ -111,7 +113,8 @@ class Consumer(Client):
                 return
 
     def message(self, message_id: str, topic: str | None = None, *, timeout: float | None = None) -> StoredMessage:
-        """The message with this id, of either form. ``topic``: where to look for a unique key; None: everywhere.
+        """Return the message with this id, of either form. ``topic``: the only topic to search for a unique key; None:
+        search all.
 
         Raises ``MessageNotFound``.
         """
@@ -120,26 +123,26 @@ class Consumer(Client):
     # ---- offsets
 
     def min_offset(self, topic: str, queue: int = 0, *, timeout: float | None = None) -> int:
-        """The first readable offset of a queue."""
+        """Return the first readable offset of a queue."""
         return self._caller.call(operations.min_offset(topic, queue), self._caller.deadline(timeout))
 
     def max_offset(self, topic: str, queue: int = 0, *, timeout: float | None = None) -> int:
-        """The offset that the queue's next message will have."""
+        """Return the offset that the queue's next message will have."""
         return self._caller.call(operations.max_offset(topic, queue), self._caller.deadline(timeout))
 
     def offset_at(self, topic: str, queue: int, moment: datetime, *, timeout: float | None = None) -> int:
-        """The first offset of a queue whose message was not stored before ``moment``, an aware datetime."""
+        """Return the offset of a queue's first message that was stored at or after ``moment``, an aware datetime."""
         operation = operations.offset_at(topic, queue, to_millis("moment", moment))
         return self._caller.call(operation, self._caller.deadline(timeout))
 
     def topic_stats(self, topic: str, *, timeout: float | None = None) -> list[QueueStats]:
-        """What each queue of a topic holds, in the order of the queues."""
+        """Return the offsets and counts of each queue of a topic, in the order of the queues."""
         return self._caller.call(operations.topic_stats(topic), self._caller.deadline(timeout))
 
     def committed(self, group: str, topic: str, *, timeout: float | None = None) -> dict[int, int]:
-        """The next offsets that a group has committed, by queue; queues without one are left out."""
+        """Return the offsets that a group has committed, by queue; queues without one are left out."""
         return self._caller.call(operations.committed(group, topic), self._caller.deadline(timeout))
 
     def commit(self, group: str, topic: str, offsets: Mapping[int, int], *, timeout: float | None = None) -> None:
-        """Keep a group's next offsets, by queue: the offset behind the last message that is done."""
+        """Commit a group's offsets, by queue: the offset after the last processed message."""
         self._caller.call(operations.commit(group, topic, offsets), self._caller.deadline(timeout))

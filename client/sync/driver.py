@@ -1,8 +1,9 @@
 """Drives a ``Delivery`` over one connection from the threads that wait for it.
 
-At most one thread at a time does the I/O: the first that has to wait. It sends what all have added and settles what
-the broker answers, for everybody, until its own messages are settled; then it hands over to another one that still
-waits. For ``send_async``, whose callers do not wait, a thread is started that takes over when nobody else does.
+At most one thread at a time does the I/O: the first that has to wait. It sends everything that any thread has added and
+settles the broker's responses for all of them, until its own messages are settled; then it hands over to another thread
+that still waits. For ``send_async``, whose callers do not wait, a background thread takes over if no other thread
+drives.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from .connection import Connection
 from .pool import Dialer
 
 _PUSHED_BYTES_MAX = 1 << 20
-"""After this many bytes in one go the answers are looked at."""
+"""The driver looks at the responses after sending this many bytes in one go."""
 
 
 class Waited(Protocol):
-    """Something a thread waits for."""
+    """Something that a thread waits for."""
 
     @property
     def done(self) -> bool:
-        """Whether it is over."""
+        """True when the wait is over."""
 
 
 class Until:
@@ -46,12 +47,12 @@ class Until:
 
     @property
     def done(self) -> bool:
-        """Whether it is over."""
+        """True when the wait is over."""
         return self._is_done()
 
 
 class _Follower:
-    """A thread that waits while another one drives; ``woken`` is locked until its wait is over or it has to drive."""
+    """A thread that waits while another one drives; ``woken`` is locked until its wait is over or it must drive."""
 
     __slots__ = ("waited", "woken")
 
@@ -62,11 +63,12 @@ class _Follower:
 
 
 Role: TypeAlias = bool | _Follower
-"""True: drive, and hand over in the end; False: drive on, this thread does already; or follow."""
+"""The role of a waiting thread. True: drive, and hand over at the end; False: this thread already drives, continue; a
+``_Follower``: wait."""
 
 
 class DeliveryDriver:
-    """Sends and settles what is in ``delivery``. ``mutex`` guards it: hold it to add to it or to look at it.
+    """Sends and settles the messages in ``delivery``. ``mutex`` guards it: hold it to add to it or to inspect it.
 
     ``connected``: called with each new connection, under the mutex. ``settle``: called without the mutex for each
     settled message that has a future.
@@ -87,11 +89,11 @@ class DeliveryDriver:
         self._connection: Connection | None = None
         self._unanswered_since = inf
         self._driver: int | None = None
-        """The thread that drives, or is about to."""
+        """Ident of the thread that drives, or is about to."""
         self._driving = False
         self._followers: dict[_Follower, None] = {}
         self._settling: list[int] = []
-        """Threads that complete futures, which may call back."""
+        """Idents of the threads that are completing futures, whose callbacks may call back."""
         self._stopping = False
         self._interrupted = threading.Event()
         self._background: threading.Thread | None = None
@@ -101,21 +103,21 @@ class DeliveryDriver:
     # ---- for callers
 
     def enter(self, waited: Waited) -> Role:
-        """What the calling thread has to do while it waits, to be given to ``wait``. The mutex must be held."""
+        """Return the calling thread's role while it waits, to be passed to ``wait``. The mutex must be held."""
         driver = self._driver
         if driver is None:
             self._driver = threading.get_ident()
             return True
         if driver == threading.get_ident():
-            return False  # in a future's callback, which runs between two steps
+            return False  # called from a future's callback, which runs between two steps of this thread
         follower = _Follower(waited)
         self._followers[follower] = None
         return follower
 
     def wait(self, waited: Waited, deadline: float = inf, role: Role | None = None) -> None:
-        """Return when ``waited`` is done, or its time is over (monotonic): drive, or wait for who does.
+        """Drive, or wait for the thread that does, until ``waited`` is done or ``deadline`` (monotonic) is over.
 
-        ``role``: what ``enter`` returned, where it was called already.
+        ``role``: the result of ``enter``, if it was already called.
         """
         while True:
             if role is None:
@@ -136,11 +138,11 @@ class DeliveryDriver:
 
     @property
     def is_calling_back(self) -> bool:
-        """Whether the calling thread is in a future's callback: other futures may be this thread's to complete."""
+        """True if the calling thread is in a future's callback: other futures may be this thread's to complete."""
         return threading.get_ident() in self._settling
 
     def nudge(self) -> None:
-        """Something was added that nobody waits for: send what can be sent now, and see that somebody goes on."""
+        """Send what can be sent now, and make sure a thread continues, after adding messages without a waiter."""
         with self.mutex:
             if self._background is None:
                 self._background = threading.Thread(target=self._run_background, name="flintmq-producer", daemon=True)
@@ -159,7 +161,7 @@ class DeliveryDriver:
                 self._announce()
 
     def stop(self) -> None:
-        """Close the connection and end the thread; what is not settled yet fails with ``ClientClosed``."""
+        """Close the connection and end the thread; unsettled messages fail with ``ClientClosed``."""
         with self.mutex:
             self._stopping = True
             self._delivery.fail_all(ClientClosed("the producer was closed before the broker acknowledged"))
@@ -176,12 +178,12 @@ class DeliveryDriver:
                 self._close_connection()
 
     def abandon(self) -> None:
-        """The calling thread was interrupted: where it was to drive and did not come to it, somebody else has to."""
+        """Hand over if the calling thread was interrupted after it became the driver and before it began to drive."""
         if self._driver == threading.get_ident() and not self._driving:
             self._hand_over()
 
     def forget(self) -> None:
-        """In a forked child: let go of the descriptors and of nothing else; other threads' locks may be held."""
+        """Close the descriptors in a forked child, and nothing else: threads of the parent may have held the locks."""
         if self._connection is not None:
             self._connection.close()
 
@@ -205,18 +207,18 @@ class DeliveryDriver:
                 self._announce()
 
     def _guarded(self, step: Callable[..., object], *arguments: float) -> None:
-        """Do one step; a connection that fails in it is closed, and what was in flight on it will be sent again."""
+        """Do one step. If the connection fails in it, close it; what was in flight is resent on the next one."""
         try:
             step(*arguments)
         except FlintError as error:
             self._failed(error)
         except BaseException:
-            # Interrupted in the middle of a frame, perhaps: nothing that follows on this connection would make sense.
+            # The interrupt may have come in the middle of a frame, so the connection is out of step: give it up.
             self._failed(ConnectionFailed("the thread that used the connection was interrupted"))
             raise
 
     def _step(self, now: float, deadline: float) -> None:
-        """Send what may be sent, wait for something to happen, and take what has come."""
+        """Send what may be sent, wait for an event, and take the responses that have arrived."""
         connection, delivery = self._connection, self._delivery
         assert connection is not None
         more = delivery.offered and self._send_some(now)
@@ -240,7 +242,7 @@ class DeliveryDriver:
                 delivery.expire(now)
 
     def _send_some(self, now: float) -> bool:
-        """Send the frames that may go out; whether there may be more of them right away."""
+        """Send the frames that may be sent; returns whether there may be more right away."""
         connection, delivery = self._connection, self._delivery
         assert connection is not None
         pushed = 0
@@ -258,7 +260,7 @@ class DeliveryDriver:
         return False
 
     def _connect(self, now: float, deadline: float) -> None:
-        """Make the connection, or wait until it may be tried again."""
+        """Make the connection, or wait until the next attempt is allowed."""
         pause = self._delivery.hold_seconds(now)
         seconds = min(self._delivery.seconds_to_wait(now), deadline - now)
         if pause > 0:
@@ -313,7 +315,7 @@ class DeliveryDriver:
                 self._leave(follower)
 
     def _leave(self, follower: _Follower) -> None:
-        """Wait no longer. Where it was to drive next, somebody else has to."""
+        """Stop waiting. If this follower was chosen as the next driver, choose another one."""
         with self.mutex:
             if follower in self._followers:
                 del self._followers[follower]
@@ -330,7 +332,7 @@ class DeliveryDriver:
                 self._wake(next_driver=True)
 
     def _announce(self) -> None:
-        """Wake who waits for something that is done by now, and complete futures."""
+        """Wake the threads whose wait is over, and complete futures."""
         with self.mutex:
             self._wake(next_driver=False)
             settled, self._delivery.settled = self._delivery.settled, []
@@ -344,7 +346,7 @@ class DeliveryDriver:
                 self._settling.remove(me)
 
     def _wake(self, *, next_driver: bool) -> None:
-        """Wake the followers whose wait is over and, with ``next_driver``, one more that takes over."""
+        """Wake the followers whose wait is over and, with ``next_driver``, one more, which takes over."""
         for follower in list(self._followers):
             done = follower.waited.done
             if done or next_driver:

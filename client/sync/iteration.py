@@ -1,4 +1,4 @@
-"""Iterating over a topic: the pulls of all its queues, pipelined on a connection of their own."""
+"""Iteration over a topic: pipelined pulls of all its queues on a separate connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def iterate(
     condition: str,
     timeout: float | None,
 ) -> Iterator[StoredMessage]:
-    """The messages of a topic; see ``Consumer.iter``."""
+    """Return an iterator over the messages of a topic, for ``Consumer.iter``."""
     deadline = caller.deadline(timeout)
     span = caller.run(resolve_span(topic, from_, until), deadline)
     away_seconds = caller.timeout if timeout is None else timeout
@@ -55,7 +55,7 @@ class _Iteration:
             self._disconnect()
 
     def _guarded(self, *, wait: bool) -> None:
-        """One step of reading; what can be tried again is, until the broker was away for too long."""
+        """Do one step of reading; retry after an error if that can help, until the broker was away for too long."""
         try:
             self._step(wait=wait)
         except FlintError as error:
@@ -74,7 +74,7 @@ class _Iteration:
             self._read(self._connection, wait=wait)
 
     def _read(self, connection: Connection, *, wait: bool) -> None:
-        """Ask what should be asked, and take what has come."""
+        """Send the pulls that are due, and take the responses that have arrived."""
         iterating = self._iterating
         if (plan := iterating.end_due()) is not None:
             iterating.reading.end_at(self._caller.run(plan, self._caller.deadline(None)))
@@ -95,7 +95,7 @@ class _Iteration:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            # Nothing outstanding: others can use it. Otherwise held pulls go with it.
+            # A connection with outstanding pulls is closed, which also drops the pulls that the broker holds.
             if self._iterating.outstanding or connection.congested:
                 self._caller.pool.discard(connection)
             else:

@@ -1,9 +1,9 @@
-"""When looking again and again for an answer is cheaper than sleeping until it comes.
+"""Decides when polling in a loop for a response is cheaper than sleeping until it arrives.
 
-A processor that has nothing to do halts, and to wake it costs tens of microseconds, in a virtual machine more than the
-broker takes for an answer. So a thread that waits for one looks for it a little while before it sleeps. That time is
-only spent where it can pay: where there is a second processor for the broker, while no other thread of the process has
-much to do (who looks keeps the interpreter to itself), and, after it was in vain, only every so many waits.
+An idle CPU halts, and waking it takes tens of microseconds; in a virtual machine that is longer than the broker takes
+to respond. So a waiting thread polls for a short while before it sleeps. It does so only where it can pay off: if there
+is a second CPU for the broker, if no other thread of the process has much to do (the polling thread occupies the
+interpreter), and, after polling in vain, only once in so many waits.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import time
 from typing import Protocol
 
 LOOK_SECONDS = 200e-6
-"""Several times what a broker takes that answers from memory, less than what a disk takes."""
+"""Several times the latency of a broker that answers from memory, and less than that of a disk."""
 SKIPPED_MAX = 256
-"""Waits in a row that sleep at once, at most, where looking was in vain."""
+"""Maximum number of consecutive waits that sleep at once after polling was in vain."""
 JUDGED_EVERY = 64
-"""Waits after which it is looked at again what else the process does."""
+"""Number of waits after which the load of the other threads is measured again."""
 OTHERS_SHARE_MAX = 0.02
-"""How much of a processor the other threads may use together while this one looks."""
+"""Maximum share of a CPU that the other threads may use together while this one polls."""
 
 
 class Pollable(Protocol):
     """What ``select.poll()`` returns."""
 
     def poll(self, timeout: int, /) -> object:
-        """Whether there is something, after at most ``timeout`` milliseconds."""
+        """Return whether there is an event, after at most ``timeout`` milliseconds."""
 
 
 class Patience:
-    """One connection's: learns from each wait whether the next is worth it."""
+    """The polling policy of one connection: learns from each wait whether polling is worth it for the next."""
 
     def __init__(self) -> None:
         self._alone = False
         self._judge_in = 1
-        """Waits until it is looked at again what the other threads do."""
+        """Waits until the load of the other threads is measured again."""
         self._judged_at = time.perf_counter()
         self._others_before = _cpu_of_other_threads()
         self._skip = 0
-        """Waits that go by before it is tried again."""
+        """Number of waits still to skip."""
         self._skips = 1
-        """How many the next vain look costs."""
+        """Number of waits to skip after the next poll in vain; doubles each time."""
 
     def worthwhile(self) -> bool:
-        """Whether to look before sleeping this time."""
+        """Return whether to poll before sleeping this time."""
         self._judge_in -= 1
         if not self._judge_in:
             self._judge()
@@ -54,7 +54,7 @@ class Patience:
         return self._alone
 
     def _judge(self) -> None:
-        """Have other threads been busy since the last time?"""
+        """Measure whether other threads have been busy since the last time."""
         self._judge_in = JUDGED_EVERY
         now, others = time.perf_counter(), _cpu_of_other_threads()
         busy = others - self._others_before > OTHERS_SHARE_MAX * (now - self._judged_at)
@@ -62,7 +62,7 @@ class Patience:
         self._judged_at, self._others_before = now, others
 
     def look(self, reads: Pollable) -> bool:
-        """Look until there is something to read, or the time is over; whether there is."""
+        """Poll until there is something to read or the time is over; returns whether there is something."""
         clock, poll = time.perf_counter, reads.poll
         end = clock() + LOOK_SECONDS
         while clock() < end:
@@ -75,12 +75,12 @@ class Patience:
 
 
 def processors() -> int:
-    """How many this process may run on."""
+    """Return the number of CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _cpu_of_other_threads() -> float:
-    """Seconds of processor time that the process has used so far, but for the calling thread."""
+    """Return the seconds of CPU time that all threads except the calling one have used so far."""
     return time.process_time() - time.thread_time()

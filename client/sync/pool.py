@@ -1,4 +1,4 @@
-"""Connections of a client, each used by one thread at a time, and requests over them."""
+"""A client's connections, each used by one thread at a time, and requests over them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Dialer:
-    """Connects to the first of several addresses that answers, beginning with the one that did last."""
+    """Connects to the first of several addresses that answers, beginning with the one that answered last."""
 
     def __init__(self, addresses: tuple[Address, ...], access: Access, log: ConnectionLog) -> None:
         self.log = log
@@ -33,13 +33,13 @@ class Dialer:
         self._access = access
 
     def failed(self, address: Address) -> None:
-        """A connection to this address was of no use: try the next address first."""
+        """Mark an address whose connection failed, so that the next address is tried first."""
         self._addresses.failed(address)
 
     def dial(self, timeout: float) -> Connection:
-        """A new connection, within ``timeout`` seconds.
+        """Return a new connection, made within ``timeout`` seconds.
 
-        Raises ``ConnectionFailed`` naming every address and why, or the broker's refusal.
+        Raises ``ConnectionFailed`` with every address and its error, or the broker's refusal.
         """
         deadline = time.monotonic() + timeout
         failures: list[FlintError] = []
@@ -58,8 +58,8 @@ class Dialer:
         raise self._unreachable(failures)
 
     def _unreachable(self, failures: list[FlintError]) -> FlintError:
-        """Return why no address could be used. Empty ``failures``, or what is raised would be in a frame of its own
-        traceback."""
+        """Return the error for no usable address. Empties ``failures``: otherwise the raised error would be a local of
+        a frame in its own traceback, a reference cycle."""
         failure = no_address_answered(failures)
         failures.clear()
         self.log.unreachable(failure)
@@ -67,7 +67,7 @@ class Dialer:
 
 
 class ConnectionPool:
-    """Connections for requests that each need one for themselves. Safe from threads."""
+    """Connections for requests that each need one to themselves. Thread-safe."""
 
     def __init__(self, dialer: Dialer, guard: Guard) -> None:
         self._dialer = dialer
@@ -77,7 +77,7 @@ class ConnectionPool:
         self._busy: set[Connection] = set()
 
     def acquire(self, timeout: float) -> Connection:
-        """A connection for the caller alone; it must be released or discarded."""
+        """Return a connection for the caller's sole use; the caller must release or discard it."""
         while True:
             self._guard.check()
             with self._lock:
@@ -95,10 +95,10 @@ class ConnectionPool:
                 return connection
         connection.close()
         self._guard.check()
-        raise AssertionError("closed, yet usable")
+        raise AssertionError("the pool's guard is closed, but its check passes")
 
     def release(self, connection: Connection) -> None:
-        """Give back a connection on which nothing is outstanding."""
+        """Return a connection without outstanding requests to the pool."""
         with self._lock:
             self._busy.discard(connection)
             if not self._guard.closed and len(self._idle) < IDLE_CONNECTIONS_MAX:
@@ -107,7 +107,7 @@ class ConnectionPool:
         connection.close()
 
     def discard(self, connection: Connection, *, failed: bool = False) -> None:
-        """Close a connection that is of no more use; ``failed``: because of the other end."""
+        """Close a connection that is no longer usable; ``failed``: because of the broker's end."""
         with self._lock:
             self._busy.discard(connection)
             if failed:
@@ -115,7 +115,7 @@ class ConnectionPool:
         connection.close()
 
     def close(self) -> None:
-        """Close what is idle and interrupt what is in use; the guard is closed already."""
+        """Close idle connections and interrupt those in use. The caller has already closed the guard."""
         with self._lock:
             idle, self._idle = self._idle, []
             busy = list(self._busy)
@@ -123,13 +123,13 @@ class ConnectionPool:
             connection.close()
         for connection in busy:
             if self._guard.forked:
-                connection.close()  # a shutdown would reach the parent's connection
+                connection.close()  # a shutdown would also end the parent's connection
             else:
                 connection.end()
 
 
 class Caller:
-    """Requests to a broker, tried again while that can help and time is left. Safe from threads."""
+    """Sends requests to a broker and retries them while that can help and time is left. Thread-safe."""
 
     def __init__(self, dialer: Dialer, guard: Guard, timeout: float) -> None:
         self.timeout = timeout
@@ -138,29 +138,30 @@ class Caller:
         self.pool = ConnectionPool(dialer, guard)
 
     def deadline(self, timeout: float | None) -> float:
-        """When a call that begins now is over (monotonic); ``timeout``: the caller's, None for the client's."""
+        """Return the deadline (monotonic) of a call that begins now; ``timeout``: the caller's, None for the
+        client's."""
         return time.monotonic() + (self.timeout if timeout is None else check_timeout("timeout", timeout))
 
     def call(self, operation: Operation[T], deadline: float) -> T:
-        """The operation's result. A lost connection and a busy broker are tried again until ``deadline``, and so is
-        an operation that the broker may hold, which has that time on top."""
+        """Return the operation's result. Retries after a lost connection or if the broker is busy, until ``deadline``.
+        An operation that the broker may hold has that time in addition."""
         deadline += operation.hold_seconds
         return self.retry(operation.command.name, lambda: self._attempt(operation, deadline), deadline)
 
     def check(self) -> None:
-        """Raise where the client cannot be used any more."""
+        """Raise if the client can no longer be used."""
         self._guard.check()
 
     def retry(self, what: str, attempt: Callable[[], T], deadline: float) -> T:
-        """The result of ``attempt``, tried again after retriable errors until ``deadline``, then raised. ``what``: its
-        name in the log."""
+        """Return the result of ``attempt``; repeat it after retriable errors until ``deadline``, then raise. ``what``:
+        its name in the log."""
         retries = Retries(deadline)
         while True:
             self._guard.check()
             try:
                 return attempt()
             except FlintError as error:
-                self._guard.check()  # closed meanwhile: that is why the connection broke
+                self._guard.check()  # if the client was closed meanwhile, that is why the connection broke
                 pause = retries.pause(error, time.monotonic())
                 if pause is None:
                     raise
@@ -184,7 +185,7 @@ class Caller:
         return operation.result(answer)
 
     def run(self, plan: Plan[T], deadline: float) -> T:
-        """The plan's result."""
+        """Run a plan and return its result."""
         results: list[Any] | None = None
         with contextlib.closing(plan):
             while True:

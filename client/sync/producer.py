@@ -36,17 +36,17 @@ _FAILURES_KEPT = 10_000
 
 
 class SendFuture(Future[Receipt]):
-    """What ``send_async`` returns: its result is the receipt, or the error that the message failed with."""
+    """The future that ``send_async`` returns: its result is the receipt, or the error with which the message failed."""
 
     looked_at = False
-    """Whether somebody asked for the outcome: if not, ``flush`` and ``close`` raise an error that nobody saw."""
+    """True if the application asked for the outcome. ``flush`` and ``close`` raise the errors that it did not see."""
 
     def cancel(self) -> bool:
-        """False: what was handed over cannot be taken back."""
+        """Return False: a message that was handed over cannot be taken back."""
         return False
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """The receipt; raises what the message failed with."""
+        """Return the receipt, or raise the error with which the message failed."""
         self.looked_at = True
         try:
             return super().result(timeout)
@@ -54,10 +54,10 @@ class SendFuture(Future[Receipt]):
             self.looked_at = self.done()
             raise
         finally:
-            del self  # or what is raised would be in a frame of its own traceback
+            del self  # else the raised error would be a local of a frame in its own traceback, a reference cycle
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the message failed with, or None."""
+        """Return the error with which the message failed, or None."""
         self.looked_at = True
         try:
             return super().exception(timeout)
@@ -67,20 +67,20 @@ class SendFuture(Future[Receipt]):
 
 
 class Producer:
-    """Sends messages to a broker, or to the first of several addresses that answers. Safe from threads.
+    """Sends messages to a broker, or to the first of several addresses that answers. Thread-safe.
 
-    ``delivery_timeout``: seconds for which a message is tried; ``compress_over``: bodies longer than this many bytes
-    are compressed (None: none), with ``compression`` ("zlib", also for None, which every installation can read, or
-    "lz4" or "zstd"); ``in_flight_bytes_max``: bytes that may be unacknowledged before calls block; ``flush``: "sync" or
-    "async", where the broker's own setting is the floor.
-    ``user``, ``password``, ``tls`` …: how it gets in where a broker asks for that; see ``AccessOptions``.
+    ``delivery_timeout``: seconds within which a message must be acknowledged, retries included; ``compress_over``:
+    bodies longer than this many bytes are compressed (None: none); ``compression``: "zlib" (the default, which every
+    installation can read), "lz4" or "zstd"; ``in_flight_bytes_max``: unacknowledged bytes above which calls block;
+    ``flush``: "sync" or "async"; it can be stricter than the broker's setting, not weaker.
+    ``user``, ``password``, ``tls`` …: credentials and encryption, if the broker requires them; see ``AccessOptions``.
 
-    Connects when it is first used, and again whenever the connection went. A message whose acknowledgement got lost is
-    sent again, with the same ``message_id``, by which the broker knows it if it was stored.
+    Connects on first use, and again whenever the connection is lost. If an acknowledgement is lost, the producer
+    resends the message with the same ``message_id``, by which the broker detects whether it is already stored.
     """
 
     remains_told = True
-    """Whether what it leaves was said; at first there is nothing."""
+    """True if the remaining messages have been reported; initially there are none."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class Producer:
     ) -> Receipt:
         """Send one message and return its receipt once it is acknowledged.
 
-        ``queue``: where it goes, if it matters; ``flush``: this message's, where it is to be stricter; ``timeout``:
-        seconds, instead of ``delivery_timeout``. Raises what the broker refused it with, or ``ConnectionFailed`` or
+        ``queue``: the destination queue, if it matters; ``flush``: a stricter mode for this message; ``timeout``:
+        seconds, instead of ``delivery_timeout``. Raises the broker's refusal, or ``ConnectionFailed`` or
         ``RequestTimeout`` when the time is over.
         """
         single = None
@@ -139,14 +139,14 @@ class Producer:
         try:
             raise single.error
         finally:
-            del single  # or the error would be in a frame of its own traceback
+            del single  # else the error would be a local of a frame in its own traceback, a reference cycle
 
     def send_async(
         self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> SendFuture:
         """Hand over one message and return at once; blocks only while too many bytes are unacknowledged.
 
-        The future is completed without further calls, perhaps by another thread.
+        The future completes without further calls, possibly in another thread.
         """
         future = SendFuture()
         try:
@@ -184,7 +184,7 @@ class Producer:
             raise self._sending.no_room()
 
     def _settle(self, single: Single) -> None:
-        """Complete the future of a message that is done."""
+        """Complete the future of a settled message."""
         future: SendFuture = single.future
         del self._unsettled[single]
         if single.error is None:
@@ -205,13 +205,14 @@ class Producer:
         prepare: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
-        """Send any number of messages and return their receipts, in their order, once all are acknowledged.
+        """Send any number of messages and return their receipts, in order, once all are acknowledged.
 
-        The messages go in as few frames as possible, several of them in flight; those of a pinned queue in order, one
-        frame after the other. ``timeout``: seconds for the whole call; without it each frame has ``delivery_timeout``.
-        ``prepare``: the attempt that they are prepared for; nobody gets them until ``Admin.commit_prepared`` names it,
-        and the receipts' offsets are those of where they wait.
-        Raises ``DeliveryFailed``, which says which messages failed and why, and has the receipts of the others.
+        The messages are packed into as few frames as possible, several of which are in flight; those of a pinned queue
+        are sent in order, one frame at a time. ``timeout``: seconds for the whole call; by default each frame has
+        ``delivery_timeout``. ``prepare``: name of the attempt that the messages are prepared for; no consumer receives
+        them until ``Admin.commit_prepared`` names it, and the receipts' offsets are those of the stored, uncommitted
+        messages.
+        Raises ``DeliveryFailed``, which has the error of each failed message and the receipts of the others.
         """
         return self._deliver(self._sending.many(messages, queue, flush, timeout, prepare, time.monotonic()), timeout)
 
@@ -232,9 +233,9 @@ class Producer:
         prepare: str | None = None,
         timeout: float | None = None,
     ) -> Sequence[Receipt]:
-        """Send many bodies to one topic, the fastest way. ``keys``: one entry for each body (a key, several, or None);
-        ``tags``, ``properties``, ``sharding_key`` and the delay are the same for all, and as of ``Message``. Otherwise
-        as ``send_many``."""
+        """Send many bodies to one topic; the fastest way to send. ``keys``: one entry for each body (a key, several, or
+        None); ``tags``, ``properties``, ``sharding_key`` and the delay are those of ``Message`` and apply to all
+        bodies. Otherwise like ``send_many``."""
         now = time.monotonic()
         common = common_properties(tags, properties, sharding_key) + delay_properties(delay_level, deliver_at, delay)
         plan = self._sending.columns(topic, bodies, keys, common, queue, sharding_key, flush, timeout, prepare, now)
@@ -257,7 +258,7 @@ class Producer:
         return self._sending.receipts(bulk)
 
     def _abandon(self, waited_for: Single | Bulk | None) -> None:
-        """The calling thread was interrupted, perhaps between any two steps."""
+        """Give up a wait whose thread was interrupted, possibly between any two steps."""
         self._driver.abandon()
         if waited_for is not None:
             with self._mutex:
@@ -268,8 +269,8 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything handed to ``send_async`` so far is acknowledged.
 
-        Raises ``DeliveryFailed`` where some of it failed and nobody has looked at its future, and ``RequestTimeout``
-        where ``timeout`` seconds did not suffice (without one, each message has its own).
+        Raises ``DeliveryFailed`` if a message failed and the application has not looked at its future, and
+        ``RequestTimeout`` if that takes longer than ``timeout`` seconds (by default each message has its own limit).
         """
         self._guard.check()
         deadline = NEVER if timeout is None else time.monotonic() + check_timeout("timeout", timeout)
@@ -280,7 +281,7 @@ class Producer:
             if not single.done and time.monotonic() >= deadline:
                 left = sum(not other.done for other in outstanding)
                 raise RequestTimeout(
-                    f"{left} of {len(outstanding)} messages are not acknowledged yet; they are still tried"
+                    f"{left} of {len(outstanding)} messages are not acknowledged yet; the producer keeps trying them"
                 )
         if not self._driver.is_calling_back:
             wait_for_futures([single.future for single in outstanding])
@@ -291,10 +292,10 @@ class Producer:
         raise_unseen(Future.exception(future) for future in failed if not future.looked_at)
 
     def close(self) -> None:
-        """Take nothing more, wait for what was handed over, then disconnect. Idempotent.
+        """Accept no more messages, wait for those that were handed over, then disconnect. Idempotent.
 
-        Raises ``DeliveryFailed`` where some of that failed and nobody has looked at its future; never because the
-        broker went while nothing was unacknowledged.
+        Raises ``DeliveryFailed`` if a message failed and the application has not looked at its future. The loss of a
+        connection without unacknowledged messages is not an error.
         """
         self._close(None)
 
@@ -307,7 +308,7 @@ class Producer:
             self._driver.forget()
             return
         try:
-            if raised is None or isinstance(raised, Exception):  # Ctrl-C does not wait
+            if raised is None or isinstance(raised, Exception):  # after Ctrl-C do not wait
                 self._driver.wait(Until(lambda: self._delivery.idle))
         except BaseException as interruption:
             raised = interruption
@@ -320,15 +321,15 @@ class Producer:
             self._raise_failures()
 
     def undelivered(self) -> tuple[int, int]:
-        """Return how many messages of ``send_async`` are not acknowledged yet, and how many failed without anybody
-        having looked at their futures."""
+        """Return how many messages of ``send_async`` are not acknowledged yet, and how many failed without the
+        application reading the outcome from their futures."""
         if self._guard.forked:
-            return 0, 0  # they are the parent's
+            return 0, 0  # the messages belong to the parent process
         return len(self._unsettled), sum(not future.looked_at for future in list(self._failed))
 
     def __del__(self) -> None:
         if not self.remains_told:
-            unsent.abandoned(self, "nobody holds it any more")
+            unsent.abandoned(self, "its last reference is gone")
 
     def __enter__(self) -> Self:
         self._guard.check()

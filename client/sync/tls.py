@@ -1,4 +1,4 @@
-"""A TLS socket that is used like a plain one that does not block."""
+"""A TLS socket with the interface of a plain non-blocking one."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class TlsSocket:
-    """``send`` and ``recv_into`` of a socket that does not block, over TLS: they raise ``BlockingIOError`` as it does.
+    """``send`` and ``recv_into`` of a non-blocking socket, over TLS: they raise ``BlockingIOError`` as it does.
 
-    What was refused must be sent again as it was, not in other pieces.
+    After ``BlockingIOError`` the caller must resend the same bytes, not split differently.
     """
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
@@ -24,13 +24,13 @@ class TlsSocket:
         self.getsockname = sock.getsockname
         self.close = sock.close
         self.pending = sock.pending
-        """Bytes that are decrypted and not received: nothing shows them at the descriptor."""
+        """Count of bytes that are decrypted but not received: polling the descriptor does not show them."""
 
     @classmethod
     def connect(cls, sock: socket.socket, address: Address, context: ssl.SSLContext, deadline: float) -> TlsSocket:
-        """Make the handshake, until ``deadline`` (monotonic); nothing blocks from then on.
+        """Do the handshake, until ``deadline`` (monotonic); the socket does not block afterwards.
 
-        Closes ``sock`` where it fails, and raises ``ConnectionFailed``.
+        Closes ``sock`` and raises ``ConnectionFailed`` if the handshake fails.
         """
         try:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
@@ -42,7 +42,7 @@ class TlsSocket:
         return cls(wrapped)
 
     def send(self, data: bytes | memoryview) -> int:
-        """How many bytes went out."""
+        """Send as much as possible; returns the number of bytes sent."""
         view = memoryview(data)
         sent = 0
         while sent < len(view):
@@ -55,7 +55,7 @@ class TlsSocket:
         return sent
 
     def recv_into(self, buffer: memoryview) -> int:
-        """How many bytes came; 0 at the end."""
+        """Fill ``buffer``; returns the number of bytes received, 0 at the end of the stream."""
         received = 0
         while received < len(buffer):
             try:
@@ -70,9 +70,9 @@ class TlsSocket:
         return received
 
     def shutdown(self, how: int) -> None:
-        """From any thread: end the connection under TLS, so that whoever waits on it wakes."""
+        """Shut down the connection below TLS, which wakes a thread that waits on it. Callable from any thread."""
         socket.socket.shutdown(self._sock, how)
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
-        """As of a socket."""
+        """Set a socket option."""
         self._sock.setsockopt(level, option, value)

@@ -1,4 +1,4 @@
-"""Waiting for a socket and for other threads at the same time."""
+"""A wait for a socket and for other threads at the same time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .connection import Connection
 
 
 class Waiter:
-    """One thread waits, once it is open; any other may ``wake`` it. A wake before the wait counts."""
+    """One thread waits, after ``open``; any other may ``wake`` it. A wake before the wait counts."""
 
     def __init__(self) -> None:
         self._woken = True
         self._watched: int | None = None
 
     def open(self) -> None:
-        """Make what it takes to be woken."""
+        """Create the socket pair through which other threads wake the wait."""
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -27,7 +27,7 @@ class Waiter:
         self._woken = False
 
     def watch(self, descriptor: int | None) -> None:
-        """From now on wait for this socket too; None: for none."""
+        """Also wait for this socket from now on; None: for no socket."""
         if self._poll is not None:
             if self._watched is not None:
                 self._poll.unregister(self._watched)
@@ -36,14 +36,14 @@ class Waiter:
         self._watched = descriptor
 
     def wake(self) -> None:
-        """End the wait, or the next one. Any thread; cheap when it was called before."""
+        """End the current wait, or the next one. Callable from any thread; cheap if already called."""
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(OSError):  # full: it will wake all the same; closed: nobody waits
+            with contextlib.suppress(OSError):  # full: a wake is already under way; closed: no thread waits
                 self._writer.send(b"x")
 
     def wait(self, connection: Connection | None, seconds: float) -> None:
-        """Wait until the connection's socket can be read, somebody wakes, or the time is over."""
+        """Wait until the connection's socket is readable, another thread wakes this one, or the time is over."""
         if self._poll is not None:
             self._poll.poll(0 if seconds <= 0 else int(seconds * 1000) + 1)
         else:  # Windows
@@ -52,11 +52,11 @@ class Waiter:
         if self._woken:
             with contextlib.suppress(BlockingIOError):
                 self._reader.recv(64)
-            # Last: a wake from here on has to be felt.
+            # Reset only after the socket is drained: a wake from here on must write a byte again.
             self._woken = False
 
     def close(self) -> None:
-        """Let go of the sockets."""
+        """Close the sockets."""
         self._woken = True
         self._reader.close()
         self._writer.close()
