@@ -1,1 +1,1 @@
-"""The client without I/O: what to send, when to try again, what an answer means. No socket, thread or event loop."""
+"""The client without I/O: what to send, when to retry, what a response means. No sockets, threads or event loops."""

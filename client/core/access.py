@@ -1,6 +1,7 @@
-"""How a client gets in: who it says it is, how it proves that, and whether it speaks TLS.
+"""How a client identifies itself, authenticates and encrypts: user, password and TLS.
 
-Nothing of it is imported where none of it is asked for: a client without user and TLS stands on msgpack alone.
+Modules for authentication and TLS are imported only if they are used: a client without a user and TLS needs only
+msgpack.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ if TYPE_CHECKING:
     from ...protocol.scram import ClientExchange, Keys
 
 KEYS_KEPT = 16
-"""Keys of as many brokers and passwords are kept, so that only the first connection derives them."""
+"""Maximum number of derived keys to keep, so that only the first connection with a broker and a password derives
+them."""
 
 Password = str | Callable[[], str]
 
 
 class AccessOptions(TypedDict, total=False):
-    """What every client can be told about getting in.
+    """Access options that every client accepts.
 
-    ``user``, ``password``: who it is; the password is a text, or a function that returns it, called for each new
-    connection (by an asyncio client in a thread). ``tls``: True for TLS with the CAs that this machine trusts, the path
-    of a PEM file with the CA of the broker's certificate, or an ``ssl.SSLContext``. ``tls_certificate`` and
-    ``tls_key``: paths of this client's certificate and key, where the broker asks for one (the key may be in the
+    ``user``, ``password``: the credentials; the password is a string, or a function that returns it and is called for
+    each new connection (by an asyncio client in a thread). ``tls``: True for TLS with the CAs that this machine trusts,
+    the path of a PEM file with the CA of the broker's certificate, or an ``ssl.SSLContext``. ``tls_certificate`` and
+    ``tls_key``: paths of this client's certificate and key, if the broker requires one (the key may be in the
     certificate's file).
     """
 
@@ -43,7 +45,7 @@ class AccessOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Access:
-    """The options, checked. Equal where they are; can be pickled where they can, and shows no password."""
+    """The checked options. Comparable and, if the options are, picklable; its repr hides the password."""
 
     user: str = ""
     password: Password = field(default="", repr=False)
@@ -57,7 +59,7 @@ class Access:
 
     @property
     def options(self) -> AccessOptions:
-        """The arguments of a client that gets in the same way."""
+        """The arguments for another client with the same access."""
         if self is NO_ACCESS or self == NO_ACCESS:
             return {}
         options: AccessOptions = {"tls": self.tls}
@@ -70,8 +72,8 @@ class Access:
         return options
 
     def context(self) -> ssl.SSLContext | None:
-        """What TLS connections are made with; None: without TLS. Raises ``InvalidArgument`` for a file that cannot be
-        used. Files that were replaced are taken again, as certificates of clients often last only hours."""
+        """Return the context for TLS connections; None: without TLS. Raises ``InvalidArgument`` if a file cannot be
+        used. Replaced files are loaded again, because client certificates often last only hours."""
         if self.tls is False:
             return None
         if not isinstance(self.tls, bool | str):
@@ -87,12 +89,12 @@ class Access:
         except InvalidArgument:
             if kept is None:
                 raise
-            return kept[1]  # half replaced, perhaps: they are looked at again for the next connection
+            return kept[1]  # the files may be half replaced: they are checked again for the next connection
         self._kept["context"] = seen, context
         return context
 
     def exchange(self) -> ClientExchange:
-        """Begin to prove who this is. Raises ``AuthenticationFailed`` where there is no password to do it with."""
+        """Begin to authenticate. Raises ``AuthenticationFailed`` if there is no usable password."""
         from ...protocol.scram import ClientExchange, ScramError, prepare
 
         password: object = self.password
@@ -101,16 +103,16 @@ class Access:
                 password = password()
             except Exception as error:
                 raise AuthenticationFailed(
-                    f"the function that gives the password of user {self.user!r} failed: {type(error).__name__}"
+                    f"the password function of user {self.user!r} failed: {type(error).__name__}"
                 ) from error
         if not isinstance(password, str):
             raise AuthenticationFailed(
-                f"the function that gives the password of user {self.user!r} returned {type(password).__name__}"
+                f"the password function of user {self.user!r} returned {type(password).__name__}, expected str"
             )
         try:
             return ClientExchange(self.user, prepare(password), derive=self._derive)
         except ScramError as error:
-            raise AuthenticationFailed(f"the password of user {self.user!r} cannot be one: {error}") from None
+            raise AuthenticationFailed(f"the password of user {self.user!r} is not valid: {error}") from None
 
     def _derive(self, password: str, salt: bytes, iterations: int) -> Keys:
         from ...protocol.scram import derive_keys
@@ -126,30 +128,30 @@ class Access:
 
 
 NO_ACCESS = Access()
-"""Of a client that was told nothing."""
+"""Access of a client without options: no user, no TLS."""
 
 
 REPLACEMENTS = {
-    "acks": "flush='sync' acknowledges when the message is on disk",
-    "auto_offset_reset": "start='first' or start='last' says where a new group begins",
+    "acks": "use flush='sync', which acknowledges when the message is on disk",
+    "auto_offset_reset": "use start='first' or start='last', which says where a new group begins",
     "batch_size": "send_many and send_bulk make frames of the right size",
-    "bootstrap_servers": "the first argument is the broker's address",
-    "compression_type": "compression='zlib', 'lz4' or 'zstd'",
-    "enable_idempotence": "a message that is sent again is always stored once",
-    "enable_auto_commit": "auto_commit=False leaves committing to commit()",
-    "group_id": "group='…'",
-    "linger_ms": "nothing lingers: what is sent while a frame is on its way goes as the next one",
-    "max_poll_records": "batch=n hands the listener up to n messages at a time",
-    "partitioner": "sharding_key= of a message chooses its queue",
-    "retries": "delivery_timeout= says for how long a message is tried",
-    "username": "user='…'",
+    "bootstrap_servers": "pass the broker's address as the first argument",
+    "compression_type": "use compression='zlib', 'lz4' or 'zstd'",
+    "enable_idempotence": "a resent message is always stored only once",
+    "enable_auto_commit": "use auto_commit=False, which leaves committing to commit()",
+    "group_id": "use group='…'",
+    "linger_ms": "no need to wait: messages sent while a frame is in flight go together in the next one",
+    "max_poll_records": "use batch=n, which passes the listener up to n messages at a time",
+    "partitioner": "use the message's sharding_key=, which selects its queue",
+    "retries": "use delivery_timeout=, which limits how long a message is retried",
+    "username": "use user='…'",
 }
-"""Arguments of other brokers' clients, and what there is instead."""
+"""Arguments of other brokers' clients, and what to use instead."""
 
 
 def access_for(client: object, options: Mapping[str, Any]) -> Access:
-    """Return ``access_of(**options)``, where ``options`` are all arguments that the constructor of ``client`` does not
-    name. Raises ``InvalidArgumentType`` (a ``TypeError``) for one that no client of its kind has."""
+    """Return ``access_of(**options)``; ``options`` are all arguments that the constructor of ``client`` does not name.
+    Raises ``InvalidArgumentType`` (a ``TypeError``) for an unknown one."""
     known = AccessOptions.__annotations__
     for name in options:
         if name not in known:
@@ -176,9 +178,9 @@ def access_of(
     tls_certificate: Any = None,
     tls_key: Any = None,
 ) -> Access:
-    """The arguments of a client (``AccessOptions``), checked.
+    """Check the access arguments of a client (``AccessOptions``).
 
-    Raises ``InvalidArgument``, also for a file that cannot be used.
+    Raises ``InvalidArgument`` for invalid values and for files that cannot be used.
     """
     if user is None and password is None and tls in (None, False) and not (tls_certificate or tls_key):
         return NO_ACCESS
@@ -197,9 +199,9 @@ def _checked_user(user: Any, password: Any) -> tuple[str, Password]:
     if not isinstance(password, str | None) and not callable(password):
         raise InvalidArgumentType(f"password must be a str or a function, not {type(password).__name__}")
     if not user:
-        raise InvalidArgument("password is given without user; give both")
+        raise InvalidArgument("password was given without user; pass both")
     if not password:
-        raise InvalidArgument(f"user {user!r} is given without password; give both")
+        raise InvalidArgument(f"user {user!r} was given without password; pass both")
     from ...protocol.scram import ScramError, prepare
 
     for what, text in (("user", user), ("password", password)):
@@ -207,7 +209,7 @@ def _checked_user(user: Any, password: Any) -> tuple[str, Password]:
             if isinstance(text, str):
                 prepare(text)
         except ScramError as error:
-            raise InvalidArgument(f"{what} cannot be one: {error}") from None
+            raise InvalidArgument(f"{what} is not valid: {error}") from None
     return user, password
 
 
@@ -224,15 +226,15 @@ def _checked_tls(tls: Any, certificate: Any, key: Any) -> tuple[bool | str | ssl
                 f"tls must be a bool, the path of a CA's PEM file or an ssl.SSLContext, not {type(tls).__name__}"
             )
         if certificate or key:
-            raise InvalidArgument("tls_certificate and tls_key go into the SSLContext that is given with tls")
+            raise InvalidArgument("tls_certificate and tls_key belong in the SSLContext that is passed as tls")
         return tls, "", ""
     if tls == "":
-        raise InvalidArgument("tls is empty; give True, or the path of the CA's PEM file")
+        raise InvalidArgument("tls is empty; pass True, or the path of the CA's PEM file")
     for name, path in (("tls_certificate", certificate), ("tls_key", key)):
         if not isinstance(path, str | os.PathLike | None):
             raise InvalidArgumentType(f"{name} must be a path, not {type(path).__name__}")
     if key and not certificate:
-        raise InvalidArgument("tls_key is given without tls_certificate")
+        raise InvalidArgument("tls_key was given without tls_certificate; pass both")
     if certificate and not tls:
-        raise InvalidArgument("tls_certificate is given with tls=False; leave one of them out")
+        raise InvalidArgument("tls_certificate was given with tls=False; leave one of them out")
     return tls, os.fspath(certificate or ""), os.fspath(key or "")

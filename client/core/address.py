@@ -10,12 +10,12 @@ from ...protocol.commands import DEFAULT_PORT
 from ..errors import InvalidArgument
 
 BROKER_VARIABLE = "FLINTMQ_BROKER"
-"""Where the broker is, for a program that does not say it."""
+"""Environment variable with the broker's address, for a program that does not pass one."""
 _PORT_MAX = 65535
 
 
 class Address(NamedTuple):
-    """Where a broker listens."""
+    """A broker's address."""
 
     host: str
     port: int
@@ -32,32 +32,32 @@ class AddressBook:
         self._first = 0
 
     def in_turn(self) -> list[Address]:
-        """All of them, in the order in which they should be tried now."""
+        """Return all addresses, in the order in which to try them now."""
         return [*self._addresses[self._first :], *self._addresses[: self._first]]
 
     def answered(self, address: Address) -> None:
-        """A connection to this address stands: begin with it the next time."""
+        """Begin with this address next time: a connection to it succeeded."""
         self._first = self._addresses.index(address)
 
     def failed(self, address: Address) -> None:
-        """A connection to this address was of no use: begin with the next one."""
+        """Begin with the next address: a connection to this one failed."""
         if self._addresses[self._first] == address:
             self._first = (self._first + 1) % len(self._addresses)
 
 
 def parse_addresses(addresses: str | Iterable[str] | None) -> tuple[Address, ...]:
-    """The addresses in ``"a:1,b:2"`` or in several strings; without a port it is 10911. IPv6 stands in brackets.
+    """Parse ``"a:1,b:2"`` or several such strings; the default port is 10911. IPv6 hosts are in brackets.
 
-    None: the variable ``FLINTMQ_BROKER``, and without it ``127.0.0.1:10911``.
+    None: the environment variable ``FLINTMQ_BROKER``, or ``127.0.0.1:10911`` if it is not set.
 
-    Raises ``InvalidArgument`` for none at all or one that cannot be an address.
+    Raises ``InvalidArgument`` if there is no address or one is malformed.
     """
     if addresses is None:
         addresses = os.environ.get(BROKER_VARIABLE) or f"127.0.0.1:{DEFAULT_PORT}"
     texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     parsed = tuple(dict.fromkeys(_parse(text.strip()) for text in texts if text.strip()))
     if not parsed:
-        raise InvalidArgument(f"no broker address in {addresses!r}; give one as 'host:port'")
+        raise InvalidArgument(f"no broker address in {addresses!r}; pass one as 'host:port'")
     return parsed
 
 
@@ -66,16 +66,14 @@ def _parse(text: str) -> Address:
     if separator:
         tls = ", and tls=True for TLS" if scheme in ("tls", "ssl", "https") else ""
         raise InvalidArgument(
-            f"broker address {text!r} has the scheme {scheme + separator!r}, and an address of FlintMQ has none: "
-            f"write {rest.partition('/')[0]!r}{tls}"
+            f"broker address {text!r} has the scheme {scheme + separator!r}, but FlintMQ's addresses have none: "
+            f"use {rest.partition('/')[0]!r}{tls}"
         )
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         port_text = rest.removeprefix(":")
         if not bracket or (rest and not rest.startswith(":")):
-            raise InvalidArgument(
-                f"broker address {text!r} has a '[' that is not closed; write it as '[::1]:{DEFAULT_PORT}'"
-            )
+            raise InvalidArgument(f"broker address {text!r} has an unclosed '['; write it as '[::1]:{DEFAULT_PORT}'")
     elif text.count(":") > 1:
         raise InvalidArgument(
             f"broker address {text!r} looks like IPv6; put the host in brackets: '[{text}]:{DEFAULT_PORT}'"

@@ -1,4 +1,4 @@
-"""What a pull and a query return: stored records, decoded where they are looked at."""
+"""The results of pulls and queries: stored records, decoded on access."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .tags import EVERYTHING, TagFilter
 
 _STRUCTS_MAX = 4096
 _SEGMENT = 256
-"""Records that are looked at together: if they are all of one size, their bodies are taken out all at once."""
+"""Number of records to process together: if all have the same size, their bodies are extracted in one step."""
 
 
 class _BodyStructs(dict[int, Callable[[Any, int], tuple[int, int, int, bytes]]]):
-    """By body length: the function that takes body_crc, sys_flag, body_length and the body out of a record at once."""
+    """By body length: a function that unpacks body_crc, sys_flag, body_length and the body of a record in one step."""
 
     def __missing__(self, length: int) -> Callable[[Any, int], tuple[int, int, int, bytes]]:
         if len(self) >= _STRUCTS_MAX:
@@ -34,9 +34,9 @@ _body_structs = _BodyStructs()
 
 
 class Records:
-    """Records of an answer: ``count`` sizes, then the records as they lie in the CommitLog.
+    """The records of a response: ``count`` sizes, then the records as stored in the CommitLog.
 
-    Raises ``RemoteProtocolError`` where the sizes do not fit what is there.
+    Raises ``RemoteProtocolError`` if the sizes do not match the body.
     """
 
     __slots__ = ("_body", "_records_at", "sizes")
@@ -53,18 +53,18 @@ class Records:
 
     @property
     def raw(self) -> memoryview:
-        """The records, one behind the other."""
+        """The records, one after the other."""
         return memoryview(self._body)[self._records_at :]
 
     def messages(self, topic: str) -> list[StoredMessage]:
-        """A message for each record, not decoded yet."""
+        """Return a message for each record, not decoded yet."""
         sizes = self.sizes
         starts = accumulate(sizes, initial=self._records_at)
-        # sizes ends first, so that the last start (the end of all) makes no message.
+        # sizes ends first, so the last start (the end of all records) makes no message.
         return list(map(StoredMessage, sizes, starts, repeat(self._body), repeat(topic)))
 
     def bodies(self, topic: str) -> list[bytes]:
-        """All bodies, decompressed and checked, in one pass."""
+        """Return all bodies, decompressed and checked, in one pass."""
         bodies: list[bytes] = []
         at = self._records_at
         for start in range(0, len(self.sizes), _SEGMENT):
@@ -76,7 +76,7 @@ class Records:
         return bodies
 
     def _uniform_bodies(self, sizes: tuple[int, ...], at: int, end: int) -> list[bytes] | None:
-        """The bodies of records that all have the same size and shape and are sound; None where they may not."""
+        """Return the bodies if all records have the same size and shape and are sound; None if they may not be."""
         size = sizes[0]
         if sizes.count(size) != len(sizes):
             return None
@@ -91,11 +91,11 @@ class Records:
         return bodies if len(bodies) == len(sizes) else None
 
     def _mixed_bodies(self, sizes: tuple[int, ...], at: int, topic: str) -> list[bytes]:
-        """The bodies of any records; raises ``CorruptMessage`` for the first that is damaged."""
+        """Return the bodies of any records; raises ``CorruptMessage`` for the first damaged one."""
         content, crc32, structs = self._body, zlib.crc32, _body_structs
         bodies: list[bytes] = []
         append = bodies.append
-        # What of a record is not its body: guessed from the one before it, because it seldom changes.
+        # Bytes of a record besides its body: assume those of the previous record, because they seldom change.
         beside = sizes[0] - _body_length(content, at, sizes[0]) if sizes else 0
         for size in sizes:
             length = size - beside
@@ -114,9 +114,9 @@ class Records:
 class Batch:
     """The messages of one pull.
 
-    ``next_offset``: where the next pull goes on; ``min_offset``, ``max_offset``: what the queue held at the time;
-    ``lost``: messages in front of ``next_offset`` that damage of the broker's log took.
-    ``messages`` are decoded lazily; ``bodies()`` is the fast way to all bodies.
+    ``next_offset``: where to pull next; ``min_offset``, ``max_offset``: the queue's range at the time of the pull;
+    ``lost``: number of messages before ``next_offset`` that were lost to damage of the broker's log.
+    ``messages`` are decoded lazily; ``bodies()`` is the fastest way to get all bodies.
     """
 
     __slots__ = (
@@ -155,22 +155,22 @@ class Batch:
         if messages is None:
             messages = self._records.messages(self.topic)
             if self._tags.wanted:
-                # The broker compared hashes; two tags can have the same.
+                # The broker compares only hashes, and two tags can have the same hash.
                 messages = [message for message in messages if self._tags.accepts(message.tags)]
             self._messages = messages
         return messages
 
     def bodies(self) -> list[bytes]:
-        """The bodies of all messages, decompressed, each with its checksum verified.
+        """Return the bodies of all messages, decompressed, each with its checksum verified.
 
-        Raises ``CorruptMessage`` for the first that is damaged; ``messages`` gives access to the others.
+        Raises ``CorruptMessage`` for the first damaged one; ``messages`` gives access to the others.
         """
         if self._tags.wanted:
             return [message.body for message in self.messages]
         return self._records.bodies(self.topic)
 
     def part(self, messages: Sequence[StoredMessage]) -> Batch:
-        """Return a batch of these of its messages alone."""
+        """Return a batch with only these of its messages."""
         raws = [bytes(message.record) for message in messages]
         body = b"".join([RECORD_SIZE_STRUCT.pack(len(raw)) for raw in raws] + raws)
         part = Batch(
@@ -182,7 +182,7 @@ class Batch:
 
     @property
     def raw(self) -> memoryview:
-        """The stored records as they lie in the CommitLog, one behind the other; before any tag is compared."""
+        """The stored records as in the CommitLog, one after the other; not filtered by tag on the client."""
         return self._records.raw
 
     @property
@@ -208,9 +208,9 @@ class Batch:
 class Found(Sequence[StoredMessage]):
     """The messages that a query found, newest first.
 
-    ``cursor``: to be given to the next query for the following page, None at the end; ``index_behind_bytes``: how much
-    of the CommitLog the index did not cover yet when it was asked; ``damaged``: records that the index has for the key,
-    and that damage of the broker's log made unreadable.
+    ``cursor``: pass it to the next query to get the following page, None at the end; ``index_behind_bytes``: bytes of
+    the CommitLog that the index did not cover yet; ``damaged``: number of matching records that the index refers to but
+    that are unreadable because the broker's log is damaged.
     """
 
     __slots__ = ("_messages", "cursor", "damaged", "index_behind_bytes")
@@ -241,6 +241,6 @@ class Found(Sequence[StoredMessage]):
 
 
 def _body_length(records: bytes, at: int, size: int) -> int:
-    """The body's length that a record claims, kept within the record."""
+    """Return the body length that a record claims, limited to the record."""
     length: int = struct.unpack_from(">i", records, at + BODY_AT - 4)[0]
     return min(max(length, 0), size - BODY_AT)

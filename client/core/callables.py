@@ -1,4 +1,4 @@
-"""What a call of a function that a program hands over would do: run it, or only make something that is to be run."""
+"""Kinds of functions that applications pass in: does a call run the function, or only create something to be run?"""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, TypeGuard
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> TypeGuard[Callable[..., Awaitable[Any]]]:
-    """Return whether a call only makes a coroutine: also of a method, a partial and an object with such a call."""
+    """Return whether a call only makes a coroutine; also works for methods, partials and callable objects."""
     return _is(inspect.iscoroutinefunction, function)
 
 
 def is_generator_function(function: Callable[..., Any]) -> bool:
-    """Return whether a call only makes a generator, or an asynchronous one."""
+    """Return whether a call only makes a generator or an asynchronous generator."""
     return _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return what to call a function in an error."""
+    """Return the name of a function for error messages."""
     function = _unwrapped(function)
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 

@@ -1,7 +1,7 @@
-"""Compressing and decompressing bodies, as RocketMQ marks it in ``sys_flag``: LZ4 frames, Zstandard or zlib.
+"""Compression of bodies, marked in ``sys_flag`` as RocketMQ does: LZ4 frames, Zstandard or zlib.
 
-lz4 and zstandard are imported when a body first needs them; zlib is always there, so every installation can read what
-a producer compresses by default.
+lz4 and zstandard are imported when a body first needs them. zlib is always available, so every installation can read
+what a producer compresses by default.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ..errors import CompressionUnavailable, InvalidArgument
 COMPRESS_OVER_BYTES = 4096
 """Bodies longer than this are compressed by default."""
 BODY_BYTES_MAX = 64 * 1024 * 1024
-"""The longest body that is decompressed: a damaged or hostile one must not fill the memory."""
+"""Maximum length of a decompressed body: a damaged or hostile one must not fill the memory."""
 
 Compression: TypeAlias = Literal["zlib", "lz4", "zstd"]
 """The names of the algorithms."""
 DEFAULT_COMPRESSION: Compression = "zlib"
 
 _ZLIB_LEVEL = 1
-"""JSON bodies shrink to 23 % instead of 20 % at RocketMQ's level 5, in half the time."""
+"""At level 1 JSON bodies shrink to 23 % instead of the 20 % of RocketMQ's level 5, in half the time."""
 _ZLIB_SAMPLED_OVER_BYTES = 4096
-"""zlib spends 20 µs a KiB on a body that does not shrink: longer ones are compressed if a sample of them shrinks."""
+"""zlib spends 20 µs per KiB on a body that does not shrink, so a longer body is compressed only if a sample shrinks."""
 _ZLIB_SAMPLE_BYTES = 1024
 _ZSTD_LEVEL = 3
 _MODULES = {"lz4": "lz4.frame", "zstd": "zstandard"}
@@ -39,9 +39,9 @@ ALGORITHMS = tuple(_FLAGS)
 
 
 class Compressor:
-    """Compresses the bodies that are longer than ``over_bytes`` (None: none) and shrink by it.
+    """Compresses the bodies that are longer than ``over_bytes`` (None: no bodies) and become shorter.
 
-    ``algorithm``: ``zlib`` (also for None), ``lz4`` or ``zstd``.
+    ``algorithm``: ``zlib`` (the default), ``lz4`` or ``zstd``.
     """
 
     __slots__ = ("_compress", "_flag", "algorithm", "over_bytes")
@@ -57,7 +57,7 @@ class Compressor:
         self._compress: Callable[[bytes], bytes] | None = None
 
     def compress(self, body: bytes) -> tuple[bytes, int]:
-        """``(body as to be stored, its sys_flag bits)``: as it is, with 0, where compressing does not help."""
+        """Return ``(body to store, its sys_flag bits)``: unchanged, with 0, if compression does not help."""
         if self.over_bytes is None or len(body) <= self.over_bytes:
             return body, 0
         if self._compress is None:
@@ -72,7 +72,7 @@ def _library(algorithm: str) -> Any:
     except ImportError:
         package = _MODULES[algorithm].partition(".")[0]
         raise CompressionUnavailable(
-            f"{algorithm} compression needs the package {package}, which is not installed here: pip install {package}"
+            f"{algorithm} compression needs the package {package}, which is not installed: pip install {package}"
         ) from None
 
 
@@ -88,7 +88,7 @@ def _compress_with(algorithm: str) -> Callable[[bytes], bytes]:
 
 
 def _zlib(body: bytes) -> bytes:
-    """``body`` compressed, or as it is if a sample from its middle does not shrink by a sixteenth."""
+    """Return ``body`` compressed, or unchanged if a sample from its middle does not shrink by a sixteenth."""
     if len(body) > _ZLIB_SAMPLED_OVER_BYTES:
         start = (len(body) - _ZLIB_SAMPLE_BYTES) // 2
         sample = zlib.compress(body[start : start + _ZLIB_SAMPLE_BYTES], _ZLIB_LEVEL)
@@ -98,14 +98,14 @@ def _zlib(body: bytes) -> bytes:
 
 
 class DecompressionFailed(Exception):
-    """A body is not what its flags say; the caller knows which message it belongs to."""
+    """A body does not match its flags; the caller knows which message it belongs to."""
 
 
 def decompress(body: bytes, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> bytes:
-    """The body that ``body`` was made from; ``sys_flag`` says how (no type means zlib, as in old RocketMQ).
+    """Return the original of a compressed ``body``; ``sys_flag`` names the algorithm (none: zlib, as in old RocketMQ).
 
-    Raises ``DecompressionFailed`` where the bytes do not decompress or would be longer than ``bytes_max``, and
-    ``CompressionUnavailable`` where the library is not installed.
+    Raises ``DecompressionFailed`` if the bytes do not decompress or the result is longer than ``bytes_max``, and
+    ``CompressionUnavailable`` if the library is not installed.
     """
     kind = sys_flag & SysFlag.COMPRESSION_MASK
     try:
@@ -118,13 +118,13 @@ def decompress(body: bytes, sys_flag: int, bytes_max: int = BODY_BYTES_MAX) -> b
             plain = inflater.decompress(body, bytes_max + 1)
             complete = inflater.eof
         else:
-            raise DecompressionFailed(f"its sys_flag {sys_flag:#x} names a compression that is not known")
+            raise DecompressionFailed(f"its sys_flag {sys_flag:#x} names an unknown compression")
     except (zlib.error, RuntimeError, ValueError, EOFError) as error:
         raise DecompressionFailed(f"its body does not decompress: {error}") from error
     if len(plain) > bytes_max:
-        raise DecompressionFailed(f"its body is longer than {bytes_max} bytes decompressed, the most that is accepted")
+        raise DecompressionFailed(f"its body is longer than {bytes_max} bytes decompressed, the maximum")
     if not complete:
-        raise DecompressionFailed("its compressed body ends too early")
+        raise DecompressionFailed("its compressed body is truncated")
     return plain
 
 

@@ -1,4 +1,4 @@
-"""What waits at the broker to be delivered later."""
+"""Statistics of the messages that wait at the broker for later delivery."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from .times import from_millis
 
 @dataclass(frozen=True, slots=True)
 class DelayedMessages:
-    """Messages that wait: how many, and when the next of them is due, ms since 1970 UTC (0: none waits)."""
+    """A number of waiting messages, and when the next of them is due, ms since 1970 UTC (0: none waits)."""
 
     messages: int
     next_due_ms: int
 
     @property
     def next_due_at(self) -> datetime | None:
-        """When the next is due."""
+        """Time at which the next message is due, or None."""
         return from_millis(self.next_due_ms) if self.messages else None
 
 
 @dataclass(frozen=True, slots=True)
 class DelayStats:
-    """``levels``: what waits in each delay level that has had a message, by level; ``hours``: what waits for its time,
-    by the hour that it is due in, the last one for all that follow; ``timed``: how much that is in all; ``behind``:
-    timed messages that are not counted yet; ``parked``: messages that could not be delivered."""
+    """Statistics of delayed and timed messages. ``levels``: by delay level, for levels that have had a message;
+    ``hours``: timed messages by the hour in which they are due, the last row for all later ones; ``timed``: their total
+    number; ``behind``: number of timed messages that are not counted yet; ``parked``: number of messages that could not
+    be delivered."""
 
     levels: dict[int, DelayedMessages]
     hours: Sequence[tuple[datetime, DelayedMessages]]
@@ -41,7 +42,7 @@ class DelayStats:
 
 
 def delay_stats(max_hours: int) -> Operation[DelayStats]:
-    """What waits, with so many rows of hours at most."""
+    """Return the operation that gets the statistics, with at most ``max_hours`` rows of hours."""
 
     def decode(answer: Answer) -> DelayStats:
         head = decode_fields(commands.DelayStatsAnswer, answer.fields)

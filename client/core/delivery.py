@@ -1,13 +1,14 @@
 """Delivery of produced messages, without sockets, threads or a clock.
 
-Callers ``add_single`` and ``add_bulk``; a driver sends what ``next_frame`` returns, reports what happened
-(``answered``, ``connection_lost``, ``expire``), and looks at the ``done`` of what was added. All times are monotonic
-seconds that the driver passes in. Nothing here is safe for two threads at once: the driver sees to that.
+Callers use ``add_single`` and ``add_bulk``. A driver sends what ``next_request`` returns, reports events (``answered``,
+``connection_lost``, ``expire``) and checks ``done`` of what was added. All times are monotonic seconds that the driver
+passes in. Nothing here is thread-safe: the driver serializes access.
 
-What is retriable is sent again, after a pause, until its deadline; frames keep their order within a lane. The broker
-knows a frame that it has stored by its unique keys, as long as few others came in between: so only so many are in
-flight at a time, and those whose answer was lost go before all others. A frame that the broker refuses as illegal is
-halved until the message that is to blame stands alone; one that is stored in part is cut there.
+A message that fails with a retriable error is resent, after a pause, until its deadline; frames keep their order within
+a lane. The broker recognizes a frame that it has already stored by its unique keys, but remembers only a limited number
+of frames. So the number in flight is limited, and frames whose response was lost are resent before all others. If the
+broker refuses a frame as illegal, it is halved until the offending message is alone; a frame that is stored in part is
+cut there.
 """
 
 from __future__ import annotations
@@ -49,15 +50,16 @@ from .session import Answer
 
 IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
 IN_FLIGHT_FRAMES_MAX = 256
-"""Brokers remember more frames of a producer than this (``limits.sequence_producer_runs_max``)."""
+"""Brokers remember more frames of each producer than this (``limits.sequence_producer_runs_max``)."""
 _LANES_KEPT = 1024
 
 
 class Delivery:
-    """Everything a producer has accepted and not yet settled.
+    """All messages that a producer has accepted and not yet settled.
 
-    ``delivery_seconds``: how long a message is tried; ``in_flight_bytes_max``: how many bytes are accepted at most
-    before the first of them are acknowledged; ``unique_prefix``, ``unique_first``: what its unique keys are made of.
+    ``delivery_seconds``: how long to try a message; ``in_flight_bytes_max``: maximum number of bytes to accept before
+    the first of them are acknowledged; ``unique_prefix``, ``unique_first``: prefix and first counter of the unique
+    keys.
     """
 
     def __init__(
@@ -67,16 +69,16 @@ class Delivery:
         self.in_flight_bytes_max = in_flight_bytes_max
         self.unique_prefix = unique_prefix
         self.common = ""
-        """Properties of every single message, as PRODUCE takes them."""
+        """Properties of every single message, in PRODUCE's form."""
         self.pending_bytes = 0
         self.settled: list[Single] = []
-        """Singles with a future that are done; the driver takes them out."""
+        """Settled singles that have a future; the driver removes them."""
         self.offered: deque[Lane] = deque()
-        """Lanes that have something to send. While there is none, only an answer or a caller brings something."""
+        """Lanes that can send. While it is empty, only a response or a caller can change that."""
         self.in_flight: dict[int, ProduceFrame] = {}
         """Frames that were sent and not answered, by request id."""
         self.on_retry: Callable[[FlintError], object] = bool
-        """Called with why the broker refused a frame that is sent again."""
+        """Called with the broker's error when a refused frame is going to be resent."""
         self._counter = unique_first
         self._packer = new_packer()
         self._frame_bytes_max = 0
@@ -90,8 +92,8 @@ class Delivery:
     def add_single(
         self, topic: str, queue: int, row: Row, flush: str, deadline: float, future: object = None, common: str = ""
     ) -> Single:
-        """Accept one message for a queue of a topic, or any (-1). ``row``: see ``Rows``; ``flush``, ``common``: see
-        PRODUCE."""
+        """Accept one message for a queue of a topic, or for any queue (-1). ``row``: as in ``Rows``; ``flush`` and
+        ``common``: as in PRODUCE."""
         single = Single(row, len(row[0]) + ROW_OVERHEAD_BYTES, flush, deadline, future, common)
         self.pending_bytes += single.size
         lane = self._lanes.get((topic, queue, False)) or self._lane(topic, queue, bulk=False)
@@ -104,18 +106,18 @@ class Delivery:
         return single
 
     def add_bulk(self, bulk: Bulk, topic: str, queue: int, group: Group) -> None:
-        """Accept the messages of a group of a bulk."""
+        """Accept the messages of one group of a bulk."""
         lane = self._lane(topic, queue, bulk=True)
         lane.waiting.append(group)
         self._offer(lane)
         self._wake_at = min(self._wake_at, self._given_up_at(bulk))
 
     def has_room(self, body_bytes: int) -> bool:
-        """Whether a message of this size may be added now; a driver makes its caller wait otherwise."""
+        """Return whether a message of this size may be added now; if not, a driver makes its caller wait."""
         return not self.pending_bytes or self.pending_bytes + body_bytes <= self.in_flight_bytes_max
 
     def abandon(self, waited_for: Single | Bulk, error: FlintError) -> None:
-        """Nobody waits for it any more: what was not sent yet never will be."""
+        """Drop what was not sent yet, because its caller no longer waits for it."""
         if waited_for.done:
             return
         if isinstance(waited_for, Single):
@@ -129,12 +131,12 @@ class Delivery:
     # ---- what a driver does
 
     def connected(self, limits: HelloAnswer) -> None:
-        """A connection stands; ``limits`` is the broker's answer to HELLO."""
+        """Start sending on a new connection; ``limits`` is the broker's response to HELLO."""
         self._frame_bytes_max = limits.produce_frame_bytes_max
         self._backoff.end()
 
     def next_request(self, now: float, request_id: int) -> tuple[bytes, bytes | memoryview] | None:
-        """Head and body of the next frame to be sent, with this request id; None while everything waits."""
+        """Return the head and body of the next frame, with this request id; None if nothing can be sent now."""
         if now < self._backoff.until or len(self.in_flight) >= IN_FLIGHT_FRAMES_MAX:
             return None
         offered = self.offered
@@ -160,10 +162,10 @@ class Delivery:
         return None
 
     def answered(self, answer: Answer, now: float) -> None:
-        """The broker answered. Raises ``RemoteProtocolError`` for an answer that cannot be right."""
+        """Handle a response of the broker. Raises ``RemoteProtocolError`` for one that cannot be right."""
         frame = self.in_flight.get(answer.request_id)
         if frame is None:
-            return  # it was given up before its answer came
+            return  # the frame expired before its response arrived
         if answer.code == SUCCESS:
             self._acknowledge(frame, answer)
             self._progressed_at = now
@@ -177,19 +179,19 @@ class Delivery:
             self._offer(lane)
 
     def connection_lost(self, error: FlintError, now: float) -> None:
-        """The connection went, or could not be made: what was in flight is sent again on the next one."""
+        """Schedule everything in flight for resending, after a lost connection or a failed attempt to connect."""
         for frame in reversed(self.in_flight.values()):
             frame.error = error
             frame.lane.in_flight -= 1
             frame.lane.retries.appendleft(frame)
             self._offer(frame.lane)
         self.in_flight.clear()
-        # What may be stored goes before what is new.
+        # Frames that may already be stored go first, while the broker still remembers their unique keys.
         self.offered = deque(sorted(self.offered, key=lambda lane: not lane.retries))
         self._backoff.failed(error, now)
 
     def fail_all(self, error: FlintError) -> None:
-        """Nothing that was added can be delivered."""
+        """Fail everything that was added."""
         for lane in self._lanes.values():
             for frame in lane.retries:
                 self._fail_frame(frame, error)
@@ -208,7 +210,7 @@ class Delivery:
         self.offered.clear()
 
     def expire(self, now: float) -> None:
-        """Fail everything whose deadline is past."""
+        """Fail everything whose deadline is over."""
         for lane in self._lanes.values():
             if lane.retries:
                 lane.retries = deque(frame for frame in lane.retries if not self._expire_frame(frame, now))
@@ -226,20 +228,21 @@ class Delivery:
         self._wake_at = self._earliest_deadline()
 
     def hold_seconds(self, now: float) -> float:
-        """How long to wait before the next connection or frame is tried."""
+        """Return how long to pause before the next connection attempt or frame."""
         return self._backoff.seconds(now)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing is in flight: what waits behind a full window has frames in flight."""
+        """True if nothing waits and nothing is in flight. (Messages that wait for a full window have frames in
+        flight.)"""
         return not self.in_flight and not self.offered
 
     def expire_due(self, now: float) -> bool:
-        """Whether ``expire`` may have something to do."""
+        """Return whether ``expire`` may have something to do."""
         return now >= self._wake_at
 
     def seconds_to_wait(self, now: float) -> float:
-        """How long there is nothing to do unless an answer comes; infinite where only an answer matters."""
+        """Return how long nothing needs to be done unless a response arrives; infinite if only a response matters."""
         seconds = self._wake_at - now
         if now < self._backoff.until and (self.offered or not self.in_flight):
             seconds = min(seconds, self._backoff.until - now)
@@ -266,7 +269,7 @@ class Delivery:
                 self.offered.append(lane)
 
     def _packed(self, frame: ProduceFrame) -> bool:
-        """Pack the frame where it is not; False where it is too long, and was halved or has failed."""
+        """Pack the frame unless it is packed. Returns False if it is too long and was therefore halved or failed."""
         body = frame.body
         if body is None:
             body = frame.body = frame.content.pack(self._packer)
@@ -278,7 +281,7 @@ class Delivery:
         return False
 
     def _new_frame(self, lane: Lane, now: float) -> ProduceFrame | None:
-        """A frame of what waits in the lane; None where nothing does, or where there is no room for it."""
+        """Return a frame of the lane's waiting messages; None if there are none, or no room for them."""
         waiting = lane.waiting
         while waiting:
             source = waiting[0]
@@ -317,7 +320,7 @@ class Delivery:
         if group.exhausted:
             lane.waiting.popleft()
         elif lane.queue == ANY_QUEUE:
-            lane.waiting.rotate(-1)  # bulks take turns; to a pinned queue their order stays
+            lane.waiting.rotate(-1)  # bulks take turns; bulks to a pinned queue keep their order
         deadline = min(now + self.delivery_seconds, group.bulk.deadline)
         self._wake_at = min(self._wake_at, deadline)
         head = group.heads.get(content.layout)
@@ -333,7 +336,7 @@ class Delivery:
 
     @property
     def unique_next(self) -> int:
-        """The counter in the unique key of the next message that goes into a frame."""
+        """Counter for the unique key of the next message that goes into a frame."""
         return self._counter
 
     def _take_counters(self, count: int) -> int:
@@ -342,7 +345,7 @@ class Delivery:
         return first
 
     def _too_long(self, frame: ProduceFrame) -> None:
-        """A packed frame is longer than the broker takes: halve it, or refuse its only message."""
+        """Halve a packed frame that is longer than the broker accepts, or fail its only message."""
         assert frame.body is not None
         if frame.count > 1:
             self._cut(frame, frame.count // 2)
@@ -350,14 +353,14 @@ class Delivery:
         self._fail_frame(
             frame,
             MessageIllegal(
-                f"a message to topic {frame.lane.topic!r} takes a frame of {frame.head.size + len(frame.body)} bytes; "
-                f"the broker takes at most {self._frame_bytes_max}: split it, or keep the content elsewhere and send "
-                "where it is"
+                f"a message to topic {frame.lane.topic!r} needs a frame of {frame.head.size + len(frame.body)} bytes; "
+                f"the broker accepts at most {self._frame_bytes_max}: split the message, or store its content "
+                "elsewhere and send a reference"
             ),
         )
 
     def _cut(self, frame: ProduceFrame, at: int) -> None:
-        """Send two frames instead: the messages in front of message ``at``, and the others."""
+        """Replace the frame by two: the messages before message ``at``, and the others."""
         self._forget_bytes(frame)
         frame.lane.retries.extendleft(reversed(frame.cut(at)))
 
@@ -373,7 +376,7 @@ class Delivery:
             or type(stored_ms) is not int
             or len(physical_offsets) != PHYSICAL_OFFSET_STRUCT.size * count
         ):
-            raise RemoteProtocolError(f"an answer to PRODUCE that does not fit its {count} messages: {fields!r:.200}")
+            raise RemoteProtocolError(f"the response to PRODUCE does not match its {count} messages: {fields!r:.200}")
         acknowledged = Acknowledged(
             frame.lane.topic,
             queue,
@@ -401,7 +404,7 @@ class Delivery:
         frame.error = error
         if is_retriable(error) and now < frame.deadline:
             if frame.lane.window == PINNED_WINDOW:
-                frame.lane.retries.appendleft(frame)  # before what was cut off behind it
+                frame.lane.retries.appendleft(frame)  # before the part that was cut off after it
             else:
                 frame.lane.retries.append(frame)
             self._backoff.failed(error, now)
@@ -440,7 +443,7 @@ class Delivery:
     # ---- deadlines
 
     def _expire_source(self, source: Single | Group, now: float) -> bool:
-        """Whether nothing is left of it."""
+        """Fail an overdue source; returns whether nothing is left of it."""
         if isinstance(source, Single):
             if not source.done and source.deadline <= now:
                 self._fail_single(source, self._timeout(None))
@@ -450,7 +453,7 @@ class Delivery:
         return source.exhausted
 
     def _expire_frame(self, frame: ProduceFrame, now: float) -> bool:
-        """Whether nobody waits for it any more."""
+        """Fail the overdue messages of a frame; returns whether no caller waits for it any longer."""
         if frame.deadline > now:
             return False
         group = frame.group
@@ -464,13 +467,13 @@ class Delivery:
         return frame.deadline == NEVER
 
     def _timeout(self, error: FlintError | None) -> FlintError:
-        """What a message fails with when its time is over: what kept it from being stored."""
+        """Return the error of a message whose time is over: the error that kept it from being stored, if any."""
         error = error or self._backoff.trouble
         if error is not None:
             return copy.copy(error)
         return RequestTimeout(
-            "the broker did not acknowledge in time; the message may be stored all the same. Is the broker overloaded, "
-            "or its disk slow? Give a longer timeout= or delivery_timeout="
+            "the broker did not acknowledge in time; the message may still be stored. If the broker is overloaded or "
+            "its disk is slow, use a longer timeout= or delivery_timeout="
         )
 
     def _earliest_deadline(self) -> float:
@@ -486,5 +489,5 @@ class Delivery:
         return earliest
 
     def _given_up_at(self, bulk: Bulk) -> float:
-        """When a bulk fails unless something is acknowledged before: waiting behind others is no failure."""
+        """Return when a bulk fails unless something is acknowledged before: waiting for others is not a failure."""
         return min(bulk.deadline, max(bulk.added_at, self._progressed_at) + self.delivery_seconds)

@@ -1,4 +1,4 @@
-"""Consumer groups as an operator sees them, and what can be asked and done."""
+"""Consumer groups as an operator sees them, and the operations on them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .session import Answer
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """One group. ``state``: ``empty`` (nobody is in it), ``rebalancing`` or ``stable``; ``retry_times_max``: how often
-    a message is tried again before it becomes a dead letter; ``partial``: the user may not see how far it is in all of
-    its topics."""
+    """One group. ``state``: ``empty`` (it has no members), ``rebalancing`` or ``stable``; ``retry_times_max``: number
+    of redeliveries before a message becomes a dead letter; ``partial``: the group has topics whose progress the user
+    may not see."""
 
     group: str
     mode: str
@@ -33,8 +33,8 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One member. ``since_ms``, ``heartbeat_ms``: how long ago it joined, and was last heard of; ``subscriptions``:
-    (topic, tags, filter) each."""
+    """One member. ``since_ms``, ``heartbeat_ms``: time since it joined, and since its last heartbeat;
+    ``subscriptions``: (topic, tags, filter) each."""
 
     member: str
     client: str
@@ -49,9 +49,9 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupQueue:
-    """How far a group is with one queue. ``member``: who holds it, empty: nobody; ``committed``: the next offset, -1:
-    nothing is committed; ``pulled``: behind the last message that a member was given, -1: none was; ``known``: False if
-    nothing is committed and the group's first member will say where it begins."""
+    """A group's progress in one queue. ``member``: the one that the queue is assigned to, or empty; ``committed``: the
+    committed offset, -1: none; ``pulled``: the offset after the last message that a member received, -1: none;
+    ``known``: False if no offset is committed and the group's first member will set the start rule."""
 
     topic: str
     queue: int
@@ -64,24 +64,25 @@ class GroupQueue:
 
     @property
     def lag(self) -> int:
-        """Messages that are stored and not consumed; the most that it can be if that is not ``known``."""
+        """Number of stored messages that are not consumed yet; an upper bound if not ``known``."""
         return max(self.max_offset - max(self.committed, self.min_offset), 0)
 
     @property
     def in_flight(self) -> int:
-        """Of them, those that are with a member."""
+        """Number of those messages that a member has received."""
         return min(max(self.pulled - max(self.committed, self.min_offset), 0), self.lag) if self.member else 0
 
     @property
     def ready(self) -> int:
-        """Of them, those that nobody has been given."""
+        """Number of those messages that no member has received."""
         return self.lag - self.in_flight
 
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """One group in full. ``queues``: of a broadcasting group once for each member; ``delayed``: messages that wait to
-    be tried again, in no queue of the group yet; ``partial``: the group has topics that the user may not see."""
+    """One group in full. ``queues``: one row for each queue, in a broadcasting group for each queue and member;
+    ``delayed``: messages that wait for redelivery and are in no queue of the group yet; ``partial``: the group has
+    topics that the user may not see."""
 
     group: str
     mode: str
@@ -94,7 +95,7 @@ class GroupStatus:
 
 
 def groups() -> Operation[list[GroupInfo]]:
-    """Every group."""
+    """Return the operation that lists all groups."""
 
     def decode(answer: Answer) -> list[GroupInfo]:
         return [_of(GroupInfo, row) for row in _rows(unpack_body(answer))]
@@ -103,12 +104,12 @@ def groups() -> Operation[list[GroupInfo]]:
 
 
 def group_status(group: str) -> Operation[GroupStatus]:
-    """One group in full."""
+    """Return the operation that gets one group in full."""
 
     def decode(answer: Answer) -> GroupStatus:
         content = unpack_body(answer)
         if not isinstance(content, dict):
-            raise RemoteProtocolError(f"a group as {type(content).__name__}")
+            raise RemoteProtocolError(f"expected a group as a map, got {type(content).__name__}")
         members = [_of(GroupMember, row) for row in _rows(content.get("members"))]
         queues = [GroupQueue(*row[:8]) for row in _rows(content.get("queues"))]
         delayed = int(content.get("delayed", 0))
@@ -119,12 +120,12 @@ def group_status(group: str) -> Operation[GroupStatus]:
 
 
 def delete_group(group: str) -> Operation[None]:
-    """Forget a group that nobody is in."""
+    """Return the operation that deletes a group without members."""
     return operation(commands.DELETE_SUBSCRIPTIONGROUP, nothing, group=group)
 
 
 def reset_offsets(group: str, topic: str, offsets: Mapping[int, int], force: bool) -> Operation[dict[int, int]]:
-    """Move a group's progress to these offsets, by queue."""
+    """Return the operation that sets a group's committed offsets, by queue."""
     body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
     return operation(
         commands.INVOKE_BROKER_TO_RESET_OFFSET, _offsets, body,
@@ -135,7 +136,7 @@ def reset_offsets(group: str, topic: str, offsets: Mapping[int, int], force: boo
 def reset_to(
     group: str, topic: str, to: str, timestamp_ms: int, queue: int | None, force: bool
 ) -> Operation[dict[int, int]]:
-    """Move a group's progress to ``first``, ``last`` or ``time``."""
+    """Return the operation that moves a group's committed offsets to ``first``, ``last`` or ``time``."""
     return operation(
         commands.INVOKE_BROKER_TO_RESET_OFFSET, _offsets,
         group=group, topic=topic, to=to, timestamp_ms=timestamp_ms,
@@ -150,7 +151,7 @@ def _offsets(answer: Answer) -> dict[int, int]:
 
 def _rows(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise RemoteProtocolError(f"rows as {type(value).__name__}")
+        raise RemoteProtocolError(f"expected a list of rows, got {type(value).__name__}")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Whether a client may still be used: not after it was closed, nor in a process that was forked from its own."""
+"""Check that a client may still be used: it is not closed, and this is not a forked child of its process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import ClientClosed, ForkedClient
 
 
 class Guard:
-    """Knows the process that a client was made in, and whether it was closed. ``name``: of the client's class."""
+    """Remembers the process that created a client, and whether the client was closed. ``name``: the client's class."""
 
     __slots__ = ("_name", "_pid", "closed")
 
@@ -19,15 +19,15 @@ class Guard:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child of the process that made the client."""
+        """True in a child process of the one that created the client."""
         return os.getpid() != self._pid
 
     def check(self) -> None:
-        """Raise ``ClientClosed`` or ``ForkedClient`` where the client cannot be used."""
+        """Raise ``ClientClosed`` or ``ForkedClient`` if the client cannot be used."""
         if os.getpid() != self._pid:
             raise ForkedClient(
-                f"this {self._name} was made in process {self._pid} and is used in its child {os.getpid()}, where its "
-                f"connections belong to the parent; make a new {self._name} after the fork"
+                f"this {self._name} was created in process {self._pid} and is used in its child {os.getpid()}, where "
+                f"its connections belong to the parent; create a new {self._name} after the fork"
             )
         if self.closed:
-            raise ClientClosed(f"this {self._name} was closed; make a new one")
+            raise ClientClosed(f"this {self._name} was closed; create a new one")

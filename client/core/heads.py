@@ -1,6 +1,6 @@
-"""The heads of PRODUCE frames: what stays the same is packed once, what changes is put into its place.
+"""The heads of PRODUCE frames: the constant parts are packed once, the changing ones are inserted.
 
-A frame of one message is mostly head, so packing it anew each time would cost more than the message.
+A frame with one message is mostly head, so packing the head each time would cost more than the message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LENGTHS_BYTES = 8
 class ProduceHead:
     """Heads of PRODUCE requests that differ only in request id, count, unique_first and born_ms.
 
-    ``size``: bytes of each, the two lengths in front included. ``flush``, ``common`` and ``prepare`` as in
+    ``size``: bytes of each head, including the two lengths before it. ``flush``, ``common`` and ``prepare``: as in
     ``ProduceRequest``.
     """
 
@@ -58,7 +58,7 @@ class ProduceHead:
         self.size = layout_of_head.size
 
     def encode(self, request_id: int, count: int, first: int, born_ms: int, body_bytes: int) -> bytes:
-        """Everything of a frame in front of its body of ``body_bytes`` bytes."""
+        """Return all bytes of a frame that come before its body of ``body_bytes`` bytes."""
         header_bytes = self.size - _LENGTHS_BYTES
         return self._pack(
             4 + header_bytes + body_bytes,

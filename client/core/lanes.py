@@ -1,4 +1,4 @@
-"""What waits to be delivered: single messages, bulks, the frames made of them, and the lanes they queue in."""
+"""Messages waiting for delivery: single messages, bulks, the frames made of them, and the lanes in which they queue."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from .times import now_millis
 NEVER = inf
 
 PINNED_WINDOW = 1
-"""Frames in flight to a pinned queue: with one, a retry cannot reorder."""
+"""Frames in flight to a pinned queue: with more than one, a retry could reorder messages."""
 SINGLES_WINDOW = 1
-"""Frames of single messages in flight: what is sent meanwhile gathers and goes as one frame."""
+"""Frames of single messages in flight: messages sent meanwhile accumulate and go together in the next frame."""
 HEADS_KEPT = 64
-"""Heads that a lane keeps: times of delivery, which are part of them, are many."""
+"""Maximum number of heads kept for a lane: a head contains the delivery time, of which there can be many."""
 BULK_WINDOW = 16
-"""Frames of bulks in flight: keeps the broker busy while the next ones are packed."""
+"""Frames of bulks in flight: enough to keep the broker busy while the next ones are packed."""
 SPREAD_FIRST = 16
-"""In so many frames a bulk goes, and so to as many queues, before answers have shown how many queues its topic has."""
+"""Number of frames into which a bulk is split, to reach as many queues, until responses show the topic's queue
+count."""
 SPREAD_OVER_COUNT = 4
-"""Bulks of more messages than this are spread over the queues; shorter ones go to one, the queues in turn."""
+"""Bulks of more messages than this are spread over the queues; shorter ones go to one queue, round-robin."""
 
 
 class Single:
     """One message of a ``send`` or ``send_async``. ``deadline``: monotonic seconds.
 
-    ``flush`` and ``common`` are those of its frame. Once ``done``, either ``error`` is set or ``receipt()`` can be
-    called. ``future`` is the driver's own: where it is set, the driver is told when the message is settled.
+    ``flush`` and ``common`` apply to the whole frame. Once ``done``, either ``error`` is set or ``receipt()`` can be
+    called. ``future`` belongs to the driver: if it is set, the driver is told when the message is settled.
     """
 
     __slots__ = ("_acknowledged", "_position", "common", "deadline", "done", "error", "flush", "future", "row", "size")
@@ -53,18 +54,18 @@ class Single:
         self._position = 0
 
     def acknowledge(self, acknowledged: Acknowledged, position: int) -> None:
-        """It is stored, as message ``position`` of a frame."""
+        """Settle the message as stored, as message ``position`` of a frame."""
         self._acknowledged = acknowledged
         self._position = position
         self.done = True
 
     def fail(self, error: FlintError) -> None:
-        """It will not be tried again."""
+        """Settle the message as failed: it will not be retried."""
         self.error = error
         self.done = True
 
     def receipt(self) -> Receipt:
-        """Its receipt, once it is acknowledged; raises what it failed with."""
+        """Return the receipt of an acknowledged message, or raise the error of a failed one."""
         if self.error is not None:
             raise self.error
         assert self._acknowledged is not None, "neither acknowledged nor failed"
@@ -74,8 +75,9 @@ class Single:
 class Bulk:
     """The messages of one ``send_many`` or ``send_bulk``.
 
-    ``added_at``: when it was called, ``deadline``: when it must be over, both in monotonic seconds. Once ``done``,
-    ``parts`` say what became of every message. ``prepare``: the attempt that prepares them; empty: they are sent.
+    ``added_at``: time of the call, ``deadline``: its end, both in monotonic seconds. Once ``done``, ``parts`` has the
+    outcome of every message. ``prepare``: the attempt that the messages are prepared for; empty: they are sent
+    normally.
     """
 
     __slots__ = ("added_at", "deadline", "done", "left", "parts", "prepare")
@@ -89,7 +91,7 @@ class Bulk:
         self.parts: list[Part] = []
 
     def settle(self, indexes: Sequence[int], outcome: Acknowledged | FlintError) -> None:
-        """What became of the messages at these places of the call."""
+        """Record the outcome of the messages at these indexes of the call."""
         self.parts.append(Part(indexes, outcome))
         self.left -= len(indexes)
         if not self.left:
@@ -97,7 +99,7 @@ class Bulk:
 
 
 class Group:
-    """Those messages of a bulk that go the same way. ``indexes``: their places in the call, ascending."""
+    """The messages of a bulk for the same destination. ``indexes``: their indexes in the call, ascending."""
 
     __slots__ = ("_frames", "_taken", "bulk", "common", "flush", "heads", "indexes", "source")
 
@@ -110,18 +112,18 @@ class Group:
         self.common = common
         self.flush = flush
         self.heads: dict[int, ProduceHead] = {}
-        """Of its frames, by layout."""
+        """Heads of its frames, by layout."""
         self._taken = 0
         self._frames = 0
 
     @property
     def exhausted(self) -> bool:
-        """Whether all of its messages went into frames or were given up."""
+        """True if all of its messages are in frames or were given up."""
         return self._taken == len(self.indexes)
 
     def take(self, bytes_target: int, spread: int = 1) -> tuple[Content, Sequence[int]]:
-        """The next frame's messages, and their places in the call. ``spread``: into how many frames all of them go at
-        least, equal shares of them."""
+        """Return the next frame's messages and their indexes in the call. ``spread``: minimum number of frames to
+        divide all messages into, in equal shares."""
         left = len(self.indexes) - self._taken
         frames_left = spread - self._frames if len(self.indexes) > SPREAD_OVER_COUNT else 1
         content = self.source.take(bytes_target, -(-left // frames_left) if frames_left > 1 else left)
@@ -139,10 +141,10 @@ class Group:
 
 
 class ProduceFrame:
-    """One PRODUCE request and who waits for it: either ``singles`` or ``group`` with the places ``indexes``.
+    """One PRODUCE request and its origin: either ``singles``, or ``group`` with the ``indexes`` of its messages.
 
-    ``first`` is the unique counter of its first message: a frame that is sent again keeps it, so that a duplicate can
-    be told. ``body`` is packed when it is first sent.
+    ``first`` is the unique counter of its first message; a resent frame keeps it, so that the broker can detect a
+    duplicate. ``body`` is packed when the frame is first sent.
     """
 
     __slots__ = (
@@ -176,7 +178,7 @@ class ProduceFrame:
         self.error: FlintError | None = None
 
     def cut(self, at: int) -> tuple[ProduceFrame, ProduceFrame]:
-        """Two frames, of the messages in front of message ``at`` and of the others; each keeps its unique key."""
+        """Return two frames, the messages before message ``at`` and the others; each message keeps its unique key."""
         first, second = self.content.cut(at)
         return self._part(first, 0), self._part(second, at)
 
@@ -201,10 +203,9 @@ Source: TypeAlias = Single | Group
 
 
 class Lane:
-    """Messages to one queue of one topic (or to any queue), in their order.
+    """Messages to one queue of one topic (or to any queue), in order.
 
-    At most ``window`` of its frames are in flight. ``retries`` are frames to be sent again, before anything that
-    ``waiting`` holds.
+    At most ``window`` of its frames are in flight. ``retries``: frames to resend, before anything in ``waiting``.
     """
 
     __slots__ = (
@@ -216,7 +217,7 @@ class Lane:
         self.queue = queue
         self.window = window
         self.heads: dict[tuple[str, str], ProduceHead] = {}
-        """Of frames of single messages, by flush mode and common properties."""
+        """Heads of frames of single messages, by flush mode and common properties."""
         self.in_flight = 0
         self.offered = False
         self.waiting: deque[Source] = deque()
@@ -225,26 +226,26 @@ class Lane:
         self._queues_seen = 1
 
     def stored_in(self, queue: int) -> None:
-        """The broker chose this queue for a frame."""
+        """Record the queue that the broker chose for a frame."""
         self._answers += 1
         if queue >= self._queues_seen:
             self._queues_seen = queue + 1
 
     @property
     def spread(self) -> int:
-        """How many frames give each queue its share of a bulk: as many as the topic has queues, as far as the broker's
-        choices, which go round, have shown."""
+        """Number of frames that gives each queue its share of a bulk: the number of the topic's queues, as far as the
+        broker's round-robin choices have shown."""
         if self.queue >= 0:
             return 1
         return self._queues_seen if self._answers >= SPREAD_FIRST else max(SPREAD_FIRST, self._queues_seen)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing is in flight."""
+        """True if nothing waits and nothing is in flight."""
         return not (self.waiting or self.retries or self.in_flight)
 
     def take_singles(self, first: Single, bytes_target: int, count_max: int) -> list[Single]:
-        """``first``, already taken, and the single messages right behind it that go into the same frame."""
+        """Return ``first``, which is already removed, and the singles right after it that fit into the same frame."""
         waiting = self.waiting
         singles = [first]
         size = first.size

@@ -1,7 +1,8 @@
-"""What a client can ask a broker, as values: a driver sends an ``Operation`` and hands its answer to ``decode``.
+"""The requests that a client can send, as values: a driver sends an ``Operation`` and passes the response to
+``decode``.
 
-Several steps that depend on each other are a *plan*: a generator that yields lists of operations, gets back the list of
-their results, and returns its own. The same plans run on every driver.
+Several dependent steps form a *plan*: a generator that yields lists of operations, receives the list of their results,
+and returns its own result. The same plans run on every driver.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ ALL_QUEUES = -1
 
 @dataclass(slots=True)
 class Operation(Generic[T]):
-    """One request. ``decode`` makes the result of an answer that is no error; ``hold_seconds`` is how long the broker
-    may hold the answer by request."""
+    """One request. ``decode`` makes the result from a successful response; ``hold_seconds``: how long the broker may
+    hold the response because the request asks for it."""
 
     command: Command
     fields: dict[str, Any]
@@ -49,20 +50,20 @@ class Operation(Generic[T]):
     hold_seconds: float = 0.0
 
     def result(self, answer: Answer) -> T:
-        """What the answer says; raises the error that it carries."""
+        """Return the result of a response, or raise the error that it carries."""
         code = answer.code
         if code not in (SUCCESS, PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY):
             raise error_from_answer(code, answer.fields)
         try:
             return self.decode(answer)
         except (InvalidParameter, struct.error, TypeError, KeyError) as error:
-            raise RemoteProtocolError(f"an answer to {self.command.name} that cannot be read: {error}") from error
+            raise RemoteProtocolError(f"the response to {self.command.name} is malformed: {error}") from error
 
 
 def operation(
     command: Command, decode: Callable[[Answer], T], body: bytes = b"", hold_seconds: float = 0.0, **arguments: Any
 ) -> Operation[T]:
-    """An operation whose arguments were checked against the command's rules."""
+    """Return an operation after checking the arguments against the command's rules."""
     try:
         fields = encode_fields(decode_fields(command.request, arguments))
     except InvalidParameter as error:
@@ -87,7 +88,7 @@ def pull(
     tags: TagFilter = EVERYTHING,
     condition: str = "",
 ) -> Operation[Batch]:
-    """Read stored messages of one queue. ``condition``: a filter as the broker reads it; empty: none."""
+    """Read stored messages of one queue. ``condition``: a filter expression for the broker; empty: none."""
 
     def decode(answer: Answer) -> Batch:
         head = decode_fields(commands.RecordsAnswer, answer.fields)
@@ -145,7 +146,7 @@ def view_message(message_id: str, topic: str | None) -> Operation[StoredMessage]
         head = decode_fields(commands.ViewMessageAnswer, answer.fields)
         found = Found(topic or "", answer.body, head.count, None, 0)
         if len(found) != 1:
-            raise RemoteProtocolError(f"{len(found)} messages for one id")
+            raise RemoteProtocolError(f"expected one message for an id, got {len(found)}")
         return found[0]
 
     return operation(commands.VIEW_MESSAGE_BY_ID, decode, id=message_id, topic=topic or "")
@@ -160,22 +161,22 @@ def _offset(answer: Answer) -> int:
 
 
 def min_offset(topic: str, queue: int) -> Operation[int]:
-    """The first readable offset of a queue."""
+    """Get the first readable offset of a queue."""
     return operation(commands.GET_MIN_OFFSET, _offset, topic=topic, queue=queue)
 
 
 def max_offset(topic: str, queue: int) -> Operation[int]:
-    """The offset that the queue's next message will have."""
+    """Get the offset that the queue's next message will have."""
     return operation(commands.GET_MAX_OFFSET, _offset, topic=topic, queue=queue)
 
 
 def offset_at(topic: str, queue: int, timestamp_ms: int) -> Operation[int]:
-    """The first offset whose store time is not before a moment; the queue's max offset where there is none."""
+    """Get the first offset stored at or after ``timestamp_ms``; the queue's max offset if there is none."""
     return operation(commands.SEARCH_OFFSET_BY_TIMESTAMP, _offset, topic=topic, queue=queue, timestamp_ms=timestamp_ms)
 
 
 def committed(group: str, topic: str, queue: int = ALL_QUEUES) -> Operation[dict[int, int]]:
-    """What a group has committed, by queue; queues without anything are left out."""
+    """Get the offsets that a group has committed, by queue; queues without one are left out."""
 
     def decode(answer: Answer) -> dict[int, int]:
         head = decode_fields(commands.ConsumerOffsetsAnswer, answer.fields)
@@ -186,7 +187,7 @@ def committed(group: str, topic: str, queue: int = ALL_QUEUES) -> Operation[dict
 
 
 def commit(group: str, topic: str, offsets: Mapping[int, int]) -> Operation[None]:
-    """Keep a group's next offsets."""
+    """Commit a group's offsets, by queue."""
     if not isinstance(offsets, Mapping) or not offsets:
         raise InvalidArgument(f"offsets is {offsets!r:.60}; it must map at least one queue to its next offset")
     try:
@@ -197,13 +198,13 @@ def commit(group: str, topic: str, offsets: Mapping[int, int]) -> Operation[None
 
 
 def consume_stats(group: str, topic: str, *, uncommitted: bool = False) -> Operation[list[ConsumeStats]]:
-    """How far groups are, by group, topic and queue; an empty name stands for all. ``uncommitted``: also in queues of
-    which they have committed nothing."""
+    """Get the progress of groups by group, topic and queue; an empty name means all. ``uncommitted``: include queues in
+    which a group has not committed an offset."""
 
     def decode(answer: Answer) -> list[ConsumeStats]:
         rows = unpack_body(answer)
         if not isinstance(rows, list):
-            raise RemoteProtocolError(f"consume stats as {type(rows).__name__}")
+            raise RemoteProtocolError(f"expected consume stats as a list, got {type(rows).__name__}")
         return [ConsumeStats(*row) for row in rows]
 
     return operation(commands.GET_CONSUME_STATS, decode, group=group, topic=topic, uncommitted=uncommitted)
@@ -213,7 +214,7 @@ def consume_stats(group: str, topic: str, *, uncommitted: bool = False) -> Opera
 
 
 def topic_stats(topic: str) -> Operation[list[QueueStats]]:
-    """What each queue of a topic holds, in the order of the queues."""
+    """Get the offsets and counts of each queue of a topic, in the order of the queues."""
 
     def decode(answer: Answer) -> list[QueueStats]:
         head = decode_fields(commands.TopicStatsAnswer, answer.fields)
@@ -228,12 +229,12 @@ def _queue(stats: QueueStats) -> int:
 
 
 def topics() -> Operation[list[TopicInfo]]:
-    """All topics of the broker, its own included, by name."""
+    """Get all topics of the broker, including its own, by name."""
 
     def decode(answer: Answer) -> list[TopicInfo]:
         rows = unpack_body(answer)
         if not isinstance(rows, list):
-            raise RemoteProtocolError(f"topics as {type(rows).__name__}")
+            raise RemoteProtocolError(f"expected topics as a list, got {type(rows).__name__}")
         known = TopicInfo.__dataclass_fields__
         return sorted((TopicInfo(**{name: row[name] for name in known if name in row}) for row in rows), key=_name)
 
@@ -253,12 +254,12 @@ def create_topic(
     retention_hours: int | None = None,
     retention_bytes: int | None = None,
 ) -> Operation[None]:
-    """Create a topic, or change one that exists. Retention: None leaves it as it is."""
+    """Create a topic, or change an existing one. Retention: None leaves it unchanged."""
     retention: dict[str, Any] = {}
     for name, value in (("retention_hours", retention_hours), ("retention_bytes", retention_bytes)):
         if value is not None:
             if value < (-1 if name == "retention_hours" else 0):
-                raise InvalidArgument(f"{name} is {value}; it must not be negative (-1 hours: for ever)")
+                raise InvalidArgument(f"{name} is {value}; it must not be negative (-1 hours: forever)")
             retention[name] = value
     return operation(
         commands.UPDATE_AND_CREATE_TOPIC,
@@ -278,8 +279,8 @@ def delete_topic(topic: str) -> Operation[None]:
 
 
 def created_queues(client_name: str) -> Operation[int]:
-    """How many queues the broker gives to a topic that is made by its first message: part of its answer to HELLO,
-    which may be said again at any time. ``client_name``: as it was said the first time."""
+    """Get the number of queues that the broker gives to a topic created by its first message. It is part of the
+    response to HELLO, which may be sent again at any time. ``client_name``: the name of the first HELLO."""
 
     def decode(answer: Answer) -> int:
         count: int = decode_fields(commands.HelloAnswer, answer.fields).auto_create_queues
@@ -289,12 +290,12 @@ def created_queues(client_name: str) -> Operation[int]:
 
 
 def runtime_info() -> Operation[dict[str, Any]]:
-    """How the broker is doing."""
+    """Get the broker's runtime status."""
 
     def decode(answer: Answer) -> dict[str, Any]:
         info = unpack_body(answer)
         if not isinstance(info, dict):
-            raise RemoteProtocolError(f"runtime info as {type(info).__name__}")
+            raise RemoteProtocolError(f"expected runtime info as a map, got {type(info).__name__}")
         return info
 
     return operation(commands.GET_BROKER_RUNTIME_INFO, decode)
@@ -304,9 +305,9 @@ def unpack_body(answer: Answer) -> Any:
     try:
         return msgpack.unpackb(answer.body, strict_map_key=True)
     except (ValueError, msgpack.UnpackException) as error:
-        raise RemoteProtocolError(f"a body that is not msgpack: {error}") from error
+        raise RemoteProtocolError(f"expected a msgpack body: {error}") from error
 
 
 def _check_body(answer: Answer, body_bytes: int) -> None:
     if len(answer.body) != body_bytes:
-        raise RemoteProtocolError(f"a body of {len(answer.body)} bytes where {body_bytes} were announced")
+        raise RemoteProtocolError(f"expected a body of {body_bytes} bytes, got {len(answer.body)}")

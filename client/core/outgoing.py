@@ -1,4 +1,4 @@
-"""From a caller's messages to what ``Delivery`` takes: checked, grouped by topic and queue, in order."""
+"""Conversion of a caller's messages to what ``Delivery`` takes: checked, grouped by topic and queue, in order."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _common_of = attrgetter("_delay")
 
 
 class Way(NamedTuple):
-    """Messages of one call that go to the same queue of the same topic, with the same delay (``common``); ``indexes``:
-    their places in the call."""
+    """Messages of one call for the same queue of the same topic, with the same delay (``common``); ``indexes``: their
+    indexes in the call."""
 
     topic: str
     queue: int
@@ -33,7 +33,7 @@ class Way(NamedTuple):
 
 
 def check_queue(queue: Any) -> int:
-    """``queue=`` as a number: -1 for None, which leaves the choice to others."""
+    """Return ``queue=`` as a number: -1 for None, which leaves the choice to the sharding key or the broker."""
     if queue is None:
         return ANY_QUEUE
     if type(queue) is not int:
@@ -44,17 +44,17 @@ def check_queue(queue: Any) -> int:
 
 
 def check_flush(flush: Any) -> str:
-    """``flush=`` as PRODUCE has it: empty for None, the broker's own."""
+    """Return ``flush=`` in PRODUCE's form: empty for None, the broker's own mode."""
     mode = "" if flush is None else flush
     if mode not in FLUSH_MODES:
-        raise InvalidArgument(f"flush is {flush!r}; it must be 'sync', 'async' or None for the broker's")
+        raise InvalidArgument(f"flush is {flush!r}; it must be 'sync', 'async' or None (the broker's mode)")
     return str(mode)
 
 
 def check_messages(messages: Iterable[Message]) -> list[Message]:
-    """The messages of a ``send_many`` as a list, each of them a ``Message``."""
+    """Return the messages of a ``send_many`` as a list, after checking that each is a ``Message``."""
     if isinstance(messages, Message):
-        raise InvalidMessageType("send_many takes several messages; send takes one")
+        raise InvalidMessageType("send_many takes several messages; use send for one")
     checked = list(messages)
     for kind in set(map(type, checked)):
         if not issubclass(kind, Message):
@@ -64,15 +64,15 @@ def check_messages(messages: Iterable[Message]) -> list[Message]:
 
 
 def sharded_topics(messages: Sequence[Message]) -> set[str]:
-    """Topics whose number of queues must be known before the messages can be grouped."""
+    """Return the topics whose number of queues must be known before the messages can be grouped."""
     if not any(map(_sharding_key_of, messages)):
         return set()
     return {message.topic for message in messages if message.sharding_key}
 
 
 def group_messages(messages: list[Message], queue: int, write_queues: Mapping[str, int]) -> list[Way]:
-    """The ways that the messages go. ``queue``: where all of them go, or -1; ``write_queues``: how many queues the
-    ``sharded_topics`` have."""
+    """Group messages by destination. ``queue``: the destination of all, or -1; ``write_queues``: number of queues of
+    each of the ``sharded_topics``."""
     topics = set(map(_topic_of, messages))
     delays = set(map(_common_of, messages))
     if len(topics) == len(delays) == 1 and (queue != ANY_QUEUE or not any(map(_sharding_key_of, messages))):
@@ -91,7 +91,7 @@ def group_messages(messages: list[Message], queue: int, write_queues: Mapping[st
 
 
 def check_bodies(bodies: Iterable[Any]) -> list[bytes]:
-    """The bodies of a ``send_bulk``: bytes, or copies of bytearrays and memoryviews."""
+    """Return the bodies of a ``send_bulk``: bytes, or copies of bytearrays and memoryviews."""
     if isinstance(bodies, bytes | bytearray | memoryview | str):
         raise InvalidMessageType(f"bodies must be several bodies, not one {type(bodies).__name__}: give a list")
     checked = bodies if type(bodies) is list else list(bodies)
@@ -105,14 +105,14 @@ def check_bodies(bodies: Iterable[Any]) -> list[bytes]:
 
 
 def check_bulk_keys(keys: Iterable[Any] | None, count: int) -> list[str | None] | None:
-    """The keys of a ``send_bulk``, one entry for each body: a key, several, or None; as KEYS values."""
+    """Return the keys of a ``send_bulk`` as KEYS values, one entry for each body: a key, several, or None."""
     if keys is None:
         return None
     if isinstance(keys, str):
-        raise InvalidMessageType("keys must have an entry for each body, not be one str: give a list")
+        raise InvalidMessageType("keys must be a list with an entry for each body, not one str")
     entries: list[Any] = keys if type(keys) is list else list(keys)
     if len(entries) != count:
-        raise InvalidArgument(f"{len(entries)} keys for {count} bodies; give one entry (or None) for each body")
+        raise InvalidArgument(f"{len(entries)} keys for {count} bodies; pass one entry (or None) for each body")
     if set(map(type, entries)) == {str}:
         joined = "".join(entries)
         if joined.isprintable() and KEY_SEPARATOR not in joined and all(entries):
@@ -132,7 +132,7 @@ def check_bulk_keys(keys: Iterable[Any] | None, count: int) -> list[str | None] 
 
 
 def common_properties(tags: str | None, properties: Mapping[str, str] | None, sharding_key: str | None) -> str:
-    """The properties that all messages of a ``send_bulk`` have, as PRODUCE takes them."""
+    """Return the properties that all messages of a ``send_bulk`` share, in PRODUCE's form."""
     common = check_properties(properties) if properties else {}
     if tags is not None:
         common[PROPERTY_TAGS] = check_tag(tags)
@@ -140,5 +140,5 @@ def common_properties(tags: str | None, properties: Mapping[str, str] | None, sh
         common[PROPERTY_SHARDING_KEY] = check_text("the sharding key", sharding_key)
     encoded = encode_properties(common)
     if len(encoded) > PROPERTIES_BYTES_MAX:
-        raise InvalidMessage(f"properties of {len(encoded)} bytes; a record holds at most {PROPERTIES_BYTES_MAX}")
+        raise InvalidMessage(f"the properties have {len(encoded)} bytes; a record holds at most {PROPERTIES_BYTES_MAX}")
     return encoded.decode()

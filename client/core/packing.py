@@ -1,7 +1,7 @@
-"""The bodies of PRODUCE frames: messages packed as rows or as columns, and cut into frames.
+"""The bodies of PRODUCE frames: messages packed as rows or as columns, and divided into frames.
 
-Rows carry properties per message; columns carry only bodies and keys, and cost a tenth of the time. Layouts:
-``flintmq.protocol.commands``.
+Rows carry properties for each message; columns carry only bodies and keys, and take a tenth of the time to pack.
+``flintmq.protocol.commands`` describes the layouts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..message import Message, Row, bodies_of, rows_of
 from .compression import Compressor
 
 FRAME_BYTES_TARGET = 192 * 1024
-"""Where a frame of many messages is cut: large enough that its cost per message vanishes, small enough for the broker's
-caches and for others who wait behind it."""
+"""Target size of a frame of many messages: large enough that the cost of the frame per message vanishes, small enough
+for the broker's caches and for other clients that wait for their turn."""
 FRAME_COUNT_MAX = 4096
 _LOOK_AT_FIRST = 512
 ROW_OVERHEAD_BYTES = 48
-"""What a message takes in a frame beside its body, roughly; only the packed size decides."""
+"""Approximate bytes of a message in a frame besides its body; the packed size decides."""
 HEAD_BYTES_RESERVED = 1024
-"""Room in a frame for its lengths and header, beside the properties that are common to its messages."""
+"""Room in a frame for its lengths and header, besides the properties that its messages have in common."""
 
 
 class Rows:
@@ -42,17 +42,17 @@ class Rows:
         return len(self.rows)
 
     def pack(self, packer: Any) -> bytes | memoryview:
-        """The frame's body. ``packer``: a ``msgpack.Packer`` that no other thread uses meanwhile."""
+        """Return the frame's body. ``packer``: a ``msgpack.Packer`` that no other thread is using."""
         return _pack_rows(self.rows, packer)
 
     def cut(self, at: int) -> tuple[Rows, Rows]:
-        """The messages in front of message ``at``, and the others."""
+        """Return the messages before message ``at``, and the others."""
         return Rows(self.rows[:at]), Rows(self.rows[at:])
 
 
 class MessageRows:
-    """Messages as they are, packed one by one. Their rows are made for packing only, and gone before the answer comes:
-    thousands of them would keep the garbage collector busy."""
+    """Messages packed one by one. Their rows are made only for packing and freed before the response arrives:
+    thousands of rows would keep the garbage collector busy."""
 
     __slots__ = ("messages",)
     layout = LAYOUT_ROWS
@@ -64,16 +64,16 @@ class MessageRows:
         return len(self.messages)
 
     def pack(self, packer: Any) -> bytes | memoryview:
-        """The frame's body. ``packer``: a ``msgpack.Packer`` that no other thread uses meanwhile."""
+        """Return the frame's body. ``packer``: a ``msgpack.Packer`` that no other thread is using."""
         return _pack_rows(rows_of(self.messages), packer)
 
     def cut(self, at: int) -> tuple[MessageRows, MessageRows]:
-        """The messages in front of message ``at``, and the others."""
+        """Return the messages before message ``at``, and the others."""
         return MessageRows(self.messages[:at]), MessageRows(self.messages[at:])
 
 
 class Columns:
-    """Bodies, and a KEYS value or None for each."""
+    """Bodies, with a KEYS value or None for each."""
 
     __slots__ = ("bodies", "keys")
     layout = LAYOUT_COLUMNS
@@ -86,13 +86,13 @@ class Columns:
         return len(self.bodies)
 
     def pack(self, packer: Any) -> bytes | memoryview:
-        """The frame's body. ``packer``: a ``msgpack.Packer`` that no other thread uses meanwhile."""
+        """Return the frame's body. ``packer``: a ``msgpack.Packer`` that no other thread is using."""
         bodies: bytes = packer.pack(self.bodies)
         keys: bytes = packer.pack(self.keys if self.keys is not None else [None] * len(self.bodies))
         return bodies + keys
 
     def cut(self, at: int) -> tuple[Columns, Columns]:
-        """The messages in front of message ``at``, and the others."""
+        """Return the messages before message ``at``, and the others."""
         keys = self.keys
         return (
             Columns(self.bodies[:at], keys[:at] if keys is not None else None),
@@ -106,33 +106,33 @@ Content: TypeAlias = Rows | MessageRows | Columns
 def _pack_rows(rows: Sequence[Row], packer: Any) -> bytes | memoryview:
     if len(rows) == 1:
         return packer.pack(rows[0])  # type: ignore[no-any-return]
-    # Packed in one go as an array, whose head is left out.
+    # Packing all rows as one array is faster than packing each; PRODUCE wants them without the array's head.
     return memoryview(packer.pack(rows))[_array_head_bytes(len(rows)) :]
 
 
 def _array_head_bytes(count: int) -> int:
-    """How many bytes msgpack writes in front of an array of ``count`` items."""
+    """Return the number of bytes that msgpack writes before an array of ``count`` items."""
     if count < 16:
         return 1
     return 3 if count < 65_536 else 5
 
 
 def new_packer() -> Any:
-    """A packer as ``Content.pack`` needs it; not safe for two threads at once."""
+    """Return a packer for ``Content.pack``; it is not thread-safe."""
     return msgpack.Packer(autoreset=True)
 
 
 def count_that_fits(bodies: Sequence[bytes], bytes_target: int) -> int:
-    """How many of ``bodies`` make a frame of about ``bytes_target`` bytes: at least 1 of at least 1."""
+    """Return how many of ``bodies`` (at least one) make a frame of about ``bytes_target`` bytes; at least 1."""
     totals = list(accumulate(map(len, bodies)))
     fitting = bisect_right(range(len(totals)), bytes_target, key=lambda at: totals[at] + ROW_OVERHEAD_BYTES * (at + 1))
     return max(1, fitting)
 
 
 class _Source:
-    """The messages of one call, handed out a frame's worth at a time; bodies are compressed then.
+    """The messages of one call, handed out one frame at a time; bodies are compressed at that moment.
 
-    Each time it looks at about as many messages as the last frame took.
+    Each step examines about as many messages as the last frame took.
     """
 
     __slots__ = ("_at", "_compressor", "_count", "_look_at")
@@ -145,7 +145,7 @@ class _Source:
 
     @property
     def left(self) -> int:
-        """Messages not handed out yet."""
+        """Number of messages not handed out yet."""
         return self._count - self._at
 
     def _advance(self, count: int, looked_at: int) -> None:
@@ -158,7 +158,7 @@ class _Source:
 
 
 class RowSource(_Source):
-    """The messages of a ``send_many``."""
+    """The source of a ``send_many``."""
 
     __slots__ = ("_messages",)
 
@@ -167,7 +167,7 @@ class RowSource(_Source):
         self._messages = messages
 
     def take(self, bytes_target: int, count_max: int = FRAME_COUNT_MAX) -> Content:
-        """The next messages that make a frame of about that size, at most ``count_max``; there must be some left."""
+        """Return the next messages for a frame of about that size, at most ``count_max``; some must be left."""
         messages = self._messages[self._at : self._at + min(self._look_at, count_max)]
         bodies = bodies_of(messages)
         content: Content
@@ -180,7 +180,7 @@ class RowSource(_Source):
 
 
 class ColumnSource(_Source):
-    """The messages of a ``send_bulk``. ``keys``: a KEYS value or None for each body, or None."""
+    """The source of a ``send_bulk``. ``keys``: a KEYS value or None for each body, or None."""
 
     __slots__ = ("_bodies", "_keys")
 
@@ -190,7 +190,7 @@ class ColumnSource(_Source):
         self._keys = keys
 
     def take(self, bytes_target: int, count_max: int = FRAME_COUNT_MAX) -> Content:
-        """The next messages that make a frame of about that size, at most ``count_max``; as rows if one of them is
+        """Return the next messages for a frame of about that size, at most ``count_max``; as rows if one of them is
         compressed."""
         start, end = self._at, self._at + min(self._look_at, count_max)
         bodies = self._bodies[start:end]
@@ -207,7 +207,7 @@ class ColumnSource(_Source):
 
 
 def compress_rows(rows: Sequence[Row], bytes_target: int, compressor: Compressor) -> list[Row]:
-    """As many of ``rows`` as make a frame of about ``bytes_target`` bytes once their long bodies are compressed."""
+    """Compress long bodies and return as many rows as make a frame of about ``bytes_target`` bytes."""
     packed: list[Row] = []
     total = 0
     for body, properties in rows:

@@ -1,4 +1,4 @@
-"""Where reading a topic begins and ends: ``from_`` and ``until`` as offsets per queue."""
+"""Start and end of reading a topic: ``from_`` and ``until`` as offsets by queue."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .times import now_millis, to_millis
 from .topics import QueueStats
 
 End: TypeAlias = Literal["earliest", "latest", "first", "last"]
-"""An end of a queue; ``"first"`` is another word for ``"earliest"``, and ``"last"`` for ``"latest"``."""
+"""An end of a queue; ``"first"`` is a synonym of ``"earliest"``, and ``"last"`` of ``"latest"``."""
 Position: TypeAlias = End | datetime | int | Mapping[int, int] | Sequence[int]
-"""An end, an aware datetime, −n (the last n messages of the topic), or an offset per queue."""
+"""An end, an aware datetime, −n (the last n messages of the topic), or an offset for each queue."""
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 ENDS: Mapping[str, Literal["earliest", "latest"]] = {
     EARLIEST: EARLIEST, "first": EARLIEST, LATEST: LATEST, "last": LATEST,
 }  # fmt: skip
-"""What the words for an end mean."""
+"""The canonical word for each word that means an end."""
 _PULL_COUNT = 4096
 _PULL_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
 class Span:
-    """What to read of a topic: from ``starts`` on, up to ``ends`` (None: on and on).
+    """The part of a topic to read: from ``starts`` to ``ends`` (None: without end).
 
-    ``explicit``: the caller gave the offsets, so one that is gone is an error. ``until_ms``: reading ends where the
-    messages of this moment (ms since 1970 UTC, in the future) begin.
+    ``explicit``: the caller gave the start offsets, so an expired one is an error. ``until_ms``: reading ends before
+    the messages of this time (ms since 1970 UTC, in the future).
     """
 
     starts: dict[int, int]
@@ -43,9 +43,9 @@ class Span:
 
 
 def resolve_span(topic: str, from_: Position, until: Position | None) -> Plan[Span]:
-    """The offsets that ``from_`` and ``until`` mean now.
+    """Resolve ``from_`` and ``until`` to offsets.
 
-    Raises ``InvalidArgument`` for what is no position, ``OffsetOutOfRange`` for a start that the queue does not have.
+    Raises ``InvalidArgument`` for an invalid position, ``OffsetOutOfRange`` for a start that is not in the queue.
     """
     check_position("from_", from_)
     if until is not None:
@@ -68,13 +68,13 @@ def resolve_span(topic: str, from_: Position, until: Position | None) -> Plan[Sp
 
 
 def ends_at(topic: str, timestamp_ms: int) -> Plan[dict[int, int]]:
-    """For each queue the offset of the first message not stored before a moment."""
+    """Find, for each queue, the offset of the first message stored at or after ``timestamp_ms``."""
     stats: list[QueueStats] = (yield [topic_stats(topic)])[0]
     return (yield from _offsets_at(topic, timestamp_ms, stats))
 
 
 def check_position(what: str, position: Any) -> None:
-    """Raise where ``position`` can be none; ``what``: the argument's name."""
+    """Raise if ``position`` is not a valid position; ``what``: the argument's name."""
     if isinstance(position, datetime):
         to_millis(what, position)
     elif isinstance(position, str):
@@ -86,7 +86,7 @@ def check_position(what: str, position: Any) -> None:
         if position >= 0:
             raise InvalidArgument(
                 f"{what} is {position}; a number must be negative (-10: the last ten messages of the topic). "
-                f"For offsets give one for each queue: {what}={{0: {position}, …}}"
+                f"To pass offsets, give one for each queue: {what}={{0: {position}, …}}"
             )
     elif isinstance(position, Mapping):
         _check_offsets(what, position.items())
@@ -94,14 +94,14 @@ def check_position(what: str, position: Any) -> None:
         _check_offsets(what, enumerate(position))
     else:
         raise InvalidArgumentType(
-            f"{what} must be 'earliest', 'latest', a datetime, −n or an offset per queue, not {type(position).__name__}"
+            f"{what} must be 'earliest', 'latest', a datetime, −n or offsets by queue, not {type(position).__name__}"
         )
 
 
 def _check_offsets(what: str, offsets: Any) -> None:
     for queue, offset in offsets:
         if type(queue) is not int or type(offset) is not int or offset < 0:
-            raise InvalidArgument(f"{what} has {queue!r}: {offset!r}; it must map queues to offsets from 0 on")
+            raise InvalidArgument(f"{what} has {queue!r}: {offset!r}; it must map queues to offsets of at least 0")
 
 
 def _by_queue(what: str, position: Any, stats: list[QueueStats]) -> dict[int, int]:
@@ -119,7 +119,7 @@ def _given_starts(topic: str, offsets: dict[int, int], stats: list[QueueStats]) 
         offset = starts[queue.queue] = offsets.get(queue.queue, queue.min_offset)
         if not queue.min_offset <= offset <= queue.max_offset:
             raise OffsetOutOfRange(
-                f"from_ begins at offset {offset} of queue {queue.queue} of topic {topic!r}, which holds "
+                f"from_ begins at offset {offset} of queue {queue.queue} of topic {topic!r}, which has the offsets "
                 f"{queue.min_offset} to {queue.max_offset}",
                 min_offset=queue.min_offset,
                 max_offset=queue.max_offset,
@@ -147,10 +147,10 @@ def _offsets_at(topic: str, timestamp_ms: int, stats: list[QueueStats]) -> Plan[
 
 
 def _last(topic: str, count: int, stats: list[QueueStats]) -> Plan[dict[int, int]]:
-    """Where the last ``count`` messages of the topic, by their place in the CommitLog, begin in each queue."""
+    """Find where, in each queue, the last ``count`` messages of the topic begin, in the order of the CommitLog."""
     if sum(queue.count for queue in stats) <= count:
         return {queue.queue: queue.min_offset for queue in stats}
-    # The millisecond in which the first of them was stored: the last one since which at least `count` were.
+    # Search the latest millisecond from which on at least `count` messages were stored: first doubling, then halving.
     newest = max(queue.last_stored_ms for queue in stats)
     low, high, back = newest, newest + 1, 1
     starts = yield from _offsets_at(topic, low, stats)
@@ -181,7 +181,7 @@ def _count_from(offsets: dict[int, int], stats: list[QueueStats]) -> int:
 
 
 def _physical_offsets(topic: str, queue: int, offset: int, end: int) -> Plan[list[tuple[int, int]]]:
-    """``(physical offset, queue)`` of the queue's messages in ``[offset, end)``."""
+    """Return ``(physical offset, queue)`` of the queue's messages in ``[offset, end)``."""
     found: list[tuple[int, int]] = []
     while offset < end:
         batch = (yield [pull(topic, queue, offset, min(_PULL_COUNT, end - offset), _PULL_BYTES, 0)])[0]

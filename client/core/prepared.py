@@ -1,4 +1,4 @@
-"""Committing what attempts prepared, or dropping it."""
+"""Operations on prepared messages (staged transactions): commit, drop and list attempts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .times import from_millis
 
 @dataclass(frozen=True, slots=True)
 class AttemptInfo:
-    """What an attempt has prepared: ``messages`` for these ``topics``, the last of them at ``active_ms``, ms since 1970
-    UTC."""
+    """The messages that an attempt has prepared: their number, their ``topics``, and when the last of them arrived, in
+    ms since 1970 UTC."""
 
     attempt: str
     messages: int
@@ -31,13 +31,13 @@ class AttemptInfo:
 
     @property
     def active_at(self) -> datetime:
-        """When its last messages came."""
+        """Time at which its last messages arrived."""
         return from_millis(self.active_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyingInfo:
-    """A transaction that is committed, of whose ``messages`` so many are ``copied`` to their topics."""
+    """A committed transaction; ``copied`` of its ``messages`` have been copied to their topics."""
 
     series: str
     number: int
@@ -47,8 +47,8 @@ class CopyingInfo:
 
 @dataclass(frozen=True, slots=True)
 class PreparedInfo:
-    """``attempts``: those that were asked for; ``open``: how many there are in all; ``copying``: transactions that are
-    committed and on their way."""
+    """``attempts``: the requested ones; ``open``: total number of attempts; ``copying``: committed transactions whose
+    messages are being copied."""
 
     attempts: Sequence[AttemptInfo]
     open: int
@@ -56,27 +56,27 @@ class PreparedInfo:
 
 
 COPIED_A_SECOND_MIN = 50_000
-"""The broker answers when all messages are copied: it gets as much more time as that may take."""
+"""The broker responds to a commit after copying all messages: allow it as much additional time as this rate gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A transaction is committed. ``already``: by another request before, so that this one did nothing; ``messages``:
-    how many this one committed."""
+    """The result of a commit. ``already``: an earlier request had committed the transaction, so this one did nothing;
+    ``messages``: number of messages that this request committed."""
 
     already: bool
     messages: int
 
 
 def check_attempt(prepare: Any) -> str:
-    """``prepare=`` as PRODUCE has it: empty for None, which sends messages instead of preparing them."""
+    """Return ``prepare=`` in PRODUCE's form: empty for None, which sends messages instead of preparing them."""
     if prepare is None:
         return ""
     if type(prepare) is not str:
         raise InvalidArgumentType(f"prepare must be a str, not {type(prepare).__name__}")
     if not 0 < len(prepare) <= commands.PREPARED_NAME_CHARS_MAX or not (prepare.isascii() and prepare.isprintable()):
         raise InvalidArgument(
-            f"prepare is {prepare[:40]!r}; the name of an attempt is 1 to {commands.PREPARED_NAME_CHARS_MAX} printable "
+            f"prepare is {prepare[:40]!r}; an attempt's name must be 1 to {commands.PREPARED_NAME_CHARS_MAX} printable "
             "ASCII characters"
         )
     return prepare
@@ -85,12 +85,12 @@ def check_attempt(prepare: Any) -> str:
 def commit_prepared(
     series: str, number: int, attempts: Mapping[str, int], drop: str | None, flush: str | None
 ) -> Operation[Committed]:
-    """Commit attempts, each with how many messages it prepared, as transaction ``number`` of ``series``."""
+    """Commit attempts, with the number of messages of each, as transaction ``number`` of ``series``."""
 
     for name, messages in attempts.items():
         check_attempt(name)
         if type(messages) is not int or messages < 0:
-            raise InvalidArgument(f"attempts[{name!r}] is {messages!r}; it must be how many messages it prepared")
+            raise InvalidArgument(f"attempts[{name!r}] is {messages!r}; it must be the number of its messages")
 
     def decode(answer: Answer) -> Committed:
         fields = decode_fields(commands.CommitPreparedAnswer, answer.fields)
@@ -110,13 +110,13 @@ def commit_prepared(
 
 
 def prepared(prefix: str, max_count: int) -> Operation[PreparedInfo]:
-    """What attempts have prepared whose names begin so, and what is being copied."""
+    """List the attempts whose names begin with ``prefix``, and the transactions that are being copied."""
 
     def decode(answer: Answer) -> PreparedInfo:
         head = decode_fields(commands.PreparedAnswer, answer.fields)
         tables = unpack_body(answer)
         if not isinstance(tables, dict):
-            raise RemoteProtocolError(f"prepared messages as {type(tables).__name__}")
+            raise RemoteProtocolError(f"expected prepared messages as a map, got {type(tables).__name__}")
         return PreparedInfo(
             [
                 AttemptInfo(row["attempt"], row["messages"], tuple(row["topics"]), row["active_ms"])
@@ -130,7 +130,7 @@ def prepared(prefix: str, max_count: int) -> Operation[PreparedInfo]:
 
 
 def abort_prepared(drop: str) -> Operation[int]:
-    """Drop the attempts that begin so; the result is how many there were."""
+    """Drop the attempts whose names begin with ``drop``; the result is their number."""
 
     def decode(answer: Answer) -> int:
         return decode_fields(commands.AbortPreparedAnswer, answer.fields).count

@@ -1,4 +1,4 @@
-"""Pulling from one queue: one request, or as many as it takes to find a message that is wanted."""
+"""Pulling from one queue: as many requests as it takes to find a wanted message."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def pull_found(
     deadline: float,
     clock: Callable[[], float],
 ) -> Plan[Batch]:
-    """The plan of a consumer's ``pull``. Where the broker looked through much without finding a wanted message it goes
-    on, until ``deadline`` (monotonic seconds, as ``clock`` has them)."""
+    """Return the plan of a consumer's ``pull``. If the broker searched a long range without finding a wanted message,
+    the plan continues after it, until ``deadline`` (monotonic seconds, on ``clock``)."""
     wanted = parse_tags(tags)
     sought = check_filter(condition)
     operation = pull(topic, queue, offset, max_count, max_bytes, wait_ms, wanted, sought)
@@ -31,7 +31,7 @@ def pull_found(
         batch: Batch = (yield [operation])[0]
         if batch or not (wanted.wanted or sought) or batch.next_offset >= batch.max_offset:
             return batch
-        # Nothing of what the broker looked through so far is wanted: go on behind it.
+        # No message in the range that the broker searched is wanted: continue after it.
         if batch.next_offset <= offset or clock() >= deadline:
             return batch
         left_ms = max(0, int((held_until - clock()) * 1000))

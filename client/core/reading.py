@@ -1,8 +1,8 @@
-"""Reading all queues of a topic, without sockets: which pulls to send, and which message comes next.
+"""Reads all queues of a topic, without sockets: decides which pulls to send and which message comes next.
 
-Each queue has at most one pull outstanding and two batches waiting. The queues take turns of a few messages, so a long
-one keeps nobody waiting. At the end of a queue the pull is held by the broker (long polling), so that a new message in
-any queue arrives at once.
+Each queue has at most one outstanding pull and two waiting batches. The queues take turns of a few messages, so that a
+long queue does not delay the others. At the end of a queue the broker holds the pull (long polling), so that a new
+message in any queue arrives at once.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .tags import TagFilter
 from .topics import QueueStats
 
 TURN = 32
-"""Messages of one queue before another one has its turn."""
+"""Number of messages of one queue before another queue has its turn."""
 HOLD_MS = 20_000
-"""How long the broker may hold a pull at the end of a queue."""
+"""Maximum time for which the broker may hold a pull at the end of a queue."""
 PULL_COUNT = 8192
 _PULL_BYTES_TOTAL = 16 << 20
 _PULL_BYTES_MAX = 1 << 20
@@ -29,10 +29,10 @@ _PULL_BYTES_MIN = 64 << 10
 
 
 class QueueReading:
-    """How far one queue is read.
+    """The reading state of one queue.
 
-    ``position``: the offset of the next pull; ``end``: where reading stops, if it does; ``caught_up``: whether the last
-    answer came to the end of what the queue held; ``may_move``: whether a start that is gone is no error.
+    ``position``: offset of the next pull; ``end``: where reading stops, or None; ``caught_up``: the last response
+    reached the end of the queue; ``may_move``: an expired start is not an error.
     """
 
     __slots__ = ("asked", "caught_up", "end", "may_move", "messages", "position", "queue")
@@ -48,12 +48,12 @@ class QueueReading:
 
     @property
     def wants_more(self) -> bool:
-        """Whether a pull should be sent."""
+        """True if a pull should be sent."""
         return not self.asked and len(self.messages) < 2 and (self.end is None or self.position < self.end)
 
     @property
     def finished(self) -> bool:
-        """Whether everything was taken."""
+        """True if all messages up to the end were taken."""
         return not self.messages and self.end is not None and self.position >= self.end
 
 
@@ -63,7 +63,7 @@ class TopicReading:
     def __init__(self, topic: str, span: Span, tags: TagFilter, condition: str = "") -> None:
         self.topic = topic
         self.follows = span.ends is None
-        """Whether new queues and new messages are to be read too."""
+        """True if new queues and new messages are to be read too."""
         self._tags = tags
         self._condition = condition
         self._queues: dict[int, QueueReading] = {}
@@ -79,21 +79,21 @@ class TopicReading:
 
     @property
     def finished(self) -> bool:
-        """Whether every message up to the ends was taken."""
+        """True if every message up to the ends was taken."""
         return not self.follows and all(queue.finished for queue in self._turns)
 
     @property
     def has_messages(self) -> bool:
-        """Whether ``turn`` has something."""
+        """True if ``turn`` would return messages."""
         return any(queue.messages for queue in self._turns)
 
     @property
     def someone_waits(self) -> bool:
-        """Whether a queue has a pull outstanding and no messages: its answer is worth looking for."""
+        """True if a queue has an outstanding pull and no messages, so that it is worth looking for its response."""
         return any(queue.asked and not queue.messages for queue in self._turns)
 
     def pulls(self) -> list[tuple[int, Operation[Batch]]]:
-        """The pulls that should be outstanding and are not: ``(queue, operation)``; the driver must send them."""
+        """Return the pulls that are due as ``(queue, operation)``; the driver must send them."""
         pulls = []
         for queue in self._turns:
             if queue.wants_more:
@@ -104,12 +104,12 @@ class TopicReading:
     def _pull(self, queue: QueueReading) -> Operation[Batch]:
         bytes_max = min(_PULL_BYTES_MAX, max(_PULL_BYTES_MIN, _PULL_BYTES_TOTAL // len(self._turns)))
         count = PULL_COUNT if queue.end is None else min(PULL_COUNT, queue.end - queue.position)
-        # Up to an end that is there already nothing must be held: a filter may let none of the rest through.
+        # Do not let the broker hold a pull for an existing range: a filter may let none of the rest through.
         hold_ms = HOLD_MS if queue.end is None or queue.caught_up else 0
         return pull(self.topic, queue.queue, queue.position, count, bytes_max, hold_ms, self._tags, self._condition)
 
     def answered(self, number: int, batch: Batch) -> None:
-        """The answer to a queue's pull."""
+        """Take the response to a queue's pull."""
         queue = self._queues[number]
         queue.asked = False
         queue.may_move = False
@@ -122,7 +122,8 @@ class TopicReading:
             queue.messages.append(iter(messages))
 
     def failed(self, number: int, error: FlintError) -> bool:
-        """A queue's pull was refused. Whether reading can go on: where the start was not given and is gone by now."""
+        """Handle a refused pull. Returns whether reading can continue: if the start was not explicit and has
+        expired."""
         queue = self._queues[number]
         queue.asked = False
         if isinstance(error, OffsetOutOfRange) and queue.may_move and queue.position < error.min_offset:
@@ -131,12 +132,12 @@ class TopicReading:
         return False
 
     def lost(self) -> None:
-        """The connection went: no pull is outstanding any more."""
+        """Mark all pulls as not outstanding, because the connection was lost."""
         for queue in self._turns:
             queue.asked = False
 
     def turn(self) -> list[StoredMessage]:
-        """The next messages: those of the queue whose turn it is. Empty where none has any."""
+        """Return the next messages, from the queue whose turn it is. Empty if no queue has any."""
         turns = self._turns
         for place, queue in enumerate(turns):
             if queue.messages:
@@ -145,19 +146,19 @@ class TopicReading:
                     queue.messages.pop(0)
                 if not taken:
                     return self.turn()
-                # Who was passed over had nothing; who had a turn goes to the end.
+                # The queues before this one have no messages; the one that had its turn goes to the end.
                 turns.append(turns.pop(place))
                 return taken
         return []
 
     def end_at(self, ends: dict[int, int]) -> None:
-        """Stop following: everything below ``ends`` is still read."""
+        """Stop following: only messages below ``ends`` are still read."""
         self.follows = False
         for queue in self._turns:
             queue.end = ends.get(queue.queue, queue.position)
 
     def found_queues(self, stats: list[QueueStats]) -> None:
-        """The topic's queues by now: new ones are read from their beginning."""
+        """Add the topic's new queues, which are read from their beginning."""
         for queue in stats:
             if queue.queue not in self._queues:
                 self._add(QueueReading(queue.queue, queue.min_offset, None, may_move=True))

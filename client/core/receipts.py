@@ -1,4 +1,4 @@
-"""Receipts: what a producer knows of a message once it is acknowledged."""
+"""Receipts: a producer's knowledge of an acknowledged message."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 class Receipt(NamedTuple):
-    """Where one acknowledged message is stored. ``stored_ms``: store time, ms since 1970 UTC; ``deliver_ms``: when a
-    message that was sent with a delay is delivered, None if it was sent without or was due at once."""
+    """The location of one acknowledged message. ``stored_ms``: store time, ms since 1970 UTC; ``deliver_ms``: delivery
+    time of a delayed message, None if it has no delay or was due at once."""
 
     message_id: str
     topic: str
@@ -36,12 +36,12 @@ class Receipt(NamedTuple):
 
     @property
     def deliver_at(self) -> datetime | None:
-        """When the message is delivered as an aware datetime, None if that is at once."""
+        """Delivery time as an aware datetime, None if the message is delivered at once."""
         return None if self.deliver_ms is None else from_millis(self.deliver_ms)
 
 
 class Acknowledged:
-    """A frame that is stored: all that its messages' receipts are made from, when somebody asks for one."""
+    """A stored frame: the data from which its messages' receipts are made on demand."""
 
     __slots__ = (
         "_deliver_ms",
@@ -75,7 +75,7 @@ class Acknowledged:
         self._physical_offsets = physical_offsets
 
     def receipt(self, position: int) -> Receipt:
-        """The receipt of the frame's message ``position``, from 0."""
+        """Return the receipt of the frame's message ``position``, counted from 0."""
         return Receipt(
             unique_key(self._prefix, self._first + position),
             self._topic,
@@ -88,14 +88,14 @@ class Acknowledged:
 
 
 class Part(NamedTuple):
-    """What became of one frame of a call: ``indexes`` are its messages' places in the call, ascending."""
+    """The outcome of one frame of a call; ``indexes``: its messages' indexes in the call, ascending."""
 
     indexes: Sequence[int]
     outcome: Acknowledged | FlintError
 
 
 class _Outcomes:
-    """Finds a message's part and position by its index in the call."""
+    """Finds a message's frame and position in it by the message's index in the call."""
 
     def __init__(self, parts: list[Part]) -> None:
         self.parts = parts
@@ -121,7 +121,7 @@ class _Outcomes:
 
 
 class _LazySequence(Sequence[T]):
-    """A sequence over outcomes whose items ``_at`` makes when they are asked for."""
+    """A sequence over outcomes whose items ``_at`` makes on demand."""
 
     __slots__ = ("_outcomes",)
 
@@ -158,7 +158,7 @@ class _LazySequence(Sequence[T]):
 
 
 class Receipts(_LazySequence[Receipt]):
-    """The receipts of a call, in the order of its messages; each is made when it is asked for."""
+    """The receipts of a call, in the order of its messages; each is made on demand."""
 
     __slots__ = ()
 
@@ -169,7 +169,7 @@ class Receipts(_LazySequence[Receipt]):
 
 
 class PartialReceipts(_LazySequence[Receipt | None]):
-    """The receipts of a call of which some messages failed: None in their places."""
+    """The receipts of a call in which some messages failed: None in their places."""
 
     __slots__ = ()
 
@@ -186,7 +186,7 @@ def _place(index: int, count: int) -> int:
 
 
 def settle(parts: list[Part], fail: Callable[[dict[int, FlintError], PartialReceipts], FlintError]) -> Receipts:
-    """The receipts of a call whose every frame has an outcome; raises what ``fail`` makes where one failed."""
+    """Return the receipts of a call when every frame has an outcome; raise the error from ``fail`` if one failed."""
     outcomes = _Outcomes(parts)
     errors: dict[int, FlintError] = {}
     for part in outcomes.parts:

@@ -1,4 +1,4 @@
-"""How long to wait before a request is tried again."""
+"""Pauses before requests are retried."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ E = TypeVar("E", bound=BaseException)
 
 
 def detached(error: E) -> E:
-    """Return the error, which is going to be kept, without the tracebacks of it and of what caused it.
+    """Return an error that is going to be kept, without its traceback and those of its causes.
 
-    They hold each frame through which it came and all those that called it, so that whatever is in them stays.
+    A traceback refers to every frame that the error passed through and to their callers, and so keeps their locals
+    alive.
     """
     found: BaseException | None = error
     for _ in range(_CAUSES_MAX):
@@ -31,40 +32,40 @@ def detached(error: E) -> E:
 
 
 class Backoff:
-    """The pause after failures in a row. ``trouble``: the last of them, None since something succeeded."""
+    """The pause after consecutive failures. ``trouble``: the last failure, None after a success."""
 
     __slots__ = ("_failures", "trouble", "until")
 
     def __init__(self) -> None:
         self._failures = 0
         self.until = 0.0
-        """When the pause is over, monotonic seconds."""
+        """End of the pause, monotonic seconds."""
         self.trouble: FlintError | None = None
 
     def seconds(self, now: float) -> float:
-        """How long to wait still. ``now``: monotonic seconds."""
+        """Return the seconds left to wait. ``now``: monotonic seconds."""
         return max(0.0, self.until - now)
 
     def failed(self, error: FlintError, now: float) -> None:
-        """Something failed that can be tried again; a lost connection is made again at once the first time."""
-        if now >= self.until:  # not once for each of those that were on their way together
+        """Record a retriable failure. After the first loss of a connection, the client reconnects without a pause."""
+        if now >= self.until:  # count requests that failed together only once
             self._failures += 1
         self.trouble = detached(error)
         at_once = isinstance(error, ConnectionFailed) and self._failures == 1
         self.until = now if at_once else now + backoff_seconds(self._failures, error)
 
     def succeeded(self) -> None:
-        """Something went well."""
+        """Record a success."""
         self._failures = 0
         self.trouble = None
 
     def end(self) -> None:
-        """There is nothing to wait for any more."""
+        """End the pause."""
         self.until = 0.0
 
 
 class Retries:
-    """Whether a call that failed is tried again, and when. ``deadline``: when it must be over, monotonic seconds."""
+    """Decides whether and when a failed call is retried. ``deadline``: end of the call, monotonic seconds."""
 
     __slots__ = ("_deadline", "_failures")
 
@@ -73,7 +74,7 @@ class Retries:
         self._failures = 0
 
     def pause(self, error: FlintError, now: float) -> float | None:
-        """Return the seconds to wait before the next attempt; None if there is none: ``error`` is to be raised."""
+        """Return the seconds to wait before the next attempt; None if there is none and ``error`` is to be raised."""
         if not is_retriable(error) or isinstance(error, RequestTimeout):
             return None
         self._failures += 1
@@ -82,15 +83,15 @@ class Retries:
 
 
 def is_retriable(error: FlintError) -> bool:
-    """Whether the same request can succeed later."""
+    """Return whether the same request can succeed later."""
     return bool(getattr(error, "retriable", False))
 
 
 def backoff_seconds(failures: int, error: FlintError | None = None) -> float:
-    """How long to wait after the ``failures``-th failure in a row (from 1).
+    """Return the pause after the ``failures``-th consecutive failure (from 1).
 
-    Doubles from 20 ms to at most 1 s, with jitter so that many clients do not return at once; what a broker asked for
-    (``retry_after_ms``) is the least.
+    It doubles from 20 ms to at most 1 s, with jitter so that many clients do not return at once; the pause that the
+    broker asked for (``retry_after_ms``) is the minimum.
     """
     doubled = min(BACKOFF_SECONDS_MAX, FIRST_BACKOFF_SECONDS * 2 ** min(failures - 1, _DOUBLINGS_MAX))
     asked = getattr(error, "retry_after_ms", 0) / 1000

@@ -1,6 +1,6 @@
-"""What producers of all drivers share: from the arguments of a call to what ``Delivery`` takes, and back to receipts.
+"""The common part of all producers: from the arguments of a call to what ``Delivery`` takes, and back to receipts.
 
-No sockets, no waiting: where the broker must be asked first, the answer is a plan (see ``operations``).
+No sockets, no waiting: if the broker must be asked first, the result is a plan (see ``operations``).
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ from .routing import ANY_QUEUE, QueueCounts, queue_of
 from .timeouts import check_timeout
 
 ASK = -2
-"""In place of a queue: the message's sharding key decides, and how many queues the topic has is not known."""
+"""Stands for a queue that depends on the sharding key of a topic whose number of queues is not known yet."""
 
 Prepared: TypeAlias = tuple[int, Row, str, float]
-"""Of one message: its queue (or ``ANY_QUEUE``, or ``ASK``), its row, its flush mode, and its deadline."""
+"""One message's queue (or ``ANY_QUEUE``, or ``ASK``), row, flush mode and deadline."""
 Groups: TypeAlias = list[tuple[str, int, Group]]
-"""Of a bulk: topic, queue and messages, as ``Delivery.add_bulk`` takes them."""
+"""A bulk's topics, queues and messages, as ``Delivery.add_bulk`` takes them."""
 
 
 class Sending:
-    """A producer's settings, its ``delivery`` and what it knows of topics. The arguments are those of ``Producer``.
+    """A producer's settings, its ``delivery`` and its knowledge of topics. The arguments are those of ``Producer``.
 
-    ``client_name``: how the producer introduces itself to brokers. All times are monotonic seconds that the driver
-    passes in.
+    ``client_name``: the producer's name for HELLO. All times are monotonic seconds that the driver passes in.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Sending:
         self.delivery = Delivery(self.delivery_seconds, in_flight_bytes_max, "", counter)
 
     def connected(self, local_address: bytes) -> None:
-        """A connection stands; the first one's own address (4 or 16 bytes) goes into the unique keys."""
+        """Handle a new connection; the local address (4 or 16 bytes) of the first one goes into the unique keys."""
         if not self.delivery.unique_prefix:
             seed = f"{id(self)} {time.time_ns()} {os.urandom(8).hex()}".encode()
             self.delivery.unique_prefix = ids.unique_prefix(local_address, os.getpid(), seed)
@@ -84,9 +83,9 @@ class Sending:
     def prepare(
         self, message: Message, queue: int | None, flush: str | None, timeout: float | None, now: float
     ) -> Prepared:
-        """Check the arguments of a ``send``; raises where one cannot be used."""
+        """Check the arguments of a ``send``; raises if one is not valid."""
         if type(message) is not Message and not isinstance(message, Message):
-            raise InvalidMessageType(f"a flintmq.client.Message is to be sent, not {type(message).__name__}")
+            raise InvalidMessageType(f"the message must be a flintmq.client.Message, not {type(message).__name__}")
         deadline = now + (self.delivery_seconds if timeout is None else check_timeout("timeout", timeout))
         to = ANY_QUEUE if queue is None else check_queue(queue)
         if to == ANY_QUEUE and (sharding_key := message.sharding_key) is not None:
@@ -99,17 +98,17 @@ class Sending:
         return to, row, self._flush if flush is None else check_flush(flush), deadline
 
     def sharded_queue(self, message: Message, now: float) -> Plan[int]:
-        """The queue of a message with a sharding key."""
+        """Return the plan that finds the queue of a message with a sharding key."""
         sharding_key = message.sharding_key
         assert sharding_key is not None
         counts = yield from self._write_queues({message.topic}, now)
         return queue_of(sharding_key, counts[message.topic])
 
     def no_room(self) -> RequestTimeout:
-        """What a message fails with that found no room in time."""
+        """Return the error of a message for which there was no room in time."""
         return RequestTimeout(
-            f"{self.delivery.pending_bytes} bytes are unacknowledged and nothing was taken in time; the message "
-            "was not sent. Is the broker overloaded? Give a longer timeout=, or a larger in_flight_bytes_max="
+            f"{self.delivery.pending_bytes} bytes are unacknowledged and none were acknowledged in time; the message "
+            "was not sent. If the broker is overloaded, use a longer timeout= or a larger in_flight_bytes_max="
         )
 
     # ---- several messages
@@ -123,7 +122,7 @@ class Sending:
         prepare: str | None,
         now: float,
     ) -> Plan[tuple[Bulk, Groups]]:
-        """Check the arguments of a ``send_many`` and sort its messages by where they go."""
+        """Check the arguments of a ``send_many`` and group its messages by destination."""
         several = check_messages(messages)
         to = check_queue(queue)
         mode = self._flush if flush is None else check_flush(flush)
@@ -154,7 +153,7 @@ class Sending:
         prepare: str | None,
         now: float,
     ) -> Plan[tuple[Bulk, Groups]]:
-        """Check the arguments of a ``send_bulk``. ``common``: what all of its messages have, as PRODUCE takes it."""
+        """Check the arguments of a ``send_bulk``. ``common``: the properties of all its messages, in PRODUCE's form."""
         check_topic(topic)
         several = check_bodies(bodies)
         entries = check_bulk_keys(keys, len(several))
@@ -172,7 +171,7 @@ class Sending:
         return Bulk(count, now, deadline, check_attempt(prepare))
 
     def _write_queues(self, topics: Collection[str], now: float) -> Plan[dict[str, int]]:
-        """How many queues each topic has, or will have once its first message made it."""
+        """Find the number of queues of each topic, or the number it will have after its first message creates it."""
         known = self._queue_counts
         if any(known.of(topic, now) is None for topic in topics):
             known.learned((yield [operations.topics()])[0], now)
@@ -188,7 +187,7 @@ class Sending:
     # ---- outcomes
 
     def receipts(self, bulk: Bulk) -> Sequence[Receipt]:
-        """The receipts of a bulk that is done; raises ``DeliveryFailed`` where some of it failed."""
+        """Return the receipts of a finished bulk; raises ``DeliveryFailed`` if some of it failed."""
         return settle(bulk.parts, self._delivery_failed)
 
     def _delivery_failed(self, errors: Mapping[int, FlintError], receipts: Sequence[Receipt | None]) -> DeliveryFailed:
@@ -197,13 +196,13 @@ class Sending:
         return DeliveryFailed(errors, receipts)
 
     def learn(self, error: FlintError) -> None:
-        """A message failed with ``error``: it may mean that topics are not what they were."""
+        """Expire the known queue counts if ``error`` means that topics have changed."""
         if isinstance(error, QueueNotExist | TopicNotExist):
             self._queue_counts.forget()
 
 
 def raise_unseen(errors: Iterable[Any]) -> None:
-    """Raise ``DeliveryFailed`` for failures that nobody looked at, in their order, if there are any."""
+    """Raise ``DeliveryFailed`` for failures that the application has not looked at, in order, if there are any."""
     numbered: dict[int, FlintError] = dict(enumerate(errors))
     if numbered:
         raise DeliveryFailed(numbered, [None] * len(numbered))

@@ -1,4 +1,4 @@
-"""One connection's conversation, without its socket: HELLO, request ids, answers.
+"""The protocol state of one connection, without its socket: HELLO, request ids, responses.
 
 A driver writes what ``hello`` and ``request`` return, reads into ``parser.writable()``, and takes ``answers``.
 """
@@ -39,15 +39,17 @@ if TYPE_CHECKING:
 
 _LENGTHS = struct.Struct(">II")
 _SMALL_BYTES_MAX = 1024
-"""What arrives in one piece no longer than this is most often one answer to a PRODUCE."""
+"""Arrived bytes of at most this length are usually a single response to PRODUCE."""
 _KEEP_BYTES = FRAME_BYTES_MAX + 64 * 1024
-"""How large the receive buffer may stay after large frames: whoever pulls large batches goes on doing so."""
+"""Maximum size of the receive buffer that is kept after large frames: a client that pulls large batches continues
+to."""
 ASKED_MAX = 1_024
-"""As many requests of a broker wait to be taken: a broker has no more unanswered. The oldest go for newer ones."""
+"""Maximum number of the broker's requests that wait to be taken: a broker has no more unanswered. Newer ones replace
+the oldest."""
 
 
 class Answer:
-    """One answer."""
+    """One response of the broker."""
 
     __slots__ = ("body", "code", "fields", "request_id")
 
@@ -59,7 +61,7 @@ class Answer:
 
 
 class Asked:
-    """One request, or one-way frame, of the broker."""
+    """One request or one-way frame of the broker."""
 
     __slots__ = ("body", "code", "fields", "request_id", "wants_answer")
 
@@ -69,11 +71,11 @@ class Asked:
         self.fields = fields
         self.body = body
         self.wants_answer = wants_answer
-        """False of a one-way frame: it is to be left unanswered."""
+        """False for a one-way frame, which must not be answered."""
 
 
 class Session:
-    """The client's side of one connection. ``limits`` is what the broker said of itself, once ``hello_answered``."""
+    """The client's side of one connection. ``limits``: the broker's announcement, after ``hello_answered``."""
 
     __slots__ = ("_next_id", "asked", "limits", "parser")
 
@@ -82,24 +84,25 @@ class Session:
         self.limits: HelloAnswer | None = None
         self._next_id = 1
         self.asked: deque[Asked] = deque(maxlen=ASKED_MAX)
-        """What the broker asked and nobody has taken yet."""
+        """Requests of the broker that have not been taken yet."""
 
     def greeting(self, client_name: str, access: Access) -> Generator[bytes, Answer, None]:
-        """The conversation that opens the connection: yields what to send, and is sent its answer, until it returns.
+        """Run the conversation that opens the connection: yields requests and receives their responses until it
+        returns.
 
-        With a user it takes milliseconds of computing. Raises what is wrong with the broker, or its errors.
+        With a user it takes milliseconds of CPU time. Raises protocol errors and the broker's errors.
         """
         limits = self.hello_answered((yield self.hello(client_name)))
         if not limits.auth_required:
             if access.user:
                 raise AuthenticationFailed(
-                    f"broker {limits.broker!r} does not ask who calls, so that user {access.user!r} cannot know "
-                    "whether it is the broker that is meant: set security.auth there, or leave out user and password"
+                    f"broker {limits.broker!r} does not authenticate clients, so user {access.user!r} cannot verify "
+                    "that it is the right broker: set security.auth on the broker, or omit user and password"
                 )
             return
         if not access.user:
             raise AuthenticationRequired(
-                f"broker {limits.broker!r} serves only its users: give user and password (flintmq user add makes one)"
+                f"broker {limits.broker!r} serves only its users: pass user and password (flintmq user add creates one)"
             )
         yield from self._authenticate(access, limits)
 
@@ -108,7 +111,7 @@ class Session:
 
         if MECHANISM not in limits.auth.split():
             raise VersionNotSupported(
-                f"broker {limits.broker!r} authenticates by {limits.auth!r}, this client by {MECHANISM}; "
+                f"broker {limits.broker!r} authenticates by {limits.auth!r}, but this client by {MECHANISM}; "
                 "use a newer client"
             )
         exchange = access.exchange()
@@ -127,18 +130,18 @@ class Session:
         return self.request(AUTH, fields, 0)[1]
 
     def hello(self, client_name: str) -> bytes:
-        """The first request of the connection."""
+        """Return the first request of the connection."""
         fields = encode_fields(HelloRequest(protocol=PROTOCOL_VERSION, client=client_name))
         return self.request(HELLO, fields, 0)[1]
 
     def hello_answered(self, answer: Answer) -> HelloAnswer:
-        """Check the answer to HELLO and keep it; raises the broker's error, or that we cannot speak with it."""
+        """Check and keep the response to HELLO; raises the broker's error, or the incompatibility."""
         if answer.code != SUCCESS:
             raise error_from_answer(answer.code, answer.fields)
         try:
             limits = decode_fields(HelloAnswer, answer.fields)
         except InvalidParameter as error:
-            raise RemoteProtocolError(f"an answer to HELLO that is none: {error}") from error
+            raise RemoteProtocolError(f"the response to HELLO is malformed: {error}") from error
         if limits.protocol != PROTOCOL_VERSION:
             raise VersionNotSupported(
                 f"broker {limits.broker!r} speaks protocol version {limits.protocol}, this client {PROTOCOL_VERSION}; "
@@ -149,20 +152,20 @@ class Session:
         return limits
 
     def request(self, command: Command, fields: dict[str, Any], body_bytes: int) -> tuple[int, bytes]:
-        """``(request_id, head)`` of a request whose body of ``body_bytes`` bytes the driver writes behind the head."""
+        """Return ``(request_id, head)`` of a request; the driver writes the body of ``body_bytes`` bytes after it."""
         request_id = self.new_request_id()
         return request_id, encode_head(REQUEST, command.code, request_id, fields, body_bytes)
 
     def new_request_id(self) -> int:
-        """An id that no request in flight has."""
+        """Return an id that no request in flight has."""
         request_id = self._next_id
         self._next_id = request_id + 1 if request_id < REQUEST_ID_MAX else 1
         return request_id
 
     def answers(self) -> list[Answer]:
-        """All whole answers that have arrived. What the broker asks meanwhile is kept for ``take_asked``.
+        """Return all complete responses that have arrived. Requests of the broker are kept for ``take_asked``.
 
-        Raises ``RemoteProtocolError`` where the bytes are not the protocol; the connection is of no use then.
+        Raises ``RemoteProtocolError`` if the bytes violate the protocol; the connection is unusable then.
         """
         parser = self.parser
         if parser.end - parser.start <= _SMALL_BYTES_MAX and (answer := self._small_answer()) is not None:
@@ -170,7 +173,7 @@ class Session:
         answers: list[Answer] = []
         while parser.start != parser.end and (frame := parser.next_frame()) is not None:
             if frame.kind == RESPONSE:
-                # A copy, and the buffer stays: new pages for a buffer each time would cost ten times as much.
+                # Copy the body and keep the buffer: mapping new pages for a buffer each time costs ten times as much.
                 answers.append(Answer(frame.request_id, frame.code, frame.fields, bytes(frame.body)))
             else:
                 body, wants_answer = bytes(frame.body), frame.kind == REQUEST
@@ -178,17 +181,17 @@ class Session:
         return answers
 
     def take_asked(self) -> list[Asked]:
-        """What the broker asked since the last call, in its order; parsed by ``answers``."""
+        """Return the broker's requests since the last call, in order; ``answers`` has parsed them."""
         asked = list(self.asked)
         self.asked.clear()
         return asked
 
     def reply(self, asked: Asked, code: int, fields: dict[str, Any], body_bytes: int) -> bytes:
-        """The head of an answer to ``asked``, with result ``code``; the driver writes the body behind it."""
+        """Return the head of a response to ``asked``, with result ``code``; the driver writes the body after it."""
         return encode_head(RESPONSE, code, asked.request_id, fields, body_bytes)
 
     def _small_answer(self) -> Answer | None:
-        """The answer that the pending bytes are, read the quick way; None where they may be anything else."""
+        """Parse the pending bytes as a single response on the fast path; None if they may be anything else."""
         parser = self.parser
         buffer, start, end = parser.buffer, parser.start, parser.end
         if end - start < _LENGTHS.size:
@@ -200,7 +203,7 @@ class Session:
         try:
             kind, code, request_id, fields = msgpack.unpackb(buffer[start + _LENGTHS.size : body_at])
         except (ValueError, TypeError, msgpack.UnpackException):
-            return None  # the parser says what is wrong with it
+            return None  # the full parser reports the error
         if kind != RESPONSE or type(code) is not int or type(request_id) is not int or type(fields) is not dict:
             return None
         parser.start = end
@@ -213,11 +216,11 @@ def _auth_answered(answer: Answer) -> AuthAnswer:
     try:
         return decode_fields(AuthAnswer, answer.fields)
     except InvalidParameter as error:
-        raise RemoteProtocolError(f"an answer to AUTH that is none: {error}") from error
+        raise RemoteProtocolError(f"the response to AUTH is malformed: {error}") from error
 
 
 def advance(greeting: Generator[bytes, Answer, None], answer: Answer | None) -> bytes | None:
-    """What a greeting sends next, after ``answer`` (None: at its beginning); None: it is over."""
+    """Return the next request of a greeting, after ``answer`` (None: at its beginning); None when it is over."""
     try:
         return next(greeting) if answer is None else greeting.send(answer)
     except StopIteration:

@@ -1,4 +1,4 @@
-"""The broker's settings, as an administrator sees and changes them."""
+"""The broker's settings as an administrator sees and changes them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Value = int | str | bool
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting, by its name SECTION.NAME. ``value``: now; ``at_start``: what the broker was started with; ``hot``:
-    whether it can be changed while the broker runs; ``rule``: what it may be."""
+    """One setting, by its name SECTION.NAME. ``value``: the current value; ``at_start``: the value at the broker's
+    start; ``hot``: it can be changed while the broker runs; ``rule``: its valid values."""
 
     name: str
     value: Value
@@ -30,7 +30,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class ChangedSetting:
-    """A setting that was changed, until the broker is started again."""
+    """A setting that was changed; it returns to its configured value when the broker restarts."""
 
     name: str
     before: Value
@@ -38,7 +38,7 @@ class ChangedSetting:
 
 
 def settings() -> Operation[list[Setting]]:
-    """All settings that are shown, in the order of ``broker.toml``."""
+    """List the visible settings, in the order of ``broker.toml``."""
 
     def decode(answer: Answer) -> list[Setting]:
         names = Setting.__dataclass_fields__
@@ -48,7 +48,7 @@ def settings() -> Operation[list[Setting]]:
 
 
 def change_settings(changes: Mapping[str, Value]) -> Operation[list[ChangedSetting]]:
-    """Change settings, all of them or none."""
+    """Change settings, all or none."""
 
     def decode(answer: Answer) -> list[ChangedSetting]:
         return [ChangedSetting(*row) for row in _rows(answer)]
@@ -60,5 +60,5 @@ def change_settings(changes: Mapping[str, Value]) -> Operation[list[ChangedSetti
 def _rows(answer: Answer) -> list[Any]:
     rows = unpack_body(answer)
     if not isinstance(rows, list):
-        raise RemoteProtocolError(f"settings as {type(rows).__name__}")
+        raise RemoteProtocolError(f"expected settings as a list, got {type(rows).__name__}")
     return rows

@@ -1,4 +1,4 @@
-"""A message as the broker stores it, decoded where it is looked at."""
+"""A message as the broker stores it, decoded on access."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _OWN_PROPERTIES = frozenset({
     PROPERTY_TIMER_OUT_MS,
 }) | TRANSACTION_PROPERTIES | RETRY_PROPERTIES  # fmt: skip
 
-# What most messages are asked for, in one step: body_crc, sys_flag, body_length. Only where both hosts are IPv4;
-# PLAIN_MASK tells whether more than a slice is needed.
+# Fast path for the usual fields, in one step: body_crc, sys_flag, body_length. It works only if both hosts are IPv4;
+# PLAIN_MASK tells whether a body needs more than a slice.
 _AT = RECORD.at
 assert (_AT["body_crc"], _AT["sys_flag"], _AT["body_length"]) == (8, 36, 84)
 BODY_HEAD = struct.Struct(">8xI24xI44xi")
@@ -74,9 +74,9 @@ _BEHIND_HOSTS_BYTES = RECORD_HEAD_BYTES - _AT["reconsume_times"]
 
 
 class StoredMessage:
-    """One stored message. Its parts are decoded, and checked, when they are asked for.
+    """One stored message. Its parts are decoded and checked on access.
 
-    Every attribute may raise ``CorruptMessage`` where the record is damaged: ``body`` where its checksum does not hold.
+    Every attribute may raise ``CorruptMessage`` if the record is damaged; ``body`` raises it if its checksum is wrong.
     """
 
     __slots__ = ("_at", "_body", "_properties", "_records", "_size", "_topic")
@@ -91,7 +91,7 @@ class StoredMessage:
 
     @property
     def body(self) -> bytes:
-        """The body, decompressed where it was compressed; its checksum holds."""
+        """The body, decompressed if necessary, with its checksum verified."""
         body = self._body
         if body is not None:
             return body
@@ -106,7 +106,7 @@ class StoredMessage:
         return body
 
     def _read_body(self, sys_flag: int) -> bytes:
-        """The body where it takes more than a slice; raises where it is damaged."""
+        """Return the body if it needs more than a slice; raises if it is damaged."""
         record = self._decode()
         if not sys_flag & SysFlag.COMPRESSED:
             return record.body
@@ -122,31 +122,31 @@ class StoredMessage:
 
     @property
     def topic(self) -> str:
-        """The topic it was sent to."""
+        """The topic that the message was sent to."""
         if not self._topic:
             self._topic = self._decode(check_crc=False).topic.decode("utf-8", "replace")
         return self._topic
 
     def shown_in(self, topic: str) -> None:
-        """Show it as a message of this topic: one that is tried again lies in another than it was sent to."""
+        """Present the message as one of this topic: a redelivered message is stored in another than it was sent to."""
         self._topic = topic
 
     @property
     def properties(self) -> Mapping[str, str]:
         """All properties as stored, by RocketMQ's names: the keys as ``KEYS``, the tag as ``TAGS``, ``UNIQ_KEY``, …
-        The broker's checksum over the whole record is left out."""
+        The broker's checksum of the whole record is left out."""
         return MappingProxyType(self._property_map())
 
     @property
     def user_properties(self) -> Mapping[str, str]:
-        """The properties as ``Message`` took them: without keys, tag, unique key and sharding key, and without what
-        the broker notes of a message on its way."""
+        """The properties that were passed to ``Message``: without keys, tag, unique key and sharding key, and without
+        those that brokers and clients add on the way."""
         pairs = self._property_map().items()
         return MappingProxyType({name: value for name, value in pairs if name not in _OWN_PROPERTIES})
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys it can be found by, beside its id."""
+        """The keys by which the message can be found, in addition to its id."""
         return split_keys(self._property_map().get(PROPERTY_KEYS))
 
     @property
@@ -156,87 +156,87 @@ class StoredMessage:
 
     @property
     def sharding_key(self) -> str | None:
-        """What decided its queue, or None."""
+        """The key that selected the queue, or None."""
         return self._property_map().get(PROPERTY_SHARDING_KEY)
 
     @property
     def message_id(self) -> str:
-        """Its unique key, or its offset id where it has none."""
+        """The unique key, or the offset id if the message has none."""
         return self._property_map().get(PROPERTY_UNIQ_KEY) or self.offset_id
 
     @property
     def offset_id(self) -> str:
-        """Where it lies: the broker's advertised address and the physical offset, in hex."""
+        """The location as an id: the broker's advertised address and the physical offset, in hex."""
         return offset_id(self._store_host(), self.physical_offset)
 
     @property
     def queue(self) -> int:
-        """The queue it lies in."""
+        """The queue in which the message is stored."""
         return self._integer(_I32, _QUEUE_ID_AT)
 
     @property
     def queue_offset(self) -> int:
-        """Its place in the queue."""
+        """The queue offset."""
         return self._integer(_I64, _QUEUE_OFFSET_AT)
 
     @property
     def physical_offset(self) -> int:
-        """Its place in the CommitLog, in bytes."""
+        """The physical offset: position in the CommitLog, in bytes."""
         return self._integer(_I64, _PHYSICAL_OFFSET_AT)
 
     @property
     def flag(self) -> int:
-        """The application's own flag."""
+        """The flag that the application may set in RocketMQ."""
         return self._integer(_I32, _FLAG_AT)
 
     @property
     def sys_flag(self) -> int:
-        """Compression, transaction state and address family: see ``flintmq.protocol.layout.SysFlag``."""
+        """Compression, transaction state and address family, as in ``flintmq.protocol.layout.SysFlag``."""
         return self._integer(_I32, _SYS_FLAG_AT)
 
     @property
     def reconsume_times(self) -> int:
-        """How often a consumer gave it back."""
+        """Number of times that a consumer has sent the message back."""
         return self._integer(_I32, self._host_end(2))
 
     @property
     def retry_reason(self) -> str | None:
-        """Why the newest try of it failed, as the consumer said; None where it did not say, or nothing failed."""
+        """The consumer's reason for the latest failed attempt; None if it gave none, or no attempt failed."""
         return self._property_map().get(PROPERTY_RETRY_REASON)
 
     @property
     def retry_member(self) -> str | None:
-        """The group's member with which the newest try failed, or None."""
+        """The group member with which the latest attempt failed, or None."""
         return self._property_map().get(PROPERTY_RETRY_MEMBER)
 
     @property
     def born_at(self) -> datetime:
-        """When its producer made it."""
+        """Time at which the producer created the message."""
         return from_millis(self._integer(_I64, _BORN_TIMESTAMP_AT))
 
     @property
     def stored_at(self) -> datetime:
-        """When the broker stored it."""
+        """Time at which the broker stored the message."""
         return from_millis(self.stored_ms)
 
     @property
     def stored_ms(self) -> int:
-        """When the broker stored it, ms since 1970 UTC."""
+        """Time at which the broker stored the message, ms since 1970 UTC."""
         return self._integer(_I64, self._host_end(1))
 
     @property
     def born_host(self) -> tuple[str, int]:
-        """Its producer's address and port."""
+        """The producer's address and port."""
         return decode_host(self._bytes(_BORN_HOST_AT, self._host_end(1)))
 
     @property
     def stored_host(self) -> tuple[str, int]:
-        """The address and port that its broker advertised."""
+        """The address and port that the broker advertised."""
         return decode_host(self._store_host())
 
     @property
     def record(self) -> memoryview:
-        """Its bytes as they lie in the CommitLog."""
+        """The record's bytes as in the CommitLog."""
         return memoryview(self._records)[self._at : self._at + self._size]
 
     def __repr__(self) -> str:
@@ -244,7 +244,7 @@ class StoredMessage:
             stored_in = self._decode(check_crc=False).topic.decode("utf-8", "replace")
         except CorruptMessage:
             stored_in = self._topic
-        again = "" if stored_in == self.topic else f"tried again, stored in {stored_in!r} "
+        again = "" if stored_in == self.topic else f"redelivered, stored in {stored_in!r} "
         return f"<StoredMessage {self.topic!r} {again}queue {self.queue} offset {self.queue_offset}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -260,7 +260,7 @@ class StoredMessage:
         return self._records[self._at + start : self._at + end]
 
     def _host_end(self, hosts: int) -> int:
-        """Where the field behind the born host (1) or behind the store host (2) begins, within the record."""
+        """Return where the field after the born host (1) or after the store host (2) begins, within the record."""
         sys_flag = self._integer(_I32, _SYS_FLAG_AT)
         end = _BORN_HOST_AT + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
         if hosts == 2:
@@ -276,7 +276,7 @@ class StoredMessage:
         properties = self._properties
         if properties is None:
             properties = self._properties = decode_properties(self._property_bytes())
-            properties.pop(PROPERTY_RECORD_CRC, None)  # of the record, not of the message
+            properties.pop(PROPERTY_RECORD_CRC, None)  # it belongs to the record, not to the message
         return properties
 
     def _property_bytes(self) -> bytes:

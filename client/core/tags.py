@@ -1,5 +1,5 @@
-"""What a reader wants: by tag, of which the broker compares hashes and the client the tags themselves, and by a filter,
-which the broker alone understands."""
+"""Filters of readers: by tag (the broker compares hashes, the client the tags themselves), and by an expression that
+only the broker evaluates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXPRESSION_CHARS_MAX = 4096
 
 
 class TagFilter:
-    """Which tags a reader wants. ``expression`` is what goes to the broker, ``wanted`` what must match exactly."""
+    """The tags that a reader wants. ``expression``: sent to the broker; ``wanted``: compared exactly by the client."""
 
     __slots__ = ("expression", "wanted")
 
@@ -22,7 +22,7 @@ class TagFilter:
         self.wanted = wanted
 
     def accepts(self, tags: str | None) -> bool:
-        """Whether a message with this tag is wanted."""
+        """Return whether a message with this tag is wanted."""
         return not self.wanted or tags in self.wanted
 
 
@@ -30,7 +30,7 @@ EVERYTHING = TagFilter("", frozenset())
 
 
 def parse_tags(tags: str | Iterable[str] | None) -> TagFilter:
-    """The filter of ``"a || b"``, of several tags, or of None or ``"*"`` (all messages)."""
+    """Return the filter for ``"a || b"``, for several tags, or for None or ``"*"`` (all messages)."""
     if tags is None:
         return EVERYTHING
     parts = tags.split(TAG_SEPARATOR) if isinstance(tags, str) else list(tags)
@@ -43,7 +43,7 @@ def parse_tags(tags: str | Iterable[str] | None) -> TagFilter:
     if not wanted:
         if isinstance(tags, str) and not tags.strip():
             return EVERYTHING
-        raise InvalidArgument(f"tags={tags!r} names no tag; give one, 'a || b', or None for all messages")
+        raise InvalidArgument(f"tags={tags!r} names no tag; use a tag, 'a || b', or None for all messages")
     if not isinstance(tags, str) and any(TAG_SEPARATOR in tag for tag in wanted):
         raise InvalidArgument(f"tags={tags!r}: a tag cannot contain {TAG_SEPARATOR!r}")
     expression = f" {TAG_SEPARATOR} ".join(sorted(wanted))
@@ -53,7 +53,7 @@ def parse_tags(tags: str | Iterable[str] | None) -> TagFilter:
 
 
 def check_filter(condition: str | None) -> str:
-    """A filter as it goes to the broker, which says what is wrong within it; empty for None."""
+    """Return a filter as sent to the broker, which checks its syntax; empty for None."""
     if condition is None:
         return ""
     if not isinstance(condition, str):

@@ -1,4 +1,4 @@
-"""What the broker says of a topic, and of how far groups are in it."""
+"""Topics as the broker describes them, and the progress of groups in them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ EMPTY_QUEUE_MS = -1
 class TopicInfo:
     """A topic's configuration. ``system``: it belongs to the broker itself; ``perm``: 4 readable + 2 writable.
 
-    ``retention_hours``: how long its messages are kept; 0: as long as the broker keeps its log, -1: for ever.
-    ``retention_bytes``: most bytes of its records, the newest; 0: no limit.
+    ``retention_hours``: how long its messages are kept; 0: as long as the broker keeps its log, -1: forever.
+    ``retention_bytes``: maximum bytes of its records, the newest are kept; 0: no limit.
     """
 
     topic: str
@@ -40,32 +40,32 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """What one queue holds: offsets in ``[min_offset, max_offset)``."""
+    """The contents of one queue: offsets in ``[min_offset, max_offset)``."""
 
     queue: int
     min_offset: int
     max_offset: int
     last_stored_ms: int
-    """Store time of its last message in ms since 1970 UTC, -1 where it is empty."""
+    """Store time of its last message in ms since 1970 UTC, -1 if the queue is empty."""
 
     @property
     def count(self) -> int:
-        """How many messages it holds."""
+        """Number of messages in the queue."""
         return self.max_offset - self.min_offset
 
     @property
     def last_stored_at(self) -> datetime | None:
-        """Store time of its last message, None where it is empty."""
+        """Store time of its last message, None if the queue is empty."""
         return from_millis(self.last_stored_ms) if self.last_stored_ms != EMPTY_QUEUE_MS else None
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumeStats:
-    """How far a group is in one queue, which holds offsets in ``[min_offset, max_offset)``.
+    """A group's progress in one queue, which has the offsets in ``[min_offset, max_offset)``.
 
-    ``committed``: the next offset that it will read; -1: it has committed nothing of this queue. Then it reads the
-    queue from its first message; or (``known`` is False) it has not begun with the topic, and its first member will say
-    where.
+    ``committed``: offset of the next message to read; -1: the group has not committed one in this queue. In that case
+    it reads the queue from its first message, unless ``known`` is False: then it has not started with the topic, and
+    its first member will set the start rule.
     """
 
     group: str
@@ -78,5 +78,5 @@ class ConsumeStats:
 
     @property
     def lag(self) -> int:
-        """How many messages it has still to read; the most that it can be if that is not ``known``."""
+        """Number of messages still to read; an upper bound if not ``known``."""
         return max(0, self.max_offset - max(self.committed, self.min_offset))

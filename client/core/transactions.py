@@ -1,4 +1,4 @@
-"""Transactions as an operator sees them, and ending one."""
+"""Transactions as an operator sees them, and the operation that ends one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .times import from_millis
 
 @dataclass(frozen=True, slots=True)
 class TransactionInfo:
-    """A transaction that is open, or was parked. ``checks``: how often producers of ``group`` were asked; ``born_ms``:
-    when its message was made, ``stored_ms``: when the half message was last written, ms since 1970 UTC;
-    ``half_queue_offset``, ``half_physical_offset``: where that lies, of a parked one where its message was put;
-    ``delivered``: whether a parked one was committed after all."""
+    """An open or parked transaction. ``checks``: number of checks sent to producers of ``group``; ``born_ms``: when its
+    message was created, ``stored_ms``: when the half message was last written, ms since 1970 UTC;
+    ``half_queue_offset``, ``half_physical_offset``: the location of the half message, or of a parked message;
+    ``delivered``: a parked message was committed later."""
 
     id: str
     topic: str
@@ -35,14 +35,14 @@ class TransactionInfo:
 
     @property
     def born_at(self) -> datetime:
-        """When its message was made."""
+        """Time at which its message was created."""
         return from_millis(self.born_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """One page of transactions. ``next_offset``: where the next page begins, -1 where there is none; ``open``,
-    ``parked``: how many there are in all."""
+    """One page of transactions. ``next_offset``: where the next page begins, -1 if there is none; ``open``, ``parked``:
+    total numbers."""
 
     rows: Sequence[TransactionInfo]
     next_offset: int
@@ -51,13 +51,13 @@ class Transactions:
 
 
 def transactions(parked: bool, from_offset: int, max_count: int) -> Operation[Transactions]:
-    """One page of the transactions that are open, or were parked; the oldest first."""
+    """Get one page of the open or parked transactions, oldest first."""
 
     def decode(answer: Answer) -> Transactions:
         head = decode_fields(commands.TransactionsAnswer, answer.fields)
         rows = unpack_body(answer)
         if not isinstance(rows, list) or len(rows) != head.count:
-            raise RemoteProtocolError(f"{head.count} transactions that are not there")
+            raise RemoteProtocolError(f"expected {head.count} transactions, got another body")
         return Transactions([_info(row) for row in rows], head.next_offset, head.open, head.parked)
 
     return operation(commands.GET_TRANSACTIONS, decode, parked=parked, from_offset=from_offset, max_count=max_count)
@@ -68,12 +68,12 @@ def _info(row: dict[str, Any]) -> TransactionInfo:
 
 
 class EndTransaction(Operation[None]):
-    """END_TRANSACTION; that it ended so before is what was wanted."""
+    """END_TRANSACTION; succeeds if the transaction has already ended with the wanted outcome."""
 
     __slots__ = ()
 
     def result(self, answer: Answer) -> None:
-        """Raises the error that the answer carries, unless it says that the transaction ended as asked for."""
+        """Raise the error of the response, unless it says that the transaction has already ended as requested."""
         if answer.code == TransactionEnded.code:
             error = error_from_answer(answer.code, answer.fields)
             wanted = "commit" if self.fields["commit"] else "rollback"
@@ -92,8 +92,8 @@ def end_transaction(
     half_physical_offset: int = -1,
     parked: bool = False,
 ) -> Operation[None]:
-    """Commit a transaction, or roll it back; the offsets are compared where they are known. ``parked``: also one that
-    was parked."""
+    """Commit a transaction, or roll it back; the broker compares the offsets if they are given. ``parked``: accept also
+    a parked one."""
     made = operation(
         commands.END_TRANSACTION,
         lambda answer: None,

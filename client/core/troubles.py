@@ -1,4 +1,4 @@
-"""What goes wrong with connections, as the errors that callers see: the same from every driver."""
+"""Connection failures as errors for the caller, the same from every driver."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from .retry import is_retriable
 
 
 def unreachable(address: Address, error: OSError) -> ConnectionFailed:
-    """No connection could be made."""
+    """Return the error for a failed attempt to connect."""
     return ConnectionFailed(
-        f"cannot reach a broker at {address}: {reason_of(error)}; is it running there? "
-        "(flintmq-broker serve starts one)"
+        f"cannot reach a broker at {address}: {reason_of(error)}; is it running? (flintmq-broker serve starts one)"
     )
 
 
 def no_hello(address: Address, seconds: float) -> ConnectionFailed:
-    """Something listens and does not say HELLO."""
+    """Return the error for a server that does not answer HELLO."""
     return ConnectionFailed(f"the broker at {address} did not answer HELLO within {seconds:.1f} s")
 
 
 def no_broker(address: Address, error: FlintError) -> ConnectionFailed:
-    """What listens speaks something else."""
-    return ConnectionFailed(f"what listens at {address} is no FlintMQ broker: {error}")
+    """Return the error for a server that speaks another protocol."""
+    return ConnectionFailed(f"the server at {address} is not a FlintMQ broker: {error}")
 
 
 def broke(address: Address, error: OSError) -> ConnectionFailed:
-    """A connection that stood is gone."""
+    """Return the error for a connection that broke."""
     return ConnectionFailed(f"the connection to the broker at {address} broke: {reason_of(error)}")
 
 
 def closed_there(address: Address) -> ConnectionFailed:
-    """The other end closed the connection."""
+    """Return the error for a connection that the broker closed."""
     return ConnectionFailed(f"the broker at {address} closed the connection")
 
 
 def closed_here(address: Address) -> ConnectionFailed:
-    """This end closed the connection."""
+    """Return the error for a connection that this side closed."""
     return ConnectionFailed(f"the connection to the broker at {address} was closed")
 
 
 def not_greeted(address: Address, error: FlintError, *, tls: bool) -> ConnectionFailed:
-    """The connection went before HELLO was answered."""
+    """Return the error for a connection that was lost before HELLO was answered."""
     perhaps = (
-        "perhaps it asks for a certificate (tls_certificate, tls_key), or does not accept this one"
+        "the broker may require a certificate (tls_certificate, tls_key), or not accept this one"
         if tls
-        else "perhaps it wants TLS (tls=True)"
+        else "the broker may require TLS (tls=True)"
     )
     return ConnectionFailed(f"{error}, instead of answering HELLO; {perhaps}")
 
 
 def silent(address: Address, seconds: float) -> ConnectionFailed:
-    """Nothing was answered for a long time."""
+    """Return the error for a connection on which the broker has been silent for too long."""
     return ConnectionFailed(f"the broker at {address} has not answered for {seconds:g} s")
 
 
 def unanswered(address: Address, command: str, seconds: float) -> RequestTimeout:
-    """A call's time is over."""
+    """Return the error for a call whose time is over."""
     return RequestTimeout(f"the broker at {address} did not answer {command} within {seconds:g} s")
 
 
 def no_address_answered(failures: Sequence[FlintError]) -> FlintError:
-    """Why none of several addresses could be used. An address that refuses for good matters only if all do."""
+    """Return the error if none of several addresses could be used. A permanent refusal by one address is the result
+    only if all refuse permanently."""
     if len(failures) == 1 or not any(map(is_retriable, failures)):
         return failures[0]
     combined = ConnectionFailed("; ".join(str(error) for error in failures))
@@ -73,7 +73,7 @@ def no_address_answered(failures: Sequence[FlintError]) -> FlintError:
 
 
 def reason_of(error: OSError) -> str:
-    """The operating system's words: asyncio puts its own into ``strerror``."""
+    """Return the operating system's description of an error, because asyncio puts its own into ``strerror``."""
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return error.strerror or str(error) or type(error).__name__

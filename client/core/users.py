@@ -1,4 +1,4 @@
-"""Users of the broker, as an administrator sees and changes them. Passwords stay here: a broker gets verifiers."""
+"""Users of the broker as an administrator sees and changes them. Passwords stay here: the broker gets verifiers."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .session import Answer
 
 @dataclass(frozen=True, slots=True)
 class UserInfo:
-    """One user and the grants that say what it may do."""
+    """One user and its grants."""
 
     user: str
     grants: Sequence[Grant]
 
 
 def users(user: str = "") -> Operation[list[UserInfo]]:
-    """All users by name, or one."""
+    """List all users by name, or one."""
 
     def decode(answer: Answer) -> list[UserInfo]:
         rows = unpack_body(answer)
         if not isinstance(rows, list):
-            raise RemoteProtocolError(f"users as {type(rows).__name__}")
+            raise RemoteProtocolError(f"expected users as a list, got {type(rows).__name__}")
         return [UserInfo(row["user"], Permissions.parse(row["grants"], row["user"]).grants) for row in rows]
 
     return operation(commands.AUTH_LIST_USER, decode, user=user)
@@ -49,7 +49,7 @@ def update_user(
     grant: Iterable[Grant] = (),
     revoke: Iterable[Grant] | None = (),
 ) -> Operation[None]:
-    """Change the password or the grants of a user. ``revoke``: None takes all of them away."""
+    """Change the password or the grants of a user. ``revoke``: None revokes all."""
     body: dict[str, Any] = {}
     if verifier is not None:
         body["scram"] = verifier_row(verifier)
