@@ -146,7 +146,7 @@ def test_the_port_for_metrics_is_no_brokers_port(cli: Cli, shared_broker: Runnin
         metrics = admin.status()["metrics_address"]
     done = cli.run("-b", metrics, "status")
     assert done.code == EXIT_UNREACHED
-    assert f"what listens at {metrics} is no FlintMQ broker: it answers in HTTP" in done.err
+    assert f"the server at {metrics} is not a FlintMQ broker: it answers in HTTP" in done.err
     assert "the port that the broker listens on" in done.err
 
 

@@ -515,7 +515,7 @@ class TestForeignLoops:
             first.run(use())
             with asyncio.Runner() as second:
                 second.run(use_elsewhere("another one"))
-            with pytest.raises(WrongLoop, match="no event loop runs"):
+            with pytest.raises(WrongLoop, match="without a running event loop"):
                 producer.send_async(Message(topic, b"x"))
             first.run(use())
             first.run(producer.close())

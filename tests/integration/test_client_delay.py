@@ -153,7 +153,7 @@ def test_the_shell_sends_delayed_messages(shared_broker: RunningBroker, tmp_path
             assert [message.body for message in receive(consumer, topic, 3)] == [b"hello"] * 3
         failed = cli.run("send", topic, "hello", "--delay", "41d")
         assert (failed.code, "delay_max_days" in failed.err) == (1, True), failed.err
-        assert "give one of them" in cli.run("send", topic, "hello", "--delay", "1s", "--delay-level", "3").err
+        assert "pass only one of them" in cli.run("send", topic, "hello", "--delay", "1s", "--delay-level", "3").err
 
 
 def test_the_shell_says_when_a_message_is_delivered(shared_broker: RunningBroker, tmp_path: Path, topic: str) -> None:

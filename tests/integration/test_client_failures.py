@@ -141,7 +141,7 @@ class TestUnreachable:
         with (
             listener_that(answer_http) as address,
             clients.Admin(address, timeout=0.3) as admin,
-            pytest.raises(ConnectionFailed, match="is no FlintMQ broker"),
+            pytest.raises(ConnectionFailed, match="is not a FlintMQ broker"),
         ):
             admin.topics()
 

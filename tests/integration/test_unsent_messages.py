@@ -65,7 +65,7 @@ def test_a_program_that_ends_without_close_says_how_many_are_left(program: str, 
     assert code == 0
     assert said.count(LOST) == 1, said
     _, said = run(program.format(end="pass"), f"127.0.0.1:{free_port}", "-X", "dev")
-    assert "ResourceWarning: the interpreter ends, and a producer was not closed" in said
+    assert "ResourceWarning: the interpreter is exiting, and a producer was not closed" in said
 
 
 def test_a_producer_of_a_loop_that_ended_says_so_when_it_is_collected(
@@ -106,7 +106,7 @@ def test_a_block_that_raises_does_not_hide_what_failed_in_it(
         raise ZeroDivisionError
     (said,) = [record for record in caplog.records if record.name == "flintmq.client.unsent"]
     assert said.levelname == "WARNING"
-    text = "7 messages of send_async failed, and nobody looked at their futures"
+    text = "7 messages of send_async failed, and the application did not look at their futures"
     assert said.getMessage() == f"a producer was closed by ZeroDivisionError: {text}"
 
 

@@ -55,8 +55,8 @@ def test_batches_streams_and_the_sink_get_in(
     [
         ({"password": "wrong one"}, "AuthenticationFailed: user 'spark' at broker 'flintmq'"),
         ({"user": None, "password": None}, "AuthenticationRequired"),
-        ({"password": None}, "user 'spark' is given without password"),
-        ({"tls": None}, "perhaps it wants TLS"),
+        ({"password": None}, "user 'spark' was given without password"),
+        ({"tls": None}, "the broker may require TLS"),
         ({"tls": "true"}, "TlsFailed"),
         ({"password": ""}, "option 'password' is …: it is empty"),
         ({"passwordFile": "/nowhere"}, "exclude each other"),

@@ -204,7 +204,7 @@ class TestRetries:
         single = broker.single()
         (frame,) = broker.take()
         ((request_id, _),) = broker.in_flight.items()
-        with pytest.raises(RemoteProtocolError, match="does not fit"):
+        with pytest.raises(RemoteProtocolError, match="does not match"):
             broker.delivery.answered(Answer(request_id, 0, {"queue": 0}, b""), broker.now)
         broker.lose_connection()
         (again,) = broker.take()

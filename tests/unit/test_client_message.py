@@ -93,7 +93,7 @@ def test_a_str_body_is_refused_with_a_hint() -> None:
         ({"properties": {"a": "\udfff"}}, "Unicode"),
         ({"properties": {"KEYS": "a"}}, "keys="),
         ({"properties": {"TAGS": "a"}}, "tags="),
-        ({"properties": {"UNIQ_KEY": "a"}}, "producer makes it"),
+        ({"properties": {"UNIQ_KEY": "a"}}, "producer generates it"),
         ({"properties": {"__SHARDINGKEY": "a"}}, "sharding_key="),
         ({"properties": {"INNER_NUM": "1"}}, "belongs to the broker"),
         ({"properties": {"INNER_MULTI_DISPATCH": "1"}}, "belongs to the broker"),

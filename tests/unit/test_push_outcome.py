@@ -95,7 +95,7 @@ def test_a_message_is_described_by_what_finds_it_again() -> None:
 
 def test_the_place_of_a_retried_message_is_shown_as_that_of_its_retry_topic() -> None:
     assert repr(message()) == "<StoredMessage 'jobs' queue 2 offset 7>"
-    assert repr(message(1)) == "<StoredMessage 'jobs' tried again, stored in '%RETRY%g' queue 2 offset 7>"
+    assert repr(message(1)) == "<StoredMessage 'jobs' redelivered, stored in '%RETRY%g' queue 2 offset 7>"
 
 
 def test_each_kind_of_failure_is_logged_as_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
