@@ -1,7 +1,7 @@
-"""What a member knows of each queue that it holds: what was pulled, what runs, and how far it is done.
+"""A member's state of each queue that it holds: pulled messages, works with a listener, and progress.
 
-No sockets, threads or clock. Nothing here is safe for two threads at once: the engine's lock sees to that. All times
-are monotonic seconds that it passes in.
+No sockets, threads or clock. Nothing here is thread-safe: the engine calls it under its lock. All times are monotonic
+seconds that the engine passes in.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from ..core.stored import StoredMessage
 from .options import Options
 
 _CHUNK_MAX = 32
-"""Messages that are handed to a worker at a time, where there are many."""
+"""Maximum number of messages handed to a worker at a time, if there are many."""
 _PULL_BYTES_MAX = 1 << 20
 CHUNK_SECONDS = 0.1
-"""How long a listener is to be busy with messages that are handed out together: a member that leaves, or gives a queue
-up, finishes what it has begun."""
+"""How long a listener should be busy with messages that are handed out together: a member that leaves, or gives up a
+queue, first finishes what it has begun."""
 QueueKey = tuple[str, int]
 """A topic and the number of one of its queues."""
 Row = tuple[str, int, int, int]
-"""Of an assignment: topic, queue, next offset, and the epoch since which the member has it."""
+"""A row of an assignment: topic, queue, next offset, and the epoch since which the member has the queue."""
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Messages of one queue that are handled together, in their order.
+    """Messages of one queue that are handled together, in order.
 
-    ``next_offset``: what can be committed once they, and all before them, are done; ``tries``: how often the first of
-    them failed and was kept in its place; ``taken_at``: when a listener got it; ``begun_at``: since when the listener
-    has the message that it has now.
+    ``next_offset``: what can be committed when they and all before them are done; ``tries``: number of attempts after
+    which the first message was kept in its place; ``taken_at``: when a listener got the work; ``begun_at``: when the
+    listener got its current message.
     """
 
     claim: Claim
@@ -47,20 +47,20 @@ class Work:
     begun_at: float = inf
     done: bool = False
     given_up: bool = False
-    """It took too long: its messages were sent back, and what its listener does is of no interest any more."""
+    """True if it took too long: its messages were sent back, and the result of its listener is ignored."""
 
     @property
     def whole(self) -> Batch:
-        """What a listener of batches gets: the messages that are still to be handled."""
+        """The batch for a listener of batches: the messages that are still to be handled."""
         return self.batch if len(self.messages) == len(self.batch) else self.batch.part(self.messages)
 
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One queue that this member holds. ``position``: the offset of the next pull.
+    """One queue that this member holds. ``position``: offset of the next pull.
 
-    ``revoked``: it is meant for another member, nothing more of it is begun; ``lost``: it is another member's already,
-    and nothing that still runs counts.
+    ``revoked``: it is to go to another member, so no more of its works begin; ``lost``: it already belongs to another
+    member, and the results of running works are ignored.
     """
 
     topic: str
@@ -68,22 +68,22 @@ class Claim:
     granted: int
     position: int
     commit_offset: int = 0
-    """All messages below are done."""
+    """All messages below this offset are done."""
     committed: int = 0
-    """The broker knows so."""
+    """The commit offset that the broker knows."""
     asked: bool = False
     revoked: bool = False
     lost: bool = False
     retry_at: float = 0.0
-    """When it is pulled again after the broker refused."""
+    """When to pull again after the broker refused a pull."""
     refused: FlintError | None = None
-    """Why it did, where nothing was pulled since."""
+    """The refusal, until a pull succeeds."""
     works: deque[Work] = field(default_factory=deque)
-    """All that is not committed yet, in the order of the queue."""
+    """All works that are not committed yet, in the order of the queue."""
     waiting: deque[Work] = field(default_factory=deque)
-    """In orderly mode: what is behind the one that runs."""
+    """In orderly mode: the works after the one that runs."""
     running: int = 0
-    """Of ``works``: how many are with a listener, or sent back and not confirmed."""
+    """Number of ``works`` that are with a listener, or sent back without confirmation."""
     messages: int = 0
     bytes: int = 0
 
@@ -94,11 +94,11 @@ class Claim:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing more of it is begun."""
+        """True if no more works begin."""
         return self.revoked or self.lost
 
     def complete(self, work: Work) -> None:
-        """All messages of ``work`` are handled, sent back, or of no interest."""
+        """Mark ``work`` as done: its messages are handled, sent back, or no longer wanted."""
         work.done = True
         while self.works and self.works[0].done:
             first = self.works.popleft()
@@ -107,18 +107,18 @@ class Claim:
             self.bytes -= first.size
 
     def stop(self) -> None:
-        """Nothing more of it is begun; what waits will be somebody else's."""
+        """Begin no more works; the waiting ones will be another member's."""
         self.waiting.clear()
 
     @property
     def drained(self) -> bool:
-        """Whether nothing of it runs."""
+        """True if no work is running."""
         return not self.running
 
 
 class Claims:
-    """All queues of a member. Bounds, in messages and bytes, are over all of them; ``orderly``: one work of a queue at
-    a time; ``chunk_max``: into works of how many messages a batch is cut at most, None: it stays whole."""
+    """All queues of a member. The bounds, in messages and bytes, apply to all of them together; ``orderly``: one work
+    of a queue at a time; ``chunk_max``: maximum number of messages of a work, None: a batch stays whole."""
 
     def __init__(
         self, *, messages_max: int, bytes_max: int, batch_max: int, orderly: bool, chunk_max: int | None, workers: int
@@ -133,9 +133,9 @@ class Claims:
         self._by_key: dict[QueueKey, Claim] = {}
         self._closing = False
         self.recalls = False
-        """Whether a queue was revoked of which works wait for a listener: they are to be given back now."""
+        """True if works of a revoked queue wait for a listener: they must be given back now."""
         self.taken = 0
-        """How many queues were taken from this member before it had finished with them."""
+        """Number of queues that were taken from this member before it had finished with them."""
 
     def __iter__(self) -> Iterator[Claim]:
         return iter(list(self._by_key.values()))
@@ -145,33 +145,33 @@ class Claims:
 
     @property
     def messages(self) -> int:
-        """Messages that were pulled and are not done."""
+        """Number of messages that were pulled and are not done."""
         return sum(claim.messages for claim in self._by_key.values())
 
     @property
     def bytes(self) -> int:
-        """Bytes of their records."""
+        """Total bytes of their records."""
         return sum(claim.bytes for claim in self._by_key.values())
 
     @property
     def handling(self) -> bool:
-        """Whether a listener has something that is waited for."""
+        """True if a listener is busy with a work whose result is needed."""
         return any(
             claim.running and any(work.begun_at != inf and not work.done for work in claim.works) for claim in self
         )
 
     def owned(self) -> list[list[str | int]]:
-        """The queues that a heartbeat names: messages of them may be here."""
+        """Return the queues to name in a heartbeat, because messages of them may still be here."""
         return [[claim.topic, claim.queue] for claim in self._by_key.values()]
 
     # ---- the assignment
 
     def assign(self, rows: Iterable[Row], *, rejoined: bool, forgetful: bool = True) -> None:
-        """What a heartbeat was answered.
+        """Apply the assignment of a heartbeat's response.
 
-        ``rejoined``: the member joined anew and said what it holds; where nobody has gone on with a queue meanwhile, it
-        goes on as if nothing had been. ``forgetful``: the broker was started again, and may have forgotten commits; one
-        that was not, and says less than it knew, was told so: the group was reset.
+        ``rejoined``: the member joined again and named the queues it holds; a queue in which no other member has made
+        progress meanwhile continues unchanged. ``forgetful``: the broker has restarted and may have forgotten commits.
+        If it has not restarted and still knows less than it did, the group's offsets were reset.
         """
         present = {(topic, queue): (next_offset, granted) for topic, queue, next_offset, granted in rows}
         for key, claim in list(self._by_key.items()):
@@ -182,7 +182,7 @@ class Claims:
                 continue
             next_offset, granted = present[key]
             if claim.granted == granted and not claim.lost:
-                continue  # one that was to be given up and is not after all begins anew: see ``_begin``
+                continue  # if it was revoked and is assigned again, ``_begin`` restarts it
             known = 0 if forgetful else claim.committed
             if rejoined and not claim.lost and known <= next_offset <= claim.commit_offset:
                 claim.granted = granted
@@ -195,20 +195,21 @@ class Claims:
                 self._begin(key, next_offset, granted)
 
     def _begin(self, key: QueueKey, next_offset: int, granted: int) -> None:
-        """Take a queue that is not held, or that is meant for this member again before it let go."""
+        """Take a queue that is not held, or that is assigned again before this member released it."""
         held = self._by_key.get(key)
         position = next_offset
         if held is not None:
             if not held.revoked or not held.drained or held.asked:
                 return
-            # It begins anew where it stopped beginning; what the broker does not know yet is still to be committed.
+            # Restart where no more works were begun; progress that the broker does not know yet remains to be
+            # committed.
             position = max(next_offset, held.commit_offset)
         self._by_key[key] = Claim(*key, granted, position, position, next_offset)
 
     def refuse(self, topic: str, epoch: int, queues: Iterable[int] | None = None) -> list[int]:
-        """Drop queues of a topic (None: all) that the broker says this member does not hold in ``epoch``.
+        """Drop queues of a topic (None: all) that, according to the broker, this member does not hold in ``epoch``.
 
-        One that was granted after that is another matter and stays. Return those that were dropped.
+        A queue granted later than that stays. Returns the dropped queues.
         """
         wanted = None if queues is None else set(queues)
         dropped = [
@@ -222,27 +223,27 @@ class Claims:
         return sorted(claim.queue for claim in dropped)
 
     def lose(self, claim: Claim) -> None:
-        """It is another member's, or its offset was reset: nothing that runs of it counts any more."""
+        """Ignore the running works of a queue that belongs to another member or whose offset was reset."""
         claim.lost = True
         claim.stop()
         if self._by_key.get(claim.key) is claim:
             del self._by_key[claim.key]
 
     def lose_all(self) -> None:
-        """The member is out of the group."""
+        """Lose all queues, because the member is no longer in the group."""
         for claim in self:
             self.lose(claim)
 
     def revoke_all(self) -> None:
-        """The member is about to leave: nothing more is begun, and no queue is taken any more."""
+        """Prepare to leave: begin no more works, and accept no more queues."""
         self._closing = True
         for claim in self:
             claim.revoked = True
             claim.stop()
 
     def release(self, *, commit_first: bool) -> bool:
-        """Let go of the queues to be given up of which nothing runs; whether there were any. ``commit_first``: of
-        those alone of which the broker knows how far they are done."""
+        """Release the revoked queues of which nothing runs; returns whether there were any. ``commit_first``: keep
+        those whose progress is not committed yet."""
         free = [
             claim
             for claim in self
@@ -255,10 +256,10 @@ class Claims:
     # ---- pulling
 
     def to_pull(self, now: float, paused: frozenset[str]) -> list[Claim]:
-        """The queues that should be pulled now and are not.
+        """Return the queues to pull now.
 
-        Each has its share of the bounds and is pulled when half of it is free, so all together stay within them, but
-        for a message that is larger than a share.
+        Each has an equal share of the bounds and is pulled when half of it is free. So all together stay within the
+        bounds, except for a message that is larger than a share.
         """
         messages_max, bytes_max = self._share()
         return [
@@ -270,22 +271,23 @@ class Claims:
         ]
 
     def _share(self) -> tuple[int, int]:
-        """How many messages and bytes of one queue may be here."""
+        """Return how many messages and bytes of one queue may be here."""
         queues = max(len(self._by_key), 1)
         return max(self._messages_max // queues, 1), max(self._bytes_max // queues, 1)
 
     @property
     def pull_count(self) -> int:
-        """How many messages are asked for at a time."""
+        """Number of messages to request at a time."""
         return min(self._batch_max, max(self._share()[0] // 2, 1))
 
     @property
     def pull_bytes(self) -> int:
-        """How many bytes are asked for at a time."""
+        """Number of bytes to request at a time."""
         return min(_PULL_BYTES_MAX, max(self._share()[1] // 2, 1))
 
     def arrived(self, claim: Claim, batch: Batch, messages: Sequence[StoredMessage]) -> list[Work]:
-        """A pull's answer: the works that may begin. ``messages``: those of the batch, as a listener sees them."""
+        """Take the response to a pull and return the works that may begin. ``messages``: the batch's, as the listener
+        sees them."""
         claim.asked = False
         if claim.stopped:
             return []
@@ -293,7 +295,7 @@ class Claims:
         works = self._cut(claim, batch, messages)
         if not works:
             if not claim.works:
-                claim.commit_offset = batch.next_offset  # what the filter passed over is done
+                claim.commit_offset = batch.next_offset  # messages that do not match the filter count as done
             else:
                 claim.works[-1].next_offset = batch.next_offset
             return []
@@ -307,7 +309,7 @@ class Claims:
         return self.next_in_order(claim)
 
     def next_in_order(self, claim: Claim) -> list[Work]:
-        """In orderly mode: the work that may begin now that nothing of its queue runs; none or one."""
+        """In orderly mode: return the work that may begin if nothing of its queue runs; none or one."""
         if claim.running or claim.stopped or not claim.waiting:
             return []
         claim.running = 1
@@ -319,7 +321,7 @@ class Claims:
         size = len(batch.raw)
         if self._chunk_max is None:
             return [Work(claim, messages, batch, batch.next_offset, size)]
-        # Few messages are spread over all workers; many go in chunks, which cost less, if the listener is quick.
+        # Spread few messages over all workers. Put many into chunks, which cost less, unless the listener is slow.
         chunk = len(messages) if self._orderly else -(-len(messages) // (4 * self._workers))
         chunk = max(1, min(chunk, self._chunk_max, int(CHUNK_SECONDS / self._message_seconds)))
         works = []
@@ -331,7 +333,7 @@ class Claims:
         return works
 
     def took(self, seconds: float, messages: int) -> None:
-        """So long a listener took for so many messages: what is cut from now on goes by it."""
+        """Record a listener's time for a number of messages, from which the size of later chunks is derived."""
         each = max(seconds, 1e-9) / messages
         known = self._message_seconds
         self._message_seconds = each if known == inf else known + (each - known) / 8
@@ -339,7 +341,7 @@ class Claims:
     # ---- committing
 
     def commits(self) -> dict[str, dict[int, int]]:
-        """By topic and queue: offsets that the broker does not know yet."""
+        """Return the offsets that the broker does not know yet, by topic and queue."""
         found: dict[str, dict[int, int]] = {}
         for claim in self._by_key.values():
             if not claim.lost and claim.commit_offset > claim.committed:
@@ -347,8 +349,8 @@ class Claims:
         return found
 
     def cut_off(self, topic: str, queue: int, max_offset: int, epoch: int) -> bool:
-        """The broker has nothing from ``max_offset`` on: a crash or a topic made anew took what was done beyond that.
-        Return whether that changes what is to be committed."""
+        """Move progress back to ``max_offset``, where the broker's queue now ends because messages were lost in a crash
+        or the topic was recreated. Returns whether that changes what is to be committed."""
         claim = self._by_key.get((topic, queue))
         if claim is None or claim.granted > epoch or claim.commit_offset <= max_offset:
             return False
@@ -356,7 +358,7 @@ class Claims:
         return True
 
     def committed(self, topic: str, offsets: dict[int, int]) -> None:
-        """The broker knows these by now."""
+        """Record the offsets that the broker now knows."""
         for queue, offset in offsets.items():
             claim = self._by_key.get((topic, queue))
             if claim is not None:
@@ -364,7 +366,7 @@ class Claims:
 
 
 def claims_for(options: Options) -> Claims:
-    """The claims of a member with these options."""
+    """Return the claims of a member with these options."""
     return Claims(
         messages_max=options.prefetch_messages,
         bytes_max=options.prefetch_bytes,

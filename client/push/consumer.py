@@ -1,4 +1,4 @@
-"""The push consumer whose listeners run in threads."""
+"""The push consumer that calls its listener in threads."""
 
 from __future__ import annotations
 
@@ -34,39 +34,40 @@ BatchListener = Callable[[Batch], None]
 log = logging.getLogger(__name__)
 
 _WAIT_SECONDS_MAX = 1.0
-"""Windows handles a signal only between two waits."""
+"""Maximum wait: Windows handles a signal only between two waits."""
 _LOOK_SECONDS = 0.05
-"""How often a consumer that has not joined yet looks for a signal."""
+"""Interval at which a consumer that has not joined yet checks for a signal."""
 
 
 class PushConsumer:
-    """A member of a consumer group; its listener is called with each message, or with each batch, as they come.
+    """A member of a consumer group; it calls its listener with each message, or with each batch, as they arrive.
 
-    Every message goes to one member of the group; what a listener raises has it tried again later, first after 10 s and
-    then after longer and longer, by whichever member is there, and after 16 times it becomes a dead letter. A message
-    may come more than once: after a failure, or when a member was killed before it had committed.
+    Each message goes to one member of the group. If the listener raises an exception, the message is redelivered later
+    to any member: first after 10 s, then after increasing delays; after 16 redeliveries it becomes a dead letter. A
+    message may be delivered more than once: after a failure, or if a member is killed before it commits.
 
-    ``group``, ``topics`` and ``listener`` have to be given. ``topics``: one, several, or a mapping from topic to tags
-    or ``Subscription``. ``listener``: a plain function, called with a ``StoredMessage``; with ``batch=n`` with a
-    ``Batch`` of up to n messages of one queue. In ``workers`` threads, several messages at a time; with
-    ``orderly=True`` those of a queue one after the other, so that messages with the same sharding key are handled in
-    their order: one that fails is tried again in its place, after ``suspend`` seconds.
+    ``group``, ``topics`` and ``listener`` are required. ``topics``: one, several, or a mapping from topic to tags or
+    ``Subscription``. ``listener``: a plain function, called with a ``StoredMessage``; with ``batch=n`` with a ``Batch``
+    of up to n messages of one queue. It runs in ``workers`` threads, several messages at a time. With ``orderly=True``
+    the messages of a queue are handled one after the other, so those with the same sharding key are handled in order; a
+    failed one is retried in its place, after ``suspend`` seconds.
 
-    ``start``: where to begin what the group has not read before: ``"last"`` (with what comes from now on), ``"first"``,
-    or an aware datetime (store time). ``mode``: ``"broadcasting"`` gives every message to every member; then nothing is
-    tried again, and progress is kept only for a member with a name. ``member``: a name that no other member has; None:
-    one is made. ``prefetch_messages``, ``prefetch_bytes``: how much is pulled before it is handled, at most.
+    ``start``: where to begin in topics that the group has not read before: ``"last"`` (messages from now on),
+    ``"first"``, or an aware datetime (store time). ``mode``: ``"broadcasting"`` gives every message to every member; in
+    this mode there are no redeliveries, and only a member with a name keeps its progress. ``member``: a unique name in
+    the group; None: the consumer generates one. ``prefetch_messages``, ``prefetch_bytes``: maximum to pull ahead of the
+    listener.
 
-    ``auto_commit``: what is done is committed every ``commit_interval`` seconds; else when ``commit`` is called.
-    ``session_timeout``: after so many seconds without a word from it the broker gives its queues to others.
-    ``listener_timeout``: after so many seconds a listener is taken for stuck, and its messages are tried again.
-    ``retry_times_max``: how often a message is tried again, None: as it is set for the group (16); ``delay_level``:
-    after which delay (1 to 18: 1 s to 2 h), 0: 10 s at first, then longer and longer. ``retry_reason``: whether the
-    broker keeps with a message what its listener raised (it may hold personal data).
+    ``auto_commit``: commit progress every ``commit_interval`` seconds; otherwise call ``commit``.
+    ``session_timeout``: seconds of silence after which the broker gives this member's queues to others.
+    ``listener_timeout``: seconds after which a listener counts as stuck and its messages are redelivered.
+    ``retry_times_max``: number of redeliveries, None: the group's setting (16); ``delay_level``: delay of every
+    redelivery (1 to 18: 1 s to 2 h), 0: 10 s at first, then increasing. ``retry_reason``: whether the broker stores the
+    listener's exception with a message (it may contain personal data).
 
-    ``run()`` starts it and ends it in order when the process gets SIGTERM or SIGINT. By hand: ``start()`` joins the
-    group; ``wait()`` returns when the consumer was closed and raises when it cannot go on. As a context manager it is
-    started and closed.
+    ``run()`` starts the consumer and closes it in order when the process gets SIGTERM or SIGINT. Alternatively,
+    ``start()`` joins the group, and ``wait()`` returns when the consumer is closed and raises if it cannot continue. As
+    a context manager it starts and closes itself.
     """
 
     # fmt: off
@@ -131,7 +132,7 @@ class PushConsumer:
         self._workers = Workers(options, self._call)
         self._ended = threading.Event()
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Of ``run``: one that a handler of signals may put into."""
+        """Wakes ``run``; a SimpleQueue, because a signal handler may put into it."""
         self._started = False
         connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
         dialer = Dialer(parse_addresses(addresses), entry, connection_log)
@@ -150,20 +151,22 @@ class PushConsumer:
         """This member's name."""
         return self._options.member
 
-    # ---- its life
+    # ---- its lifetime
 
     def start(self) -> Self:
-        """Join the group; returns when the broker has let it in. Raises where it does not, or cannot be reached."""
+        """Join the group; returns when the broker has accepted the member. Raises its refusal, or that it is
+        unreachable."""
         self._launch()
         self._check_joined(self._engine.joined.wait(self._timeout))
         return self
 
     def run(self, timeout: float = 30.0) -> None:
-        """Start, and return when the process got SIGTERM or SIGINT (Ctrl-C) and all is in order: the listeners have
-        finished what they had, that is committed, and the group was left. Also returns when the consumer was closed.
+        """Start, and return after the process got SIGTERM or SIGINT (Ctrl-C) and the consumer has ended in order: the
+        listeners have finished, their progress is committed, and the member has left the group. Also returns after
+        ``close()``.
 
-        ``timeout``: as of ``close()``, whose errors it raises, besides those of ``start()`` and ``wait()``. A second
-        signal interrupts at once. Only the main thread of a program gets signals; in another one ``close()`` ends it.
+        ``timeout``: as in ``close()``. Raises the errors of ``start()``, ``wait()`` and ``close()``. A second signal
+        interrupts at once. Only the main thread of a program receives signals; in another thread use ``close()``.
         """
         seconds = check_timeout("timeout", timeout)
         with StopSignals(lambda: self._wakeups.put(None)) as signals:
@@ -179,7 +182,7 @@ class PushConsumer:
                     with contextlib.suppress(queue.Empty):
                         self._wakeups.get(timeout=_WAIT_SECONDS_MAX)
                 if signals.received is not None:
-                    log.info("group %s: %s: ending in order", self.group, signals.received.name)
+                    log.info("group %s: %s: closing in order", self.group, signals.received.name)
                 self.close(seconds)
             except BaseException:
                 self._engine.abandon()
@@ -189,20 +192,20 @@ class PushConsumer:
     def _launch(self) -> None:
         self._guard.check()
         if self._started:
-            raise InvalidArgument("this consumer was started before; make a new one to start again")
+            raise InvalidArgument("this consumer was already started; create a new one to start again")
         self._started = True
         self._workers.start()
         self._engine.start()
 
     def _check_joined(self, joined: bool) -> None:
-        """Raise what keeps the consumer out of its group."""
+        """Raise the error that kept the consumer from joining its group, if any."""
         if not joined:
             trouble = self._engine.health().trouble
             self._guard.closed = True
-            self._engine.abandon()  # it may hang in a connection; what matters is why it could not join
+            self._engine.abandon()  # it may hang in a connection attempt; report why it could not join
             self._ended.wait(self._timeout)
             self._workers.stop()
-            raise trouble or ListenerTimeout(f"group {self.group} could not be joined within {self._timeout:g} s")
+            raise trouble or ListenerTimeout(f"could not join group {self.group} within {self._timeout:g} s")
         if self._engine.failure is not None:
             failure = self._engine.failure
             self._workers.stop()
@@ -210,20 +213,20 @@ class PushConsumer:
             raise failure
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the consumer was closed, at most ``timeout`` seconds; whether it was.
+        """Wait at most ``timeout`` seconds until the consumer is closed; returns whether it is.
 
-        Raises ``ClientFailed``, with the reason as its cause, where it cannot go on.
+        Raises ``ClientFailed``, with the reason as its cause, if the consumer cannot continue.
         """
         ended = self._ended.wait(timeout)
         self._engine.check()
         return ended
 
     def close(self, timeout: float = 30.0) -> None:
-        """Begin nothing more, let the listeners finish what they have, commit, and leave the group. Idempotent.
+        """Begin no more messages, let the listeners finish, commit, and leave the group. Idempotent.
 
-        Called by a listener it returns at once, and the consumer ends when all of them have come back. Raises
-        ``ListenerTimeout`` where a listener does not come back within ``timeout`` seconds; then the consumer has left
-        all the same, and what was not done is tried again elsewhere. Raises ``ClientFailed`` where it failed before.
+        If a listener calls it, it returns at once, and the consumer ends when all listeners have returned. Raises
+        ``ListenerTimeout`` if a listener does not return within ``timeout`` seconds; the consumer has left even so, and
+        the broker redelivers the unfinished messages to other members. Raises ``ClientFailed`` if it failed before.
         """
         if self._guard.closed or not self._started:
             self._guard.closed = True
@@ -239,8 +242,8 @@ class PushConsumer:
         if not ended:
             health = self._engine.health()
             late = ListenerTimeout(
-                f"{health.running} listeners of group {self.group} had not come back after {timeout:g} s; what they "
-                "have is tried again by others"
+                f"{health.running} listeners of group {self.group} did not return within {timeout:g} s; their messages "
+                "are redelivered to other members"
             )
             self._engine.abandon()
             self._ended.wait(self._timeout)
@@ -257,24 +260,24 @@ class PushConsumer:
     ) -> None:
         self.close()
 
-    # ---- what else can be asked of it
+    # ---- state and control
 
     def health(self) -> Health:
-        """How it is."""
+        """Return the consumer's current state and counters."""
         return self._engine.health()
 
     def pause(self, *topics: str) -> None:
-        """Pull nothing more of these topics, or of none at all; what was pulled before is still handled."""
+        """Stop pulling these topics, or all if none is given; messages already pulled are still handled."""
         self._check()
         self._engine.set_paused(self._engine.paused | (frozenset(topics) or frozenset(self._options.subscriptions)))
 
     def resume(self, *topics: str) -> None:
-        """Go on with these topics, or with all."""
+        """Continue to pull these topics, or all if none is given."""
         self._check()
         self._engine.set_paused(self._engine.paused - frozenset(topics) if topics else frozenset())
 
     def commit(self, timeout: float | None = None) -> None:
-        """Tell the broker how far the listeners are done, and wait until it knows. Raises what kept it from that."""
+        """Commit the listeners' progress and wait for the broker's confirmation. Raises the error if that fails."""
         self._check()
         told = threading.Event()
         failures: list[FlintError] = []
@@ -298,7 +301,7 @@ class PushConsumer:
         check_returned(self._listener(handed))
 
     def _engine_ended(self, error: FlintError | None) -> None:
-        """On the engine's thread."""
+        """End the workers and all waits; called on the engine's thread."""
         self._workers.stop()
         self._ended.set()
         self._wakeups.put(None)

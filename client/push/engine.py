@@ -1,7 +1,8 @@
-"""The thread that speaks to the broker for one member of a group, over one connection.
+"""The thread that talks to the broker for one member of a group, over one connection.
 
-It never runs a listener, so the member stays in its group whatever they do. What it shares with other threads (claims,
-membership, progress, handling, reading) is guarded by one lock, which nobody holds while waiting for anything.
+It never runs a listener, so the member stays in its group whatever the listeners do. One lock guards the state that it
+shares with other threads (claims, membership, progress, handling, reading); no thread waits for anything while holding
+it.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from .requests import HOLD_MS
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS_MAX = 1.0
-"""However little there is to do, it is looked after what is due at least this often."""
+"""Maximum interval between two checks of what is due."""
 SILENT_SECONDS = HOLD_MS / 1000 + SILENCE_SECONDS_MAX
-"""A connection on which so long nothing was answered is given up."""
+"""A connection without a response for this long is given up."""
 
 
 class Engine:
-    """One member's.
+    """The connection thread of one member.
 
-    On the engine's thread: ``begin`` is called with the works that a listener is to handle, ``recall`` if those of
-    them whose queue was revoked, and which no listener has yet, are to be given back, ``stuck`` with one of which the
-    listener does not come back, and ``ended`` once, with the error after which nothing can go on, if there is one.
+    Callbacks, on the engine's thread: ``begin`` gets the works that a listener is to handle; ``recall`` asks for the
+    works of revoked queues that no listener has begun; ``stuck`` gets a work whose listener does not return; ``ended``
+    is called once, with the fatal error, if there was one.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Engine:
         ended: Callable[[FlintError | None], None],
     ) -> None:
         self.joined = threading.Event()
-        """Set once the broker has answered the first heartbeat, or nothing goes on."""
+        """Set after the broker's response to the first heartbeat, or when the engine ends."""
         self.failure: FlintError | None = None
         self._options = options
         self._dialer = dialer
@@ -82,7 +83,7 @@ class Engine:
         self._doom: FlintError | None = None
         self._thread = threading.Thread(target=self._run, name=f"flintmq-group-{options.group}", daemon=True)
 
-    # ---- its life, for other threads
+    # ---- its lifetime, for other threads
 
     def start(self) -> None:
         """Start the thread; it joins the group."""
@@ -90,77 +91,77 @@ class Engine:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise where nothing goes on any more."""
+        """Raise if the engine has ended with an error."""
         if self.failure is not None:
             raise ClientFailed(
-                f"the consumer of group {self._options.group} ended: {self.failure}; make a new one", self.failure
+                f"the consumer of group {self._options.group} ended: {self.failure}; create a new one", self.failure
             )
 
     def die(self, error: FlintError) -> None:
-        """Nothing can go on: end, and have everybody who waits learn it."""
+        """End with an error, which all waiting callers get."""
         with self._lock:
             self._doom = self._doom or error
         self._waiter.wake()
 
     def leave(self) -> None:
-        """Begin nothing more, let what runs come to its end, commit, leave the group, and end."""
+        """Begin no more works, let the running ones finish, commit, leave the group, and end."""
         with self._lock:
             self._membership.leaving = True
             self._claims.revoke_all()
         self._waiter.wake()
 
     def abandon(self) -> None:
-        """Leave the group, and end, without waiting for what runs."""
+        """Leave the group and end, without waiting for running works."""
         with self._lock:
             self._membership.leaving = True
             self._claims.revoke_all()
             self._handling.abandon()
         self._waiter.wake()
 
-    # ---- what listeners made of works
+    # ---- results of listeners
 
     def finished(self, work: Work, failed: Failed, handled: int) -> None:
-        """A listener is done with a work: ``failed`` are the messages to be sent back."""
+        """Record that a listener is done with a work: ``failed`` are the messages to send back."""
         with self._lock:
             self._handling.finished(work, failed, handled)
             self._wake_for(work.claim)
 
     def keep_back(self, work: Work, handled: int, failed: Failed, reason: str) -> None:
-        """In orderly mode: the message behind the first ``handled`` failed, and is tried again in its place.
+        """In orderly mode: keep the message after the first ``handled``, which failed, to retry it in its place.
 
-        ``failed``: those of the first that are to be sent back all the same; ``reason``: why this one failed.
+        ``failed``: messages before it that are to be sent back anyway; ``reason``: why this one failed.
         """
         with self._lock:
             self._handling.keep_back(work, handled, failed, reason)
             self._waiter.wake()
 
     def give_back(self, work: Work) -> None:
-        """A work was not begun, because its queue is to be given up."""
+        """Return a work that was not begun, because its queue is being released."""
         with self._lock:
             self._handling.give_back(work)
             self._wake_for(work.claim)
 
     def _wake_for(self, claim: Claim) -> None:
-        """Wake the thread where there is something to do now: not for each work that is done."""
+        """Wake the thread if there is something to do now. Waking it for every finished work would cost too much."""
         handling = self._handling
         if handling.to_begin or handling.sending_back or claim.stopped or not claim.asked:
             self._waiter.wake()
 
-    # ---- what else can be asked
+    # ---- state and control
 
     def set_paused(self, topics: frozenset[str]) -> None:
-        """Pull nothing more of these topics."""
+        """Stop pulling these topics, and only these."""
         with self._lock:
             self._reading.paused = topics
         self._waiter.wake()
 
     @property
     def paused(self) -> frozenset[str]:
-        """Topics of which nothing is pulled."""
+        """Topics that are not pulled."""
         return self._reading.paused
 
     def commit(self, told: Told) -> None:
-        """Tell the broker how far the queues are done; ``told`` is called when it knows, or cannot be told."""
+        """Commit progress now; ``told`` is called with the outcome."""
         with self._lock:
             if self.failure is not None or self._membership.parting:
                 told(self.failure or _closed())
@@ -169,7 +170,7 @@ class Engine:
         self._waiter.wake()
 
     def health(self) -> Health:
-        """How it is."""
+        """Return the current state and counters."""
         now = time.monotonic()
         with self._lock:
             works = [work for claim in self._claims for work in claim.works if not work.done]
@@ -231,7 +232,7 @@ class Engine:
             self._ended(error)
 
     def _turn(self) -> None:
-        """One round: send what is due, wait for something to happen, take what has come."""
+        """Do one round: send what is due, wait for an event, take what has arrived."""
         try:
             if self._connection is None:
                 self._connect()
@@ -249,7 +250,7 @@ class Engine:
         with self._lock:
             self._handling.look_after(now)
             if membership.leaving and self._backoff.trouble is not None and not self._claims.handling:
-                membership.left = True  # nobody to say good-bye to: the session runs out
+                membership.left = True  # the broker is unreachable and no listener is busy: let the session expire
                 return
         pause = self._backoff.seconds(now)
         if pause > 0:
@@ -276,9 +277,9 @@ class Engine:
 
     @staticmethod
     def _settle(unanswered: Iterable[Answered], error: FlintError) -> None:
-        """Requests that are not answered any more: each is due again on the next connection.
+        """Fail unanswered requests; each is due again on the next connection.
 
-        They are told that the connection went, whatever made it useless: it says nothing about the requests.
+        They all get ``ConnectionFailed``: the error that made the connection unusable says nothing about them.
         """
         lost = error
         if not isinstance(error, ConnectionFailed):
@@ -307,7 +308,7 @@ class Engine:
                 connection.reply(asked, unknown.code, unknown.fields())
 
     def _send_due(self, connection: Connection, now: float) -> float:
-        """Send what is due; how long there is nothing to do unless something comes."""
+        """Send what is due; returns how long nothing needs to be done unless something arrives."""
         self._look_after(now)
         handling, progress = self._handling, self._progress
         due = handling.due(now) + progress.due(now)
@@ -321,7 +322,7 @@ class Engine:
         return max(0.0, min(at - now, LOOK_SECONDS_MAX))
 
     def _send(self, connection: Connection, due: list[Request]) -> None:
-        """Send requests, each of which is marked as on its way already: one that cannot go out is settled."""
+        """Send requests that are already marked as in flight; the ones that cannot be sent are failed."""
         for number, (operation, answered) in enumerate(due):
             try:
                 request_id = connection.request(operation.command, operation.fields, operation.body)
@@ -331,7 +332,7 @@ class Engine:
             self._asked[request_id] = (operation, answered)
 
     def _look_after(self, now: float) -> None:
-        """What has come of itself: works that waited, listeners that take too long, queues to let go of."""
+        """Handle the effects of time: works that are due, listeners that take too long, queues to release."""
         self._handling.look_after(now)
         self._progress.look_after(now)
         if self._claims.release(commit_first=self._progress.by_itself):
@@ -342,7 +343,7 @@ class Engine:
         for answer in answers:
             with self._lock:
                 if answer.request_id not in self._asked:
-                    raise RemoteProtocolError(f"an answer to request {answer.request_id}, which was not sent")
+                    raise RemoteProtocolError(f"a response to request {answer.request_id}, which was not sent")
                 operation, answered = self._asked.pop(answer.request_id)
                 try:
                     result = operation.result(answer)
@@ -353,11 +354,11 @@ class Engine:
                     answered(None, error)
                 else:
                     answered(result, None)
-            # What came first begins while the next is still decoded.
+            # Begin the first works before the next response is decoded.
             self._begin_works()
 
     def _assigned(self, rejoined: bool) -> None:
-        """The broker answered a heartbeat."""
+        """Handle the response to a heartbeat."""
         self._backoff.succeeded()
         if rejoined:
             self._progress.moved_anything()

@@ -1,5 +1,5 @@
-"""What becomes of works: done, tried again in their place, sent back to the broker, or given up. Without sockets; the
-engine's lock is held."""
+"""The outcome of works: done, retried in their place, sent back to the broker, or given up. Without sockets; the engine
+holds its lock during every call."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .progress import Progress
 log = logging.getLogger(__name__)
 
 SEND_BACK_MAX = 256
-"""Messages that are sent back in one request."""
+"""Maximum number of messages to send back in one request."""
 REASONS_BYTES_MAX = 24 * 1024
-"""Reasons of messages that are sent back in one request, where they differ."""
+"""Maximum bytes of different reasons in one such request."""
 
 
 class Handling:
-    """One member's. ``to_begin``: works that a listener is to get now. ``stuck``: called with one that it does not come
-    back from."""
+    """The works of one member. ``to_begin``: works for a listener now. ``stuck``: called with a work whose listener
+    does not return."""
 
     def __init__(
         self,
@@ -51,16 +51,16 @@ class Handling:
         self._clock = clock
         self._stuck = stuck
         self._later: list[tuple[float, Work]] = []
-        """Works that begin at a time."""
+        """Works that begin at a given time."""
         self._back: deque[tuple[_Left, Failed, int]] = deque()
-        """Messages to be sent back, of which work, and with what delay level for all of them."""
+        """Messages to send back: their work, the failures, and their common delay level."""
         self._back_at = 0.0
         self._sending_back = False
 
-    # ---- what a listener made of a work
+    # ---- results of listeners
 
     def finished(self, work: Work, failed: Failed, handled: int) -> None:
-        """All messages were handled but ``failed``, which are to be sent back."""
+        """Record that all messages were handled except ``failed``, which are to be sent back."""
         if work.given_up:
             return
         self.counts.consumed += handled
@@ -71,9 +71,9 @@ class Handling:
             self._complete(work)
 
     def keep_back(self, work: Work, handled: int, failed: Failed, reason: str) -> None:
-        """In orderly mode: the message behind the first ``handled`` failed, and is tried again in its place.
+        """In orderly mode: keep the message after the first ``handled``, which failed, to retry it in its place.
 
-        ``failed``: those of the first that are to be sent back all the same; ``reason``: why this one failed.
+        ``failed``: messages before it that are to be sent back anyway; ``reason``: why this one failed.
         """
         if work.given_up:
             return
@@ -88,13 +88,13 @@ class Handling:
             self._send_back(work, [Failure(rest[0], DEAD_LETTER_LEVEL, reason)], rest[1:])
         else:
             self._keep(work, rest, tries)
-            if work.claim.stopped:  # what was done before is noted: only the rest is another member's
+            if work.claim.stopped:  # the progress before it is recorded: only the rest goes to another member
                 self._drop(work)
             else:
                 self._begin_later(work)
 
     def give_back(self, work: Work) -> None:
-        """It was not begun, because its queue is to be given up."""
+        """Return a work that was not begun, because its queue is being released."""
         if not work.given_up:
             self._drop(work)
 
@@ -103,13 +103,13 @@ class Handling:
         return self._membership.retry_times_max if asked < 0 else asked
 
     def _complete(self, work: Work) -> None:
-        if not work.given_up:  # else it does not count as running any more
+        if not work.given_up:  # a given-up work is no longer counted as running
             work.claim.running -= 1
         work.claim.complete(work)
         self._after(work.claim)
 
     def _drop(self, work: Work) -> None:
-        """What is left of a work will be somebody else's."""
+        """Drop the rest of a work, which another member will get."""
         work.claim.running -= 1
         self._after(work.claim)
 
@@ -119,7 +119,7 @@ class Handling:
             self.to_begin += self._claims.next_in_order(claim)
 
     def _keep(self, work: Work, rest: Sequence[StoredMessage], tries: int) -> None:
-        """Of a work only ``rest`` is left to be handled."""
+        """Reduce a work to ``rest``, which is still to be handled."""
         claim = work.claim
         work.tries = tries
         work.begun_at = inf
@@ -134,13 +134,13 @@ class Handling:
     # ---- time
 
     def due_at(self) -> float:
-        """When a work is to begin, or messages are to be sent back."""
+        """Return when a work is to begin, or messages are to be sent back."""
         at = min((at for at, _ in self._later), default=inf)
         waits = self._back and not self._sending_back and self._membership.epoch
         return min(at, self._back_at) if waits else at
 
     def look_after(self, now: float) -> None:
-        """Works whose time has come, and listeners that do not come back."""
+        """Begin the works that are due, and give up those whose listener takes too long."""
         due = [work for at, work in self._later if at <= now or work.claim.stopped]
         if due:
             self._later = [(at, work) for at, work in self._later if work not in due]
@@ -157,21 +157,21 @@ class Handling:
     def _give_up(self, work: Work, now: float) -> None:
         claim = work.claim
         log.error(
-            "group %s: the listener has not come back from %d messages of topic %s, queue %d, offset %d on for %.0f s "
-            "(listener_timeout): they are tried again later, here or elsewhere",
+            "group %s: the listener has not returned from %d messages of topic %s, queue %d, from offset %d, for %.0f "
+            "s (listener_timeout): they will be redelivered to this or another member",
             self._options.group, len(work.messages), claim.topic, claim.queue, work.messages[0].queue_offset,
             now - work.begun_at,
         )  # fmt: skip
         self.counts.stuck += 1
         work.given_up = True
         claim.running -= 1
-        late = f"the listener had not come back after {self._options.listener_seconds:g} s"
+        late = f"the listener did not return within {self._options.listener_seconds:g} s"
         reason = late if self._options.retry_reason else ""
         self._send_back(work, [Failure(message, 0, reason) for message in work.messages])
         self._stuck(work)
 
     def abandon(self) -> None:
-        """Nothing that runs is waited for."""
+        """Stop waiting for running works."""
         for claim in self._claims:
             claim.running = 0
             for work in claim.works:
@@ -183,14 +183,14 @@ class Handling:
 
     @property
     def sending_back(self) -> bool:
-        """Whether messages are still to be sent back."""
+        """True if there are messages to send back."""
         return bool(self._back)
 
     def _send_back(self, work: Work, failed: Failed, rest: Sequence[StoredMessage] = ()) -> None:
-        """Have messages sent back. The work is done when the broker has them, unless there is a ``rest`` of it."""
+        """Send messages back. The work is done when the broker has them, unless it has a ``rest``."""
         self.counts.failed += len(failed)
         work.begun_at = inf
-        if self._options.broadcasting:  # each member gets its own copy: nobody else could try again
+        if self._options.broadcasting:  # each member gets its own copy, so no other member could retry
             self.counts.skipped += len(failed)
             self._sent_back(_Left(1, work, rest))
             return
@@ -209,16 +209,17 @@ class Handling:
         if not left.rest or work.claim.lost:
             self._complete(work)
             return
-        if work.given_up:  # it was counted out; what is left of it is counted in again
+        if work.given_up:  # it no longer counts as running; count its rest again
             work.given_up = False
             work.claim.running += 1
         self._keep(work, sorted(left.rest, key=lambda message: message.queue_offset), left.tries)
         self._begin_later(work)
 
     def due(self, now: float) -> list[Request]:
-        """The next messages to be sent back, once the broker knows this member."""
+        """Return the request for the next messages to send back, once the broker knows this member."""
         while self._back and self._back[0][0].work.claim.lost and not self._sending_back:
-            self._sent_back(self._back.popleft()[0])  # who has the queue now gets them, as all that is not committed
+            # A lost queue's new member gets these messages, because they are not committed.
+            self._sent_back(self._back.popleft()[0])
         epoch = self._membership.epoch
         if not self._back or self._sending_back or not epoch or now < self._back_at:
             return []
@@ -230,7 +231,7 @@ class Handling:
     def _answered(self, left: _Left, failed: Failed, epoch: int, answer: Any, error: FlintError | None) -> None:
         self._sending_back = False
         if not self._back or self._back[0][1] is not failed:
-            return  # abandoned meanwhile
+            return  # abandoned in the meantime
         if isinstance(error, EpochFenced):
             self._fenced(left.work.claim, epoch, error)
             return
@@ -245,28 +246,29 @@ class Handling:
         self._sent_back(left)
 
     def _log_dead(self, failed: Failed, count: int, tries: int) -> None:
-        """Say which ``count`` of the messages became dead letters: those that were tried most often."""
+        """Log which ``count`` of the messages became dead letters: those with the most attempts."""
         messages = sorted((failure.message for failure in failed), key=lambda message: -message.reconsume_times)
         log.warning(
-            "group %s: in %s now, as dead letter: %s",
+            "group %s: moved to %s as dead letters: %s",
             self._options.group, dead_letter_topic(self._options.group), describe(messages[:count], tries),
         )  # fmt: skip
 
     def _fenced(self, claim: Claim, epoch: int, error: FlintError) -> None:
-        """The queue is another member's: who has it now gets what failed, as all that is not committed."""
+        """Handle a queue that belongs to another member, which gets the failed messages with all uncommitted ones."""
         self._membership.beat_soon()
         if self._claims.refuse(claim.topic, epoch, [claim.queue]):
             log.warning(
-                "group %s: queue %d of topic %s was taken from this member, which has dropped what it had of it: %s",
+                "group %s: queue %d of topic %s was taken from this member, which dropped its messages: %s",
                 self._options.group, claim.queue, claim.topic, error,
             )  # fmt: skip
         else:
             self._back_at = self._clock() + backoff_seconds(3)
 
     def _not_sent_back(self, left: _Left, messages: list[StoredMessage], error: FlintError) -> bool:
-        """Messages could not be sent back. Whether that is settled all the same, and need not be tried again."""
+        """Handle a failed request to send back. Returns whether the matter is settled without a retry of the
+        request."""
         if isinstance(error, ConnectionFailed):
-            return False  # sent again on the next connection
+            return False  # resent on the next connection
         if isinstance(error, MemberUnknown):
             self._membership.beat_soon()
             self._back_at = self._clock() + backoff_seconds(3)
@@ -274,18 +276,18 @@ class Handling:
         if is_retriable(error):
             self._back_at = self._clock() + backoff_seconds(6, error)
             if (left_out := self._options.log_rate.admit()) is not None:
-                log.info("group %s: sending back is tried again: %s%s", self._options.group, error, left_out)
+                log.info("group %s: retrying to send messages back: %s%s", self._options.group, error, left_out)
             return False
         left.tries = left.work.tries + 1
         if left.tries > self._retry_times_max():
             log.error(
-                "group %s: %d messages failed for the last time, and cannot be kept as dead letters: %s",
+                "group %s: %d messages failed for the last time, and cannot be stored as dead letters: %s",
                 self._options.group, len(messages), error,
             )  # fmt: skip
             self.counts.skipped += len(messages)
             return True
         log.error(
-            "group %s: %d messages that failed could not be stored again, so they are tried again here: %s",
+                "group %s: %d failed messages could not be sent back, so this member retries them: %s",
             self._options.group, len(messages), error,
         )  # fmt: skip
         left.rest = [*messages, *left.rest]
@@ -293,7 +295,7 @@ class Handling:
 
 
 def _parts(failed: Failed) -> Iterator[Failed]:
-    """Split what has one delay level into what goes into one request each."""
+    """Split failures with the same delay level into parts that fit one request each."""
     part: Failed = []
     reasons_bytes = 0
     for failure in failed:
@@ -308,8 +310,8 @@ def _parts(failed: Failed) -> Iterator[Failed]:
 
 
 class _Left:
-    """How many requests a work waits for until its failed messages are sent back, and what is left of it then, after
-    how many tries here."""
+    """The number of requests that a work waits for until its failed messages are sent back, and its rest after that;
+    ``tries``: the number of attempts on this member."""
 
     __slots__ = ("parts", "rest", "tries", "work")
 

@@ -1,4 +1,4 @@
-"""How a push consumer is, in figures."""
+"""The state and counters of a push consumer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .claims import QueueKey
 
 @dataclass(slots=True)
 class Counts:
-    """What happened since the start, in messages."""
+    """Counters since the start, in messages."""
 
     consumed: int = 0
     failed: int = 0
@@ -22,23 +22,24 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a push consumer is.
+    """The state and counters of a push consumer.
 
-    ``alive``: whether it can go on; ``error``: why it cannot. ``joined``: whether it is in its group; ``trouble``: what
-    keeps it from its broker, None since something succeeded; else ``TopicNotExist`` while some of its topics are not
-    there. ``queues``: those it holds, ``giving_up``: how many of them are on their way to another member.
-    ``pending_messages``, ``pending_bytes``: pulled and not done; ``running``: works with a listener,
-    ``longest_seconds``: since when the oldest of them; ``heard_seconds``: since the broker was heard.
+    ``alive``: it can continue; ``error``: why it cannot. ``joined``: it is in its group; ``trouble``: the problem with
+    its broker, None after a success, or ``TopicNotExist`` while some of its topics are missing. ``queues``: those it
+    holds, ``giving_up``: number of those that are being released to another member. ``pending_messages``,
+    ``pending_bytes``: pulled and not done; ``running``: number of works with a listener, ``longest_seconds``: age of
+    the oldest of them; ``heard_seconds``: time since the broker's last response.
 
-    Since the start, in messages: ``consumed`` by the listener, ``failed`` in it, ``retried`` and ``dead``: sent back to
-    be tried again, or as dead letters; ``skipped``: removed by retention before they were read or could be stored
-    again, or failed where nobody tries again (broadcasting); ``stuck``: works that were given up because the listener
-    did not come back. ``taken``: queues that were taken from this member before it had finished with them, because it
-    was not heard of in time (frozen, or without a network), the group's offsets were moved, or the topic is gone.
+    Counters since the start, in messages: ``consumed``: handled by the listener, ``failed``: failed in it, ``retried``
+    and ``dead``: sent back for redelivery, or as dead letters; ``skipped``: removed by retention before they were read
+    or could be stored again, or failed without a retry (broadcasting); ``stuck``: works given up because the listener
+    did not return. ``taken``: queues that were taken from this member before it had finished with them, because the
+    broker did not hear from it in time (frozen, or without a network), the group's offsets were moved, or the topic was
+    deleted.
 
-    ``refused``: of its queues, those whose last pull the broker refused, and why: a damaged message, a missing
-    permission. They are asked again and again; all others go on. ``commit_trouble``: why the broker refused to keep
-    some of the progress when it was last told of it; None if it did not.
+    ``refused``: those of its queues whose last pull the broker refused, and the error: a damaged message, a missing
+    permission. The consumer keeps retrying them; all others continue. ``commit_trouble``: the broker's error for the
+    last commit, None if it succeeded.
     """
 
     alive: bool

@@ -1,4 +1,4 @@
-"""What can be a listener, and what one may return."""
+"""Checks of listeners and their return values."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ..core.callables import is_coroutine_function, is_generator_function, name_
 from ..errors import InvalidArgument, InvalidArgumentType
 
 _ASYNC_ADVICE = (
-    "use flintmq.client.aio.PushConsumer, which awaits it, or give a plain function (def), which is called in a thread"
+    "use flintmq.client.aio.PushConsumer, which awaits it, or pass a plain function (def), which is called in a thread"
 )
 
 
 def check_listener(listener: Any) -> Callable[[Any], Any]:
-    """Return the listener of a consumer that can call it, whatever kind of function it is."""
+    """Return the listener of a consumer that can call any kind of function; raise if it is missing or unusable."""
     if listener is None:
-        raise InvalidArgument("listener is missing; give a function that takes a message, or a batch with batch=")
+        raise InvalidArgument("listener is missing; pass a function that takes a message, or a batch with batch=")
     if not callable(listener):
         raise InvalidArgumentType(f"listener must be callable, not {type(listener).__name__}")
     if is_generator_function(listener):
         raise InvalidArgument(
-            f"listener {name_of(listener)} is a generator function: a call would run nothing of it; give a function "
-            "without yield"
+            f"listener {name_of(listener)} is a generator function: calling it would run none of its code; pass a "
+            "function without yield"
         )
     found: Callable[[Any], Any] = listener
     return found
@@ -34,14 +34,15 @@ def check_plain_listener(listener: Any) -> Callable[[Any], Any]:
     found = check_listener(listener)
     if is_coroutine_function(found):
         raise InvalidArgument(
-            f"listener {name_of(listener)} is a coroutine function (async def), and this consumer would never await "
-            f"what it returns: {_ASYNC_ADVICE}"
+            f"listener {name_of(listener)} is a coroutine function (async def), but this consumer would never await "
+            f"its result: {_ASYNC_ADVICE}"
         )
     return found
 
 
 def check_returned(returned: Any) -> None:
-    """Raise if a listener returned what nobody runs: then it has not handled its message."""
+    """Raise if a listener returned an awaitable or a generator: this consumer does not run it, so nothing was
+    handled."""
     if returned is None or not (
         inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned)
     ):
@@ -49,8 +50,8 @@ def check_returned(returned: Any) -> None:
     if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
         returned.close()
     raise InvalidArgumentType(
-        f"the listener returned {_article(type(returned).__name__)}, which nobody runs here, so nothing was handled: "
-        f"{_ASYNC_ADVICE}"
+        f"the listener returned {_article(type(returned).__name__)}, which this consumer does not run, so nothing was "
+        f"handled: {_ASYNC_ADVICE}"
     )
 
 

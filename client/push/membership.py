@@ -1,4 +1,4 @@
-"""Being in a group: heartbeats, what they are answered, and leaving. Without sockets; the engine's lock is held."""
+"""Group membership: heartbeats, their responses, and leaving. Without sockets; the engine holds its lock."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from .options import Options
 log = logging.getLogger(__name__)
 
 Answered = Callable[[Any, FlintError | None], None]
-"""Gets the result of a request, or why there is none."""
+"""Callback with the result of a request, or the error."""
 Request = tuple[Operation[Any], Answered]
 
 
 class Membership:
-    """One member's. ``assigned``: called with True after each answer to joining, with False after any other."""
+    """One member's membership. ``assigned``: called with True after the response to joining, with False after
+    others."""
 
     def __init__(
         self, options: Options, claims: Claims, clock: Callable[[], float], assigned: Callable[[bool], None]
     ) -> None:
         self.epoch = 0
-        """Of the present assignment; 0: the broker does not know this member (any more), and it has to join."""
+        """Epoch of the present assignment; 0: the broker does not know this member (any more), so it must join."""
         self.last_epoch = 0
-        """Of the last assignment that there was; 0: none yet."""
+        """Epoch of the last assignment; 0: there was none yet."""
         self.retry_times_max = 16
         self.missing: tuple[str, ...] = ()
-        """Topics that this member wants and that the broker does not have, or does not let anybody read."""
+        """Subscribed topics that the broker does not have, or that cannot be read."""
         self.leaving = False
         self.left = False
-        """Nothing is left to be said to the broker."""
+        """True when there is nothing left to tell the broker."""
         self.beat_at = 0.0
         self._options = options
         self._claims = claims
@@ -55,23 +56,23 @@ class Membership:
         self._interval_seconds = 1.0
         self._refused_since = inf
         self._run = 0
-        """Which start of the broker answered last."""
+        """Number of the broker's start that responded last."""
 
     @property
     def parting(self) -> bool:
-        """Whether the broker was told that this member goes."""
+        """True after the member told the broker that it leaves."""
         return self._parting or self.left
 
     def beat_soon(self) -> None:
-        """The assignment may have changed: ask for it."""
+        """Send a heartbeat soon: the assignment may have changed."""
         self.beat_at = 0.0
 
     def due_at(self) -> float:
-        """When the next heartbeat is due."""
+        """Return when the next heartbeat is due."""
         return inf if self._beating or self._parting else self.beat_at
 
     def due(self, now: float, *, may_leave: bool) -> list[Request]:
-        """A heartbeat or the farewell, where it is time. ``may_leave``: nothing else is under way."""
+        """Return a heartbeat or the request to leave, if it is due. ``may_leave``: nothing else is in progress."""
         if self._parting:
             return []
         if self.leaving and may_leave and not len(self._claims):
@@ -90,7 +91,7 @@ class Membership:
     def _beaten(self, epoch: int, answer: requests.Assignment | None, error: FlintError | None) -> None:
         now = self._clock()
         self._beating = False
-        # Told meanwhile that the assignment changed: this answer may be older than that.
+        # If the broker announced a change meanwhile, this response may be older than the change: ask again.
         at_once = self.beat_at == 0.0
         if answer is None:
             assert error is not None
@@ -109,30 +110,30 @@ class Membership:
         self._assigned(not epoch)
 
     def _note_missing(self, missing: tuple[str, ...]) -> None:
-        """Say once of each topic that it is not there, and that it is there after all."""
+        """Log once for each topic that it is missing, and that it has appeared."""
         group = self._options.group
         for topic in missing:
             if topic not in self.missing:
                 log.warning(
-                    "group %s: the broker has no topic %s that can be read: nothing of it is consumed until there is; "
-                    "is its name right? (flintmq topic list shows them, flintmq topic create makes one)",
+                    "group %s: the broker has no readable topic %s: nothing is consumed from it until it exists; "
+                    "check its name (flintmq topic list shows all topics, flintmq topic create creates one)",
                     group, topic,
                 )  # fmt: skip
         for topic in self.missing:
             if topic not in missing:
-                log.info("group %s: topic %s is there now", group, topic)
+                log.info("group %s: topic %s exists now", group, topic)
         self.missing = missing
 
     @property
     def trouble(self) -> TopicNotExist | None:
-        """What is wrong with the topics of this member, if something is."""
+        """The error about missing topics, or None."""
         if not self.missing:
             return None
         names = ", ".join(self.missing)
         several = len(self.missing) > 1
         return TopicNotExist(
-            f"the broker has no {'topics' if several else 'topic'} {names} that can be read: nothing of "
-            f"{'them' if several else 'it'} is consumed until there is; are the names right?"
+            f"the broker has no readable {'topics' if several else 'topic'} {names}: nothing is consumed from "
+            f"{'them' if several else 'it'} until then; check the {'names' if several else 'name'}"
         )
 
     def _refused(self, error: FlintError, now: float) -> None:
@@ -147,7 +148,7 @@ class Membership:
                 self.left = True
             return
         self._refused_since = min(self._refused_since, now)
-        # After a broken connection the broker may take this member for another one until the old session is over.
+        # After a broken connection the broker may see this member as a second one until the old session expires.
         again = isinstance(error, MemberNameTaken) and self.last_epoch
         if is_retriable(error) or (again and now < self._refused_since + self._options.session_seconds):
             self.beat_at = now + backoff_seconds(4, error)
@@ -166,5 +167,5 @@ class Membership:
 
 
 def _give_up(error: FlintError) -> NoReturn:
-    """Nothing can go on: the engine ends with it."""
+    """Raise an error after which the engine cannot continue."""
     raise error

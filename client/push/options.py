@@ -1,4 +1,4 @@
-"""What a push consumer can be told, checked before anything is asked of a broker."""
+"""Options of a push consumer, checked before the first request to a broker."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BROADCASTING: Final = "broadcasting"
 FIRST: Final = "first"
 LAST: Final = "last"
 _STARTS: dict[str, str] = {EARLIEST: FIRST, LATEST: LAST}
-"""What the protocol calls the ends of a queue."""
+"""The protocol's words for the ends of a queue."""
 
 Start = End | datetime
-"""Where a group begins to read what it has not read before."""
+"""Start rule: where a group begins in topics that it has not read before."""
 Mode = Literal["clustering", "broadcasting"]
-"""Whether the members of a group share the messages, or each gets all."""
+"""Clustering: the members of a group share the messages; broadcasting: each member gets all."""
 
 Addresses = str | Iterable[str]
 Subscriptions = Mapping[str, "str | Iterable[str] | Subscription | None"] | Iterable[str] | str
@@ -40,15 +40,15 @@ Subscriptions = Mapping[str, "str | Iterable[str] | Subscription | None"] | Iter
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a group wants of a topic: messages with one of these tags (``"a || b"``, None: any) for whose properties
-    ``filter``, an SQL92 condition, holds."""
+    """The messages that a group wants from a topic: those with one of these tags (``"a || b"``, None: any) whose
+    properties meet ``filter``, an SQL92 condition."""
 
     tags: str | Iterable[str] | None = None
     filter: str | None = None
 
 
 class PushOptions(AccessOptions, total=False):
-    """The arguments by name of a push consumer, for type checkers; see ``PushConsumer`` and ``AccessOptions``."""
+    """Keyword arguments of a push consumer, for type checkers; see ``PushConsumer`` and ``AccessOptions``."""
 
     orderly: bool
     workers: int
@@ -70,13 +70,13 @@ class PushOptions(AccessOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The arguments of a push consumer, checked. Times are in seconds."""
+    """The checked arguments of a push consumer. Times are in seconds."""
 
     group: str
     subscriptions: dict[str, tuple[TagFilter, str]]
     member: str
     named: bool
-    """Whether the user gave the member's name."""
+    """True if the user passed the member's name."""
     mode: str
     start: str
     start_ms: int
@@ -95,16 +95,16 @@ class Options:
     suspend_seconds: float
     retry_reason: bool
     log_rate: LogRate = field(default_factory=LogRate, compare=False, repr=False)
-    """Of what a listener wants to have tried again."""
+    """Rate limit of log lines about messages that a listener wants to be retried."""
 
     @property
     def broadcasting(self) -> bool:
-        """Whether every member gets all messages."""
+        """True if every member gets all messages."""
         return self.mode == BROADCASTING
 
     @property
     def commits(self) -> bool:
-        """Whether the broker keeps the progress: of a broadcasting member only where it has a name that lasts."""
+        """True if the broker stores the progress: for a broadcasting member only if it has a permanent name."""
         return not self.broadcasting or self.named
 
 
@@ -129,7 +129,7 @@ def check_options(
     suspend: Any,
     retry_reason: bool,
 ) -> Options:
-    """The options; raises ``InvalidArgument`` or ``InvalidArgumentType`` for what cannot be used."""
+    """Return the checked options; raises ``InvalidArgument`` or ``InvalidArgumentType`` if one is not valid."""
     if mode not in (CLUSTERING, BROADCASTING):
         raise InvalidArgument(f"mode is {mode!r}; it must be 'clustering' or 'broadcasting'")
     session_seconds = check_timeout("session_timeout", session_timeout)
@@ -208,7 +208,7 @@ def _check_topics(topics: Any) -> dict[str, tuple[TagFilter, str]]:
             )
         topics = dict.fromkeys(topics)
     if not topics:
-        raise InvalidArgument("topics names no topic; give at least one")
+        raise InvalidArgument("topics names no topic; pass at least one")
     found = {}
     for topic, wanted in topics.items():
         subscription = wanted if isinstance(wanted, Subscription) else Subscription(wanted)

@@ -1,4 +1,4 @@
-"""What a listener can say of messages beside that they are done."""
+"""Outcomes of a listener other than success."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .options import Options
 log = logging.getLogger(__name__)
 
 DESCRIBED_MAX = 10
-"""One line of a log names at most so many messages."""
+"""Maximum number of messages named in one log line."""
 
 
 class Failure(NamedTuple):
-    """A message that is to be tried again, after which delay level, and why (empty: that is not said)."""
+    """A message to redeliver, with its delay level and the reason (empty: none)."""
 
     message: StoredMessage
     delay_level: int
@@ -32,11 +32,11 @@ Failed = list[Failure]
 
 
 class TryLater(Exception):
-    """Raised by a listener: the message (of a batch: those in ``messages``, or all) is to be tried again later.
+    """Raised by a listener to have the message redelivered later (in a batch: those in ``messages``, or all).
 
-    ``delay_level``: 1 to 18 (1 s to 2 h), 0: what the group does anyway, longer with every try. ``reason`` is kept with
-    the message; without one, that is the exception which this one was raised from. Any other exception does the same,
-    and is logged with its traceback.
+    ``delay_level``: 1 to 18 (1 s to 2 h), 0: the group's delay, which increases with every attempt. ``reason`` is
+    stored with the message; by default it is the exception from which this one was raised. Any other exception has the
+    same effect, and is logged with its traceback.
     """
 
     def __init__(self, delay_level: int = 0, messages: Iterable[StoredMessage] | None = None, reason: str = "") -> None:
@@ -44,27 +44,27 @@ class TryLater(Exception):
             raise InvalidArgument(f"delay_level is {delay_level!r}; it must be 0 to {DELAY_LEVEL_MAX}")
         if not isinstance(reason, str):
             raise InvalidArgumentType(f"reason must be a str, not {type(reason).__name__}")
-        super().__init__(reason or f"to be tried again, delay level {delay_level}")
+        super().__init__(reason or f"to be redelivered, delay level {delay_level}")
         self.delay_level = delay_level
         self.messages = None if messages is None else list(messages)
         self.reason = reason
 
 
 class GiveUp(TryLater):
-    """Raised by a listener: the message (of a batch: those in ``messages``, or all) is not to be tried again. It
-    becomes a dead letter at once. ``GiveUp("no such account")`` gives just the reason."""
+    """Raised by a listener to make the message (in a batch: those in ``messages``, or all) a dead letter at once,
+    without redelivery. ``GiveUp("no such account")`` passes only the reason."""
 
     def __init__(self, messages: Iterable[StoredMessage] | str | None = None, reason: str = "") -> None:
         if isinstance(messages, str):
             reason, messages = reason or messages, None
         super().__init__(0, messages, reason)
-        self.args = (reason or "not to be tried again",)
+        self.args = (reason or "not to be redelivered",)
         self.delay_level = DEAD_LETTER_LEVEL
 
 
 def failed_with(error: BaseException, options: Options, messages: Sequence[StoredMessage], work: Work) -> Failed:
-    """Return what is to be tried again after a listener, called with ``messages`` of ``work``, raised ``error``; log
-    it."""
+    """Log the ``error`` that a listener raised when called with ``messages`` of ``work``, and return the messages to
+    redeliver."""
     reason = reason_of(error)
     tries = work.tries if messages[0].queue_offset == work.messages[0].queue_offset else 0
     delay_level = 0
@@ -75,9 +75,9 @@ def failed_with(error: BaseException, options: Options, messages: Sequence[Store
             log.warning("group %s: the listener gave up %s: %s", options.group, describe(messages, tries), reason)
         elif log.isEnabledFor(logging.INFO) and (left_out := options.log_rate.admit()) is not None:
             log.info(
-                "group %s: tried again later: %s: %s%s", options.group, describe(messages, tries), reason, left_out
+                "group %s: redelivered later: %s: %s%s", options.group, describe(messages, tries), reason, left_out
             )
-    elif isinstance(error, CompressionUnavailable):  # says what to install: a traceback would add nothing
+    elif isinstance(error, CompressionUnavailable):  # its text says what to install: a traceback would add nothing
         log.error("group %s: the listener failed on %s: %s", options.group, describe(messages, tries), error)
     else:
         log.warning(
@@ -89,7 +89,7 @@ def failed_with(error: BaseException, options: Options, messages: Sequence[Store
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a listener failed, in a line: ``ValueError: no such account``."""
+    """Return the reason of a failure in one line: ``ValueError: no such account``."""
     told = error
     if isinstance(error, TryLater):
         if error.reason:
@@ -99,8 +99,8 @@ def reason_of(error: BaseException) -> str:
             return type(error).__name__
     try:
         first_line = next(iter(str(told).splitlines()), "")
-    except Exception as failure:  # noqa: BLE001 - a broken __str__ must not take the thread along
-        first_line = f"its text cannot be had ({type(failure).__name__})"
+    except Exception as failure:  # noqa: BLE001 - a broken __str__ must not end the thread
+        first_line = f"its text is not available ({type(failure).__name__})"
     return retry_note(f"{type(told).__name__}: {first_line}" if first_line else type(told).__name__)
 
 
@@ -108,7 +108,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def describe(messages: Sequence[StoredMessage], tries: int = 0) -> str:
-    """Return which messages these are, as a log names them. ``tries``: how often they were tried in their place."""
+    """Describe messages for a log line. ``tries``: number of attempts in their place."""
     described = "; ".join(islice(_each(messages, tries), DESCRIBED_MAX))
     if len(messages) == 1:
         return described
@@ -120,7 +120,7 @@ def _each(messages: Iterable[StoredMessage], tries: int) -> Iterator[str]:
     for message in messages:
         try:
             yield _describe(message, tries)
-        except FlintError as error:  # a damaged record does not say what it is
+        except FlintError as error:  # a damaged record cannot be described
             yield str(error)
 
 
@@ -129,7 +129,7 @@ def _describe(message: StoredMessage, tries: int) -> str:
     parts = [f"message {message.message_id} of topic {message.topic}"]
     if message.keys:
         parts.append(f"{'key' if len(message.keys) == 1 else 'keys'} {' '.join(message.keys)}")
-    if not retried:  # a retried one is in another queue than it was sent to
+    if not retried:  # a redelivered message is in another queue than it was sent to
         parts.append(f"queue {message.queue}, offset {message.queue_offset}")
     parts.append(f"try {retried + tries + 1}")
     return ", ".join(parts)

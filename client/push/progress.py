@@ -1,4 +1,4 @@
-"""Telling the broker how far the queues are done. Without sockets; the engine's lock is held."""
+"""Commits of the queues' progress. Without sockets; the engine holds its lock during every call."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .options import Options
 log = logging.getLogger(__name__)
 
 Told = Callable[[FlintError | None], None]
-"""Called when the broker knows, or with what kept it from knowing."""
+"""Callback when the broker knows the progress, or with the error that prevented it."""
 
 
 class Progress:
-    """One member's."""
+    """The progress of one member."""
 
     def __init__(self, options: Options, claims: Claims, membership: Membership, clock: Callable[[], float]) -> None:
         self._options = options
@@ -37,50 +37,50 @@ class Progress:
         self._commit_at = inf
         self._told: list[Told] = []
         self._apart: set[str] = set()
-        """Topics of which each queue is committed by itself: an older broker does not say which ones it refuses."""
+        """Topics whose queues are committed one by one, because an older broker does not say which ones it refuses."""
         self.committing = False
-        """Whether an answer is waited for."""
+        """True while a response is outstanding."""
         self.trouble: FlintError | None = None
-        """Why the last commit was refused, None if it was not."""
+        """Error of the last commit, None if it succeeded."""
 
     @property
     def by_itself(self) -> bool:
-        """Whether what is done is committed without being asked to."""
+        """True if progress is committed automatically."""
         return self._options.commits and self._options.auto_commit
 
     def ask(self, told: Told) -> None:
-        """Commit at once; ``told`` is called when that is over."""
+        """Commit at once; ``told`` is called with the outcome."""
         self._told.append(told)
         self._commit_at = 0.0
 
     def take_told(self) -> list[Told]:
-        """Who waits to be told, and will not be by this."""
+        """Return and remove the waiting callbacks; the caller must call them."""
         told, self._told = self._told, []
         return told
 
     def moved(self, claim: Claim) -> None:
-        """Something of a queue may have been done: it is committed when the interval is over."""
+        """Schedule a commit after the interval, if messages of the queue are done."""
         if self._commit_at == inf and self._options.auto_commit and claim.commit_offset > claim.committed:
             self._commit_at = self._clock() + self._options.commit_seconds
 
     def moved_anything(self) -> None:
-        """As ``moved``, of all queues: a broker that was killed may have forgotten what it knew."""
+        """Schedule commits for all queues: a broker that was killed may have forgotten commits."""
         for claim in self._claims:
             self.moved(claim)
 
     def look_after(self, now: float) -> None:
-        """A queue that is to be given up does not wait for the interval."""
+        """Commit a queue that is to be released at once, without waiting for the interval."""
         if self.by_itself and any(
             claim.revoked and claim.drained and claim.commit_offset > claim.committed for claim in self._claims
         ):
             self._commit_at = min(self._commit_at, now)
 
     def due_at(self) -> float:
-        """When the next commit is due: not before the broker knows this member."""
+        """Return when the next commit is due: not before the broker knows this member."""
         return inf if self.committing or not self._membership.epoch else self._commit_at
 
     def due(self, now: float) -> list[Request]:
-        """One request for each topic of which the broker should know more."""
+        """Return one request for each topic with progress that the broker does not know."""
         if now < self.due_at():
             return []
         self._commit_at = inf
@@ -98,7 +98,7 @@ class Progress:
         return [self._request(under_way, topic, offsets) for topic, offsets in parts]
 
     def _parts(self, topic: str, offsets: dict[int, int]) -> list[tuple[str, dict[int, int]]]:
-        """What goes into one request each."""
+        """Split a topic's offsets into parts of one request each."""
         if topic not in self._apart:
             return [(topic, offsets)]
         return [(topic, {queue: offset}) for queue, offset in offsets.items()]
@@ -126,8 +126,8 @@ class Progress:
             tell(under_way.error)
 
     def _refused(self, epoch: int, topic: str, offsets: dict[int, int], error: FlintError) -> bool:
-        """Drop what the broker refuses for good, so that it does not keep the rest from being committed. Return whether
-        there is something new to be tried at once."""
+        """Drop what the broker refuses permanently, so that the rest can be committed. Returns whether to retry at
+        once."""
         if isinstance(error, EpochFenced):
             self._membership.beat_soon()
             refused = error.details.get("refused")
@@ -150,26 +150,26 @@ class Progress:
         if isinstance(error, CommitIllegal):
             queue, max_offset = error.details.get("queue"), error.details.get("max_offset")
             if isinstance(queue, int) and isinstance(max_offset, int):
-                log.warning("group %s: %s; going on from there", self._options.group, error)
+                log.warning("group %s: %s; continuing from there", self._options.group, error)
                 return self._claims.cut_off(topic, queue, max_offset, epoch)
         if not isinstance(error, ConnectionFailed):
-            log.warning("group %s: progress in topic %s was not kept: %s", self._options.group, topic, error)
+            log.warning("group %s: progress in topic %s was not committed: %s", self._options.group, topic, error)
         return False
 
     def _drop(self, epoch: int, topic: str, queues: Iterable[int] | None, error: FlintError) -> bool:
         dropped = self._claims.refuse(topic, epoch, queues)
         if dropped:
             log.warning(
-                "group %s: queues %s of topic %s were taken from this member, which has dropped what it had of them; "
-                "what it had done of that and not committed may be done twice: %s",
+                "group %s: queues %s of topic %s were taken from this member, which dropped their messages; "
+                "messages that it had handled but not committed may be handled twice: %s",
                 self._options.group, ", ".join(map(str, dropped)), topic, error,
             )  # fmt: skip
         return bool(dropped)
 
 
 class _UnderWay:
-    """How many requests a commit waits for, who waits for it, and the epoch that it speaks of. ``again``: whether it is
-    to be tried again at once."""
+    """A commit in progress: the number of requests that it waits for, the waiting callbacks, and its epoch. ``again``:
+    retry at once."""
 
     __slots__ = ("again", "epoch", "error", "parts", "told")
 

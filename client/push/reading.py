@@ -1,4 +1,4 @@
-"""Pulling the queues that a member holds. Without sockets; the engine's lock is held."""
+"""Pulls of the queues that a member holds. Without sockets; the engine holds its lock during every call."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .progress import Progress
 log = logging.getLogger(__name__)
 
 REFUSED_PAUSE_SECONDS = 1.0
-"""How long a queue is left alone that the broker refused to read."""
+"""Pause before pulling a queue again that the broker refused to read."""
 
 
 class Reading:
-    """One member's. ``paused``: topics of which nothing is pulled."""
+    """The pulls of one member. ``paused``: topics that are not pulled."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Reading:
         self._clock = clock
 
     def due(self, now: float) -> list[Request]:
-        """The pulls that should be under way and are not."""
+        """Return the pulls that are due."""
         if not self._membership.epoch or self._membership.leaving:
             return []
         return [self._request(claim) for claim in self._claims.to_pull(now, self.paused)]
 
     def due_at(self, now: float) -> float:
-        """When a queue that was refused is pulled again."""
+        """Return when a refused queue is pulled again."""
         return min((c.retry_at for c in self._claims if c.retry_at > now), default=float("inf"))
 
     def _request(self, claim: Claim) -> Request:
@@ -71,7 +71,7 @@ class Reading:
         if batch is not None:
             claim.refused = None
             if claim.topic in self.paused:
-                return  # pulled again, from the same place, when it is resumed
+                return  # pulled again, from the same offset, after ``resume``
             messages = batch.messages
             if claim.topic.startswith(RETRY_TOPIC_PREFIX):
                 for message in messages:
@@ -85,7 +85,7 @@ class Reading:
             if isinstance(error, EpochFenced | MemberUnknown):
                 self._membership.beat_soon()
             elif isinstance(error, TopicNotExist | QueueNotExist):
-                self._membership.beat_soon()  # its answer is without the queue, and names the topic
+                self._membership.beat_soon()  # the response omits the queue and names the missing topic
                 claim.refused = error
             else:
                 claim.refused = error
@@ -95,11 +95,11 @@ class Reading:
                 )  # fmt: skip
 
     def _moved(self, claim: Claim, error: OffsetOutOfRange) -> None:
-        """Retention took what would come next (or, after a crash, the log's end is gone): go on with what there is."""
+        """Continue at the nearest existing offset, after retention or a crash removed the next messages."""
         before = claim.position
         claim.position = min(max(before, error.min_offset), error.max_offset)
         log.warning(
-            "group %s: topic %s, queue %d holds %d to %d, not %d: going on from %d",
+            "group %s: topic %s, queue %d holds %d to %d, not %d: continuing from %d",
             self._options.group, claim.topic, claim.queue, error.min_offset, error.max_offset, before, claim.position,
         )  # fmt: skip
         self._handling.counts.skipped += max(claim.position - before, 0)

@@ -1,4 +1,4 @@
-"""What a member of a group asks of its broker, as operations."""
+"""The requests of a group's member, as operations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .options import Options
 from .outcome import Failed
 
 HOLD_MS = 15_000
-"""How long the broker may hold a pull at the end of a queue."""
+"""Maximum time for which the broker may hold a pull at the end of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The answer to a heartbeat."""
+    """The response to a heartbeat."""
 
     epoch: int
     interval_seconds: float
@@ -37,13 +37,13 @@ class Assignment:
 
 
 def heart_beat(options: Options, epoch: int, owned: Sequence[Sequence[str | int]]) -> Operation[Assignment]:
-    """Join (epoch 0) or stay."""
+    """Join the group (epoch 0) or stay in it."""
 
     def decode(answer: Answer) -> Assignment:
         head = decode_fields(commands.HeartBeatAnswer, answer.fields)
         rows = unpack_body(answer)
         if not isinstance(rows, list) or len(rows) != head.count:
-            raise RemoteProtocolError(f"an assignment of {head.count} queues that is not there")
+            raise RemoteProtocolError(f"expected an assignment of {head.count} queues, got another body")
         checked = [(str(topic), int(queue), int(at), int(granted)) for topic, queue, at, granted in rows]
         missing = tuple(head.missing.split())
         return Assignment(head.epoch, head.interval_ms / 1000, head.retry_times_max, head.run, missing, checked)
@@ -62,7 +62,7 @@ def leave(options: Options, epoch: int) -> Operation[None]:
 
 
 def pull(options: Options, epoch: int, claim: Claim, max_count: int, max_bytes: int) -> Operation[Batch]:
-    """The next messages of a queue."""
+    """Pull the next messages of a queue."""
     tags, condition = options.subscriptions.get(claim.topic, (EVERYTHING, ""))
 
     def decode(answer: Answer) -> Batch:
@@ -86,7 +86,7 @@ def _batch(claim: Claim, tags: TagFilter, answer: Answer) -> Batch:
 
 
 def commit(options: Options, epoch: int, topic: str, offsets: Mapping[int, int]) -> Operation[None]:
-    """Progress of one topic."""
+    """Commit the offsets of one topic."""
     body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, offset) for queue, offset in offsets.items())
     return operation(
         commands.UPDATE_CONSUMER_OFFSET, nothing, body,
@@ -97,7 +97,7 @@ def commit(options: Options, epoch: int, topic: str, offsets: Mapping[int, int])
 def send_back(
     options: Options, epoch: int, failed: Failed, delay_level: int, retry_times_max: int
 ) -> Operation[commands.SendMessageBackAnswer]:
-    """Have messages tried again later, or put aside."""
+    """Send messages back for redelivery, or as dead letters."""
     reasons = [failure.reason for failure in failed]
     same = len(set(reasons)) == 1
 

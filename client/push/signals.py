@@ -1,4 +1,4 @@
-"""Signals that end a consumer in order."""
+"""Signals that close a consumer in order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """Within the block the first SIGTERM or SIGINT calls ``stop``; the next one does what it did before the block.
+    """Within the block the first SIGTERM or SIGINT calls ``stop``; the next one has the effect it had before the block.
 
-    ``stop`` runs between any two steps of the main thread, so it must take no lock. Only the main thread of a program
-    gets signals: in another one nothing changes. A signal that the program ignores stays ignored. ``received``: the
-    first signal, None before.
+    ``stop`` runs between any two steps of the main thread, so it must not take a lock. Only the main thread of a
+    program receives signals: in another thread nothing changes. A signal that the program ignores stays ignored.
+    ``received``: the first signal, None before.
     """
 
     def __init__(self, stop: Callable[[], object]) -> None:
@@ -29,7 +29,7 @@ class StopSignals:
             return self
         for number in STOP_SIGNALS:
             previous = signal.getsignal(number)
-            if previous not in (None, signal.SIG_IGN):  # None: set by something else than Python, which nobody can redo
+            if previous not in (None, signal.SIG_IGN):  # None: set by non-Python code, so it could not be restored
                 self._previous[number] = previous
                 signal.signal(number, self._handle)
         return self

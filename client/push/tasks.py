@@ -1,4 +1,4 @@
-"""The push consumer whose listeners run as tasks of an event loop."""
+"""The push consumer that runs its listener as tasks of an event loop."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ log = logging.getLogger(__name__)
 
 
 class PushConsumer:
-    """A member of a consumer group; its listener, a coroutine function, is awaited with each message, or batch.
+    """A member of a consumer group; it awaits its listener, a coroutine function, with each message or batch.
 
-    All is as with ``flintmq.client.PushConsumer``, but that listeners run as tasks, at most ``workers`` at a time, in
-    the event loop in which ``start()`` was awaited. A thread speaks to the broker, so a loop that is blocked for a
-    while neither leaves the group nor loses anything. A listener that takes longer than ``listener_timeout`` is
-    cancelled.
+    It works like ``flintmq.client.PushConsumer``, except that listeners run as tasks, at most ``workers`` at a time, in
+    the event loop in which ``start()`` was awaited. A thread talks to the broker, so a loop that is blocked for a while
+    neither leaves the group nor loses anything. A listener that takes longer than ``listener_timeout`` is cancelled.
 
-    A listener that is a plain function is called in one of ``workers`` threads, as by the other consumer; if what it
-    returns is to be awaited, that is done in the loop.
+    A listener that is a plain function is called in one of ``workers`` threads, as in the other consumer; if it returns
+    an awaitable, the loop awaits it.
     """
 
     # fmt: off
@@ -113,7 +112,7 @@ class PushConsumer:
         self._tasks: dict[asyncio.Task[None], Work] = {}
         self._end: asyncio.Future[None] | None = None
         self._workers: Workers | None
-        """Threads for a listener that is a plain function; one that is a coroutine function runs as tasks."""
+        """Threads for a listener that is a plain function; a coroutine function runs in tasks instead."""
         connection_log = ConnectionLog(f"group {self.group}", logging.WARNING)
         dialer = Dialer(parse_addresses(addresses), entry, connection_log)
         if is_coroutine_function(self._listener):
@@ -137,13 +136,14 @@ class PushConsumer:
         """This member's name."""
         return self._options.member
 
-    # ---- its life
+    # ---- its lifetime
 
     async def start(self) -> Self:
-        """Join the group; returns when the broker has let it in. Raises where it does not, or cannot be reached."""
+        """Join the group; returns when the broker has accepted the member. Raises its refusal, or that it is
+        unreachable."""
         loop = self._life.enter()
         if self._started:
-            raise InvalidArgument("this consumer was started before; make a new one to start again")
+            raise InvalidArgument("this consumer was already started; create a new one to start again")
         self._started = True
         self._end = loop.create_future()
         if self._workers is not None:
@@ -154,19 +154,20 @@ class PushConsumer:
             trouble = self._engine.health().trouble
             self._life.closing()
             self._engine.abandon()
-            raise trouble or ListenerTimeout(f"group {self.group} could not be joined within {self._timeout:g} s")
+            raise trouble or ListenerTimeout(f"could not join group {self.group} within {self._timeout:g} s")
         if self._engine.failure is not None:
             self._life.closing()
             raise self._engine.failure
         return self
 
     async def run(self, timeout: float = 30.0) -> None:
-        """Start, and return when the process got SIGTERM or SIGINT (Ctrl-C) and all is in order: the listeners have
-        finished what they had, that is committed, and the group was left. Also returns when the consumer was closed.
+        """Start, and return after the process got SIGTERM or SIGINT (Ctrl-C) and the consumer has ended in order: the
+        listeners have finished, their progress is committed, and the member has left the group. Also returns after
+        ``close()``.
 
-        ``timeout``: as of ``close()``, whose errors it raises, besides those of ``start()`` and ``wait()``. Cancelled,
-        it ends the consumer in the same way first. A second signal, or cancellation, interrupts at once. Only the main
-        thread of a program gets signals; for a loop in another one ``close()`` ends it.
+        ``timeout``: as in ``close()``. Raises the errors of ``start()``, ``wait()`` and ``close()``. If it is
+        cancelled, it first closes the consumer in the same way. A second signal, or cancellation, interrupts at once.
+        Only the main thread of a program receives signals; for a loop in another thread use ``close()``.
         """
         seconds = check_timeout("timeout", timeout)
         loop = self._life.enter()
@@ -188,15 +189,15 @@ class PushConsumer:
             finally:
                 starting.cancel()
                 if signals.received is not None:
-                    log.info("group %s: %s: ending in order", self.group, signals.received.name)
+                    log.info("group %s: %s: closing in order", self.group, signals.received.name)
                 await self.close(seconds)
         await self.wait()
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the consumer was closed, at most ``timeout`` seconds; return whether it was.
+        """Wait at most ``timeout`` seconds until the consumer is closed; returns whether it is.
 
-        Raises ``ClientFailed``, with the reason as its cause, if it cannot go on. Cancelling the wait leaves the
-        consumer as it is.
+        Raises ``ClientFailed``, with the reason as its cause, if the consumer cannot continue. Cancelling the wait does
+        not affect the consumer.
         """
         assert self._end is not None, "start() comes first"
         await asyncio.wait([self._end], timeout=timeout)
@@ -204,11 +205,11 @@ class PushConsumer:
         return self._end.done()
 
     async def close(self, timeout: float = 30.0) -> None:
-        """Begin nothing more, let the listeners finish what they have, commit, and leave the group. Idempotent.
+        """Begin no more messages, let the listeners finish, commit, and leave the group. Idempotent.
 
-        Raises ``ListenerTimeout`` where a listener does not come back within ``timeout`` seconds: it is cancelled, the
-        consumer has left all the same, and what was not done is tried again elsewhere. Raises ``ClientFailed`` where it
-        had failed before.
+        Raises ``ListenerTimeout`` if a listener does not return within ``timeout`` seconds: it is cancelled, the
+        consumer has left even so, and the broker redelivers the unfinished messages to other members. Raises
+        ``ClientFailed`` if it failed before.
         """
         if self._life.closed or not self._started:
             self._life.closing()
@@ -222,8 +223,8 @@ class PushConsumer:
             await asyncio.wait_for(asyncio.shield(self._end), check_timeout("timeout", timeout))
         except TimeoutError:
             late = ListenerTimeout(
-                f"{self._engine.health().running} listeners of group {self.group} had not come back after "
-                f"{timeout:g} s; what they have is tried again by others"
+                f"{self._engine.health().running} listeners of group {self.group} did not return within "
+                f"{timeout:g} s; their messages are redelivered to other members"
             )
         finally:
             self._engine.abandon()
@@ -244,24 +245,24 @@ class PushConsumer:
     ) -> None:
         await self.close()
 
-    # ---- what else can be asked of it
+    # ---- state and control
 
     def health(self) -> Health:
-        """How it is."""
+        """Return the consumer's current state and counters."""
         return self._engine.health()
 
     def pause(self, *topics: str) -> None:
-        """Pull nothing more of these topics, or of none at all; what was pulled before is still handled."""
+        """Stop pulling these topics, or all if none is given; messages already pulled are still handled."""
         self._check()
         self._engine.set_paused(self._engine.paused | (frozenset(topics) or frozenset(self._options.subscriptions)))
 
     def resume(self, *topics: str) -> None:
-        """Go on with these topics, or with all."""
+        """Continue to pull these topics, or all if none is given."""
         self._check()
         self._engine.set_paused(self._engine.paused - frozenset(topics) if topics else frozenset())
 
     async def commit(self, timeout: float | None = None) -> None:
-        """Tell the broker how far the listeners are done, and wait until it knows. Raises what kept it from that."""
+        """Commit the listeners' progress and wait for the broker's confirmation. Raises the error if that fails."""
         self._check()
         loop = self._life.loop
         told: asyncio.Future[FlintError | None] = loop.create_future()
@@ -313,7 +314,7 @@ class PushConsumer:
     # ---- in a thread of the workers
 
     def _call(self, handed: Any) -> None:
-        """Call a plain function; what it returns to be awaited is awaited in the loop."""
+        """Call a plain function; if it returns an awaitable, await it in the loop."""
         returned = self._listener(handed)
         if inspect.isawaitable(returned):
             awaited = self._await(returned)
@@ -346,7 +347,7 @@ class PushConsumer:
             task.add_done_callback(self._task_ended)
 
     def _recalled(self) -> None:
-        """Give back what no task has begun of queues that were revoked: the next member waits for them."""
+        """Give back works of revoked queues that no task has begun, because the queues' next member waits for them."""
         waiting, self._ready = self._ready, deque()
         for work in waiting:
             if work.claim.stopped:
@@ -395,7 +396,7 @@ class PushConsumer:
         self._engine.finished(work, failed, len(work.messages) - len(failed))
 
     async def _failed(self, handed: Any, work: Work) -> Failed:
-        """Await the listener; the messages to be tried again, and their delay levels."""
+        """Await the listener; returns the messages to redeliver, with their delay levels."""
         messages = (handed,) if isinstance(handed, StoredMessage) else work.messages
         try:
             check_returned(await self._listener(handed))
@@ -403,11 +404,11 @@ class PushConsumer:
             if work.given_up or self._life.closed:
                 raise
             return failed_with(error, self._options, messages, work)
-        except Exception as error:  # noqa: BLE001 - whatever a listener raises, the messages are tried again
+        except Exception as error:  # noqa: BLE001 - after any error of a listener the messages are redelivered
             return failed_with(error, self._options, messages, work)
         return []
 
 
 async def _first(*futures: asyncio.Future[Any]) -> None:
-    """Return when one of them is done; cancelling the wait leaves them alone."""
+    """Return when one of the futures is done; cancelling the wait does not affect them."""
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

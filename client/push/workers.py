@@ -1,4 +1,4 @@
-"""Threads that call a listener, a plain function, with what the engine begins."""
+"""Threads that call a listener, a plain function, with the works that the engine begins."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from .outcome import Failed, failed_with
 
 
 class Workers:
-    """One consumer's. ``call``: called with a message or a batch; what it raises decides what becomes of that."""
+    """The threads of one consumer. ``call``: called with a message or a batch; its exceptions decide the outcome."""
 
     def __init__(self, options: Options, call: Callable[[Any], None]) -> None:
         self.engine: Engine
-        """Set by who makes both."""
+        """Set by the creator of both."""
         self._options = options
         self._call = call
         self._ready: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start as many threads as the options say."""
+        """Start ``workers`` threads."""
         for _ in range(self._options.workers):
             self._add()
 
     def begin(self, works: list[Work]) -> None:
-        """Have works handled. Does not block."""
+        """Queue works for handling. Does not block."""
         for work in works:
             self._ready.put(work)
 
     def recall(self) -> None:
-        """Give back what no thread has begun of queues that were revoked: the next member waits for them.
+        """Give back works of revoked queues that no thread has begun, because the queues' next member waits for them.
 
-        The others stay in their order. Only the engine's thread calls this and ``begin``.
+        The others keep their order. Only the engine's thread calls this and ``begin``.
         """
         waiting: list[Work | None] = []
         with contextlib.suppress(queue.Empty):
@@ -54,16 +54,16 @@ class Workers:
                 self._ready.put(work)
 
     def replace(self, work: Work) -> None:
-        """Start another thread for one that does not come back, so that the others' messages go on."""
+        """Start another thread in place of one that does not return, so that other messages are handled."""
         self._add()
 
     def stop(self) -> None:
-        """Have each thread end when it is done with what it has. Does not wait for them."""
+        """Make each thread end after its current work. Does not wait for them."""
         for _ in self._threads:
             self._ready.put(None)
 
     def called_by_one(self) -> bool:
-        """Return whether this is one of the threads."""
+        """Return whether the calling thread is one of the workers."""
         return threading.current_thread() in self._threads
 
     def _add(self) -> None:
@@ -81,13 +81,13 @@ class Workers:
             work.taken_at = work.begun_at = time.monotonic()
             try:
                 handle(work)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it must not stay in this thread
+            except BaseException as error:  # noqa: BLE001 - a dying thread must end the consumer, not go unnoticed
                 self.engine.die(
                     ClientFailed(f"a listener ended its thread with {type(error).__name__}: {error}", error)
                 )
                 return
             if work.given_up:
-                return  # another one took this thread's place
+                return  # another thread has taken this one's place
 
     def _handle_batch(self, work: Work) -> None:
         failed = self._failed(work.whole, work.messages, work)
@@ -108,13 +108,13 @@ class Workers:
                 return
             failed += outcome
             if len(work.messages) > 1:
-                work.begun_at = time.monotonic()  # each message has its own time
+                work.begun_at = time.monotonic()  # the timeout applies to each message
         self.engine.finished(work, failed, len(work.messages) - len(failed))
 
     def _failed(self, handed: Any, messages: Sequence[StoredMessage], work: Work) -> Failed:
-        """Call the listener; the messages to be tried again, and their delay levels."""
+        """Call the listener; returns the messages to redeliver, with their delay levels."""
         try:
             self._call(handed)
-        except Exception as error:  # noqa: BLE001 - whatever a listener raises, the messages are tried again
+        except Exception as error:  # noqa: BLE001 - after any error of a listener the messages are redelivered
             return failed_with(error, self._options, messages, work)
         return []

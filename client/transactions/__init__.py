@@ -1,5 +1,5 @@
-"""Transactions: messages that are delivered if, and only if, what their sender did beside went well.
+"""Transactions: messages that are delivered if, and only if, the sender's related work succeeded.
 
-``registration`` is the thread that makes a producer known to the broker and hears its questions; ``decisions`` is what
-this process knows of its own transactions, without sockets. Both drivers' producers stand on them.
+``registration`` is the thread that registers a producer with the broker and receives its checks; ``decisions`` is this
+process's knowledge of its own transactions, without sockets. The producers of both drivers are built on them.
 """

@@ -1,4 +1,4 @@
-"""What this process knows of its own transactions: which are still going on, and what was decided."""
+"""This process's knowledge of its own transactions: which ones are open, and what was decided."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from ..core.delivery import Delivery
 from .outcome import Outcome
 
 UNCONFIRMED_MAX = 10_000
-"""As many decisions are kept of which the broker has not heard; of older ones ``check`` is asked."""
+"""Maximum number of decisions kept that the broker has not confirmed; for older ones ``check`` is called."""
 
 
 class Decisions:
-    """The broker's question is answered by what is known here, before anybody else is asked. Safe from threads.
+    """Answers the broker's checks from what this process knows, before the application is asked. Thread-safe.
 
-    A transaction that is going on is not to be judged by what can be seen of it from outside, and one that was decided
-    stays decided, although the broker could not be told.
+    An open transaction must not be judged by what is visible of it from outside, and a decided one stays decided even
+    if the broker could not be told.
     """
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
-        """What sends the half messages."""
+        """Sends the half messages."""
         self._sending: list[int] = []
-        """Of each half message that is being sent: a counter that is not above the one in its unique key."""
+        """For each half message that is being sent: a lower bound of the counter in its unique key."""
         self._lock = threading.Lock()
         self._open: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._decided: dict[str, Outcome] = {}
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
-        """A half message is sent: the broker may have it, and ask, before this process hears so."""
+        """Cover the sending of a half message: the broker may have it, and check it, before this process gets the
+        receipt."""
         first = self._delivery.unique_next
         with self._lock:
             self._sending.append(first)
@@ -45,12 +46,12 @@ class Decisions:
                 self._sending.remove(first)
 
     def opened(self, transaction_id: str, handle: object) -> None:
-        """A transaction goes on as long as somebody holds its ``handle``."""
+        """Record a transaction, which is open as long as its ``handle`` is referenced."""
         with self._lock:
             self._open[transaction_id] = handle
 
     def decide(self, transaction_id: str, outcome: Outcome) -> Outcome:
-        """It is to end so; returns how it does end, which was decided before where it was."""
+        """Decide the outcome of a transaction; returns the decided outcome, which may be an earlier one."""
         with self._lock:
             decided = self._decided.setdefault(transaction_id, outcome)
             if len(self._decided) > UNCONFIRMED_MAX:
@@ -58,18 +59,18 @@ class Decisions:
             return decided
 
     def undecided(self, transaction_id: str) -> None:
-        """The broker refused: it goes on, and may be decided anew."""
+        """Make the transaction open again, because the broker refused the decision."""
         with self._lock:
             self._decided.pop(transaction_id, None)
 
     def confirmed(self, transaction_id: str) -> None:
-        """The broker knows."""
+        """Forget the transaction: the broker knows its outcome."""
         with self._lock:
             self._decided.pop(transaction_id, None)
             self._open.pop(transaction_id, None)
 
     def known(self, transaction_id: str) -> Outcome | None:
-        """How it ended, ``UNKNOWN`` while it goes on; None where this process has nothing to do with it."""
+        """Return the outcome, ``UNKNOWN`` while the transaction is open; None if it is not this process's."""
         with self._lock:
             decided = self._decided.get(transaction_id)
             if decided is not None:
@@ -84,6 +85,6 @@ class Decisions:
         return transaction_id >= unique_key(prefix, min(self._sending))
 
     def __len__(self) -> int:
-        """How many are going on, or decided and not confirmed."""
+        """Return the number of transactions that are open, or decided and not confirmed."""
         with self._lock:
             return len(self._open.keys() | self._decided.keys())

@@ -1,4 +1,4 @@
-"""How a transactional producer is, in figures."""
+"""The state and counters of a transactional producer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .registration import Registration
 
 @dataclass(frozen=True, slots=True)
 class TransactionHealth:
-    """How a transactional producer is.
+    """The state and counters of a transactional producer.
 
-    ``alive``: whether it can go on; ``error``: why it cannot. ``registered``: whether the broker knows it and can ask
-    it; ``trouble``: what keeps it from that. ``open``: transactions that this producer has begun and of whose end the
-    broker has not heard; ``checked``: how often the broker was told an outcome, ``check_failures``: how often it was
-    not, because ``check`` raised, or returned something else than an ``Outcome`` (``last_check_error``); ``checking``:
-    transactions that wait for ``check``. ``heard_seconds``: since the broker was heard.
+    ``alive``: it can continue; ``error``: why it cannot. ``registered``: the broker knows it and can send it checks;
+    ``trouble``: what prevents that. ``open``: transactions that this producer has begun and whose end the broker has
+    not confirmed; ``checked``: number of checks answered with an outcome, ``check_failures``: number of checks that
+    failed because ``check`` raised or did not return an ``Outcome`` (``last_check_error``); ``checking``: transactions
+    that wait for ``check``. ``heard_seconds``: time since the broker's last response.
     """
 
     alive: bool
@@ -38,7 +38,7 @@ class TransactionHealth:
 def health_of(
     registration: Registration, questions: Questions, decisions: Decisions, *, closed: bool
 ) -> TransactionHealth:
-    """How the producer with these parts is."""
+    """Return the health of the producer with these parts."""
     return TransactionHealth(
         alive=registration.alive and not closed,
         registered=registration.registered.is_set(),

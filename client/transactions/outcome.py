@@ -1,4 +1,4 @@
-"""How a transaction ended, as a producer tells it."""
+"""The outcome of a transaction, as a producer reports it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 
 
 class Outcome(enum.StrEnum):
-    """What ``check`` answers when the broker asks about a transaction."""
+    """The result of ``check`` when the broker asks about a transaction."""
 
     COMMIT = "commit"
-    """It went well: the message is to be delivered."""
+    """The related work succeeded: the broker delivers the message."""
     ROLLBACK = "rollback"
-    """It did not: the message is never to be delivered."""
+    """The related work failed: the broker never delivers the message."""
     UNKNOWN = "unknown"
-    """It is not known yet: the broker asks again later."""
+    """The outcome is not known yet: the broker asks again later."""

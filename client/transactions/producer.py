@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class _Halves(Producer):
-    """Sends half messages, and ends their transactions."""
+    """Sends half messages and ends their transactions."""
 
     def __init__(self, group: str, addresses: str | Iterable[str] | None, **options: Any) -> None:
         super().__init__(addresses, **options)
@@ -43,65 +43,65 @@ class _Halves(Producer):
 
     @property
     def delivery(self) -> Delivery:
-        """What sends them."""
+        """The delivery that sends them."""
         return self._delivery
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True after ``close``."""
         return self._guard.closed
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child of the process that made it."""
+        """True in a child process of the one that created the producer."""
         return self._guard.forked
 
     def check(self) -> None:
-        """Raise where it cannot be used."""
+        """Raise if the producer cannot be used."""
         self._guard.check()
 
     def end(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
-        """Tell the broker, and try again while that can help and time is left."""
+        """Tell the broker the outcome; retry while that can help and time is left."""
         self._caller.call(requests.end(group, receipt, outcome), self._caller.deadline(timeout))
 
 
 class Transaction:
-    """A message that waits for its commit. ``message_id``: its id, also in what ``check`` gets."""
+    """A message that waits for its commit. ``message_id``: its id, the same in the message that ``check`` gets."""
 
     __slots__ = ("__weakref__", "_outcome", "_producer", "message", "receipt")
 
     def __init__(self, producer: TransactionProducer, message: Message, receipt: Receipt) -> None:
         self.message = message
         self.receipt = receipt
-        """Of the half message: where that is stored, not where the message will be."""
+        """Receipt of the half message: its location differs from that of the delivered message."""
         self._producer = producer
         self._outcome: Outcome | None = None
 
     @property
     def message_id(self) -> str:
-        """The message's id, which is the transaction's."""
+        """The message's id, which is also the transaction's."""
         return self.receipt.message_id
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended, None while it is open."""
+        """The outcome, None while the transaction is open."""
         return self._outcome
 
     def commit(self, *, timeout: float | None = None) -> None:
         """Have the message delivered; returns once that is acknowledged.
 
-        Raises ``TransactionEnded`` where it ended otherwise before, ``RequestTimeout`` or ``ConnectionFailed`` where
-        the broker could not be told in time: it is decided all the same, and the broker learns of it when it asks, as
-        long as this producer lives. After that the answer of ``check`` counts.
+        Raises ``TransactionEnded`` if the transaction has ended differently, and ``RequestTimeout`` or
+        ``ConnectionFailed`` if the broker could not be told in time. Even then the commit is decided: as long as this
+        producer exists, it answers the broker's checks accordingly. After that the result of ``check`` counts.
         """
         self._end(Outcome.COMMIT, timeout)
 
     def rollback(self, *, timeout: float | None = None) -> None:
-        """Have the message never delivered; raises as ``commit`` does."""
+        """Have the message never delivered; raises like ``commit``."""
         self._end(Outcome.ROLLBACK, timeout)
 
     def _end(self, outcome: Outcome, timeout: float | None) -> None:
-        if self._outcome is not outcome:  # else it is done
+        if self._outcome is not outcome:  # repeating the same end does nothing
             self._producer._end(self, outcome, timeout)
             self._outcome = outcome
 
@@ -110,24 +110,25 @@ class Transaction:
 
 
 class TransactionProducer:
-    """Sends messages that are delivered if, and only if, what else belongs to them went well. Safe from threads.
+    """Sends messages that are delivered if, and only if, the sender's related work succeeded. Thread-safe.
 
         with TransactionProducer("127.0.0.1:10911", "payments", check) as producer:
             with producer.transaction(Message("orders", b"…", keys=["o-1"])) as transaction:
                 database.insert(order, transaction.message_id)
 
-    The message is stored at once and seen by nobody; at the end of the block it is committed, or rolled back where the
-    block raised. Where the broker hears of no end (this process was killed, or the network went) it asks the producers
-    of ``group``: ``check`` is called with the stored message and says how it ended, which another process of the group
-    must be able to find out (here: whether the database has the order). Processes that send for the same purpose share
-    a group.
+    The message is stored at once, but no consumer sees it. At the end of the block it is committed, or rolled back if
+    the block raised an exception. If the broker does not learn the outcome (this process was killed, or the network
+    failed), it asks the producers of ``group``: ``check`` is called with the stored message and returns the outcome.
+    Any process of the group must be able to find it out (here: whether the database has the order). Processes that send
+    for the same purpose share a group.
 
-    ``check`` runs in one thread of its own, for one message at a time; what it raises is logged, counted in
-    ``health()``, and has the broker ask again. It is not called for transactions that this very producer has open, or
-    has decided. ``session_timeout``: after so many seconds without a word from this process the broker asks another
-    one. The other arguments are those of ``Producer``.
+    ``check`` runs in a separate thread, for one message at a time. If it raises an exception, the producer logs it,
+    counts it in ``health()``, and the broker asks again. It is not called for transactions that are open in this very
+    producer or were decided by it. ``session_timeout``: seconds of silence from this process after which the broker
+    asks another one. The other arguments are those of ``Producer``.
 
-    It is known to the broker, and asked, from ``start()`` on: at ``with``, or when it first sends.
+    The producer registers with the broker, and receives its checks, from ``start()`` on, which ``with`` and the first
+    send call.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class TransactionProducer:
         return self._group
 
     def start(self) -> Self:
-        """Become known to the broker, which may ask from then on; does not wait for it. Idempotent."""
+        """Register with the broker, which may send checks from then on; does not wait for it. Idempotent."""
         self._halves.check()
         self._registration.check()
         self._registration.start()
@@ -177,8 +178,8 @@ class TransactionProducer:
     def send_half(
         self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> Transaction:
-        """Store a message that nobody sees until ``commit`` of what is returned. Arguments and errors as
-        ``Producer.send``."""
+        """Store a message that no consumer sees until ``commit`` of the returned transaction. Arguments and errors are
+        those of ``Producer.send``."""
         self.start()
         with self._decisions.sending():
             receipt = self._halves.send(message, queue=queue, flush=flush, timeout=timeout)
@@ -190,9 +191,10 @@ class TransactionProducer:
     def transaction(
         self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> Iterator[Transaction]:
-        """``send_half``, and at the end of the block ``commit``, or ``rollback`` where the block raises.
+        """Call ``send_half``, and at the end of the block ``commit``, or ``rollback`` if the block raises.
 
-        What was ended within the block stays so. A rollback that fails is noted on what the block raised.
+        A transaction that is ended within the block stays as it is. If a rollback fails, that is added as a note to the
+        exception of the block.
         """
         transaction = self.send_half(message, queue=queue, flush=flush, timeout=timeout)
         try:
@@ -216,7 +218,7 @@ class TransactionProducer:
             raise not_ended(self._decisions, message_id, outcome, error) from error.__cause__
         self._decisions.confirmed(message_id)
 
-    # ---- questions
+    # ---- checks
 
     def _check_later(self, question: Question) -> None:
         if self._worker is None:
@@ -229,7 +231,7 @@ class TransactionProducer:
         while (question := self._to_check.get()) is not None:
             try:
                 outcome = self._check(question.message)
-            except Exception as error:  # noqa: BLE001 - whatever the application raises: it is said and asked again
+            except Exception as error:  # noqa: BLE001 - any error of the application is logged, and the broker retries
                 self._questions.failed(question, error)
             except BaseException as error:  # noqa: BLE001
                 self._questions.failed(question, error)
@@ -239,14 +241,14 @@ class TransactionProducer:
                 self._questions.checked(question, outcome)
 
     def health(self) -> TransactionHealth:
-        """How it is."""
+        """Return the producer's current state and counters."""
         return health_of(self._registration, self._questions, self._decisions, closed=self._halves.closed)
 
     # ---- end
 
     def close(self) -> None:
-        """Be asked no more, and disconnect. Transactions that are open stay so: another producer of the group is asked
-        about them. Idempotent."""
+        """Stop receiving checks, and disconnect. Open transactions stay open: the broker asks another producer of the
+        group about them. Idempotent."""
         if self._halves.closed:
             return
         if not self._halves.forked:

@@ -1,4 +1,4 @@
-"""Questions of the broker: answered by what this process knows, else by the application's ``check``."""
+"""The broker's checks: answered from what this process knows, else by the application's ``check``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 
 
 class Questions:
-    """Counts questions and answers them. ``check_later`` has the application asked, for one question of each
-    transaction at a time, and leads to ``checked`` or ``failed``. Safe from threads."""
+    """Counts and answers the broker's checks. ``check_later`` calls the application's ``check``, once at a time for
+    each transaction, and then ``checked`` or ``failed``. Thread-safe."""
 
     def __init__(self, decisions: Decisions, check_later: Callable[[Question], None]) -> None:
         self.checked_count = 0
@@ -27,15 +27,15 @@ class Questions:
         self._lock = threading.Lock()
         self._waiting: dict[str, list[Question]] = {}
         self.registration: Registration
-        """Set by who makes both."""
+        """Set by the creator of both."""
 
     @property
     def waiting(self) -> int:
-        """Questions that wait for the application."""
+        """Number of transactions that wait for the application."""
         return len(self._waiting)
 
     def ask(self, question: Question) -> None:
-        """The broker asks. Does not block."""
+        """Answer a check of the broker, now or later. Does not block."""
         known = self._decisions.known(question.transaction_id)
         if known is not None:
             with self._lock:
@@ -45,13 +45,13 @@ class Questions:
         with self._lock:
             waiting = self._waiting.get(question.transaction_id)
             if waiting is not None:
-                waiting.append(question)  # asked again while the application thinks about it
+                waiting.append(question)  # the broker asked again while the application was still checking
                 return
             self._waiting[question.transaction_id] = [question]
         self._check_later(question)
 
     def checked(self, question: Question, outcome: object) -> None:
-        """``check`` returned."""
+        """Answer with the result of ``check``."""
         if not isinstance(outcome, Outcome):
             self.failed(
                 question,
@@ -65,9 +65,9 @@ class Questions:
             self.registration.answer(each, outcome)
 
     def failed(self, question: Question, error: BaseException) -> None:
-        """``check`` raised: the broker asks again later."""
+        """Answer that ``check`` failed, so that the broker asks again later."""
         log.error(
-            "producer group %s: check failed for transaction %s; the broker asks again",
+            "producer group %s: check failed for transaction %s; the broker will ask again",
             self.registration.group, question.transaction_id, exc_info=error,
         )  # fmt: skip
         self.last_error = error

@@ -1,6 +1,6 @@
-"""The thread that makes a producer known to the broker, over a connection of its own, and hears what the broker asks.
+"""The thread that registers a producer with the broker, over a separate connection, and receives the broker's checks.
 
-It calls nobody's code, so the producer stays known however long an answer takes.
+It never runs the application's code, so the producer stays registered however long a check takes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .outcome import Outcome
 log = logging.getLogger(__name__)
 
 LEAVE_SECONDS_MAX = 1.0
-"""How long a good-bye may take. Without it the broker notices that the connection is gone."""
+"""Maximum time for unregistering. Without it the broker notices that the connection is gone."""
 
 
 class Question:
-    """The broker asks how a transaction ended. ``message``: its half message; ``connection``: where it was asked."""
+    """A check of the broker. ``message``: the half message; ``connection``: the one on which the check arrived."""
 
     __slots__ = ("asked", "connection", "message", "transaction_id")
 
@@ -49,9 +49,10 @@ class Question:
 
 
 class Registration:
-    """One producer's. ``ask`` is called on its thread with each question and must not block; ``answer`` answers it.
+    """The registration of one producer. ``ask`` is called on its thread with each check and must not block; ``answer``
+    answers it.
 
-    ``failure``: the error after which nothing goes on.
+    ``failure``: the error after which it cannot continue.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Registration:
     # ---- for other threads
 
     def start(self) -> None:
-        """Start the thread where it does not run."""
+        """Start the thread unless it is running."""
         with self._lock:
             if self._thread is None:
                 self._waiter.open()
@@ -89,41 +90,41 @@ class Registration:
                 self._thread.start()
 
     def check(self) -> None:
-        """Raise ``ClientFailed`` where nothing goes on any more."""
+        """Raise ``ClientFailed`` if the thread has ended with an error."""
         if self.failure is not None:
             raise ClientFailed(
-                f"the producer of group {self.group} cannot be asked about transactions any more: {self.failure}; "
-                "make a new one",
+                f"the producer of group {self.group} can no longer answer the broker's checks: {self.failure}; "
+                "create a new one",
                 self.failure,
             )
 
     @property
     def alive(self) -> bool:
-        """Whether it goes on, or has not begun yet."""
+        """True if the thread is running or has not been started yet."""
         return self.failure is None and (self._thread is None or self._thread.is_alive())
 
     @property
     def trouble(self) -> FlintError | None:
-        """What keeps the producer from its broker, None since something succeeded."""
+        """The current problem with the broker, None after a success."""
         return self._backoff.trouble
 
     def heard_seconds(self) -> float:
-        """How long ago the broker was heard; infinite where it never was."""
+        """Return the time since the broker's last response; infinite if there was none."""
         return time.monotonic() - self._heard_at if self._heard_at else inf
 
     def answer(self, question: Question, outcome: Outcome | BrokerError) -> None:
-        """Answer a question: how the transaction ended, or why nobody can say."""
+        """Answer a check with the outcome, or with the error that prevented it."""
         self._answers.append((question, outcome))
         self._waiter.wake()
 
     def fail(self, error: BaseException) -> None:
-        """Nobody can answer any more."""
+        """End after an error because of which checks can no longer be answered."""
         self.failure = ClientFailed(f"check ended its thread with {type(error).__name__}: {error}", error)
         self._left = True
         self._waiter.wake()
 
     def leave(self) -> None:
-        """Be asked no more, and end; waits for the thread. Idempotent."""
+        """Stop receiving checks, and end; waits for the thread. Idempotent."""
         with self._lock:
             thread = self._thread
             self._leave_by = min(self._leave_by, time.monotonic() + LEAVE_SECONDS_MAX)
@@ -152,7 +153,7 @@ class Registration:
             self._waiter.close()
 
     def _turn(self) -> None:
-        """One round: send what is due, wait for something to happen, take what has come."""
+        """Do one round: send what is due, wait for an event, take what has arrived."""
         try:
             if self._connection is None:
                 self._connect()
@@ -166,7 +167,7 @@ class Registration:
     def _connect(self) -> None:
         now = time.monotonic()
         if self._leave_by != inf:
-            self._left = True  # there is nobody to say good-bye to
+            self._left = True  # without a connection there is nothing to unregister
             return
         pause = self._backoff.seconds(now)
         if pause > 0:
@@ -196,7 +197,7 @@ class Registration:
             self._beat_at = inf
             self._request(connection, requests.leave(self.group, self.member))
         elif now >= self._beat_at:
-            self._beat_at = inf  # until it is answered
+            self._beat_at = inf  # until the response arrives
             self._request(connection, requests.heart_beat(self.group, self.member, self._session_seconds))
         if leaving and (not self._requests or now >= self._leave_by):
             self._left = True
@@ -219,17 +220,17 @@ class Registration:
     def _answered(self, answer: Answer) -> None:
         operation = self._requests.pop(answer.request_id, None)
         if operation is None:
-            raise RemoteProtocolError(f"an answer to request {answer.request_id}, which was not sent")
+            raise RemoteProtocolError(f"a response to request {answer.request_id}, which was not sent")
         interval = operation.result(answer)
         if interval is None:
-            return  # it was the good-bye
+            return  # the response to unregistering
         self._backoff.succeeded()
         self._beat_at = time.monotonic() + interval
         if not self.registered.is_set():
-            log.info("producer %s of group %s can be asked about transactions", self.member, self.group)
+            log.info("producer %s of group %s is registered for the broker's checks", self.member, self.group)
             self.registered.set()
 
-    # ---- questions
+    # ---- checks
 
     def _asked(self, asked: Asked, connection: Connection) -> None:
         self._heard_at = time.monotonic()
@@ -246,7 +247,7 @@ class Registration:
         while self._answers:
             question, outcome = self._answers.popleft()
             if question.connection is not connection:
-                continue  # the broker asks somebody else, or again
+                continue  # the broker will ask again, or another producer
             if isinstance(outcome, Outcome):
                 fields = encode_fields(CheckTransactionStateAnswer(outcome=outcome.value))
                 connection.reply(question.asked, SUCCESS, fields)
@@ -255,5 +256,5 @@ class Registration:
 
 
 def failure_of(error: BaseException) -> BrokerFailure:
-    """What the broker is told where ``check`` failed: it asks again."""
+    """Return the error to answer a check with after ``check`` failed, so that the broker asks again."""
     return BrokerFailure(f"check raised {type(error).__name__}: {error}"[:500])

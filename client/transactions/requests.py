@@ -1,4 +1,4 @@
-"""What a transactional producer asks of its broker, as operations."""
+"""The requests of a transactional producer, as operations."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ T = TypeVar("T")
 
 PRODUCER = "producer"
 SESSION_SECONDS = 10.0
-"""After so long without a heartbeat the broker asks another producer of the group."""
+"""Time without a heartbeat after which the broker asks another producer of the group."""
 
 
 def check_check(check: Callable[..., T] | None) -> Callable[..., T]:
-    """``check`` if it can be called."""
+    """Return ``check`` if it can be called; else raise ``InvalidArgument``."""
     if not callable(check):
         raise InvalidArgumentType(
-            "check must be a function that takes a StoredMessage and returns an Outcome: without it nobody could tell "
-            "how a transaction ended whose sender was killed"
+            "check must be a function that takes a StoredMessage and returns an Outcome: without it no process could "
+            "tell the outcome of a transaction whose sender was killed"
         )
     if is_generator_function(check):
-        raise InvalidArgument(f"check {name_of(check)} is a generator function: a call would run nothing of it")
+        raise InvalidArgument(f"check {name_of(check)} is a generator function: calling it would run none of its code")
     return check
 
 
 def check_plain_check(check: Callable[..., T] | None) -> Callable[..., T]:
-    """Return ``check`` if a thread can call it; raise ``InvalidArgument`` if it is to be awaited."""
+    """Return ``check`` if a thread can call it; raise ``InvalidArgument`` if it must be awaited."""
     found = check_check(check)
     if is_coroutine_function(found):
         raise InvalidArgument(
-            f"check {name_of(found)} is a coroutine function (async def), and this producer would never await what it "
-            "returns: use flintmq.client.aio.TransactionProducer, or give a plain function (def)"
+            f"check {name_of(found)} is a coroutine function (async def), but this producer would never await its "
+            "result: use flintmq.client.aio.TransactionProducer, or pass a plain function (def)"
         )
     return found
 
 
 def check_group(group: object) -> str:
-    """``group`` if a producer group may have that name."""
+    """Return ``group`` if it is a valid name of a producer group; else raise ``InvalidArgument``."""
     if not isinstance(group, str):
         raise InvalidArgumentType(f"group must be a str, not {type(group).__name__}")
     try:
@@ -63,7 +63,7 @@ def check_group(group: object) -> str:
 
 
 def check_session(seconds: object) -> float:
-    """``session_timeout`` in seconds."""
+    """Return ``session_timeout`` in seconds; raise ``InvalidArgument`` if it is not valid."""
     checked = check_timeout("session_timeout", seconds)
     if not 1 <= checked <= 300:
         raise InvalidArgument(f"session_timeout is {checked:g}; it must be 1 to 300 seconds")
@@ -71,17 +71,17 @@ def check_session(seconds: object) -> float:
 
 
 def new_member() -> str:
-    """A name that no other producer has, and that says where it is."""
+    """Return a unique member name that tells the host and the process."""
     return f"{socket.gethostname()[:60]}@{os.getpid()}@{uuid.uuid4().hex[:8]}"
 
 
 def half_common(group: str) -> str:
-    """The common properties of a frame with half messages."""
+    """Return the common properties of a frame of half messages."""
     return f"{PROPERTY_HALF}\x01true\x02{PROPERTY_PRODUCER_GROUP}\x01{group}\x02"
 
 
 def heart_beat(group: str, member: str, session_seconds: float) -> Operation[float]:
-    """Become known as a producer of the group, or stay so; the result is how often to say so, in seconds."""
+    """Register as a producer of the group, or stay registered; the result is the heartbeat interval in seconds."""
 
     def decode(answer: Answer) -> float:
         return decode_fields(commands.HeartBeatAnswer, answer.fields).interval_ms / 1000
@@ -93,12 +93,12 @@ def heart_beat(group: str, member: str, session_seconds: float) -> Operation[flo
 
 
 def leave(group: str, member: str) -> Operation[None]:
-    """Be asked no more."""
+    """Unregister the producer."""
     return operation(commands.UNREGISTER_CLIENT, nothing, group=group, member=member, kind=PRODUCER)
 
 
 def end(group: str, receipt: Receipt, outcome: Outcome) -> Operation[None]:
-    """Commit or roll back the transaction of a half message; fine where it ended so before."""
+    """Commit or roll back the transaction of a half message; succeeds if it has already ended that way."""
     return end_transaction(
         receipt.message_id,
         group,

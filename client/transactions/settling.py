@@ -1,4 +1,4 @@
-"""What it means that a transaction could not be ended as asked for."""
+"""Errors of ending a transaction: their meaning for the decision and for the caller."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _VERBS = {Outcome.COMMIT: "committed", Outcome.ROLLBACK: "rolled back"}
 
 
 def decide(decisions: Decisions, transaction_id: str, outcome: Outcome) -> None:
-    """Decide how a transaction ends. Raises ``TransactionEnded`` where that was decided otherwise before."""
+    """Decide the outcome of a transaction. Raises ``TransactionEnded`` if it was decided differently before."""
     decided = decisions.decide(transaction_id, outcome)
     if decided is not outcome:
         raise TransactionEnded(
-            f"transaction {transaction_id} was {_VERBS[decided]} here before, although the broker has not confirmed it "
-            "so far: try that again, or leave it to the broker, which asks",
+            f"transaction {transaction_id} was already {_VERBS[decided]} here, but the broker has not confirmed it "
+            "yet: repeat that call, or leave it to the broker's check",
             outcome=decided.value,
         )
 
 
 def not_ended(decisions: Decisions, transaction_id: str, outcome: Outcome, error: FlintError) -> FlintError:
-    """The broker could not be told, or refused: what its caller is to get."""
+    """Return the error for the caller if the broker could not be told the outcome, or refused it."""
     if isinstance(error, TransactionEnded | TransactionNotExist):
-        decisions.confirmed(transaction_id)  # nothing is left to be told
+        decisions.confirmed(transaction_id)  # there is nothing left to tell the broker
     elif isinstance(error, RequestTimeout):
         late = RequestTimeout(
             f"the broker did not confirm in time that transaction {transaction_id} is {_VERBS[outcome]}; it is decided "
-            "all the same: try again, or leave it to the broker, which asks"
+            "even so: try again, or leave it to the broker's check"
         )
         late.__cause__ = error
         return late
@@ -41,6 +41,6 @@ def not_ended(decisions: Decisions, transaction_id: str, outcome: Outcome, error
 
 
 def note_not_rolled_back(raised: BaseException, transaction_id: str, failure: FlintError) -> None:
-    """What was raised within a transaction comes first; that it could not be rolled back is noted on it."""
-    log.warning("transaction %s could not be rolled back: %s", transaction_id, failure)
-    raised.add_note(f"transaction {transaction_id} could not be rolled back: {failure}")
+    """Add a failed rollback as a note to the exception from within the transaction, which has priority."""
+    log.warning("could not roll back transaction %s: %s", transaction_id, failure)
+    raised.add_note(f"could not roll back transaction {transaction_id}: {failure}")

@@ -1,6 +1,6 @@
 """The transactional producer for asyncio.
 
-It makes itself known to the broker from a thread, so a loop that is blocked does not look dead.
+It registers with the broker from a thread, so that a blocked loop does not make the producer look dead.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHECKS_AT_A_TIME = 16
 
 
 class _Halves(Producer):
-    """Sends half messages, and ends their transactions."""
+    """Sends half messages and ends their transactions."""
 
     def __init__(self, group: str, addresses: str | Iterable[str] | None, **options: Any) -> None:
         super().__init__(addresses, **options)
@@ -46,30 +46,30 @@ class _Halves(Producer):
 
     @property
     def delivery(self) -> Delivery:
-        """What sends them."""
+        """The delivery that sends them."""
         return self._delivery
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True after ``close``."""
         return self._life.closed
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child of the process that made it."""
+        """True in a child process of the one that created the producer."""
         return self._life.forked
 
     def enter(self) -> asyncio.AbstractEventLoop:
-        """The loop; raises where it cannot be used."""
+        """Return the loop; raises if the producer cannot be used."""
         return self._life.enter()
 
     async def end(self, group: str, receipt: Receipt, outcome: Outcome, timeout: float | None) -> None:
-        """Tell the broker, and try again while that can help and time is left."""
+        """Tell the broker the outcome; retry while that can help and time is left."""
         await self._caller.call(requests.end(group, receipt, outcome), self._caller.deadline(timeout))
 
 
 class Transaction:
-    """A message that waits for its commit. ``message_id``: its id, also in what ``check`` gets."""
+    """A message that waits for its commit. ``message_id``: its id, the same in the message that ``check`` gets."""
 
     __slots__ = ("__weakref__", "_outcome", "_producer", "message", "receipt")
 
@@ -82,23 +82,23 @@ class Transaction:
 
     @property
     def message_id(self) -> str:
-        """The message's id, which is the transaction's."""
+        """The message's id, which is also the transaction's."""
         return self.receipt.message_id
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended, None while it is open."""
+        """The outcome, None while the transaction is open."""
         return self._outcome
 
     async def commit(self, *, timeout: float | None = None) -> None:
         """Have the message delivered; returns once that is acknowledged.
 
-        Raises as the sync client's does. Cancelled, it is decided all the same.
+        Raises like the synchronous producer's. If the call is cancelled, the commit is decided even so.
         """
         await self._end(Outcome.COMMIT, timeout)
 
     async def rollback(self, *, timeout: float | None = None) -> None:
-        """Have the message never delivered; raises as ``commit`` does."""
+        """Have the message never delivered; raises like ``commit``."""
         await self._end(Outcome.ROLLBACK, timeout)
 
     async def _end(self, outcome: Outcome, timeout: float | None) -> None:
@@ -111,14 +111,14 @@ class Transaction:
 
 
 class TransactionProducer:
-    """Sends messages that are delivered if, and only if, what else belongs to them went well. As
+    """Sends messages that are delivered if, and only if, the sender's related work succeeded. Like
     ``flintmq.client.TransactionProducer``, for the tasks of one event loop.
 
         async with TransactionProducer("127.0.0.1:10911", "payments", check) as producer:
             async with producer.transaction(Message("orders", b"…")) as transaction:
                 await database.insert(order, transaction.message_id)
 
-    ``check`` is a function, or a coroutine function, and runs in the loop; coroutines for several messages at a time.
+    ``check`` is a function or a coroutine function and runs in the loop; coroutines for several messages at a time.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class TransactionProducer:
         return self._group
 
     def start(self) -> Self:
-        """Become known to the broker, which may ask from then on; does not wait for it. Idempotent."""
+        """Register with the broker, which may send checks from then on; does not wait for it. Idempotent."""
         self._loop = self._halves.enter()
         self._registration.check()
         self._registration.start()
@@ -169,8 +169,8 @@ class TransactionProducer:
     async def send_half(
         self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> Transaction:
-        """Store a message that nobody sees until ``commit`` of what is returned. Arguments and errors as
-        ``Producer.send``."""
+        """Store a message that no consumer sees until ``commit`` of the returned transaction. Arguments and errors are
+        those of ``Producer.send``."""
         self.start()
         with self._decisions.sending():
             receipt = await self._halves.send(message, queue=queue, flush=flush, timeout=timeout)
@@ -182,10 +182,11 @@ class TransactionProducer:
     async def transaction(
         self, message: Message, *, queue: int | None = None, flush: Flush | None = None, timeout: float | None = None
     ) -> AsyncIterator[Transaction]:
-        """``send_half``, and at the end of the block ``commit``, or ``rollback`` where the block raises or is
+        """Call ``send_half``, and at the end of the block ``commit``, or ``rollback`` if the block raises or is
         cancelled.
 
-        What was ended within the block stays so. A rollback that fails is noted on what the block raised.
+        A transaction that is ended within the block stays as it is. If a rollback fails, that is added as a note to the
+        exception of the block.
         """
         transaction = await self.send_half(message, queue=queue, flush=flush, timeout=timeout)
         try:
@@ -209,10 +210,10 @@ class TransactionProducer:
             raise not_ended(self._decisions, message_id, outcome, error) from error.__cause__
         self._decisions.confirmed(message_id)
 
-    # ---- questions
+    # ---- checks
 
     def _check_later(self, question: Question) -> None:
-        """On the registration's thread."""
+        """Pass a check to the loop; called on the registration's thread."""
         assert self._loop is not None, "started"
         try:
             self._loop.call_soon_threadsafe(self._start_check, question)
@@ -234,20 +235,20 @@ class TransactionProducer:
             except asyncio.CancelledError as error:
                 self._questions.failed(question, error)
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever the application raises: it is said and asked again
+            except Exception as error:  # noqa: BLE001 - any error of the application is logged, and the broker retries
                 self._questions.failed(question, error)
             else:
                 self._questions.checked(question, outcome)
 
     def health(self) -> TransactionHealth:
-        """How it is."""
+        """Return the producer's current state and counters."""
         return health_of(self._registration, self._questions, self._decisions, closed=self._halves.closed)
 
     # ---- end
 
     async def close(self) -> None:
-        """Be asked no more, and disconnect. Transactions that are open stay so: another producer of the group is asked
-        about them. Idempotent."""
+        """Stop receiving checks, and disconnect. Open transactions stay open: the broker asks another producer of the
+        group about them. Idempotent."""
         if not self._halves.closed and not self._halves.forked:
             await asyncio.to_thread(self._registration.leave)
             for task in self._checks:

@@ -55,7 +55,7 @@ def test_what_a_listener_raised_comes_with_the_next_try_and_with_the_dead_letter
         f"on {name}, queue 0, offset 0, try 1"
     ]
     assert f"group {topic}: the listener failed with KeyError('second') on {name}, try 2" in texts
-    assert f"group {topic}: in %DLQ%{topic} now, as dead letter: {name}, try 2" in texts
+    assert f"group {topic}: moved to %DLQ%{topic} as dead letters: {name}, try 2" in texts
 
 
 def test_a_consumer_that_may_not_say_why_keeps_it_to_itself(clients: Clients, address: str, topic: str) -> None:
@@ -114,4 +114,4 @@ def test_a_listener_that_did_not_come_back_is_the_reason(clients: Clients, addre
             _, again = seen.wait(2)
     finally:
         forever.set()
-    assert again.retry_reason == "the listener had not come back after 0.3 s"
+    assert again.retry_reason == "the listener did not return within 0.3 s"

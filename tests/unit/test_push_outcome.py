@@ -53,7 +53,7 @@ def raised_from(raised: BaseException, cause: BaseException | None, context: Bas
     (ValueError(), "ValueError"),
     (ValueError("a\x01b\x02c"), "ValueError: a b c"),
     (ValueError("\udcff"), "ValueError: ?"),
-    (BrokenText(), "BrokenText: its text cannot be had (RuntimeError)"),
+    (BrokenText(), "BrokenText: its text is not available (RuntimeError)"),
     (TryLater(), "TryLater"),
     (GiveUp(), "GiveUp"),
     (TryLater(3, reason="bank closed"), "bank closed"),
