@@ -1,4 +1,4 @@
-"""Delivery: what becomes of messages beyond being stored and read. Groups, retries, delays, transactions.
+"""Delivery: everything that happens to messages besides storing and reading. Groups, retries, delays, transactions.
 
-All of it belongs to the event loop, and none of it knows a connection: who is to be told something is a ``Remote``.
+All of it runs on the event loop. None of it knows connections: a client to notify or ask is a ``Remote``.
 """

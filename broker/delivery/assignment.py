@@ -1,4 +1,4 @@
-"""Share out a group's queues among its members: evenly, and with as few moves as that allows."""
+"""Assignment of a group's queues to its members: even, and with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Queue = tuple[str, int]
 def assign(
     queues: Collection[Queue], members: Mapping[str, Collection[str]], before: Mapping[Queue, str]
 ) -> dict[Queue, str]:
-    """Return a member for each queue. ``members``: by name, what topics each wants; ``before``: who had which queue.
+    """Return a member for each queue. ``members``: each member's topics; ``before``: the previous assignment.
 
-    Queues of data are shared out first. Members that want the same topics get the same number of them, or one more, and
-    of each topic the same number, or one more. The queues of retry topics, which are nearly empty, come afterwards and
-    go to the members with the fewest queues.
+    Data queues are assigned first. Members that want the same topics get equally many of them, or one more, and equally
+    many of each topic, or one more. The queues of retry topics, which are nearly empty, come afterwards and go to the
+    members with the fewest queues.
 
-    A queue stays with its member unless that one is gone, wants its topic no more, or has more than its share. Queues
-    that nobody wants are left out. The same input gives the same result, whatever its order.
+    A queue stays with its member unless the member has left, no longer wants the topic, or has more than its share.
+    Queues that no member wants are left out. The result does not depend on the order of the input.
     """
     result: dict[Queue, str] = {}
     wanting = _wanting(members, {topic for topic, _ in queues})
@@ -40,7 +40,7 @@ def assign(
 
 
 def _wanting(members: Mapping[str, Collection[str]], topics: set[str]) -> dict[str, list[str]]:
-    """Return the names of the members that want each topic, sorted; members with the same wishes are looked at once."""
+    """Return the sorted names of the members that want each topic; members with equal topics are handled together."""
     alike: dict[frozenset[str], list[str]] = {}
     for name in sorted(members):
         alike.setdefault(frozenset(members[name]), []).append(name)
@@ -52,13 +52,13 @@ def _wanting(members: Mapping[str, Collection[str]], topics: set[str]) -> dict[s
 
 
 class _Loads:
-    """The queues that each member has so far."""
+    """The queues assigned to each member so far."""
 
     def __init__(self, members: Collection[str]) -> None:
         self.counts: dict[str, int] = dict.fromkeys(sorted(members), 0)
-        """How many queues each member has."""
+        """Number of queues of each member."""
         self.of_topic: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        """By topic: how many of its queues each member has."""
+        """Number of queues of each member, by topic."""
         self._queues: defaultdict[str, dict[str, list[int]]] = defaultdict(dict)
 
     def topics(self, member: str) -> list[str]:
@@ -73,7 +73,7 @@ class _Loads:
         self.of_topic[topic][member] += 1
 
     def move(self, topic: str, giver: str, taker: str, result: dict[Queue, str]) -> None:
-        """Move the queue of a topic that ``giver`` got last."""
+        """Move one queue of the topic, the one that ``giver`` got last."""
         queue = (topic, self._queues[giver][topic].pop())
         self.counts[giver] -= 1
         self.of_topic[topic][giver] -= 1
@@ -85,7 +85,7 @@ def _place(
     queues: list[Queue], members: Mapping[str, Collection[str]], before: Mapping[Queue, str],
     wanting: Mapping[str, list[str]], loads: _Loads, result: dict[Queue, str],
 ) -> None:  # fmt: skip
-    """Leave each queue where it was if that member still wants it, and give the others to those who have the fewest."""
+    """Leave each queue with its member if that still wants it; give the others to the members with the fewest."""
     free: list[Queue] = []
     for queue in queues:
         member = before.get(queue)
@@ -95,7 +95,7 @@ def _place(
         elif wanting[queue[0]]:
             free.append(queue)
     for topic, of_topic in groupby(free, key=itemgetter(0)):
-        # Within a topic only the load of the member that gets a queue changes, so a heap gives the poorest.
+        # Within a topic only the load of the member that gets a queue changes, so a heap yields the least loaded.
         poorest = [(loads.counts[name], loads.of_topic[topic][name], name) for name in wanting[topic]]
         heapify(poorest)
         for queue in of_topic:
@@ -106,10 +106,10 @@ def _place(
 
 
 def _even_out(topics: set[str], wanting: Mapping[str, list[str]], loads: _Loads, result: dict[Queue, str]) -> None:
-    """Move queues of ``topics`` from who has most to who has least, while that brings the two nearer to each other.
+    """Move queues of ``topics`` from the most to the least loaded member, as long as that reduces their difference.
 
-    Each move lowers the sum of the squares of all loads, so there is an end. If the loads are even, as they nearly
-    always are, this takes one look at each member.
+    Each move lowers the sum of the squares of all loads, so the loop terminates. If the loads are even, as they nearly
+    always are, it checks each member once.
     """
     counts = loads.counts
     while counts:
@@ -124,7 +124,7 @@ def _even_out(topics: set[str], wanting: Mapping[str, list[str]], loads: _Loads,
 
 
 def _best_move(giver: str, topics: set[str], wanting: Mapping[str, list[str]], loads: _Loads) -> tuple[str, str] | None:
-    """Return the topic of which ``giver`` should give a queue, and who gets it; None if nobody has two fewer."""
+    """Return the topic of the queue to move from ``giver``, and its new member; None if none has two fewer."""
     best: tuple[tuple[int, int, str, str], tuple[str, str]] | None = None
     count = loads.counts[giver]
     for topic in loads.topics(giver):
@@ -145,10 +145,10 @@ def _spread_topics(
     topics: list[str], members: Mapping[str, Collection[str]], wanting: Mapping[str, list[str]], loads: _Loads,
     result: dict[Queue, str],
 ) -> None:  # fmt: skip
-    """Let members swap queues until nobody has two more of a topic than somebody else who wants it.
+    """Let members swap queues until none has two more of a topic than another that wants it.
 
-    A swap leaves the number of queues of both as it is. Each lowers the sum of the squares of the loads in all topics,
-    so there is an end.
+    A swap leaves the number of queues of both members unchanged. Each swap lowers the sum of the squares of the loads
+    in all topics, so the loop terminates.
     """
     swapped = True
     while swapped:

@@ -1,4 +1,4 @@
-"""All consumer groups of a broker: who consumes what, and how far they are."""
+"""All consumer groups of a broker: their members, their assignments and their progress."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.25
 SETTLING_SECONDS = 2.0
-"""After a start of the broker, the queues of a group that was there before are given out only this much later, but to
-those who say that they still hold them: others may not have come back yet."""
+"""Time after a start of the broker in which queues of groups that existed before are granted only to members that still
+hold them: other members may not have reconnected yet."""
 LOST_SECONDS = 3.0
-"""A member whose connection went is given at most this long to come back."""
+"""Maximum time for a member to come back after its connection was lost."""
 MEMBERS_AT_ONCE_MAX = 64
-"""In a group of more members the queues are not shared out anew each time that one of them comes or goes."""
+"""Largest group that is rebalanced immediately whenever a member joins or leaves."""
 REBALANCE_SECONDS = 0.05
-"""They are shared out for all that come and go within so long."""
+"""Delay of a rebalance in a larger group; it covers all members that join or leave in the meantime."""
 HEARTBEATS_A_SESSION = 3
 LEGACY_MEMBER_SEPARATOR = "|"
-"""The separator of earlier releases. A group's name may have it: where there is such a group, the progress is its."""
+"""The separator of earlier releases. A group's name may contain it; if such a group exists, the progress belongs to
+it."""
 INTERVAL_MS_MAX = 3_000
 
 
 class GroupCoordinator:
-    """Groups by name. ``clock``: seconds, never going back; ``call_later``: calls back after so many of them."""
+    """The consumer groups by name. ``clock``: monotonic, in seconds; ``call_later``: calls back after some seconds."""
 
     def __init__(
         self,
@@ -48,26 +49,26 @@ class GroupCoordinator:
     ) -> None:
         self.groups_max = groups_max
         self.offsets_max = offsets_max
-        """What all groups and their members together may have committed, one offset a queue."""
+        """Maximum number of committed offsets, one for each queue, of all groups and their members together."""
         self._store = store
         self._clock = clock
         self._call_later = call_later
         self.groups: dict[str, ConsumerGroup] = {}
         self.pulled: dict[tuple[str, str, int], int] = {}
-        """By group, topic and queue: behind the last message that a member was given; of clustering groups alone."""
+        """By group, topic and queue: offset after the last message that a member got. Only for clustering groups."""
         self.rebalances = 0
-        """How often the queues of a group were meant for its members in another way than before."""
+        """Number of rebalances that changed an assignment."""
         self.offsets_moved = 0
-        """How often a group was moved on because retention had taken what it would have read next."""
+        """Number of times that a group was moved forward because retention had deleted its next messages."""
         self._settling_until = clock() + SETTLING_SECONDS
         self._known_before = {*store.groups.names(), *(group for group, _, _ in store.consumer_offsets.rows())}
         self._awaited: dict[str, set[str]] = {}
-        """By group: topics that were not there when a member asked for them; they are read from their first message."""
+        """By group: topics that did not exist when a member subscribed; they are read from their first message."""
         self._topics_version = -1
         self._sweep_due = False
         self._to_rebalance: set[ConsumerGroup] = set()
-        """Large groups whose queues are to be shared out anew."""
-        # Larger than in any run before, so that what a member remembers of that one is old.
+        """Large groups with a scheduled rebalance."""
+        # Larger than in any earlier run of the broker, so that epochs that members remember from it are outdated.
         self._first_epoch = self.run = time.time_ns() // 1_000_000
 
     # ---- members
@@ -79,10 +80,11 @@ class GroupCoordinator:
         subscriptions: Mapping[str, Subscription],
         held: Collection[Queue],
     ) -> tuple[ConsumerGroup, Member]:
-        """A member joins (epoch 0) or stays. Raises what the client has to know."""
+        """Let a member join (epoch 0) or stay. Raises a ``BrokerError`` for the client."""
         if not self._store.groups.may_consume(request.group):
             raise NoPermission(
-                f"group {request.group} is switched off (consumeEnable in config/subscriptionGroup.json)"
+                f"group {request.group} is disabled; to enable it, set its consumeEnable in "
+                "config/subscriptionGroup.json"
             )
         now = self._clock()
         group = self.groups.get(request.group)
@@ -129,13 +131,13 @@ class GroupCoordinator:
         awaited = self._awaited.setdefault(request.group, set())
         awaited.update(topic for topic in wanted if self._store.topics.get(topic) is None)
         group.join(member, held)
-        awaited &= group.topics()  # a member that joins anew may want others than before
+        awaited &= group.topics()  # a member that joins again may have dropped topics
         log.info("group %s: %s joined from %s:%d", group.name, member.name, *remote.address)
         self._rebalance_soon(group, asking=member)
         return group, member
 
     def _group(self, name: str) -> ConsumerGroup:
-        """The group, or one without members, in which nobody is found."""
+        """Return the group, or an empty one, so that a look-up raises ``MemberUnknown``."""
         return self.groups.get(name) or ConsumerGroup(name, CLUSTERING, self._first_epoch)
 
     def _connect(self, group: ConsumerGroup, member: Member, remote: Remote) -> None:
@@ -149,7 +151,7 @@ class GroupCoordinator:
             self._sweep_soon()
 
     def leave(self, name: str, member_name: str, epoch: int) -> None:
-        """A member goes; its queues are given to others at once. Raises ``MemberUnknown`` or ``EpochFenced``."""
+        """Remove a member; others get its queues at once. Raises ``MemberUnknown`` or ``EpochFenced``."""
         group = self._group(name)
         member = group.find(member_name, epoch or I64_MAX)
         log.info("group %s: %s left", name, member.name)
@@ -167,7 +169,7 @@ class GroupCoordinator:
     # ---- assignment
 
     def queues_of(self, group: ConsumerGroup) -> list[Queue]:
-        """Every queue that members of the group may read."""
+        """Return every queue that members of the group may read."""
         queues = []
         for topic in group.topics():
             config = self._store.topics.get(topic)
@@ -176,7 +178,7 @@ class GroupCoordinator:
         return queues
 
     def missing_topics(self, member: Member) -> list[str]:
-        """Return the topics that a member asked for and that are not there, or cannot be read."""
+        """Return the topics that a member subscribes to but that do not exist or are not readable."""
         topics = self._store.topics
         return [
             name
@@ -185,8 +187,10 @@ class GroupCoordinator:
         ]
 
     def _rebalance_soon(self, group: ConsumerGroup, asking: Member | None = None) -> None:
-        """Share out the group's queues anew: at once in a small group; in a large one a little later, for all members
-        that come and go until then. ``asking``: the member that is answered afterwards, so that it need not be told."""
+        """Rebalance the group: a small one at once, a large one a little later, for all changes until then.
+
+        ``asking``: the member whose request is being served; its response tells it, so it gets no notification.
+        """
         if len(group.members) <= MEMBERS_AT_ONCE_MAX:
             self._rebalance(group, asking)
         elif group not in self._to_rebalance:
@@ -203,8 +207,8 @@ class GroupCoordinator:
             self._grant(group, asking)
 
     def _grant(self, group: ConsumerGroup, asking: Member | None = None) -> None:
-        """Give out what is free, and tell who is concerned."""
-        # After a crash the tables may not know of groups that were there.
+        """Grant the free queues, and notify the members whose assignment changed."""
+        # After a crash the tables may not contain every group that existed, so no group counts as new.
         new = group.name not in self._known_before and self._store.ended_clean
         group.grant(new or self._clock() >= self._settling_until)
         for member in group.to_tell():
@@ -224,17 +228,17 @@ class GroupCoordinator:
         for group in list(self.groups.values()):
             expired = group.expired(now)
             for name in expired:
-                log.warning("group %s: %s is gone: it was not heard of in time", group.name, name)
+                log.warning("group %s: removed %s: it sent no heartbeat in time", group.name, name)
                 self._gone(group, name)
             if expired or changed:
                 self._rebalance(group)
         if self.groups:
             self._sweep_soon()
 
-    # ---- which groups there are
+    # ---- existing groups
 
     def names(self, committed: Iterable[tuple[str, str, object]]) -> set[str]:
-        """Their names; ``committed``: all rows of the table of offsets. Any thread."""
+        """Return the names of all groups. ``committed``: all rows of the offset table. Any thread."""
         found = {*self._store.groups.names(), *list(self.groups)}
         for name, topic, _ in committed:
             group = self._owner(name)
@@ -243,8 +247,10 @@ class GroupCoordinator:
         return found
 
     def known(self) -> dict[str, set[str]]:
-        """By group, every one that was ever there and was not deleted: the topics of which it has committed something
-        or that its members want. How far its dead letters are dealt with makes no group."""
+        """Return, for every group that has not been deleted, the topics that it has committed or its members want.
+
+        A committed offset in a group's dead letters alone does not make a group.
+        """
         found: dict[str, set[str]] = {name: set() for name in self._store.groups.names()}
         for name, topic, _ in self._store.consumer_offsets.rows():
             group = self._owner(name)
@@ -255,9 +261,9 @@ class GroupCoordinator:
         return found
 
     def _owner(self, progress_name: str) -> str:
-        """The group whose progress is kept under this name: of a broadcasting one also ``group:member``.
+        """Return the group whose progress has this name: ``group``, or ``group:member`` for a broadcasting group.
 
-        An earlier release wrote ``group|member``, which is shown as that group's where no group has this name.
+        An earlier release wrote ``group|member``; that counts as the group's unless a group has this whole name.
         """
         group, separator, _ = progress_name.partition(MEMBER_SEPARATOR)
         if separator or self._store.groups.has(progress_name):
@@ -269,61 +275,63 @@ class GroupCoordinator:
             at = progress_name.find(LEGACY_MEMBER_SEPARATOR, at + 1)
         return progress_name
 
-    # ---- how many there may be
+    # ---- limits
 
     def check_may_be(self, group_name: str) -> None:
-        """Raise ``LimitReached`` where the group would be one too many."""
+        """Raise ``LimitReached`` if the group is new and the broker has the maximum number of groups."""
         groups = self._store.groups
         if not groups.has(group_name) and len(groups) >= self.groups_max:
             raise LimitReached(
-                f"group {group_name} is not there yet, and the broker has {len(groups)} groups: limits.groups_max is "
-                f"{self.groups_max}; delete groups that are not used (flintmq group delete), or raise the limit",
+                f"group {group_name} cannot be created: the broker has {len(groups)} groups and limits.groups_max is "
+                f"{self.groups_max}; delete unused groups (flintmq group delete), or raise the limit",
                 groups_max=self.groups_max,
             )
 
     def check_may_commit(self, progress_name: str, topic: str, queues: Iterable[int]) -> None:
-        """Raise ``LimitReached`` where offsets of these queues would be too many."""
+        """Raise ``LimitReached`` if committing these queues would exceed the maximum number of offsets."""
         offsets = self._store.consumer_offsets
         new = sum(offsets.committed_of(progress_name, topic, queue) is None for queue in queues)
         if new and len(offsets) + new > self.offsets_max:
             raise LimitReached(
-                f"{progress_name} has committed nothing of {new} of these queues of topic {topic} yet, and the broker "
-                f"keeps {len(offsets)} offsets: limits.committed_offsets_max is {self.offsets_max}; delete groups that "
-                "are not used (flintmq group delete), or raise the limit",
+                f"{progress_name} cannot commit {new} more queues of topic {topic}: the broker stores {len(offsets)} "
+                f"offsets and limits.committed_offsets_max is {self.offsets_max}; delete unused groups "
+                "(flintmq group delete), or raise the limit",
                 committed_offsets_max=self.offsets_max,
             )
 
     def check_may_send_back(self, group_name: str) -> None:
-        """Raise ``LimitReached`` where the group has no retry topic yet and there are too many of them. Who sends back
-        need not be a member, so it makes no group."""
+        """Raise ``LimitReached`` if the group has no retry topic yet and the broker has the maximum number of them.
+
+        The limit counts retry topics too: a client that sends back need not be a member, so the group may not exist.
+        """
         topics = self._store.topics
         if topics.get(retry_topic(group_name)) is not None:
             return
         self.check_may_be(group_name)
         if (count := sum(config.name.startswith(RETRY_TOPIC_PREFIX) for config in topics)) >= self.groups_max:
             raise LimitReached(
-                f"group {group_name} has no retry topic yet, and the broker has those of {count} groups: "
-                f"limits.groups_max is {self.groups_max}; delete those that are not used (flintmq topic delete), "
-                "or raise the limit",
+                f"the retry topic of group {group_name} cannot be created: the broker has {count} retry topics and "
+                f"limits.groups_max is {self.groups_max}; delete unused ones (flintmq topic delete), or raise the "
+                "limit",
                 groups_max=self.groups_max,
             )
 
     def enter(self, group_name: str) -> None:
-        """A group is used: keep it among those that there are. Raises ``LimitReached``."""
+        """Create the group unless it exists. Raises ``LimitReached``."""
         self.check_may_be(group_name)
         self._store.groups.ensure(group_name)
 
     # ---- progress
 
     def progress_name(self, group_name: str, member: str) -> str:
-        """Under which name offsets are kept: the group's; of each member where every one gets all messages."""
+        """Return the name for the group's offsets: in a broadcasting group each member has its own."""
         group = self.groups.get(group_name)
         return group_name if group is None or group.clustering else f"{group_name}{MEMBER_SEPARATOR}{member}"
 
     def committed_of(self, group_name: str, member: str, topic: str, queue_id: int) -> int | None:
-        """What is committed of a queue: by the group, or by its member where every one gets all messages.
+        """Return the committed offset of a queue: the group's, or the member's in a broadcasting group.
 
-        Where the member has committed nothing, what it had committed with an earlier release counts.
+        If the member has committed nothing, the offset that it committed with an earlier release counts.
         """
         offsets = self._store.consumer_offsets
         name = self.progress_name(group_name, member)
@@ -335,8 +343,10 @@ class GroupCoordinator:
         return committed
 
     def begins_at_first(self, group: str, topic: str) -> bool:
-        """Whether a queue of which the group has committed nothing is read from its first message, whatever the group
-        wishes: it was made after the group had begun to read the topic."""
+        """Return whether queues without a committed offset are read from their first message despite the start rule.
+
+        They are if the topic or the queue was created after the group had begun to read the topic.
+        """
         return (
             topic.startswith(RETRY_TOPIC_PREFIX)
             or topic in self._awaited.get(group, ())
@@ -344,9 +354,11 @@ class GroupCoordinator:
         )
 
     def progress(self) -> Iterator[tuple[str, str, dict[int, int], bool]]:
-        """Yield, for each topic that a group reads: the name under which its progress is kept, the topic, what is
-        committed by queue, and whether the other queues are read from their first message (else the first member that
-        gets one says where the group begins). Any thread."""
+        """Yield (name of the progress, topic, committed offset by queue, from first) for each topic that a group reads.
+
+        ``from first``: other queues are read from their first message; if false, the start rule of the first member
+        that gets one decides. Any thread.
+        """
         wanted: dict[tuple[str, str], dict[int, int]] = {}
         for group in list(self.groups.values()):
             if group.clustering:
@@ -371,13 +383,13 @@ class GroupCoordinator:
         self._group(group_name).check_holder(member, epoch, topic, queue_id)
 
     def note_pulled(self, group_name: str, topic: str, queue_id: int, next_offset: int) -> None:
-        """The member that holds a queue was given what lies in front of ``next_offset``."""
+        """Note that the member that holds a queue got the messages below ``next_offset``."""
         group = self.groups.get(group_name)
         if group is not None and group.clustering:
             self.pulled[group_name, topic, queue_id] = next_offset
 
     def check_idle(self, group_name: str, what: str, topic: str = "") -> None:
-        """Raise ``GroupRunning`` where the group has live members that share its progress; ``topic``: in this one."""
+        """Raise ``GroupRunning`` if live members share the group's progress, in ``topic`` if given."""
         group = self.groups.get(group_name)
         if group is not None and group.clustering and group.members and (not topic or topic in group.topics()):
             names = ", ".join(sorted(group.members)[:5])
@@ -387,7 +399,7 @@ class GroupCoordinator:
             )
 
     def reset(self, group_name: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Move a group's progress, back or forth; members that hold the queues begin there anew."""
+        """Move a group's progress back or forward; members that hold the queues start again there."""
         group = self.groups.get(group_name)
         for queue_id, next_offset in offsets.items():
             self._store.consumer_offsets.commit(group_name, topic, queue_id, next_offset)
@@ -398,7 +410,7 @@ class GroupCoordinator:
             self._rebalance(group)
 
     def forget(self, group_name: str) -> None:
-        """A group is deleted. How far its dead letters are dealt with stays, as they do."""
+        """Delete a group's progress, except in its dead letters, which stay."""
         own = dead_letter_topic(group_name)
         for name in {name for name, _, _ in self._store.consumer_offsets.rows()}:
             if name.partition(MEMBER_SEPARATOR)[0] == group_name:

@@ -1,4 +1,4 @@
-"""After a crash: which of the messages that wait were delivered, as copies of them in the log say alone."""
+"""Search after a crash for waiting messages that were already delivered: only their copies in the log tell."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FOREVER_MS = (1 << 62) - 1
 
 
 class Copies:
-    """Finds copies by the index, and takes each for one message only. For one thread at a time."""
+    """A finder of delivered copies, by the index. Each copy counts for one message only. For one thread at a time."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._taken: set[int] = set()
 
     def count(self, units: np.ndarray) -> int:
-        """How many of the messages of these units were delivered, up to the first that was not. Reads from disk."""
+        """Return how many messages of these units were delivered, up to the first that was not. Reads from disk."""
         return sum(1 for _ in takewhile(self._is_delivered, units.tolist()))
 
     def _is_delivered(self, unit: tuple[int, int, int]) -> bool:
@@ -39,7 +39,7 @@ class Copies:
         return False
 
     def _candidates(self, waiting: Record) -> Iterator[Record]:
-        """Messages of the same unique key where this one is to go to, the oldest first."""
+        """Yield the messages with the same unique key in this one's target topic, the oldest first."""
         properties = waiting.property_map()
         topic, key = properties.get(PROPERTY_REAL_TOPIC, ""), properties.get(PROPERTY_UNIQ_KEY, "")
         if not topic or not key:
@@ -56,8 +56,10 @@ class Copies:
 
 
 def _is_copy(copy: Record, waiting: Record) -> bool:
-    """Whether a message is what delivery makes of one that waits. A message that was sent twice is the same here only
-    where all of this is."""
+    """Return whether ``copy`` is what delivery makes of ``waiting``.
+
+    A producer that sends the same message twice is told apart unless all of these fields agree.
+    """
     properties, wanted = copy.property_map(), waiting.property_map()
     return (
         copy.physical_offset > waiting.physical_offset

@@ -1,4 +1,4 @@
-"""What waits to be delivered later, for whoever looks at it."""
+"""Statistics of delayed messages, for the commands and metrics that show them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from .moving import UNITS
 from .timers import SECOND_MS
 
 Row = tuple[int, int, int]
-"""A level or the beginning of an hour (ms), the messages that wait, and when the next is due (ms; 0: none)."""
+"""A level or the beginning of an hour (ms), the number of waiting messages, and when the next is due (ms; 0: none)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayStats:
-    """``levels``: a row of each level that has had a message; ``by_hour``: of each hour that timed messages wait for;
-    ``timed``: those messages; ``behind``: timed messages that are not indexed yet; ``parked``: messages in the parked
-    topic."""
+    """Delayed messages at one moment.
+
+    ``levels``: a row for each level that has ever had a message; ``by_hour``: a row for each hour in which timed
+    messages are due; ``timed``: their number; ``behind``: number of timed messages that are not indexed yet;
+    ``parked``: number of messages in the parked topic.
+    """
 
     levels: list[Row]
     by_hour: list[Row]
@@ -30,7 +33,7 @@ class DelayStats:
     parked: int
 
     def hours(self, max_rows: int) -> list[Row]:
-        """``by_hour`` in at most so many rows, the last of which may stand for several hours."""
+        """Return ``by_hour`` in at most ``max_rows`` rows; the last one may cover several hours."""
         if len(self.by_hour) <= max_rows:
             return self.by_hour
         rest = self.by_hour[max_rows - 1 :]
@@ -38,7 +41,7 @@ class DelayStats:
 
 
 def delay_stats(delays: Delays, *, hot: bool) -> DelayStats:
-    """Look at what waits. Any thread; with ``hot`` raises ``WouldBlock`` where the disk is needed."""
+    """Return the statistics. Any thread; with ``hot`` raises ``WouldBlock`` if it would have to read from disk."""
     store, timers = delays.mover.store, delays.timers
     ahead_ms = timers.state.shift * SECOND_MS
     by_hour = [

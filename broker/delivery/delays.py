@@ -1,4 +1,4 @@
-"""Delayed delivery as a whole: what runs it, what is asked of it, and when its progress goes on disk."""
+"""Delayed delivery: the tasks that run it, its queries, and the persistence of its progress."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from .writer import RecordWriter
 log = logging.getLogger(__name__)
 
 SLEEP_S_MAX = 1.0
-"""While something waits, the clock is looked at this often: it may be set."""
+"""Interval of clock checks while messages wait: someone may set the clock."""
 SLEEP_S_MIN = 0.001
 TROUBLE_PAUSE_S = 1.0
-"""How long delivery waits after it could not write or read."""
+"""Pause of a delivery task after a failed read or write."""
 
 
 def wall_ms() -> int:
-    """The time, ms since 1970 UTC."""
+    """Return the current time, ms since 1970 UTC."""
     return time.time_ns() // 1_000_000
 
 
 class Work(Protocol):
-    """Something that is done in steps of about a millisecond."""
+    """A job that a ``Pump`` runs in steps of about a millisecond."""
 
     async def step(self, now_ms: int) -> bool:
-        """One step; whether there may be more to do at once."""
+        """Do one step; return whether there may be more to do now."""
 
     def next_due_ms(self) -> int | None:
-        """When there will be something to do, as far as is known."""
+        """Return the time of the next known work; None if none is known."""
 
 
 class Pump:
-    """Calls ``step`` whenever there is something to do. What it cannot live through goes to ``fatal``."""
+    """A task that calls ``step`` whenever there is work. It passes unexpected exceptions to ``fatal``."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class Pump:
         self._task = loop.create_task(self._run())
 
     def wake(self) -> None:
-        """There is something to do."""
+        """Announce new work."""
         self._woken.set()
 
     async def stop(self) -> None:
-        """Return when the step that runs is done; none follows."""
+        """Wait for the running step; no further step begins."""
         self._stopping = True
         self._woken.set()
         await self._task
@@ -86,12 +86,12 @@ class Pump:
                 except (ServiceNotAvailable, StoreError) as error:
                     if str(error) != trouble:
                         trouble = str(error)
-                        log.error("%s waits, and goes on when it can: %s", self._name, error)
+                        log.error("%s is paused and will be retried: %s", self._name, error)
                     await self._sleep(TROUBLE_PAUSE_S)
                     continue
                 due_ms = self._work.next_due_ms()
                 await self._sleep(None if due_ms is None else min((due_ms - self._now_ms()) / 1000, SLEEP_S_MAX))
-        except Exception as error:  # noqa: BLE001 - whatever it is: messages would wait for ever
+        except Exception as error:  # noqa: BLE001 - without this task, messages would wait forever
             self._fatal(self._name, error)
 
     async def _sleep(self, seconds: float | None) -> None:
@@ -102,9 +102,9 @@ class Pump:
 
 
 class Delays:
-    """Delayed messages of a broker. Belongs to the event loop but for ``persist``.
+    """Delayed messages of a broker. Runs on the event loop, except ``persist``.
 
-    ``appended``: called after each append; ``now_ms``: the wall clock; ``fatal``: as of the broker.
+    ``appended``: called after each append; ``now_ms``: the wall clock; ``fatal``: the broker's handler of fatal errors.
     """
 
     def __init__(
@@ -128,42 +128,46 @@ class Delays:
         self._pumps: dict[str, Pump] = {}
 
     def start(self) -> None:
-        """Deliver from now on."""
+        """Start delivering."""
         self._pumps[SCHEDULE_TOPIC] = Pump("delivery by level", self.levels, self._loop, self.now_ms, self._fatal)
         self._pumps[TIMER_TOPIC] = Pump("delivery by time", self.timers, self._loop, self.now_ms, self._fatal)
 
     def dispatched(self, topic: str) -> None:
-        """A queue of this topic got messages."""
+        """Wake the delivery that reads this topic, if one does: a queue of it got messages."""
         pump = self._pumps.get(topic)
         if pump is not None:
             pump.wake()
 
     async def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering; wait for the running steps."""
         await asyncio.gather(*[pump.stop() for pump in self._pumps.values()])
 
     def pending_of(self, topic: str) -> int:
-        """How many messages wait to be delivered to this topic."""
+        """Return the number of messages that wait for delivery to this topic."""
         return self.levels.topics.get(topic, 0) + self.timers.state.topics.get(topic, 0)
 
     def oldest_timed(self) -> int | None:
-        """Where the oldest timed message lies that waits, as far as its delivery or its rolling is on disk; None where
-        none waits. Any thread; reads from disk."""
+        """Return the physical offset of the oldest waiting timed message; None if none waits.
+
+        A message counts as waiting until its delivery or rolling is on disk. Any thread; reads from disk.
+        """
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         if queue is None:
             return None
         if self.timers.files.state is None:
-            return self._store.min_physical_offset  # nothing is known yet
+            return self._store.min_physical_offset  # the timer files are not open yet: assume the whole log
         return self.timers.files.oldest_offset(queue)
 
     def roll_below(self, physical_offset: int) -> None:
-        """Append again the timed messages that wait and lie before: retention is to take the file."""
+        """Append again the timed messages that wait below this offset: retention is about to delete their log file."""
         self.timers.roll_below(physical_offset)
         self.dispatched(TIMER_TOPIC)
 
     def persist(self, *, last: bool = False) -> None:
-        """Put on disk how far delivery is, by copies that are there. For one thread at a time; blocks. ``last``: of a
-        broker that stops, when all of the log is on disk."""
+        """Persist the progress of delivery, up to the last delivered copy that is on disk.
+
+        For one thread at a time; blocks. ``last``: the broker is stopping and all of the log is on disk.
+        """
         store = self._store
         if store.failed is not None:
             return
@@ -177,4 +181,7 @@ class Delays:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            log.error("no room for how far delayed messages of %s are delivered: %s; trying again", store.path, error)
+            log.error(
+                "cannot save the delivery progress of delayed messages of %s, the disk is full: %s; retrying",
+                store.path, error,
+            )  # fmt: skip

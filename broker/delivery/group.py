@@ -1,16 +1,16 @@
-"""One consumer group: its members, who of them holds which queue, and who is to hold it.
+"""One consumer group: its members, the queues that each of them holds, and the queues that are meant for each.
 
-A queue passes from one member to another in two steps, so that a message is with one of them at a time. It is *meant*
-for the new member at once; the old one still *holds* it until it says, in a heartbeat, that it has finished and
-committed what it had of it, leaves, or is gone. Only then the new one is *granted* it.
+A queue passes from one member to another in two steps, so that only one of them has a message at a time. The queue is
+*meant* for the new member at once. The old member *holds* it until it says in a heartbeat that it has finished and
+committed the queue's messages, or leaves, or expires. Only then the new member is *granted* the queue.
 
-Every change of the assignment raises the group's epoch. A grant carries the epoch at which it was made, and what a
-member does in an older one is refused: a member that was away cannot commit over who came after it.
+Every change of the assignment raises the group's epoch. A grant carries the epoch in which it was made, and the broker
+refuses what a member does in an older one: a member that was away cannot overwrite its successor's offsets.
 
-What a heartbeat costs does not depend on how many members and queues there are: the group keeps which queues are free,
-and which members have something to be told. Only ``rebalance`` looks at all of them.
+The cost of a heartbeat does not depend on the number of members and queues: the group tracks the free queues and the
+members with unseen changes. Only ``rebalance`` goes through all of them.
 
-No loop, no store and no clock: the coordinator passes in what it needs.
+This module uses no loop, no store and no clock: the coordinator passes in what it needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STATES = (EMPTY, REBALANCING, STABLE)
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a group wants of a topic."""
+    """A group's subscription to a topic: all messages, or those that a filter selects."""
 
     topic: str
     tags: str = ""
@@ -39,7 +39,7 @@ class Subscription:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One member. ``granted``: the queues that it holds, and the epoch since which; times are seconds."""
+    """One member. ``granted``: the queues that it holds, each with the epoch of its grant. Times are in seconds."""
 
     name: str
     remote: Remote
@@ -52,20 +52,20 @@ class Member:
     heard_at: float
     granted: dict[Queue, int] = field(default_factory=dict)
     begins: dict[Queue, int] = field(default_factory=dict)
-    """Where it was told to begin, in a broadcasting group: it has committed nothing of these queues then."""
+    """In a broadcasting group: start offsets that it was given for queues of which it had committed nothing."""
     told_epoch: int = 0
-    """The epoch of the last answer to it, or of the last notice that there is a newer one."""
+    """Epoch of the last response to it, or of the last notification of a newer epoch."""
     forget: Callable[[], None] = field(default=lambda: None)
-    """Nobody need be told any more when its connection goes."""
+    """Cancels the callback for the loss of its connection."""
     topics: frozenset[str] = field(init=False)
-    """What it wants, for ``assign``."""
+    """Topics that it subscribes to, for ``assign``."""
 
     def __post_init__(self) -> None:
         self.topics = frozenset(self.subscriptions)
 
 
 class ConsumerGroup:
-    """See the module. ``epoch``: where it begins; larger than of any group of this name before."""
+    """One consumer group. ``epoch``: its first epoch, larger than any of an earlier group of this name."""
 
     def __init__(self, name: str, mode: str, epoch: int) -> None:
         self.name = name
@@ -76,64 +76,66 @@ class ConsumerGroup:
         self.held: dict[Queue, str] = {}
         self._queues: frozenset[Queue] = frozenset()
         self._wanted: dict[str, tuple[Subscription, int]] = {}
-        """By topic: what its members want of it, all the same, and how many they are."""
+        """By topic: the subscription that all its members share, and their number."""
         self._free: dict[Queue, None] = {}
-        """Queues that are meant for a member and that nobody holds."""
+        """Queues that are meant for a member and that no member holds."""
         self._changed: dict[str, None] = {}
-        """Members whose queues are not those that they were told last."""
+        """Members whose queues changed since they were last told."""
 
     @property
     def clustering(self) -> bool:
-        """Whether the members share the messages; else each gets all."""
+        """Return whether the members share the messages; otherwise each gets all of them."""
         return self.mode == CLUSTERING
 
     @property
     def settled(self) -> bool:
-        """Whether every queue is with the member that it is meant for."""
+        """Return whether every queue is held by the member that it is meant for."""
         return self.meant == self.held
 
     @property
     def state(self) -> str:
-        """One of ``STATES``: nobody is in it, queues have still to pass to another member, or neither."""
+        """One of ``STATES``: no members; queues that still have to change hands; or neither."""
         if not self.members:
             return EMPTY
         return STABLE if self.settled or not self.clustering else REBALANCING
 
     def topics(self) -> set[str]:
-        """All topics that a member wants."""
+        """Return all topics that a member subscribes to."""
         return set(self._wanted)
 
-    # ---- members come and go
+    # ---- joining and leaving
 
     def find(self, name: str, epoch: int) -> Member:
-        """The member of that name that got ``epoch``. Raises ``MemberUnknown`` or ``EpochFenced``."""
+        """Return the member of this name if it joined at or before ``epoch``. Raises ``MemberUnknown`` or
+        ``EpochFenced``."""
         member = self.members.get(name)
         if member is None:
             raise MemberUnknown(
-                f"group {self.name} has no member {name!r}: its session ran out, it left, or the broker was started "
-                "again; join again with epoch 0"
+                f"group {self.name} has no member {name!r}: its session expired, it left, or the broker was restarted; "
+                "join again with epoch 0"
             )
         if epoch < member.joined_epoch:
             raise EpochFenced(
-                f"member {name!r} of group {self.name} joined anew at epoch {member.joined_epoch}; what speaks of "
-                f"epoch {epoch} is an earlier one of the same name: stop it, or give it a name of its own",
+                f"member {name!r} of group {self.name} joined again at epoch {member.joined_epoch}, and this request "
+                f"of epoch {epoch} comes from an earlier client of the same name; stop that client, or give it another "
+                "name",
                 epoch=member.joined_epoch,
             )
         return member
 
     def check_join(self, name: str, remote: Remote, mode: str, subscriptions: Mapping[str, Subscription]) -> None:
-        """Raise where a member cannot join: a live one has its name, or the group consumes otherwise."""
+        """Raise if a member cannot join: its name is taken, or its mode or a subscription differs from the group's."""
         before = self.members.get(name)
         if before is not None and before.remote is not remote and not before.remote.lost:
             raise MemberNameTaken(
-                f"group {self.name} has a live member {name!r}, from {before.remote.address[0]}:"
-                f"{before.remote.address[1]}; give each member a name of its own, or none"
+                f"group {self.name} has a live member {name!r}, connected from {before.remote.address[0]}:"
+                f"{before.remote.address[1]}; give each member a unique name, or none"
             )
         others = len(self.members) - (before is not None)
         if others and mode != self.mode:
             raise SubscriptionIllegal(
-                f"group {self.name} is {self.mode}, and {name!r} wants {mode}: all members of a group consume in the "
-                "same way; use another group, or stop the others first"
+                f"group {self.name} is {self.mode}, but {name!r} asks for {mode}: all members of a group must use the "
+                "same mode; use another group, or stop the other members first"
             )
         for topic, subscription in subscriptions.items():
             theirs, _ = self._wanted.get(topic, (subscription, 0))
@@ -142,13 +144,13 @@ class ConsumerGroup:
             for other in self.members.values():
                 if other.name != name and topic in other.subscriptions:
                     raise SubscriptionIllegal(
-                        f"member {other.name!r} of group {self.name} wants of topic {topic} {_shown(theirs)}, and "
-                        f"{name!r} {_shown(subscription)}: what one passes over the other would miss; use another "
-                        "group, or stop the others first"
+                        f"member {other.name!r} of group {self.name} subscribes to {_shown(theirs)} of topic {topic}, "
+                        f"but {name!r} to {_shown(subscription)}: all members of a group must use the same filter, or "
+                        "messages would be lost; use another group, or stop the other members first"
                     )
 
     def join(self, member: Member, held: Collection[Queue]) -> None:
-        """A member joins, or joins anew. Of ``held``, what it says it still has, it keeps what nobody else holds."""
+        """Add a member, or replace one that joins again. It keeps those queues of ``held`` that no other one holds."""
         self._remove(member.name)
         self.epoch += 1
         member.joined_epoch = self.epoch
@@ -165,7 +167,7 @@ class ConsumerGroup:
                     member.granted[queue] = self.epoch
 
     def leave(self, name: str) -> bool:
-        """A member goes, and lets go of all its queues; whether it was there."""
+        """Remove a member and release its queues. Return whether there was such a member."""
         if not self._remove(name):
             return False
         self.epoch += 1
@@ -185,13 +187,13 @@ class ConsumerGroup:
         return True
 
     def expired(self, now: float) -> list[str]:
-        """Members that were not heard of for too long."""
+        """Return the members whose last heartbeat is too old."""
         return [member.name for member in self.members.values() if member.deadline < now]
 
-    # ---- queues move
+    # ---- assignment
 
     def heard(self, member: Member, held: Collection[Queue], now: float) -> bool:
-        """A heartbeat: ``held`` are the queues that the member still has messages of. Return whether it let any go."""
+        """Process a heartbeat; return whether it released a queue. ``held``: queues the member still has messages of."""
         member.heard_at = now
         member.deadline = now + member.session_seconds
         kept = set(held)
@@ -210,14 +212,15 @@ class ConsumerGroup:
                 self._free[queue] = None
 
     def rebalance(self, queues: Collection[Queue]) -> bool:
-        """Say anew who is to hold which of ``queues``, all that the members want; whether something changed."""
+        """Assign ``queues``, all that the members want, again. Return whether the assignment changed."""
         if (found := frozenset(queues)) != self._queues:
             self._queues = found
-            self._let_go_of_the_rest()
+            self._release_deleted()
         if not self.clustering:
             return False
         wanted = {member.name: member.topics for member in self.members.values()}
-        # Who holds a queue keeps it if that is fair: what is only meant for somebody moves without a cost.
+        # The holder takes precedence over the member a queue is meant for: the latter has read nothing of it yet, so
+        # taking the queue from it costs nothing.
         meant = assign(self._queues, wanted, {**self.meant, **self.held})
         if meant == self.meant:
             return False
@@ -229,8 +232,8 @@ class ConsumerGroup:
         self.epoch += 1
         return True
 
-    def _let_go_of_the_rest(self) -> None:
-        """The queues are others now: of those that are gone nothing can be consumed."""
+    def _release_deleted(self) -> None:
+        """Release the queues that no longer exist or that no member wants."""
         if not self.clustering:
             self._changed.update(dict.fromkeys(self.members))
             return
@@ -242,11 +245,11 @@ class ConsumerGroup:
             self._changed[holder.name] = None
 
     def grant(self, may_grant: bool = True) -> None:
-        """Give every queue that nobody holds to the member that it is meant for."""
+        """Grant every free queue to the member that it is meant for."""
         if not self.clustering:
             self._grant_all()
             return
-        # What is meant for somebody who is gone waits for the next ``rebalance``.
+        # A queue that is meant for a member that has left waits for the next ``rebalance``.
         free = [queue for queue in self._free if self.meant[queue] in self.members] if may_grant else []
         if free:
             self.epoch += 1
@@ -258,7 +261,7 @@ class ConsumerGroup:
             self._changed[name] = None
 
     def _grant_all(self) -> None:
-        """Give each member that joined, or whose queues are others now, all queues that it wants."""
+        """Grant each member that joined, or whose queues changed, all queues that it wants."""
         for name in self._changed:
             member = self.members[name]
             wanted = {queue for queue in self._queues if queue[0] in member.subscriptions}
@@ -267,24 +270,24 @@ class ConsumerGroup:
                 member.granted = {queue: member.granted.get(queue, self.epoch) for queue in wanted}
 
     def regrant(self, queue: Queue) -> None:
-        """Make who holds the queue begin anew, at what is committed now: what it does in the old epoch is refused."""
+        """Make the queue's holder start again at the committed offset: its requests of the old epoch are refused."""
         self.epoch += 1
         if (holder := self.held.get(queue)) is not None:
             self.members[holder].granted[queue] = self.epoch
             self._changed[holder] = None
 
     def assignment(self, member: Member) -> dict[Queue, int]:
-        """The queues that the member may consume, and the epoch since which."""
+        """Return the queues that the member may consume, each with the epoch of its grant."""
         if not self.clustering:
             return dict(member.granted)
         return {queue: epoch for queue, epoch in member.granted.items() if self.meant.get(queue) == member.name}
 
     def to_give_up(self, member: Member) -> set[Queue]:
-        """The queues that the member holds and that are meant for others."""
+        """Return the queues that the member holds but that are meant for others."""
         return member.granted.keys() - self.assignment(member).keys()
 
     def to_tell(self) -> list[Member]:
-        """Members whose assignment changed since they were last told anything, once each."""
+        """Return the members to notify of a changed assignment, each once."""
         found = []
         for member in [self.members[name] for name in self._changed]:
             newest = max(member.granted.values(), default=0)
@@ -300,10 +303,11 @@ class ConsumerGroup:
         granted = member.granted.get((topic, queue_id))
         if granted is None or granted > epoch:
             holder = self.held.get((topic, queue_id))
-            whose = f"{holder!r} holds it" if holder not in (None, name) else "its offset was reset, or it was given up"
+            other = holder not in (None, name)
+            reason = f"{holder!r} holds it" if other else "its offset was reset, or the member released it"
             raise EpochFenced(
                 f"member {name!r} of group {self.name} does not hold queue {queue_id} of topic {topic} in epoch "
-                f"{epoch}: {whose}, and the group is at epoch {self.epoch}; send a heartbeat for the assignment",
+                f"{epoch}: {reason}, and the group is at epoch {self.epoch}; send a heartbeat for the assignment",
                 epoch=self.epoch,
             )
 

@@ -1,6 +1,7 @@
-"""What delay levels and timed messages share: messages that are due are read, written anew, and counted.
+"""The part that delay levels and timed messages share: read due messages, append them to their topics, count them.
 
-A message that cannot be delivered holds up nobody: it is parked, which is delivery to ``PARKED_TOPIC``, and said.
+A message that cannot be delivered must not delay the others: it is parked, that is, delivered to ``PARKED_TOPIC``, and
+the log says so.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ T = TypeVar("T")
 
 RECORDS_A_STEP = 1024
 BYTES_A_STEP = 512 * 1024
-"""A step ends before this, but for one large message: it takes the event loop about a millisecond."""
+"""Maximum size of a step, except for a single larger message: about a millisecond of the event loop."""
 UNFLUSHED_BYTES_MAX = 8 * 1024 * 1024
-"""Nothing is delivered while more of the log waits for the disk: producers' acknowledgements wait behind it."""
+"""Maximum size of the unflushed log while delivering: producers' acknowledgements wait for the same flush."""
 SAID_EVERY_S = 60.0
-"""What is parked for the same reason is logged at most this often."""
+"""Minimum interval of log lines about messages parked for the same reason."""
 _SAID_MAX = 1_000
 
 UNITS = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -43,7 +44,7 @@ assert UNITS.itemsize == UNIT_BYTES
 
 
 def choose(units: np.ndarray, first_queue_offset: int) -> tuple[np.ndarray, int]:
-    """As many of the units as make a step: (what ``RecordRewriter.read`` takes, units that were looked at)."""
+    """Return the longest prefix of ``units`` that fits a step: (rows for ``RecordRewriter.read``, number of units)."""
     sizes = units["size"].astype(np.int64)
     sizes[sizes == PRE_BLANK_SIZE] = 0
     totals = np.cumsum(np.maximum(sizes, 0))
@@ -56,20 +57,20 @@ def choose(units: np.ndarray, first_queue_offset: int) -> tuple[np.ndarray, int]
 
 
 class Settling(Generic[T]):
-    """What happened, in its order, until it is on disk: nothing may be noted as done before."""
+    """Events in their order, each held back until the log is on disk up to it: none may be recorded as done before."""
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.waiting: deque[tuple[int, T]] = deque()
-        """What happened, and the log's end that must be on disk first."""
+        """Pairs of (end of the log that must be on disk first, event)."""
 
     def add(self, end_offset: int, event: T) -> None:
-        """It happened; it holds once the log is on disk below ``end_offset``."""
+        """Add an event that holds when the log is on disk below ``end_offset``."""
         with self.lock:
             self.waiting.append((end_offset, event))
 
     def settled(self, flushed_offset: int) -> list[T]:
-        """What holds now, and all before it does too; it is not returned again."""
+        """Remove and return the events that hold now. An event never overtakes an earlier one."""
         events = []
         with self.lock:
             while self.waiting and self.waiting[0][0] <= flushed_offset:
@@ -78,7 +79,7 @@ class Settling(Generic[T]):
 
 
 def topics_of(waiting: Waiting, sign: int, wanted: np.ndarray | None = None) -> Counter[str]:
-    """How many messages of what was read are for each topic, times ``sign``; of those that are ``wanted`` alone."""
+    """Return the number of read messages for each topic, times ``sign``; ``wanted`` selects the messages to count."""
     counts = waiting.counts if wanted is None else waiting.counts_of(wanted)
     topics: Counter[str] = Counter()
     for target, count in zip(waiting.targets, counts, strict=True):
@@ -88,20 +89,20 @@ def topics_of(waiting: Waiting, sign: int, wanted: np.ndarray | None = None) -> 
 
 
 class Figures:
-    """Of one kind of delivery: messages delivered, and how late."""
+    """Statistics of one kind of delivery: the number of delivered messages and their lateness."""
 
     def __init__(self) -> None:
         self.delivered = 0
         self.lateness = Latencies()
 
     def count(self, messages: int, late_ms: int) -> None:
-        """So many were delivered, the first of them ``late_ms`` after it was due."""
+        """Count delivered messages, the first of which was ``late_ms`` late."""
         self.delivered += messages
         self.lateness.observe(max(late_ms, 0) / 1000, messages)
 
 
 class Mover:
-    """Reads waiting messages and writes them anew. For the event loop; ``read`` leaves it where the disk is slow."""
+    """Reader and writer of waiting messages. For the event loop; cold reads run in a reader thread."""
 
     def __init__(
         self,
@@ -114,48 +115,49 @@ class Mover:
         self.store = store
         self.loop = loop
         self.parked = 0
-        """Messages that were parked since the start."""
+        """Number of messages parked since the start."""
         self.unreadable = 0
-        """Messages that waited and are not in the log any more, or damaged."""
+        """Number of waiting messages that were no longer in the log, or damaged."""
         self._writer = writer
         self._readers = readers
         self._appended = appended
         self._said: dict[str, float] = {}
 
     async def call(self, read: Callable[[bool], T]) -> T:
-        """``read(True)``; where that would wait for the disk, ``read(False)`` in a reader thread."""
+        """Call ``read(True)``; if that would wait for the disk, call ``read(False)`` in a reader thread."""
         try:
             return read(True)
         except WouldBlock:
             return await self.loop.run_in_executor(self._readers, read, False)
 
     async def aside(self, call: Callable[[], T]) -> T:
-        """Call in a reader thread."""
+        """Run ``call`` in a reader thread."""
         return await self.loop.run_in_executor(self._readers, call)
 
     async def first_offset(self, queue: ConsumeQueue) -> int:
-        """The first offset of a queue whose message is still in the log."""
+        """Return the first offset of a queue whose message is still in the log."""
         return await self.call(lambda hot: self.store.queue_reads.first_offset(queue, hot=hot))
 
     async def units(self, queue: ConsumeQueue, first: int, count: int) -> np.ndarray:
-        """Units of a queue, at least one."""
+        """Return at most ``count`` units of a queue, at least one."""
         blob = await self.call(lambda hot: queue.read_units(first, count, hot=hot))
         if not blob:
-            raise CorruptLog(f"{queue.folder} has no unit {first:,} although it should reach to {queue.max_offset:,}")
+            raise CorruptLog(f"{queue.folder} has no unit {first:,} although it should extend to {queue.max_offset:,}")
         return np.frombuffer(blob, UNITS)
 
     async def read(self, chosen: np.ndarray) -> Waiting:
-        """The records of these units."""
+        """Read the records of these units."""
         return await self.call(lambda hot: self.store.rewriter.read(chosen, hot=hot))
 
     async def deliver(
         self, chosen: np.ndarray, *, timed: bool = False, committed_by: Callable[[], object] | None = None
     ) -> tuple[Waiting, int]:
-        """Deliver the messages of these units, or park them: (what they were, the log's end behind them). ``timed``:
-        they must have a TIMER_OUT_MS; ``committed_by``: a transaction commits them, and this is called to append a note
-        of it right in front of them.
+        """Deliver the messages of these units, or park them. Return (what was read, end of the log after the copies).
 
-        Raises ``ServiceNotAvailable`` where nothing can be written at the moment; nothing is then.
+        ``timed``: the messages must have a TIMER_OUT_MS. ``committed_by``: a transaction commits them, and this
+        function appends its commit note directly before them.
+
+        Raises ``ServiceNotAvailable`` if the store cannot be written at the moment; then nothing is written.
         """
         waiting = await self.read(chosen)
         return waiting, await self.deliver_read(
@@ -170,7 +172,7 @@ class Mover:
         timed: bool = False,
         committed_by: Callable[[], object] | None = None,
     ) -> int:
-        """``deliver`` what was read already, of ``asked`` units; the log's end behind it."""
+        """Do what ``deliver`` does with messages that were already read from ``asked`` units. Return the log's end."""
         if timed:
             waiting.lose_targets(waiting.due_ms < 0)
         places = [self._place(target, count) for target, count in zip(waiting.targets, waiting.counts, strict=True)]
@@ -187,15 +189,15 @@ class Mover:
         return end_offset
 
     def lost(self, count: int) -> None:
-        """So many messages that wait cannot be read."""
+        """Count and log waiting messages that cannot be read."""
         if count:
             self.unreadable += count
-            self._say(f"{count} messages that wait cannot be delivered: the log does not hold them whole any more")
+            self._say(f"{count} delayed messages cannot be delivered: they are damaged or no longer in the log")
 
     async def write(
         self, waiting: Waiting, places: list[Place | None], committed_by: Callable[[], object] | None = None
     ) -> int:
-        """Write what was read, each group to its place, once the disk has kept up; the log's end behind it."""
+        """Append what was read, each group to its place, after the disk has caught up. Return the log's end."""
         store = self.store
         while store.write_offset - store.flushed_offset > UNFLUSHED_BYTES_MAX:
             await self.on_disk(store.write_offset - UNFLUSHED_BYTES_MAX // 2)
@@ -208,7 +210,7 @@ class Mover:
         return end_offset
 
     async def on_disk(self, end_offset: int) -> None:
-        """Return when the log is on disk below ``end_offset``; raises what kept it from it."""
+        """Wait until the log is on disk below ``end_offset``. Raises the error of a failed flush."""
         flushed: asyncio.Future[None] = self.loop.create_future()
         self._writer.when_on_disk(end_offset, lambda error: _finish(flushed, error))
         await flushed
@@ -219,41 +221,41 @@ class Mover:
         await made
 
     def _place(self, target: Place | None, count: int) -> Place | None:
-        """Where the messages of a group go: None for none of them."""
+        """Return where the messages of a group go; None if there are none."""
         if not count:
             return None
         reason = self._obstacle(target)
         if not reason:
             return target
         self._say(
-            f"{count} messages that are due are parked in {PARKED_TOPIC}: {reason}. flintmq delay list says how many "
-            "there are"
+            f"{count} due messages were parked in {PARKED_TOPIC}: {reason}. To see how many are parked, run "
+            "flintmq delay list"
         )
         return PARKED_TOPIC, 0
 
     def _obstacle(self, target: Place | None) -> str:
-        """Why nothing can be delivered there; empty where it can."""
+        """Return why nothing can be delivered there; empty if it can."""
         if target is None:
-            return "they do not say which topic and queue they are for, or when they are due"
+            return "they lack the properties for their topic, their queue or their delivery time"
         topic, queue_id = target
         config = self.store.topics.get(topic)
         if topic in UNREADABLE_TOPICS:
-            return f"they are for {topic}, which is the broker's own"
+            return f"they are for {topic}, which is a system topic"
         if config is None:
             return f"they are for topic {topic!r:.200}, which does not exist"
         if queue_id >= config.queues:
-            return f"they are for queue {queue_id} of topic {topic}, which has {config.queues}"
+            return f"they are for queue {queue_id} of topic {topic}, which has only {config.queues} queues"
         return ""
 
-    def _say(self, what: str) -> None:
+    def _say(self, text: str) -> None:
         now = self.loop.time()
-        reason = what.partition(" ")[2]  # without the number
+        reason = text.partition(" ")[2]  # without the number
         if now < self._said.get(reason, now):
             return
         if len(self._said) >= _SAID_MAX:
             self._said.clear()
         self._said[reason] = now + SAID_EVERY_S
-        log.warning("%s", what)
+        log.warning("%s", text)
 
 
 def _finish(future: asyncio.Future[None], error: BrokerError | None) -> None:

@@ -1,4 +1,4 @@
-"""OFFSET_MOVED_EVENT: what a group missed because retention had taken it, kept where RocketMQ keeps it."""
+"""OFFSET_MOVED_EVENT: RocketMQ's record of messages that a group missed because retention deleted them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOPIC = TopicConfig(OFFSET_MOVED_TOPIC, read_queues=1, write_queues=1)
 def offset_moved_record(
     broker_name: str, group: str, topic: str, queue_id: int, asked: int, moved_to: int, born_host: bytes
 ) -> Record:
-    """The event: the group asked for ``asked`` of a queue that begins at ``moved_to`` by now."""
+    """Return the event's record: the group asked for offset ``asked`` of a queue that now begins at ``moved_to``."""
     event = {
         "consumerGroup": group,
         "messageQueue": {"brokerName": broker_name, "queueId": queue_id, "topic": topic},

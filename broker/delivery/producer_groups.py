@@ -1,4 +1,4 @@
-"""Which producers are alive, by producer group: whom to ask how a transaction ended."""
+"""Live producers by producer group: the clients that the broker asks how a transaction ended."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class _Producer(NamedTuple):
     remote: Remote
     until: float
     forget: Callable[[], None]
-    """Nobody need be told any more when its connection goes."""
+    """Cancels the callback for the loss of its connection."""
 
 
 class ProducerGroups:
-    """Live producers by group and name. ``clock``: seconds, never going back."""
+    """Live producers by group and name. ``clock``: monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -24,7 +24,7 @@ class ProducerGroups:
         self._turn = 0
 
     def heart_beat(self, group: str, member: str, remote: Remote, session_seconds: float) -> None:
-        """A producer is alive, and will be asked over ``remote`` from now on."""
+        """Register a producer as alive; from now on the broker asks it over ``remote``."""
         before = self._groups.get(group, {}).get(member)
         if before is None or before.remote is not remote:
             forget = remote.when_lost(lambda: self._lost(group, member, remote))
@@ -35,7 +35,7 @@ class ProducerGroups:
         self._groups.setdefault(group, {})[member] = _Producer(remote, self._clock() + session_seconds, forget)
 
     def leave(self, group: str, member: str) -> None:
-        """A producer goes."""
+        """Remove a producer."""
         members = self._groups.get(group, {})
         gone = members.pop(member, None)
         if gone is not None:
@@ -49,7 +49,7 @@ class ProducerGroups:
             self.leave(group, member)
 
     def one_of(self, group: str, topic: str) -> Remote | None:
-        """A live producer of the group that may publish to ``topic``, another one each time; None: there is none."""
+        """Return a live producer of the group that may publish to ``topic``, in rotation; None if there is none."""
         now = self._clock()
         for member, producer in list(self._groups.get(group, {}).items()):
             if producer.remote.lost or producer.until < now:
@@ -61,7 +61,7 @@ class ProducerGroups:
         return members[self._turn % len(members)]
 
     def members(self) -> list[tuple[str, str, Remote]]:
-        """(group, name, connection) of all, sorted."""
+        """Return (group, name, connection) of all producers, sorted."""
         return [
             (group, name, producer.remote)
             for group, members in sorted(self._groups.items())

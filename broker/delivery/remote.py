@@ -1,4 +1,4 @@
-"""The other end of a connection, as delivery sees it."""
+"""The client at the other end of a connection, as delivery sees it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from ...protocol.commands import Command
 from ...protocol.frames import Frame
 
 Answered = Callable[[Frame | None], None]
-"""Called with the answer to a request of the broker, or with None where the connection went before it came."""
+"""Called with the response to a request of the broker, or with None if the connection was lost before it came."""
 
 
 class Remote(Protocol):
-    """A client that may be asked and told things. All methods are for the event loop."""
+    """A connected client to which the broker sends requests. All methods are for the event loop."""
 
     client: str
-    """How it introduced itself."""
+    """The name that it introduced itself with."""
     address: tuple[str, int]
     lost: bool
-    """The connection is gone."""
+    """True after the connection was lost."""
 
     def may_publish(self, topic: str) -> bool:
-        """Whether its user may publish to the topic, and so may see messages on their way there."""
+        """Return whether its user may publish to the topic, and so may see messages on their way there."""
 
     def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
-        """Send a one-way request; nothing where the connection is gone."""
+        """Send a one-way request; do nothing if the connection is lost."""
 
     def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
-        """Send a request; ``answered`` is called once."""
+        """Send a request; ``answered`` is called exactly once."""
 
     def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Call when the connection goes; at once where it is gone. Returns what takes that back.
+        """Call ``call`` when the connection is lost, or at once if it already is. Return a function that cancels this.
 
-        Raises ``InvalidParameter`` where too many want to know it already.
+        Raises ``InvalidParameter`` if the connection already has too many such callbacks.
         """

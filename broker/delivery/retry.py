@@ -1,4 +1,4 @@
-"""Messages that a consumer could not handle: tried again later, or put aside as dead letters.
+"""Messages that a consumer could not handle: the broker delivers them again later, or makes them dead letters.
 
 As RocketMQ's ``AbstractSendMessageProcessor.consumerSendMsgBack``: a retried message is a new record that goes through
 the delay levels to ``%RETRY%group``, a dead one goes to ``%DLQ%group``.
@@ -34,7 +34,7 @@ from ..store import TopicConfig
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """The record that comes of a message that was sent back. ``dead``: it is not tried again."""
+    """The new record of a message that was sent back. ``dead``: it becomes a dead letter."""
 
     record: Record
     dead: bool
@@ -43,20 +43,20 @@ class SentBack:
 def send_back(
     record: Record, group: str, delay_level: int, retry_times_max: int, reason: str = "", member: str = ""
 ) -> SentBack:
-    """What to append for ``record``, which a consumer of the group could not handle.
+    """Return the record to append for ``record``, which a consumer of the group could not handle.
 
-    Which topic it was first sent to, and under which id, says the record if a broker wrote it for a retry or as a dead
-    letter; of any other the record's own topic and place count, whatever its producer set.
+    The message's original topic and id come from the record's properties if a broker wrote it as a retry or as a dead
+    letter. For any other record they are its own topic and offset, whatever properties its producer set.
 
-    ``delay_level``: 1 to 18, 0 for RocketMQ's (3 and one more with each try), -1 for a dead letter at once. ``reason``
-    and ``member``: why, and with which member; they replace those of the try before, also where they are empty.
+    ``delay_level``: 1 to 18, 0 for RocketMQ's rule (3, and one more with each attempt), -1 for a dead letter at once.
+    ``reason`` and ``member``: why, and at which member; they replace those of the previous attempt, even if empty.
     """
     properties = record.property_map()
     for name in (PROPERTY_RECORD_CRC, PROPERTY_RETRY_REASON, PROPERTY_RETRY_MEMBER):
         properties.pop(name, None)
     topic = record.topic.decode("utf-8", "replace")
     if not topic.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX)):
-        # Its producer chose them: they must not decide where an operator sends it again.
+        # The producer chose these: they must not decide where an operator resends the message to.
         for name in (PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID):
             properties.pop(name, None)
     properties.setdefault(PROPERTY_RETRY_TOPIC, topic)
@@ -74,7 +74,7 @@ def send_back(
     encoded = encode_properties(properties)
     for name, value in ((PROPERTY_RETRY_MEMBER, member), (PROPERTY_RETRY_REASON, reason)):
         encoded += _property_that_fits(name, retry_note(value), PRODUCED_PROPERTIES_BYTES_MAX - len(encoded))
-    again = replace(
+    new_record = replace(
         record,
         topic=topic.encode(),
         queue_id=queue_id,
@@ -83,17 +83,17 @@ def send_back(
         reconsume_times=record.reconsume_times + 1,
         prepared_transaction_offset=0,
     )
-    return SentBack(again, dead)
+    return SentBack(new_record, dead)
 
 
 def _property_that_fits(name: str, value: str, room: int) -> bytes:
-    """Return the property in at most ``room`` bytes, its value cut; nothing where not even a part of it fits."""
+    """Return the property in at most ``room`` bytes, its value truncated; empty if no part of the value fits."""
     fits = value.encode()[: max(0, room - len(encode_properties({name: ""})))].decode("utf-8", "ignore")
     return encode_properties({name: fits}) if fits else b""
 
 
 def topics_for(group: str) -> list[TopicConfig]:
-    """The topics that messages sent back by the group go through, as they are made where they are not there."""
+    """Return the topics that messages sent back by the group go through, with the settings for creating them."""
     return [
         TopicConfig(SCHEDULE_TOPIC, read_queues=DELAY_LEVEL_MAX, write_queues=DELAY_LEVEL_MAX),
         TopicConfig(retry_topic(group), read_queues=1, write_queues=1),

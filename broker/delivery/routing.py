@@ -1,6 +1,6 @@
-"""Where the messages of a frame go: to the topic that they are for, or where the broker keeps them meanwhile.
+"""Routing of a frame's messages: to their own topic, or to a system topic in which delayed ones wait.
 
-What a frame asks for stands in its common properties, as RocketMQ's producers set it: ``DELAY`` (a level),
+A frame asks for a delay in its common properties, as RocketMQ's producers do: ``DELAY`` (a level),
 ``TIMER_DELIVER_MS`` (ms since 1970), ``TIMER_DELAY_MS`` or ``TIMER_DELAY_SEC``.
 """
 
@@ -26,8 +26,8 @@ from ..remembering import remembered
 from ..store import TopicConfig, common_properties
 
 PAST_MS_MAX = 60_000
-"""A time of delivery that has passed by no more than this means at once: clocks differ, and a producer may have had to
-try again. One further back is a mistake."""
+"""Greatest age of a delivery time that means immediate delivery: clocks differ, and a producer may have retried. An
+older delivery time is a mistake."""
 DAY_MS = 86_400_000
 SECOND_MS = 1_000
 DIGITS_MAX = 15
@@ -39,7 +39,7 @@ _TIMES = (PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DEL
 
 
 class Delay(NamedTuple):
-    """The delay that a frame asks for: the property that says it, its value, and the frame's other properties."""
+    """The delay that a frame asks for: name and value of its property, and the frame's other properties."""
 
     name: str
     value: int
@@ -47,7 +47,7 @@ class Delay(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where a frame's records go instead of their topic, and the common properties that they get there."""
+    """The topic and queue that a frame's records go to instead of their own, and their common properties there."""
 
     config: TopicConfig
     queue: int
@@ -56,7 +56,7 @@ class Route(NamedTuple):
 
 @remembered(1024)
 def delay_of(common: str) -> Delay | None:
-    """The delay that a frame's common properties ask for; None for none. Raises ``DelayIllegal``."""
+    """Return the delay that a frame's common properties ask for; None if they ask for none. Raises ``DelayIllegal``."""
     if PROPERTY_DELAY not in common and "TIMER_" not in common:
         return None
     asked: dict[str, str] = {}
@@ -70,21 +70,24 @@ def delay_of(common: str) -> Delay | None:
     if not asked:
         return None
     if len(asked) > 1:
-        raise DelayIllegal(f"the messages ask for several delays, {' and '.join(sorted(asked))}: leave all out but one")
+        raise DelayIllegal(f"the messages ask for several delays, {' and '.join(sorted(asked))}; set only one of them")
     ((name, value),) = asked.items()
     if not (value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX):
-        raise DelayIllegal(f"{name} is {value!r:.40}; it must be a whole number, not below 0")
+        raise DelayIllegal(f"{name} must be a non-negative integer, got {value!r:.40}")
     return Delay(name, int(value), "".join(others))
 
 
 def _is_level(value: str) -> bool:
-    """Whether a DELAY asks for one: 0 and below ask for none, and what is no number is refused with the properties."""
+    """Return whether a DELAY value asks for a delay: 0 and below ask for none.
+
+    A value that is not a number is no delay either; the check of the properties refuses it.
+    """
     digits = value.removeprefix("+")
     return digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX and int(digits) > 0
 
 
 def route(delay: Delay, topic: str, queue: int, now_ms: int, max_days: int) -> Route | None:
-    """Where messages for ``queue`` of ``topic`` wait; None where they are due already. Raises ``DelayIllegal``."""
+    """Return where messages for ``queue`` of ``topic`` wait; None if they are already due. Raises ``DelayIllegal``."""
     bookkeeping = {PROPERTY_REAL_TOPIC: topic, PROPERTY_REAL_QUEUE: str(queue)}
     if delay.name == PROPERTY_DELAY:
         level = min(delay.value, DELAY_LEVEL_MAX)
@@ -93,25 +96,25 @@ def route(delay: Delay, topic: str, queue: int, now_ms: int, max_days: int) -> R
     deliver_ms = deliver_at_ms(delay, now_ms)
     if deliver_ms <= now_ms - PAST_MS_MAX:
         raise DelayIllegal(
-            f"the time of delivery, {_time(deliver_ms)}, has passed: the broker's clock says {_time(now_ms)}; "
-            "give a time to come, or none to have the messages delivered at once"
+            f"the delivery time, {_time(deliver_ms)}, has passed: the broker's clock says {_time(now_ms)}; "
+            "pass a time in the future, or none to deliver the messages immediately"
         )
     if deliver_ms > now_ms + max_days * DAY_MS:
         raise DelayIllegal(
-            f"the time of delivery, {_time(deliver_ms)}, is {(deliver_ms - now_ms) / DAY_MS:,.1f} days from now; "
-            f"delivery.delay_max_days is {max_days}",
+            f"the delivery time, {_time(deliver_ms)}, is {(deliver_ms - now_ms) / DAY_MS:,.1f} days from now, more "
+            f"than delivery.delay_max_days ({max_days}); pass an earlier time, or raise the limit",
             delay_max_days=max_days,
         )
     if deliver_ms <= now_ms:
         return None
-    # The last whole second before it. RocketMQ delivers when that second is over: never early, up to a second late.
+    # The last full second before it. RocketMQ delivers when that second is over: never early, up to a second late.
     out_ms = (deliver_ms - 1) // SECOND_MS * SECOND_MS
     own = {delay.name: str(delay.value), **bookkeeping, PROPERTY_TIMER_OUT_MS: str(out_ms)}
     return Route(TIMER_CONFIG, 0, common_properties(delay.others) + encode_properties(own))
 
 
 def _time(ms: int) -> str:
-    """A time in ms since 1970 for people: ``2026-11-21 10:00:00 UTC``."""
+    """Format a time in ms since 1970 for a message: ``2026-11-21 10:00:00 UTC``."""
     try:
         return f"{datetime.fromtimestamp(ms // SECOND_MS, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
@@ -119,7 +122,7 @@ def _time(ms: int) -> str:
 
 
 def deliver_at_ms(delay: Delay, now_ms: int) -> int:
-    """The time of delivery that a timed message asks for, ms since 1970."""
+    """Return the delivery time that a timed message asks for, ms since 1970."""
     if delay.name == PROPERTY_TIMER_DELIVER_MS:
         return delay.value
     return now_ms + delay.value * (SECOND_MS if delay.name == PROPERTY_TIMER_DELAY_SECONDS else 1)

@@ -1,7 +1,7 @@
 """The 18 delay levels: RocketMQ's ScheduleMessageService.
 
-Messages of level n wait in queue n - 1 of SCHEDULE_TOPIC_XXXX, whose units say when each is due. All of a queue wait
-equally long, so the first of it is always the next; ``config/delayOffset.json`` says which that is.
+Messages of level n wait in queue n - 1 of SCHEDULE_TOPIC_XXXX, whose units store when each is due. All messages of a
+queue wait equally long, so the first waiting one is always the next; ``config/delayOffset.json`` stores its offset.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .copies import Copies
 from .moving import RECORDS_A_STEP, Figures, Mover, Settling, choose, topics_of
 
 COPIES_A_STEP = 64
-"""After a crash so many messages at a time are looked for in the log."""
+"""Number of messages whose copies one step looks for in the log after a crash."""
 
 
 @dataclass(slots=True)
 class Level:
-    """One level. Messages below ``next_offset`` are delivered, those below ``counted`` are in the counts by topic."""
+    """One level. Messages below ``next_offset`` are delivered; those below ``counted`` are in the counts by topic."""
 
     number: int
     delay_ms: int
@@ -32,31 +32,31 @@ class Level:
     next_offset: int
     counted: int
     due_ms: int = 0
-    """The next one is not due before."""
+    """Lower bound of the next message's due time."""
     found: tuple[int, int] = (0, 0)
-    """(queue offset, ms): when the clock said this, but for how far it had been moved, messages of the queue before
-    that offset were there already."""
+    """(queue offset, ms): messages below this offset were already in the queue at this time. The time excludes what the
+    clock had been moved by."""
     crashed: bool = False
-    """Some of those may have been delivered, although ``next_offset`` does not say so."""
+    """True if some of those may have been delivered although ``next_offset`` does not say so."""
 
     @property
     def pending(self) -> int:
-        """How many messages wait."""
+        """Number of waiting messages."""
         return max(self.queue.max_offset - self.next_offset, 0)
 
 
 class DelayLevels:
-    """Delivers what waits in the levels.
+    """Delivery of the messages that wait in the levels.
 
-    A copy is on disk before ``config/delayOffset.json`` says that its message is delivered. So after a crash, of this
-    broker or of a RocketMQ, which writes that file every 10 s, the copies that the log has are looked for first: a
-    message that has one is not delivered again. One without a unique key may be.
+    A copy is on disk before ``config/delayOffset.json`` counts its message as delivered. That file may therefore be
+    behind after a crash of this broker, or of a RocketMQ, which writes it every 10 s. So delivery first looks for
+    copies in the log: a message that has one is not delivered again. A message without a unique key may be.
     """
 
     def __init__(self, mover: Mover) -> None:
         self.figures = Figures()
         self.topics: Counter[str] = Counter()
-        """How many messages wait for each topic."""
+        """Number of messages that wait for each topic."""
         self.levels: dict[int, Level] = {}
         self._mover = mover
         self._store = mover.store
@@ -67,8 +67,9 @@ class DelayLevels:
         self._moved_ms = self._store.clock.moved_ms
 
     async def step(self, now_ms: int) -> bool:
-        """Do a millisecond's work: deliver what is due, or count what came; whether there was any."""
+        """Do about a millisecond of work: deliver due messages, or count new ones. Return whether there was any."""
         if self._moved_ms != self._store.clock.moved_ms:
+            # The clock was set: the known due times are wrong, so compute them again.
             self._moved_ms = self._store.clock.moved_ms
             for level in self.levels.values():
                 level.due_ms = 0
@@ -89,7 +90,7 @@ class DelayLevels:
         return False
 
     def next_due_ms(self) -> int | None:
-        """When the next message is due; None while none waits."""
+        """Return when the next message is due; None if none waits."""
         return min((level.due_ms for level in self.levels.values() if level.pending), default=None)
 
     async def _find_levels(self, now_ms: int) -> None:
@@ -108,7 +109,7 @@ class DelayLevels:
         self._started = True
 
     async def _pass_over(self, level: Level) -> None:
-        """Pass over some messages that were delivered before the crash. They are not counted yet."""
+        """Skip some messages that were delivered before the crash. The counts by topic do not include them yet."""
         first = level.next_offset
         count = min(COPIES_A_STEP, level.found[0] - first)
         delivered = 0
@@ -139,11 +140,11 @@ class DelayLevels:
         return True
 
     def due_ms(self, level: Level, units: np.ndarray, first: int) -> np.ndarray:
-        """When the messages of these units, from the queue offset ``first`` on, are due by the clock as it goes now:
-        each waits for its level's delay, whatever was done to the clock meanwhile.
+        """Return when the messages of these units, which begin at queue offset ``first``, are due by today's clock.
 
-        The units say when they are due by the clock that the records were stored by. Of what another broker stored
-        that cannot be known; but none of it waits longer than the delay, counted from when this one found it.
+        Each message waits for its level's delay even if the clock was set meanwhile. A unit stores the due time by the
+        clock at the time of the append. How another broker's clock was moved is unknown, so a message that this broker
+        found in the queue waits at most its delay from then on.
         """
         offsets, stored = units["physical_offset"].astype(np.int64), units["tags_code"].astype(np.int64)
         due_ms = self._store.clock.stored_ms(offsets, stored - level.delay_ms) + level.delay_ms
@@ -165,7 +166,6 @@ class DelayLevels:
         return True
 
     def settle(self, flushed_offset: int) -> None:
-        """Note what is delivered by copies that are on disk. For one thread at a time; ``delay_offsets`` is dirty
-        then."""
+        """Record in ``delay_offsets`` the deliveries whose copies are on disk. For one thread at a time."""
         for number, next_offset in self._progress.settled(flushed_offset):
             self._store.delay_offsets.deliver(number, next_offset)

@@ -1,11 +1,12 @@
-"""Which messages of which producer are stored: how a frame that is sent again is told from a new one.
+"""Deduplication: the stored messages of each producer, by which the broker tells a resent frame from a new one.
 
-A producer numbers its messages: ``unique_prefix`` names it, ``unique_first`` counts. What is stored of a producer in a
-topic is kept as *runs*: messages whose counters and queue offsets follow each other. All of it is in memory, and
-bounded. A start reads it back from the log's tail, whose records have prefix and counter in their unique key.
+A producer numbers its messages: ``unique_prefix`` names the producer, ``unique_first`` is the counter. The stored
+messages of a producer in a topic are kept as *runs*: messages with consecutive counters and queue offsets. All runs are
+in memory, and bounded. A start restores them from the tail of the log, whose records have prefix and counter in their
+unique key.
 
-Everything belongs to the event loop. Whether a frame is a duplicate is asked for every frame, so the usual answer, that
-its counters are above all that came before, costs one look into a dict.
+Everything runs on the event loop. Every frame is checked, so the common case, counters above all earlier ones, costs a
+single dict look-up.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from ...protocol.errors import PartlyStored
 from ..store import StoredRun
 
 SEQUENCE_WEIGHT = 4
-"""What a sequence takes of ``runs_max`` beside its runs: a producer with a single message takes memory too."""
+"""Weight of a sequence in ``runs_max`` besides its runs: even a producer of one message takes memory."""
 _FORGOTTEN_SHARE = 8
-"""A producer with too many runs forgets the oldest of them, one of so many at a time."""
+"""A producer with too many runs loses the oldest eighth of them."""
 _ORDER_S = 1.0
-"""The sequences' order by activity is right to this."""
+"""Accuracy of the sequences' order by activity."""
 
 # Columns of a run.
 _FIRST = 0
 """Counter of its first message."""
 _END = 1
-"""Behind the counter of its last message."""
+"""Counter after that of its last message."""
 _PLACE = 2
-"""The topic and queue that it is stored in: see ``ProducerSequences``."""
+"""Topic and queue that it is stored in, encoded as in ``ProducerSequences._other_topics``."""
 _OFFSET = 3
 """Queue offset of its first message."""
 _COLUMNS = 4
@@ -43,9 +44,9 @@ _QUEUE_BITS = 16
 
 
 class StoredBefore(NamedTuple):
-    """Where the messages of a duplicate lie: topic and queue that they are stored in, queue offset of the first.
+    """The place of a duplicate's messages: topic and queue that they are stored in, queue offset of the first.
 
-    They may not be on disk, nor known to the queue, yet.
+    They may not be flushed or dispatched yet.
     """
 
     topic: str
@@ -54,10 +55,10 @@ class StoredBefore(NamedTuple):
 
 
 class Sequence:
-    """What is stored of one producer's messages to one topic: runs, by counter, none of which overlap.
+    """The stored messages of one producer in one topic: runs, sorted by counter, that do not overlap.
 
-    A row of an array each: as objects they would be out of the processor's caches when their turn comes, and cost more
-    than all the rest.
+    Each run is a row of one array. Objects would not be in the CPU's caches when they are needed, and those misses
+    would cost more than everything else.
     """
 
     __slots__ = ("active_at", "last_place", "next", "next_offset", "rows")
@@ -65,22 +66,22 @@ class Sequence:
     def __init__(self, now: float) -> None:
         self.rows = array("q")
         self.next = 0
-        """Above every counter that was stored. The last run ends here."""
+        """Counter after the highest one stored; the end of the last run."""
         self.last_place = -1
         self.next_offset = -1
-        """The queue offset with which the last run would go on."""
+        """Queue offset at which the last run would continue."""
         self.active_at = now
 
     def __len__(self) -> int:
         return len(self.rows) // _COLUMNS
 
     def find(self, first: int, count: int) -> tuple[int, int] | None:
-        """Place and queue offset of the first message; None where none of them is stored.
+        """Return place and queue offset of the first message; None if none of the messages is stored.
 
-        Raises ``PartlyStored`` where they are not all of one kind, or not in one run.
+        Raises ``PartlyStored`` if only some of them are stored, or all but in more than one run.
         """
         runs = self.rows
-        following = self._behind(first)
+        following = self._row_after(first)
         if following:
             begin, end, place, queue_offset = runs[following - _COLUMNS : following]
             if first + count <= end:
@@ -91,14 +92,14 @@ class Sequence:
             raise _partly_stored(first, count, 0, runs[following] - first)
         return None
 
-    def _behind(self, counter: int) -> int:
-        """Where the row of the first run begins that lies behind the counter."""
+    def _row_after(self, counter: int) -> int:
+        """Return the array index of the first run that begins after the counter."""
         runs = self.rows
         return _COLUMNS * bisect_right(range(0, len(runs), _COLUMNS), counter, key=runs.__getitem__)
 
     def add(self, first: int, count: int, place: int, queue_offset: int) -> int:
-        """Messages were stored; returns how many runs there are more. What is there already stays as it is: the first
-        occurrence counts."""
+        """Add stored messages; return the number of runs that this added. Messages already present stay as they are:
+        the first occurrence counts."""
         end = first + count
         if first < self.next:
             before = len(self)
@@ -119,7 +120,7 @@ class Sequence:
         runs = self.rows
         at = first
         while at < end:
-            following = self._behind(at)
+            following = self._row_after(at)
             if following and at < runs[following - _COLUMNS + _END]:
                 at = runs[following - _COLUMNS + _END]
                 continue
@@ -133,30 +134,30 @@ class Sequence:
         self.next_offset = runs[_OFFSET - _COLUMNS] + self.next - runs[_FIRST - _COLUMNS]
 
     def _join(self, at: int) -> None:
-        """Make the run at ``at`` and the one behind it one, where they are."""
+        """Merge the run at ``at`` with the next one if that continues it."""
         runs = self.rows
-        behind = at + _COLUMNS
+        following = at + _COLUMNS
         if (
-            0 <= at < behind < len(runs)
-            and runs[at + _END] == runs[behind]
-            and runs[at + _PLACE] == runs[behind + _PLACE]
-            and runs[at + _OFFSET] + runs[at + _END] - runs[at] == runs[behind + _OFFSET]
+            0 <= at < following < len(runs)
+            and runs[at + _END] == runs[following]
+            and runs[at + _PLACE] == runs[following + _PLACE]
+            and runs[at + _OFFSET] + runs[at + _END] - runs[at] == runs[following + _OFFSET]
         ):
-            runs[at + _END] = runs[behind + _END]
-            del runs[behind : behind + _COLUMNS]
+            runs[at + _END] = runs[following + _END]
+            del runs[following : following + _COLUMNS]
 
     def forget_oldest(self, count: int) -> int:
-        """Forget the runs with the lowest counters, but never all; returns how many."""
+        """Forget the ``count`` runs with the lowest counters; return ``count``. The caller never passes all of them."""
         del self.rows[: count * _COLUMNS]
         return count
 
 
 class ProducerSequences:
-    """The sequences of all producers, the least recently active ones in front.
+    """The sequences of all producers, least recently active first.
 
-    ``runs_max``: runs of all together, of which each sequence counts as ``SEQUENCE_WEIGHT`` more;
-    ``producer_runs_max``: of one producer in one topic; ``expiry_s``: a sequence to which nothing came for so long is
-    forgotten. All times are seconds of one clock, which the caller passes in.
+    ``runs_max``: maximum number of runs of all producers, where each sequence counts as ``SEQUENCE_WEIGHT`` more;
+    ``producer_runs_max``: maximum of one producer in one topic; ``expiry_s``: time without a message after which a
+    sequence is forgotten. All times are seconds of one clock, which the caller passes in.
     """
 
     def __init__(self, *, runs_max: int, producer_runs_max: int, expiry_s: float) -> None:
@@ -165,24 +166,24 @@ class ProducerSequences:
         self._expiry_s = expiry_s
         self._sequences: OrderedDict[tuple[str, str], Sequence] = OrderedDict()
         self._other_topics: dict[str, int] = {}
-        """Numbers, from 1, of topics in which messages are stored that were sent to another. A *place* is such a
-        number, or 0 for the topic that was asked for, and behind it, in 16 bits, the queue."""
+        """Numbers, from 1, of topics that store messages sent to another topic. A *place* is such a number, or 0 for
+        the topic the messages were sent to, followed by the queue in the lowest 16 bits."""
         self._room = runs_max
-        """How many runs more may be kept."""
+        """Number of runs that may still be added."""
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     @property
     def runs(self) -> int:
-        """How many runs are kept."""
+        """Number of runs in memory."""
         return self._runs_max - self._room - SEQUENCE_WEIGHT * len(self._sequences)
 
     def find(self, prefix: str, topic: str, first: int, count: int) -> StoredBefore | None:
-        """Where a frame's messages are stored; None where none of them is known to be.
+        """Return where a frame's messages are stored; None if none of them is known to be stored.
 
-        ``topic`` is the one that they are sent to. Raises ``PartlyStored`` where only some of them are stored, or all
-        but not behind each other in one queue.
+        ``topic``: the topic that they are sent to. Raises ``PartlyStored`` if only some of them are stored, or all but
+        not consecutively in one queue.
         """
         sequence = self._sequences.get((prefix, topic))
         if sequence is None or first >= sequence.next:
@@ -198,7 +199,7 @@ class ProducerSequences:
     def stored(
         self, prefix: str, asked: str, first: int, count: int, topic: str, queue: int, queue_offset: int, now: float
     ) -> None:
-        """Messages that were sent to the topic ``asked`` were stored in ``queue`` of ``topic``, from ``queue_offset``
+        """Record that messages sent to the topic ``asked`` were stored in ``queue`` of ``topic``, from ``queue_offset``
         on."""
         sequence = self._sequences.get((prefix, asked))
         if sequence is None or now > sequence.active_at + _ORDER_S:
@@ -212,7 +213,7 @@ class ProducerSequences:
                 self._bound((prefix, asked), sequence)
 
     def _awaken(self, key: tuple[str, str], sequence: Sequence | None, now: float) -> Sequence:
-        """Put a sequence, made where there is none, behind all others."""
+        """Move a sequence to the end of the order; create it if ``sequence`` is None."""
         if sequence is None:
             self.expire(now)
             self._room -= SEQUENCE_WEIGHT
@@ -223,28 +224,30 @@ class ProducerSequences:
         return sequence
 
     def _bound(self, key: tuple[str, str], sequence: Sequence) -> None:
-        """A sequence has more runs, and there are too many now: forget others."""
+        """Forget runs after a sequence grew over a limit: its own oldest ones, or inactive sequences."""
         if len(sequence.rows) > self._producer_rows_max:
             self._room += sequence.forget_oldest(max(len(sequence) // _FORGOTTEN_SHARE, 1))
         while self._room < 0 and len(self._sequences) > 1:
-            self._sequences.move_to_end(key)  # the order is a rough one: it may stand in front
+            self._sequences.move_to_end(key)  # the order is only approximate: this sequence may be the first
             self._forget_first()
 
     def restore(self, runs: Iterable[StoredRun], now: float) -> None:
-        """Take what the log's tail holds, the oldest first. A start counts as a sign of life of every producer: it may
-        have waited for it."""
+        """Restore the runs found in the tail of the log, oldest first.
+
+        A start of the broker counts as activity of every producer: it may have been waiting for the broker.
+        """
         for run in runs:
             self.stored(*run, now=now)
             self._sequences.move_to_end(run[:2])
 
     def expire(self, now: float) -> None:
-        """Forget the sequences to which nothing came for ``expiry_s``."""
+        """Forget the sequences without a new message for ``expiry_s``."""
         sequences = self._sequences
         while sequences and next(iter(sequences.values())).active_at + self._expiry_s <= now:
             self._forget_first()
 
     def forget_topic(self, topic: str) -> None:
-        """A topic is deleted, and its messages with it."""
+        """Forget the sequences of a deleted topic."""
         for key in [key for key in self._sequences if key[1] == topic]:
             self._room += len(self._sequences.pop(key)) + SEQUENCE_WEIGHT
 
@@ -253,10 +256,10 @@ class ProducerSequences:
 
 
 def _partly_stored(first: int, count: int, stored: int, cut_at: int) -> PartlyStored:
-    what = f"the first {stored} of them are" if stored else f"some of them are, the first {cut_at} are not"
+    found = f"the first {stored} are" if stored else f"some, but not the first {cut_at}, are"
     return PartlyStored(
-        f"of the {count} messages from counter {first} on, {what} stored already, in one piece; nothing of the frame "
-        f"was written. Send the first {cut_at} and the others in frames of their own",
+        f"of the {count} messages from counter {first} on, {found} already stored; the broker wrote nothing of this "
+        f"frame. Resend the first {cut_at} messages and the others in separate frames",
         stored=stored,
         cut_at=cut_at,
     )

@@ -1,8 +1,8 @@
-"""Messages with a time of delivery: RocketMQ's TimerMessageStore, on an index of its own making.
+"""Timed messages: RocketMQ's TimerMessageStore, with FlintMQ's own index.
 
-They wait in queue 0 of rmq_sys_wheel_timer, in no order of time. What the index needs of each, 28 bytes, goes into a
-file for the hour that it is due in; in memory are the times of one hour, the one that delivery is in. A message is
-delivered when the second after its TIMER_OUT_MS begins: never early, up to a second late.
+They wait in queue 0 of rmq_sys_wheel_timer, which is not ordered by time. The index stores 28 bytes for each message in
+a file for the hour in which it is due; only the hour being delivered is in memory. A message is delivered when the
+second after its TIMER_OUT_MS begins: never early, up to a second late.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SECOND_MS = 1_000
 _QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
 
 _PLACES = np.dtype([("physical_offset", "i8"), ("size", "i4")])
-"""A message of the present hour, in memory."""
+"""Type of the entries in memory: a message of the hour being delivered."""
 
 
 class Timers:
-    """Indexes the timer queue, delivers what is due, and appends again what retention would take.
+    """Indexing and delivery of the timer queue, and the rolling of messages that retention would delete.
 
-    ``state``: how far all that is; its changes go to ``files``, which put them on disk once the records are there that
-    they speak of. After a crash some may be delivered again, and none is left out.
+    ``state``: the progress of all three. Its changes go to ``files``, which persist each one after the records that it
+    refers to are on disk. After a crash some messages may be delivered again, but none is skipped.
     """
 
     def __init__(self, mover: Mover, files: TimerFiles) -> None:
@@ -44,11 +44,11 @@ class Timers:
         self.opened = False
         self._loaded_hour = -1
         self._seconds: dict[int, bytearray] = {}
-        """The hour's messages that are not delivered, and those of the present second, by second."""
+        """By second: the hour's undelivered messages, and all messages of the second being delivered."""
         self._roll_below = 0
 
     async def step(self, now_ms: int) -> bool:
-        """Do a millisecond's work; whether there was any."""
+        """Do about a millisecond of work. Return whether there was any."""
         now = now_ms // SECOND_MS
         if not self.opened:
             await self._open(now)
@@ -56,14 +56,17 @@ class Timers:
         return await self._deliver(now, now_ms) or await self._index() or await self._roll()
 
     def next_due_ms(self) -> int | None:
-        """When the next message is due; None while none waits."""
+        """Return when the next message is due; None if none waits."""
         state = self.state
         due = [second for second in self._seconds if second > state.second]
         due += [hour.first_due_second for number, hour in state.hours.items() if number > state.hour and hour.count]
         return SECOND_MS * (min(due) - state.shift) if due else None
 
     def roll_below(self, physical_offset: int) -> None:
-        """Append again what waits and lies before: retention is to take the file. Wake the timers after it."""
+        """Request that waiting messages below this offset are appended again: retention is about to delete their file.
+
+        The caller wakes the timers afterwards.
+        """
         self._roll_below = max(self._roll_below, physical_offset)
 
     async def _open(self, now: int) -> None:
@@ -74,7 +77,7 @@ class Timers:
         self.opened = True
 
     def _stay_ahead(self, now: int) -> None:
-        """Where the clock was set back, go on ahead of it."""
+        """Run ahead of the clock if it was set back: the index is by hour and cannot go back."""
         missing = self.state.second - self.state.shift - now
         if missing > 0:
             hours = -(-missing // HOUR_SECONDS)
@@ -94,8 +97,8 @@ class Timers:
             count = len(rows) // _PLACES.itemsize if rows is not None else 0
             if rows is not None and state.position < count:
                 at = state.position * _PLACES.itemsize
-                some = bytes(rows[at : at + RECORDS_A_STEP * _PLACES.itemsize])
-                await self._deliver_some(np.frombuffer(some, _PLACES), now_ms)
+                part = bytes(rows[at : at + RECORDS_A_STEP * _PLACES.itemsize])
+                await self._deliver_part(np.frombuffer(part, _PLACES), now_ms)
                 return True
             if state.second >= now + state.shift:
                 return False
@@ -103,7 +106,7 @@ class Timers:
             state.move_to(self._next_second(now + state.shift), 0)
 
     def _next_second(self, now: int) -> int:
-        """The next second, up to ``now``, in which something is due, or ``now``."""
+        """Return the next second, at most ``now``, in which a message is due; ``now`` if there is none."""
         state = self.state
         due = min(self._seconds, default=None)
         if due is not None:
@@ -111,7 +114,7 @@ class Timers:
         following = min((number for number in state.hours if number > state.hour), default=None)
         return min(following * HOUR_SECONDS, now) if following is not None else now
 
-    async def _deliver_some(self, rows: np.ndarray, now_ms: int) -> None:
+    async def _deliver_part(self, rows: np.ndarray, now_ms: int) -> None:
         state = self.state
         number = state.hour
         count = min(int(np.searchsorted(np.cumsum(rows["size"]), BYTES_A_STEP)) + 1, len(rows))
@@ -123,11 +126,11 @@ class Timers:
         early &= (waiting.due_ms >= 0) & (waiting.group_of != UNSOUND)
         if early.any():
             await self._put_off(waiting, early)
-            gone = ~np.isin(rows["physical_offset"], waiting.chosen[C_PHYSICAL_OFFSET::CHOSEN_ROW][early])
-            waiting = await self._mover.read(_chosen(rows[gone]))
+            due = ~np.isin(rows["physical_offset"], waiting.chosen[C_PHYSICAL_OFFSET::CHOSEN_ROW][early])
+            waiting = await self._mover.read(_chosen(rows[due]))
         else:
-            gone = np.ones(len(rows), bool)
-        end_offset = await self._mover.deliver_read(waiting, int(gone.sum()), timed=True)
+            due = np.ones(len(rows), bool)
+        end_offset = await self._mover.deliver_read(waiting, int(due.sum()), timed=True)
         due_ms = (state.second - state.shift) * SECOND_MS
         self._happened(
             end_offset, Reached(state.second, state.position + count, number, len(rows), topics_of(waiting, -1))
@@ -135,7 +138,7 @@ class Timers:
         self.figures.count(waiting.count, now_ms - due_ms)
 
     async def _put_off(self, waiting: Waiting, early: np.ndarray) -> None:
-        """Index messages again that came up before they are due: the clock was set back after they were indexed."""
+        """Index again the messages that came up too early: the clock was set back after they had been indexed."""
         chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
         begins = np.cumsum(chosen[:, C_SIZE]) - chosen[:, C_SIZE]
         at = begins[early, None] + np.arange(_QUEUE_OFFSET_AT, _QUEUE_OFFSET_AT + 8)
@@ -147,17 +150,18 @@ class Timers:
         hours = self.state.hours
         rolled = [hours[number].rolled_below if number in hours else 0 for number in
                   (rows["due_second"] // HOUR_SECONDS).tolist()]  # fmt: skip
-        again = rows["physical_offset"] < np.array(rolled, np.int64)
+        below_rolled = rows["physical_offset"] < np.array(rolled, np.int64)
         topics: Counter[str] = Counter()
-        if again.any():
-            # In their new hour they would be taken for some that were appended again when retention came.
-            appended = await self._mover.read(_chosen(rows[again]))
+        if below_rolled.any():
+            # In their new hour, messages below ``rolled_below`` count as already appended again, so they would be lost:
+            # append them again now, for a new physical offset.
+            appended = await self._mover.read(_chosen(rows[below_rolled]))
             await self._mover.write(appended, [(TIMER_TOPIC, 0)] * len(appended.counts))
-            rows, topics = rows[~again], topics_of(appended, -1)
+            rows, topics = rows[~below_rolled], topics_of(appended, -1)
         self._keep(self._store.write_offset, Indexed(self.state.indexed, rows, topics))
 
     async def _load(self) -> None:
-        """Have the messages of the hour that delivery is in."""
+        """Load the messages of the hour being delivered, unless they are in memory."""
         state = self.state
         if self._loaded_hour == state.hour:
             return
@@ -185,7 +189,7 @@ class Timers:
         return True
 
     def _keep(self, end_offset: int, indexed: Indexed) -> None:
-        """These are in the index now."""
+        """Add messages to the index, and to memory if they are due in the loaded hour."""
         self._happened(end_offset, indexed)
         for number, mine in by_hour(indexed.rows):
             if number == self._loaded_hour:
@@ -193,7 +197,7 @@ class Timers:
                     self._seconds.setdefault(second, bytearray()).extend(blob)
 
     def _rows(self, waiting: Waiting) -> tuple[np.ndarray, int, np.ndarray]:
-        """Of what was read: the index's rows, the log's end behind all of it, and which of it is to be delivered."""
+        """Return, for the messages read: (their index rows, end of the log after them, mask of those to deliver)."""
         state = self.state
         waiting.lose_targets(waiting.due_ms < 0)
         chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
@@ -211,9 +215,11 @@ class Timers:
     # Rolling.
 
     async def _roll(self) -> bool:
-        """Append again what waits below ``_roll_below``, of one hour. All of it at once: nothing of the hour may be
-        delivered meanwhile."""
-        # What is not indexed yet must not be taken for rolled.
+        """Append again the messages of one hour that wait below ``_roll_below``.
+
+        All of them in one step, because none of the hour may be delivered meanwhile.
+        """
+        # A message that is not indexed yet must not count as rolled.
         below = min(self._roll_below, self._store.reput_offset)
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         if queue is None or self.state.indexed < queue.max_offset:
@@ -242,7 +248,7 @@ class Timers:
         return True
 
     async def _waiting_rows(self, number: int) -> np.ndarray:
-        """Physical offset and size of an hour's messages that are not delivered."""
+        """Return physical offset and size of an hour's undelivered messages."""
         state = self.state
         if number == self._loaded_hour:
             skipped = state.position * _PLACES.itemsize
@@ -255,7 +261,7 @@ class Timers:
 
 
 def _chosen(rows: np.ndarray) -> np.ndarray:
-    """What ``RecordRewriter.read`` takes."""
+    """Return the rows in the form that ``RecordRewriter.read`` takes."""
     chosen = np.zeros((len(rows), CHOSEN_ROW), np.int64)
     chosen[:, C_PHYSICAL_OFFSET] = rows["physical_offset"]
     chosen[:, C_SIZE] = rows["size"]
@@ -263,7 +269,7 @@ def _chosen(rows: np.ndarray) -> np.ndarray:
 
 
 def _by_second(rows: np.ndarray, first_second: int) -> dict[int, bytearray]:
-    """The places of each second from ``first_second`` on, in their order."""
+    """Return, for each second from ``first_second`` on, its messages' places in their order."""
     seconds = rows["due_second"]
     places = np.empty(len(rows), _PLACES)
     places["physical_offset"] = rows["physical_offset"]

@@ -1,4 +1,4 @@
-"""Changes of the topic table: made on the event loop, put on disk by one thread, confirmed when they are there."""
+"""Changes of the topic table: made on the event loop, written by one thread, confirmed when they are on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Done = Callable[[BrokerError | None], None]
 
 @dataclass(slots=True)
 class _Change:
-    """A topic whose change is not on disk yet: what it was before, whether it goes, and who waits to hear."""
+    """A change that is not on disk yet: the topic, its previous settings, and the callbacks that wait for it."""
 
     topic: str
     previous: TopicConfig | None
@@ -28,11 +28,11 @@ class _Change:
 
 
 class TopicChanges:
-    """Creates, changes and deletes topics.
+    """Creation, change and deletion of topics.
 
-    All changes that are asked for while one write of the table runs share the next (as in a group commit). A topic is
-    pending from the moment of its change until that is on disk; nothing may be acknowledged for it in between.
-    ``on_deleted`` is called on the loop with each topic that is gone from the disk.
+    All changes requested during one write of the table share the next write (group commit). A topic is pending from its
+    change until that is on disk; until then the broker acknowledges no message of it. ``on_deleted`` is called on the
+    loop with each deleted topic after its files are gone.
     """
 
     def __init__(self, store: MessageStore, loop: asyncio.AbstractEventLoop, on_deleted: Callable[[str], None]) -> None:
@@ -41,21 +41,21 @@ class TopicChanges:
         self._loop = loop
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="topics")
         self.pending: dict[str, _Change] = {}
-        """By topic: its change that is not on disk yet."""
+        """By topic: the change that is not on disk yet."""
         self._queue: deque[_Change] = deque()
         self._running = False
 
     def when_done(self, topic: str, done: Done) -> None:
-        """Call ``done`` on the loop, with what went wrong, when the pending change of ``topic`` is over."""
+        """Call ``done`` on the loop, with the error or None, when the pending change of ``topic`` is finished."""
         self.pending[topic].waiting.append(done)
 
     def put(self, config: TopicConfig, done: Done) -> None:
-        """Create or replace a topic that has no pending change; ``done`` when it is on disk."""
+        """Create or replace a topic without a pending change; call ``done`` when it is on disk."""
         self._start(_Change(config.name, self._store.topics.get(config.name), delete=False), done)
         self._store.topics.put(config)
 
     def delete(self, topic: str, done: Done) -> None:
-        """Delete a topic that has no pending change; ``done`` when it is gone from the disk."""
+        """Delete a topic without a pending change; call ``done`` when its files are gone."""
         self._start(_Change(topic, self._store.topics.get(topic), delete=True), done)
         self._store.topics.remove(topic)
 
@@ -69,7 +69,8 @@ class TopicChanges:
         self.pending[change.topic] = change
         self._queue.append(change)
         if not self._running:
-            # In the next turn of the loop: `put` still has to put, and others of this turn may come along.
+            # Not before the next turn of the loop: `put` changes the table after this call, and other changes of this
+            # turn can share the write.
             self._running = True
             self._loop.call_soon(self._next)
 
@@ -100,12 +101,12 @@ class TopicChanges:
         self._next()
 
     def _undo(self, change: _Change, failure: BaseException) -> BrokerError:
-        """Take back what could not be written, and say so."""
-        log.error("the topic table could not be written for topic %s", change.topic, exc_info=failure)
+        """Undo a change that could not be written, log it, and return the error for the client."""
+        log.error("could not write the topic table for a change of topic %s", change.topic, exc_info=failure)
         if change.previous is None:
             self._store.topics.remove(change.topic)
         else:
             self._store.topics.put(change.previous)
         reason = str(failure) if isinstance(failure, FlintError | OSError) else type(failure).__name__
         verb = "deleted" if change.delete else "created or changed"
-        return ServiceNotAvailable(f"topic {change.topic} could not be {verb}: {reason}; the broker's log says more")
+        return ServiceNotAvailable(f"topic {change.topic} could not be {verb}: {reason}; see the broker's log")

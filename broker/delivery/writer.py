@@ -1,4 +1,4 @@
-"""Appending records of the broker's own making: retried, delivered, committed messages, and notes about them."""
+"""Appending of records that the broker itself creates: retried, delivered and committed messages, and notes on them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Done = Callable[[BrokerError | None], None]
 
 
 class RecordWriter:
-    """Writes records to topics that it makes where they are not there.
+    """A writer of records that creates missing topics.
 
-    ``appended``: called after each append, so that it is flushed and dispatched. ``sync``: whether an acknowledgement
-    means that a record is on disk.
+    ``appended``: called after each append, to have it flushed and dispatched. ``sync``: an acknowledgement means that
+    the record is on disk.
     """
 
     def __init__(
@@ -39,36 +39,37 @@ class RecordWriter:
         self._sync = sync
 
     def with_topics(self, configs: Sequence[TopicConfig], done: Done) -> None:
-        """Call ``done`` once these topics are there, at once where they are: made as given, durably, where one is not.
+        """Create the topics that do not exist, durably; then call ``done``, at once if all of them exist.
 
-        A topic that is there stays as it is.
+        An existing topic stays as it is.
         """
         for config in configs:
             pending = config.name in self._topic_changes.pending
             if not pending and self.store.topics.get(config.name) is not None:
                 continue
 
-            def again(error: BrokerError | None) -> None:
+            def check_next(error: BrokerError | None) -> None:
                 if error is not None:
                     done(error)
                 else:
                     self.with_topics(configs, done)
 
             if pending:
-                self._topic_changes.when_done(config.name, again)
+                self._topic_changes.when_done(config.name, check_next)
             else:
-                self._topic_changes.put(config, again)
+                self._topic_changes.put(config, check_next)
             return
         done(None)
 
     def append(self, records: Sequence[Record]) -> int:
-        """See ``MessageStore.append_records``; the topics must be there. Returns the log's end behind them."""
+        """Append records to existing topics; return the end of the log after them. Raises as
+        ``MessageStore.append_records``."""
         end_offset = self.store.append_records(records)
         self._appended()
         return end_offset
 
     def when_acknowledged(self, end_offset: int, done: Done) -> None:
-        """Call ``done`` when what lies below ``end_offset`` may be acknowledged: with sync flush, once it is on
+        """Call ``done`` when the records below ``end_offset`` may be acknowledged: with sync flush, when they are on
         disk."""
         if self._sync:
             self._flush.wait_for(end_offset, done)
@@ -78,4 +79,4 @@ class RecordWriter:
     def when_on_disk(self, end_offset: int, done: Done) -> None:
         """Call ``done`` when the log is on disk below ``end_offset``, whatever the flush policy."""
         self._flush.wait_for(end_offset, done)
-        self._flush.wake()  # with async flush nobody else does
+        self._flush.wake()  # with async flush nothing else wakes the service early

@@ -277,5 +277,5 @@ def test_delayed_messages_that_are_damaged_meanwhile_are_left_out_and_said(
     delayed.run(start_ms + 60_000)
     assert delayed.counted("t") == Counter(LEVEL + TIMED) - Counter([LEVEL[1], TIMED[2]])
     assert delayed.delays.levels._mover.unreadable == 2
-    assert "messages that wait cannot be delivered: the log does not hold them whole any more" in caplog.text
+    assert "delayed messages cannot be delivered: they are damaged or no longer in the log" in caplog.text
     delayed.stop()

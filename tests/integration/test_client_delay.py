@@ -169,7 +169,7 @@ def test_the_shell_says_when_a_message_is_delivered(shared_broker: RunningBroker
         assert cli.run("send", topic, "hello", "-o", "json").rows[0]["deliver_at"] is None
         assert len(cli.run("send", topic, "hello", "--delay", "2h").out.split("\t")) == 6, "for scripts as it was"
         failed = cli.run("send", topic, "hello", "--deliver-at", "-2h")
-        assert "the time of delivery, " in failed.err
+        assert "the delivery time, " in failed.err
         assert "TIMER_DELIVER_MS" not in failed.err
 
 

@@ -70,9 +70,9 @@ def test_a_time_that_has_just_passed_means_at_once(past_ms: int) -> None:
     [
         (
             {"TIMER_DELIVER_MS": NOW_MS - PAST_MS_MAX},
-            "UTC, has passed: the broker's clock says .* UTC; give a time to come",
+            "UTC, has passed: the broker's clock says .* UTC; pass a time in the future",
         ),
-        ({"TIMER_DELIVER_MS": 0}, "the time of delivery, 1970-01-01 00:00:00 UTC, has passed"),
+        ({"TIMER_DELIVER_MS": 0}, "the delivery time, 1970-01-01 00:00:00 UTC, has passed"),
         ({"TIMER_DELIVER_MS": NOW_MS + 40 * DAY_MS + 1}, "40.0 days from now; delivery.delay_max_days is 40"),
         ({"TIMER_DELAY_SEC": 10**14}, "delivery.delay_max_days"),
         ({"TIMER_DELAY_MS": "soon"}, "TIMER_DELAY_MS is 'soon'; it must be a whole number"),
