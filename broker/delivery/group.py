@@ -193,7 +193,7 @@ class ConsumerGroup:
     # ---- assignment
 
     def heard(self, member: Member, held: Collection[Queue], now: float) -> bool:
-        """Process a heartbeat; return whether it released a queue. ``held``: queues the member still has messages of."""
+        """Process a heartbeat; return whether a queue was released. ``held``: queues it still has messages of."""
         member.heard_at = now
         member.deadline = now + member.session_seconds
         kept = set(held)

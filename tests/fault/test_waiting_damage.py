@@ -252,7 +252,7 @@ def test_a_half_message_that_is_damaged_meanwhile_is_refused_by_name_and_the_oth
             outcomes = [await made.end(known_as(number), commit=True) for number in (1, 2, 3)]
             assert (outcomes[0], outcomes[2]) == (None, None)
             assert f"the half message of transaction {transaction_id(2)}" in str(outcomes[1])
-            assert "is damaged; its producer has to send it again" in str(outcomes[1])
+            assert "is damaged; its producer must send it again" in str(outcomes[1])
             assert [record.body for record in made.records("orders")] == [BODIES[1], BODIES[3]]
             await made.end(known_as(2), commit=False)
             await made.clock.advance((TIMEOUT_MS + INTERVAL_MS) / 1000)

@@ -133,7 +133,7 @@ class TestEnds:
     ) -> None:
         half = send_half(connection, topic, b"pay", number)
         end(connection, half).raise_for_error()
-        with pytest.raises(TransactionEnded, match="was committed before") as raised:
+        with pytest.raises(TransactionEnded, match="was already committed") as raised:
             end(connection, half, commit=again).raise_for_error()
         assert raised.value.details == {"outcome": "commit"}
         assert len(messages(connection, topic)) == 1
@@ -409,7 +409,7 @@ class TestChecks:
         assert [message.body for message in messages(connection, TRANSACTION_PARKED_TOPIC, 1)] == [b"pay"]
         assert messages(connection, "t") == []
         assert end(connection, half).fields["outcome"] == "parked"
-        assert "is parked: 3 checks brought no answer" in running.log
+        assert ": 3 checks got no decision" in running.log
 
     def test_an_answer_that_is_none_disturbs_nobody(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
         running = broker(settings=SOON)
@@ -420,7 +420,7 @@ class TestChecks:
             producer.answer(producer.wait_for_check(), outcome)
         producer.answer(producer.wait_for_check(), "commit")
         wait_until(lambda: [message.body for message in messages(connection, "t")] == [b"pay"], connection)
-        assert "could not say how transaction" in running.log
+        assert "failed to answer a check of transaction" in running.log
 
 
 def _asked_first(*producers: AskedProducer) -> tuple[AskedProducer, AskedProducer]:

@@ -73,7 +73,7 @@ def test_a_time_that_has_just_passed_means_at_once(past_ms: int) -> None:
             "UTC, has passed: the broker's clock says .* UTC; pass a time in the future",
         ),
         ({"TIMER_DELIVER_MS": 0}, "the delivery time, 1970-01-01 00:00:00 UTC, has passed"),
-        ({"TIMER_DELIVER_MS": NOW_MS + 40 * DAY_MS + 1}, "40.0 days from now; delivery.delay_max_days is 40"),
+        ({"TIMER_DELIVER_MS": NOW_MS + 40 * DAY_MS + 1}, "40.0 days from now, more than delivery.delay_max_days"),
         ({"TIMER_DELAY_SEC": 10**14}, "delivery.delay_max_days"),
         ({"TIMER_DELAY_MS": "soon"}, "TIMER_DELAY_MS is 'soon'; it must be a whole number"),
         ({"TIMER_DELAY_MS": "-5"}, "whole number"),

@@ -1,1 +1,1 @@
-"""Transactions as RocketMQ has them: half messages, their commit or rollback, and asking producers how it ended."""
+"""RocketMQ's transactions: half messages, their commit or rollback, and checks with the producers."""

@@ -1,9 +1,10 @@
-"""TransactionalMessageCheckService: asks producers how transactions ended that they did not end in time.
+"""TransactionalMessageCheckService: asks producers about transactions that they did not end in time.
 
-The first time ``transactions.timeout_ms`` after the half message was stored, then every
-``transactions.check_interval_ms``. As in RocketMQ each time the half message is written again with the count of
-checks, whether a producer is alive to be asked or not; after ``transactions.check_times_max`` it is parked. So what is
-open lies near the log's end, and retention is held up by a forgotten transaction for a while only.
+The first check is ``transactions.timeout_ms`` after the half message was stored, the next ones follow every
+``transactions.check_interval_ms``. As in RocketMQ, each check appends the half message again with the number of checks,
+even if no producer is alive to be asked; after ``transactions.check_times_max`` checks the message is parked. So the
+half messages of open transactions are always near the end of the log, and a forgotten transaction delays retention
+only for a while.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from .table import COMMIT, PARKED, ROLLBACK, Open
 log = logging.getLogger(__name__)
 
 CHECKED_A_STEP_MAX = 32
-"""As many are written again before others get their turn."""
+"""Maximum number of half messages that one step appends again."""
 BODIES_A_STEP_MAX = 1024 * 1024
 
 Due = tuple[float, Open]
 
 
 class Timer(Protocol):
-    """What ``call_at`` returns; ``asyncio.TimerHandle`` is one."""
+    """The result of ``call_at``, such as an ``asyncio.TimerHandle``."""
 
     def cancel(self) -> None:
-        """Take the call back."""
+        """Cancel the call."""
 
 
 class TransactionalMessageCheckService:
-    """See the module. Belongs to the event loop. ``clock``: seconds, never going back; ``call_at``: calls a function
-    at a moment of that clock."""
+    """The checks of one broker. Runs on the event loop. ``clock``: monotonic, in seconds; ``call_at``: calls a function
+    at a time of that clock."""
 
     def __init__(
         self,
@@ -62,9 +63,9 @@ class TransactionalMessageCheckService:
         call_at: Callable[[float, Callable[[], None]], Timer],
     ) -> None:
         self.asked = 0
-        """Requests to producers since the start."""
+        """Number of requests to producers since the start."""
         self.unasked = 0
-        """Checks since the start at which no producer of the group was alive."""
+        """Number of checks since the start without a live producer of the group."""
         self._transactions = transactions
         self._producers = producers
         self._writer = writer
@@ -73,19 +74,19 @@ class TransactionalMessageCheckService:
         self._times_max = check_times_max
         self._clock = clock
         self._call_at = call_at
-        # Both in the order of time, because each waits equally long.
+        # Both are in the order of time, because all entries of a queue wait equally long.
         self._first: deque[Due] = deque()
         self._again: deque[Due] = deque()
         self._timer: Timer | None = None
         self._stopped = False
 
     def opened(self, transaction: Open) -> None:
-        """A transaction opened, or was found open at the start: its producers have as long to come back."""
+        """Schedule the first check of a transaction that has opened, or that was open at the start."""
         self._first.append((self._clock() + self._timeout_s, transaction))
         self._arm()
 
     def stop(self) -> None:
-        """Check nothing any more."""
+        """Stop checking."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -96,7 +97,7 @@ class TransactionalMessageCheckService:
             self._timer = self._call_at(min(dues), self._step)
 
     def _step(self) -> None:
-        """Check what is due, and see to the next."""
+        """Check the transactions that are due, and schedule the next step."""
         self._timer = None
         if self._stopped:
             return
@@ -123,7 +124,8 @@ class TransactionalMessageCheckService:
     # ---- one round
 
     def _check(self, transaction: Open) -> Record | None:
-        """Park what was asked about often enough; else the half message, to be written again, where it is at hand."""
+        """Park the transaction after its last check. Otherwise return the half message, to be appended again; None if
+        it has to be read from disk first."""
         half = transaction.half
         if half.check_times >= self._times_max:
             self._park(transaction)
@@ -153,11 +155,11 @@ class TransactionalMessageCheckService:
         def parked(error: BrokerError | None) -> None:
             if error is None:
                 log.warning(
-                    "transaction %s of producer group %s, topic %s, is parked: %d checks brought no answer",
+                    "parked transaction %s of producer group %s, topic %s: %d checks got no decision",
                     half.transaction_id, half.group, half.topic, half.check_times,
                 )  # fmt: skip
             else:
-                log.error("transaction %s could not be parked: %s", half.transaction_id, error.message)
+                log.error("could not park transaction %s: %s", half.transaction_id, error.message)
 
         self._transactions.finish(transaction, PARKED, parked)
 
@@ -165,16 +167,16 @@ class TransactionalMessageCheckService:
         if not checked or self._stopped:
             return
         ends = self._transactions.ends
-        again = [checked_again(record, transaction.half.check_times + 1) for transaction, record in checked]
+        records = [checked_again(record, transaction.half.check_times + 1) for transaction, record in checked]
         notes = ends.notes_for([transaction.half.queue_offset for transaction, _ in checked])
         try:
-            self._writer.append([*again, *notes])
+            self._writer.append([*records, *notes])
         except FlintError as error:
-            log.warning("%d transactions are not checked now: %s", len(checked), error)
+            log.warning("postponed the check of %d transactions: %s", len(checked), error)
             return
-        for (transaction, _), record in zip(checked, again, strict=True):
+        for (transaction, _), record in zip(checked, records, strict=True):
             half = Half.of(record)
-            assert half is not None, "it was one before"
+            assert half is not None, "the record is a copy of a half message"
             self._transactions.table.move(transaction, half)
             self._ask(transaction, half, shown_as_real(half, record))
         ends.noted(notes)
@@ -183,12 +185,12 @@ class TransactionalMessageCheckService:
     # ---- asking
 
     def _ask(self, transaction: Open, half: Half, message: Record) -> None:
-        """Ask one producer of the group; another one where its connection goes before it has answered."""
+        """Ask one producer of the group, and another one if its connection is lost before it responds."""
         producer = self._producers.one_of(half.group, half.topic)
         if producer is None:
             self.unasked += 1
             log.info(
-                "no producer of group %s is alive to be asked about transaction %s (check %d of %d)",
+                "no live producer of group %s to ask about transaction %s (check %d of %d)",
                 half.group, half.transaction_id, half.check_times, self._times_max,
             )  # fmt: skip
             return
@@ -204,7 +206,7 @@ class TransactionalMessageCheckService:
                 self._answered(transaction, half, frame)
             elif producer.lost:
                 self._ask(transaction, half, message)
-            # else it has too many questions already: it is asked again when it is time
+            # Otherwise too many requests to this producer are pending; the next check asks again.
 
         producer.ask(CHECK_TRANSACTION_STATE, request, message.encode(), answered)
 
@@ -214,14 +216,14 @@ class TransactionalMessageCheckService:
                 raise InvalidParameter(str(frame.fields.get("message", f"result {frame.code}"))[:500])
             outcome = decode_fields(CheckTransactionStateAnswer, frame.fields).outcome
             if outcome not in (COMMIT, ROLLBACK, "unknown"):
-                raise InvalidParameter(f"outcome {outcome!r} is none of commit, rollback and unknown")
+                raise InvalidParameter(f"outcome must be commit, rollback or unknown, got {outcome!r}")
         except InvalidParameter as error:
-            log.warning("a producer of group %s could not say how transaction %s ended: %s",
+            log.warning("a producer of group %s failed to answer a check of transaction %s: %s",
                         half.group, half.transaction_id, error.message)  # fmt: skip
             return
         if outcome != "unknown":
             self._transactions.finish(transaction, outcome, lambda error: self._finished(half, error))
 
     def _finished(self, half: Half, error: BrokerError | None) -> None:
-        if error is not None and not isinstance(error, TransactionEnded):  # its producer may be quicker
-            log.warning("transaction %s is not ended: %s", half.transaction_id, error.message)
+        if error is not None and not isinstance(error, TransactionEnded):  # the producer may have ended it meanwhile
+            log.warning("could not end transaction %s after a check: %s", half.transaction_id, error.message)

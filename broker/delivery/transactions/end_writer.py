@@ -1,7 +1,7 @@
-"""Writing the ends of transactions: their messages, the op records that note them, and how far both topics are done.
+"""Writer of the ends of transactions: their messages, their op records, and the progress of both topics.
 
-What is ended in one turn of the loop shares one append: first the messages, behind them the op record. A broker that is
-killed in between finds the messages when it starts again.
+All ends of one turn of the loop share one append: first the messages, then the op record. If the broker is killed in
+between, its next start finds the messages.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .table import COMMIT, PARKED, Ended, Ending, Table
 log = logging.getLogger(__name__)
 
 ENDED_A_STEP_MAX = 128
-"""As many are ended before others get their turn."""
+"""Maximum number of transactions that one turn of the loop ends."""
 BODIES_A_STEP_MAX = 4 * 1024 * 1024
 SAVE_AFTER_S = 1.0
 RETRY_AFTER_S = 5.0
 
 
 class EndWriter:
-    """Writes ends, and enters them in ``table``. ``over`` is called with the outcome of each."""
+    """Writer of ends, which it also enters in ``table``. ``over`` is called with the outcome of each."""
 
     def __init__(
         self,
@@ -46,30 +46,30 @@ class EndWriter:
         self._now_ms = now_ms
         self._batch: list[Ending] = []
         self._notes: list[int] = []
-        """Queue offsets of half messages that are done without an end: others have taken their place."""
+        """Queue offsets of half messages that are finished without an end: other half messages replaced them."""
         self._due = False
         self._unsaved: tuple[int, int, int] | None = None
-        """The log's end, and next offsets of both topics that may be saved once the log is on disk below it."""
+        """(end of the log, next offsets of both topics): offsets to save when the log is on disk up to that end."""
         self._save_due = False
         self.stopped = False
-        """Nothing may be written any more."""
+        """True when nothing may be written any longer."""
 
     def add(self, ending: Ending) -> None:
-        """Write this end at the end of this turn of the loop; its record is there where it needs one."""
+        """Write this end at the end of this turn of the loop. It must have its record, if its outcome needs one."""
         self._batch.append(ending)
         self._soon()
 
     def note(self, half_queue_offset: int) -> None:
-        """Note that a half message is done."""
+        """Write a note that a half message is finished."""
         self._notes.append(half_queue_offset)
         self._soon()
 
     def notes_for(self, half_queue_offsets: Sequence[int]) -> list[Record]:
-        """Op records that say that half messages are done; to be entered with ``noted`` once they are appended."""
+        """Return op records that mark half messages as finished; after appending them, call ``noted``."""
         return ended_notes(half_queue_offsets, self._now_ms(), self._store.store_host)
 
     def noted(self, notes: Sequence[Record]) -> None:
-        """These op records were appended."""
+        """Enter appended op records in the table."""
         for note in notes:
             self._table.noted(note.queue_offset, max(ended_offsets(note)))
 
@@ -90,7 +90,7 @@ class EndWriter:
         self._again_later()
 
     def _again_later(self) -> None:
-        """Notes could not be written: they are when it is possible again."""
+        """Schedule another attempt to write the notes after a failure."""
         self._due = bool(self._notes)
         if self._due:
             self._loop.call_later(RETRY_AFTER_S, self._topics_are_there, None)
@@ -112,7 +112,7 @@ class EndWriter:
             self._soon()
 
     def _is_ready(self, ending: Ending) -> bool:
-        """Whether the message of a commit can go to its topic now."""
+        """Return whether the message of a commit can go to its topic now."""
         if ending.outcome != COMMIT:
             return True
         half = ending.transaction.half
@@ -139,9 +139,9 @@ class EndWriter:
             if len(endings) == 1:
                 endings[0].failed(error)
             for ending in endings if len(endings) > 1 else ():
-                self._append([ending])  # one of them cannot be stored: the others can
+                self._append([ending])  # one of them cannot be stored: each alone, so that only that one fails
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, who waits must learn it
+        except Exception as error:  # noqa: BLE001 - the waiting producers must learn of any error
             self._notes = replaced
             self._not_written(endings, error)
             return
@@ -152,8 +152,8 @@ class EndWriter:
 
     def _not_written(self, endings: list[Ending], error: Exception) -> None:
         if not isinstance(error, BrokerError):
-            log.error("the end of %d transactions could not be written", len(endings), exc_info=error)
-            error = BrokerFailure(f"the transaction's end could not be written: {type(error).__name__}: {error}")
+            log.error("could not write the end of %d transactions", len(endings), exc_info=error)
+            error = BrokerFailure(f"could not write the end of the transaction: {type(error).__name__}: {error}")
         for ending in endings:
             ending.failed(error)
         self._again_later()
@@ -165,18 +165,19 @@ class EndWriter:
     # ---- progress
 
     def save(self) -> None:
-        """Let the consumer offsets of both topics follow what is done and on disk."""
+        """Advance the consumer offsets of both topics past everything that is finished and on disk."""
         if self._advance() and not self._save_due and not self.stopped:
             self._save_due = True
             self._loop.call_later(SAVE_AFTER_S, self._save_later)
 
     def save_all(self) -> None:
-        """The broker stops, and all of the log is on disk: what is done may be saved. From any thread."""
+        """Save all progress when the broker stops and all of the log is on disk. Any thread."""
+        # The first call commits what was waiting for the disk, the second one what was finished since.
         self._advance()
         self._advance()
 
     def _advance(self) -> bool:
-        """Commit what is on disk by now; whether there is more."""
+        """Commit the progress that is on disk; return whether more is waiting for the disk."""
         if self._unsaved is not None and self._store.flushed_offset >= self._unsaved[0]:
             _, half_offset, note_offset = self._unsaved
             offsets = self._store.consumer_offsets
@@ -199,7 +200,7 @@ class EndWriter:
 
 
 def _message_of(ending: Ending) -> Record | None:
-    """The message that comes of the transaction."""
+    """Return the message that the end of the transaction appends; None for a rollback."""
     if ending.outcome not in (COMMIT, PARKED):
         return None
     assert ending.record is not None, "read before"

@@ -1,6 +1,6 @@
-"""PRODUCE frames with half messages: what their ``common`` asks for, and their rows with the transaction's id.
+"""PRODUCE frames with half messages: the request in their ``common``, and their rows with the transaction ids added.
 
-The rules of a message are the produce kernel's, which gets what is made here: nothing is checked twice.
+The produce kernel applies the rules for messages to the resulting rows; this module does not check them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _DELAYS = (PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, P
 
 @dataclass(frozen=True, slots=True)
 class HalfRequest:
-    """What the common properties of a frame with half messages say: the producer group, and the encoded properties
-    but for those that ask for the half."""
+    """The request of a frame with half messages: the producer group, and the other common properties, encoded."""
 
     group: str
     common: bytes
@@ -44,7 +43,7 @@ class HalfRequest:
 
 @dataclass(frozen=True, slots=True)
 class HalfFrame:
-    """Rows to be appended to the half topic, their common properties, and the transaction id of each."""
+    """Rows to append to the half topic, their common properties, and the transaction id of each."""
 
     body: bytearray
     common: bytes
@@ -53,9 +52,9 @@ class HalfFrame:
 
 @remembered(1024)
 def half_request(common: str) -> HalfRequest | None:
-    """What a frame's common properties ask for; None where they ask for no half messages.
+    """Return the request in a frame's common properties; None if they do not ask for half messages.
 
-    Raises ``MessageIllegal`` or ``InvalidParameter`` where they ask for something that cannot be.
+    Raises ``MessageIllegal`` or ``InvalidParameter`` if the request is not valid.
     """
     if PROPERTY_HALF not in common:
         return None
@@ -64,30 +63,31 @@ def half_request(common: str) -> HalfRequest | None:
     if not asked:
         return None
     if asked != ["true"]:
-        raise InvalidParameter(f"{PROPERTY_HALF} is {asked[-1][:40]!r}; a half message has `true`, any other has none")
+        raise InvalidParameter(f"{PROPERTY_HALF} must be `true` or be absent, got {asked[-1][:40]!r}")
     groups = [value for name, value in pairs if name == PROPERTY_PRODUCER_GROUP]
     if len(groups) != 1:
         raise InvalidParameter(
-            f"a half message needs one producer group, in the common property {PROPERTY_PRODUCER_GROUP}: its producers "
-            "are asked when it is not ended in time"
+            f"a half message needs one producer group in the common property {PROPERTY_PRODUCER_GROUP}: the broker "
+            "asks the group's producers if the transaction is not ended in time"
         )
     for name, _ in pairs:
         if name in _DELAYS:
-            raise InvalidParameter(f"a half message cannot be delayed: leave out {name}, or {PROPERTY_HALF}")
+            raise InvalidParameter(f"a half message cannot be delayed: omit {name} or {PROPERTY_HALF}")
         if name == PROPERTY_UNIQ_KEY:
-            raise InvalidParameter(f"{name} is common to the frame's messages; each half message needs its own")
+            raise InvalidParameter(f"{name} must not be a common property; each half message needs its own")
     rest = [(name, value) for name, value in pairs if name not in (PROPERTY_HALF, PROPERTY_PRODUCER_GROUP)]
     own = common_properties("".join(f"{name}\x01{value}\x02" for name, value in rest))
     return HalfRequest(check_name("group", groups[0]), own)
 
 
 def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: memoryview) -> HalfFrame:
-    """The frame's messages as they go to the half topic. ``queue``: the one of ``request.topic`` they are for.
+    """Return the frame's messages as rows for the half topic. ``queue``: their queue of ``request.topic``.
 
-    Raises ``InvalidParameter`` for columns, and ``MessageIllegal`` for rows that cannot be read or have no unique key.
+    Raises ``InvalidParameter`` for columns, and ``MessageIllegal`` for rows that cannot be decoded or lack a unique
+    key.
     """
     if request.layout != LAYOUT_ROWS:
-        raise InvalidParameter("half messages are sent as rows (layout 0)")
+        raise InvalidParameter(f"half messages must be sent as rows (layout 0), got layout {request.layout}")
     packer = msgpack.Packer(autoreset=False, unicode_errors="surrogatepass")
     ids = []
     for index, row in enumerate(_rows(body, request.count)):
@@ -95,7 +95,7 @@ def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: mem
         own = [value for name, value in pairs if name == PROPERTY_UNIQ_KEY]
         if not own and not request.unique_prefix:
             raise MessageIllegal(
-                f"message {index}: a half message needs a unique key, by which its transaction is ended: send "
+                f"message {index}: a half message needs a unique key, which names its transaction: send "
                 f"unique_prefix, or the property {PROPERTY_UNIQ_KEY}; nothing of the frame was written",
                 message_index=index,
             )
@@ -118,7 +118,7 @@ def half_frame(request: ProduceRequest, half: HalfRequest, queue: int, body: mem
 
 
 def _rows(body: memoryview, count: int) -> list[list[Any]]:
-    """The rows of a frame, properties as pairs. Raises ``MessageIllegal`` where they are none."""
+    """Decode the rows of a frame, with properties as pairs. Raises ``MessageIllegal`` for malformed rows."""
     unpacker = msgpack.Unpacker(object_pairs_hook=tuple, strict_map_key=False, max_buffer_size=len(body) or 1)
     unpacker.feed(body)
     rows: list[list[Any]] = []
@@ -134,13 +134,14 @@ def _rows(body: memoryview, count: int) -> list[list[Any]]:
         raise _no_message(len(rows), f"it cannot be read ({str(error)[:100] or type(error).__name__})") from None
     if unpacker.tell() != len(body):
         raise MessageIllegal(
-            "bytes follow the last message; count or layout is wrong; nothing of the frame was written"
+            "unexpected bytes after the last message: count or layout is wrong; nothing of the frame was written"
         )
     return rows
 
 
 def _check_id(index: int, transaction_id: Any) -> None:
-    """Raise where a unique key is too long to be kept; what is no text at all the kernel refuses."""
+    """Raise if a unique key is too long to be kept in memory."""
+    # The kernel refuses a key that is not text.
     if type(transaction_id) is not str:
         return
     size = len(transaction_id.encode("utf-8", "surrogatepass"))

@@ -1,6 +1,6 @@
-"""What the log tells of transactions: which are open when the broker starts, and how an old one ended.
+"""Transactions in the log: the open ones when the broker starts, and how an old one ended.
 
-All of it reads from disk, off the event loop, except ``record``.
+Everything reads from disk and must not run on the event loop, except ``record``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ALL_TIMES_MS = (0, I32_MAX << 31)
 
 @dataclass(slots=True)
 class AtStart:
-    """What the log holds of transactions when the broker starts.
+    """The transactions in the log when the broker starts.
 
-    ``halves``: half messages that no op record speaks of, the oldest first; ``committed``: those of them whose message
-    is in its topic nevertheless, because the broker was killed in between; ``notes``: op records that still matter, as
-    (queue offset, largest half queue offset in it).
+    ``halves``: half messages that no op record mentions, the oldest first; ``committed``: queue offsets of those whose
+    message is nevertheless in its topic, because the broker was killed in between; ``notes``: op records that are still
+    needed, as (queue offset, largest half queue offset in it).
     """
 
     halves: list[Half] = field(default_factory=list)
@@ -42,7 +42,7 @@ class AtStart:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """How a transaction ended; of one that was parked, its message."""
+    """The end of an old transaction and, if it was parked, its message."""
 
     ended: Ended
     half: Half | None = None
@@ -50,13 +50,13 @@ class Past:
 
 
 class History:
-    """Reads a store."""
+    """Reader of the transactions in a store."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 
     def at_start(self) -> AtStart:
-        """Read both topics from where they are not done. Blocks."""
+        """Read both topics from their saved progress. Blocks."""
         found = AtStart()
         ended: set[int] = set()
         for note in self._queue(OP_HALF_TOPIC):
@@ -68,7 +68,7 @@ class History:
         for record in self._queue(HALF_TOPIC):
             half = Half.of(record)
             if half is None:
-                log.error("the half message at physical offset %d does not say where it goes", record.physical_offset)
+                log.error("the half message at physical offset %d lacks its target topic", record.physical_offset)
                 continue
             places.setdefault(half.transaction_id, set()).add(half.physical_offset)
             if half.queue_offset not in ended:
@@ -82,29 +82,30 @@ class History:
         return found
 
     def record(self, half: Half, *, hot: bool) -> Record:
-        """The half message itself. Raises ``WouldBlock`` with ``hot``, and ``BrokerFailure`` where it is damaged."""
+        """Read the half message itself. Raises ``BrokerFailure`` if it is damaged; with ``hot`` also ``WouldBlock``."""
         record = self._store.log_reads.record_at(half.physical_offset, 0, hot=hot)
         if record is None:
             raise BrokerFailure(
                 f"the half message of transaction {half.transaction_id}, at physical offset {half.physical_offset}, is "
-                "damaged; its producer has to send it again"
+                "damaged; its producer must send it again"
             )
         return record
 
     def past(self, transaction_id: str, group: str, physical_offset: int) -> Past:
-        """How a transaction ended that is not open. ``physical_offset``: of its half message, -1 where it is not known.
+        """Return how a transaction ended. ``physical_offset``: of its half message, -1 if unknown.
 
-        Raises ``TransactionNotExist`` where the log does not know it, ``TransactionGroupWrong`` for a stranger. Blocks.
+        Raises ``TransactionNotExist`` if it is not in the log, ``TransactionGroupWrong`` if it is another group's.
+        Blocks.
         """
         half = self._half_of(transaction_id, physical_offset)
         if half is None:
             raise TransactionNotExist(
-                f"there is no transaction {transaction_id}: none is open, and the log has no half message of it; "
-                "its message is not delivered: send it again"
+                f"there is no transaction {transaction_id}: it is not open and the log has no half message of it; "
+                "its message was not delivered, send it again"
             )
         if half.group != group:
             raise TransactionGroupWrong(
-                f"transaction {transaction_id} is of another producer group than {group}; nothing was ended"
+                f"transaction {transaction_id} belongs to another producer group than {group}; nothing was ended"
             )
         if self.is_delivered(half):
             return Past(Ended(transaction_id, group, COMMIT))
@@ -115,11 +116,11 @@ class History:
         return Past(Ended(transaction_id, group, ROLLBACK))
 
     def is_delivered(self, half: Half) -> bool:
-        """Whether the message of a transaction is in its topic. Blocks."""
+        """Return whether the message of a transaction is in its topic. Blocks."""
         return any(map(is_committed, self._with_key(half.topic, half.transaction_id)))
 
     def parked(self, first: int, count: int) -> tuple[list[Record], int, bool]:
-        """Messages of the parked topic from queue offset ``first`` on, where to go on, and whether there are more.
+        """Return (messages of the parked topic from queue offset ``first`` on, next offset, whether there are more).
         Blocks."""
         queue = self._store.queues.get(TRANSACTION_PARKED_TOPIC, 0)
         if queue is None:
@@ -129,14 +130,14 @@ class History:
         return list(self._records(TRANSACTION_PARKED_TOPIC, begin, end)), end, end < queue.max_offset
 
     def parked_count(self) -> int:
-        """How many messages are in the parked topic. Blocks."""
+        """Return the number of messages in the parked topic. Blocks."""
         queue = self._store.queues.get(TRANSACTION_PARKED_TOPIC, 0)
         return queue.max_offset - self._store.queue_reads.first_offset(queue) if queue is not None else 0
 
     # ---- parts
 
     def _queue(self, topic: str) -> Iterator[Record]:
-        """The records of queue 0 of a topic from where it is not done."""
+        """Yield the records of queue 0 of a topic from its saved progress on."""
         queue = self._store.queues.get(topic, 0)
         if queue is None:
             return
@@ -150,7 +151,7 @@ class History:
             physical_offset, size, _ = queue.unit(queue_offset, hot=False)
             record = self._store.log_reads.record_at(physical_offset, size)
             if record is None or record.topic != topic.encode():
-                log.error("offset %d of %s is damaged and left out", queue_offset, topic)
+                log.error("offset %d of %s is damaged, skipping it", queue_offset, topic)
                 continue
             yield record
 
@@ -170,7 +171,7 @@ class History:
         return None
 
     def _with_key(self, topic: str, key: str) -> Iterator[Record]:
-        """Records of a topic that have a key, the newest first."""
+        """Yield the records of a topic with a key, the newest first."""
         cursor = ""
         while True:
             try:

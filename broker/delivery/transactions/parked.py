@@ -1,4 +1,4 @@
-"""Delivering after all what was parked, because an operator found out how the transaction ended."""
+"""Delivery of parked messages, for an operator who found out that the transaction is to be committed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RETRY_AFTER_MS = 100
 
 
 class ParkedMessages:
-    """Writes their messages to the topics that they were sent to, each at most once."""
+    """Writer of parked messages to the topics that they were sent to, each at most once."""
 
     def __init__(self, writer: RecordWriter, table: Table) -> None:
         self._writer = writer
@@ -20,10 +20,10 @@ class ParkedMessages:
         self._writing: set[str] = set()
 
     def deliver(self, half: Half, record: Record, done: Done) -> None:
-        """Commit the parked ``record``. Raises where it has nowhere to go, or is being delivered already."""
+        """Commit the parked ``record``. Raises if its topic or queue is gone, or if it is already being delivered."""
         transaction_id = half.transaction_id
         if transaction_id in self._writing:
-            raise SystemBusy(f"transaction {transaction_id} is being committed", retry_after_ms=RETRY_AFTER_MS)
+            raise SystemBusy(f"transaction {transaction_id} is being committed already", retry_after_ms=RETRY_AFTER_MS)
         check_destination(half, self._writer.store.topics.get(half.topic))
         end_offset = self._writer.append([committed(half, record)])
         self._writing.add(transaction_id)

@@ -1,7 +1,7 @@
-"""The records of transactions: what is read from a half message, and what is made of it.
+"""The records of transactions: half messages, and the records derived from them.
 
-As RocketMQ's ``TransactionalMessageBridge`` and ``EndTransactionProcessor``. A record made of another keeps its
-properties, so what it *is* follows from its topic and sys_flag.
+As RocketMQ's ``TransactionalMessageBridge`` and ``EndTransactionProcessor``. A derived record keeps the properties of
+its half message, so only its topic and sys_flag tell what it is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...store import TopicConfig
 TOPICS = tuple(
     TopicConfig(name, read_queues=1, write_queues=1) for name in (HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_PARKED_TOPIC)
 )
-"""The topics that transactions need, as RocketMQ makes them."""
+"""The topics that transactions need, with the settings that RocketMQ creates them with."""
 
 _ENDED_TAG = "d"
 _NOTE_BYTES_MAX = 4096
@@ -36,11 +36,11 @@ _NOTE_BYTES_MAX = 4096
 
 
 class Half:
-    """What there is to know of a half message.
+    """A half message without its body.
 
-    ``topic``, ``queue``: where its message will go; ``queue_offset``, ``physical_offset``: where the half itself lies;
-    ``check_times``: how often its producers were asked; ``born_ms``, ``store_ms``: when its producer made it, and when
-    this record was stored.
+    ``topic``, ``queue``: where its message will go; ``queue_offset``, ``physical_offset``: where the half message
+    itself is stored; ``check_times``: number of checks with its producers; ``born_ms``, ``store_ms``: when its producer
+    created it, and when this record was stored.
     """
 
     __slots__ = (
@@ -73,8 +73,8 @@ class Half:
 
     @classmethod
     def of(cls, record: Record, of_topic: str = HALF_TOPIC) -> Half | None:
-        """What a record of the half topic (or of the one where they are parked) says; None where it does not say where
-        it goes."""
+        """Return the half message of a record of the half topic, or of the parked topic; None if its target is
+        missing."""
         properties = record.property_map()
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         queue = _number(properties.get(PROPERTY_REAL_QUEUE, ""))
@@ -94,7 +94,7 @@ class Half:
 
 
 def check_destination(half: Half, topic: TopicConfig | None) -> None:
-    """Raise where the message has nowhere to go any more. ``topic``: the one that it was sent to, if it is there."""
+    """Raise if the message's topic or queue no longer exists. ``topic``: the one that it was sent to, if it exists."""
     if topic is None:
         raise TopicNotExist(
             f"transaction {half.transaction_id} cannot be committed: topic {half.topic} was deleted; create it again "
@@ -102,19 +102,19 @@ def check_destination(half: Half, topic: TopicConfig | None) -> None:
         )
     if half.queue >= topic.queues:
         raise QueueNotExist(
-            f"transaction {half.transaction_id} cannot be committed: topic {half.topic} has no queue {half.queue} any "
-            "more; give it one and commit again, or roll back",
+            f"transaction {half.transaction_id} cannot be committed: topic {half.topic} no longer has a queue "
+            f"{half.queue}; add queues and commit again, or roll back",
             queues=topic.queues,
         )
 
 
 def id_of(record: Record, unique_key: str | None) -> str:
-    """A transaction's id: its message's unique key, or the half's offset id where it has none."""
+    """Return a transaction's id: its message's unique key, or the half message's offset id if it has none."""
     return unique_key or offset_id(record.store_host, record.physical_offset)
 
 
 def committed(half: Half, record: Record) -> Record:
-    """The message that consumers get; ``record``: the half's."""
+    """Return the message that consumers get. ``record``: the half message's record."""
     return replace(
         record,
         topic=half.topic.encode(),
@@ -126,29 +126,29 @@ def committed(half: Half, record: Record) -> Record:
 
 
 def is_committed(record: Record) -> bool:
-    """Whether a record is a transaction's committed message."""
+    """Return whether a record is a transaction's committed message."""
     return record.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT
 
 
 def checked_again(record: Record, check_times: int) -> Record:
-    """The half message once more: its producers have been asked so often."""
+    """Return the half message with a new number of checks, to be appended again."""
     properties = _with(_with(record.properties, PROPERTY_RECORD_CRC), PROPERTY_CHECK_TIMES, str(check_times))
     return replace(record, properties=properties)
 
 
 def parked(record: Record) -> Record:
-    """The message of a transaction of which nobody could tell how it ended."""
+    """Return the parked message of a transaction whose end no producer could tell."""
     properties = _with(record.properties, PROPERTY_RECORD_CRC)
     return replace(record, topic=TRANSACTION_PARKED_TOPIC.encode(), queue_id=0, properties=properties)
 
 
 def shown_as_real(half: Half, record: Record) -> Record:
-    """The half message as its producer knows it: of the topic and queue it was sent to."""
+    """Return the half message as its producer sent it: with its own topic and queue."""
     return replace(record, topic=half.topic.encode(), queue_id=half.queue)
 
 
 def ended_notes(queue_offsets: Iterable[int], now_ms: int, host: bytes) -> list[Record]:
-    """Records of the op topic that say which half messages are done, by their queue offsets."""
+    """Return records of the op topic that mark half messages, by queue offset, as finished."""
     bodies = [b""]
     for queue_offset in queue_offsets:
         entry = b"%d," % queue_offset
@@ -164,7 +164,7 @@ def ended_notes(queue_offsets: Iterable[int], now_ms: int, host: bytes) -> list[
 
 
 def ended_offsets(note: Record) -> Iterator[int]:
-    """The queue offsets in a record of the op topic. RocketMQ before 4.9.4 wrote one, without a comma."""
+    """Yield the queue offsets in a record of the op topic. RocketMQ before 4.9.4 wrote one, without a comma."""
     for entry in note.body.split(b","):
         text = entry.strip().decode("ascii", "replace")
         number = _number(text)
@@ -173,7 +173,7 @@ def ended_offsets(note: Record) -> Iterator[int]:
 
 
 def _with(properties: bytes, name: str, value: str = "") -> bytes:
-    """Encoded properties with one of them set, behind the others, or without it."""
+    """Return encoded properties with one of them set, after the others, or removed if ``value`` is empty."""
     start = f"{name}\x01".encode()
     kept = [pair for pair in properties.split(b"\x02") if pair and not pair.startswith(start)]
     if value:

@@ -1,4 +1,4 @@
-"""TransactionalMessageService: opens transactions, and ends them."""
+"""TransactionalMessageService: opens transactions and ends them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ BUSY_RETRY_MS = 1_000
 
 
 class TransactionalMessageService:
-    """The open transactions of one broker. Belongs to the event loop.
+    """The open transactions of one broker. Runs on the event loop.
 
-    ``readers``: threads for what has to be read from disk; ``open_max``: as many may be open; ``now_ms``: wall clock.
+    ``readers``: threads for cold reads; ``open_max``: maximum number of open transactions; ``now_ms``: wall clock.
     ``on_open`` is called with each transaction that opens.
     """
 
@@ -46,9 +46,9 @@ class TransactionalMessageService:
         self.history = History(writer.store)
         self.on_open: Callable[[Open], None] = lambda transaction: None
         self.opened = 0
-        """Since the start."""
+        """Number of transactions opened since the start."""
         self.ended = {COMMIT: 0, ROLLBACK: 0, PARKED: 0}
-        """Since the start, by outcome."""
+        """Number of transactions ended since the start, by outcome."""
         self._writer = writer
         self._store = writer.store
         self._loop = writer.loop
@@ -59,17 +59,17 @@ class TransactionalMessageService:
         self.ends = EndWriter(writer, topic_changes, self.table, self._over, now_ms)
 
     def stop(self) -> None:
-        """Write nothing any more."""
+        """Stop writing ends."""
         self.ends.stopped = True
 
     def close(self) -> None:
-        """All of the log is on disk. From any thread."""
+        """Save all progress; all of the log must be on disk. Any thread."""
         self.ends.save_all()
 
     # ---- opening
 
     def start(self, found: AtStart) -> None:
-        """Take over what the log holds; what was ended before a crash, and not noted, is noted now."""
+        """Take over the transactions in the log; write the missing notes of those that a crash interrupted."""
         table = self.table
         table.next_half_offset, table.next_note_offset = found.next_half_offset, found.next_note_offset
         for note in found.notes:
@@ -80,13 +80,13 @@ class TransactionalMessageService:
                 table.end(transaction, COMMIT, 0)
                 self.ends.note(half.queue_offset)
         if found.halves:
-            log.info("%d transactions are open; %d were committed when the broker ended, and are noted now",
+            log.info("%d transactions are open; %d more were committed before a crash, writing their missing notes",
                      len(table), len(found.committed))  # fmt: skip
         self.ends.save()
 
     def check_new(self, transaction_ids: Sequence[str]) -> None:
-        """Raise where half messages with these ids may not be appended: ``MessageIllegal`` for an id that is another
-        one's, ``SystemBusy`` where there are too many transactions."""
+        """Raise if half messages with these ids cannot be appended: ``MessageIllegal`` for an id that is in use,
+        ``SystemBusy`` if too many transactions are open."""
         for index, transaction_id in enumerate(transaction_ids):
             if self.table.get(transaction_id) is not None:
                 raise MessageIllegal(
@@ -99,14 +99,14 @@ class TransactionalMessageService:
         count = len(transaction_ids)
         if len(self.table) + count > self.open_max:
             raise SystemBusy(
-                f"{len(self.table)} transactions are open; transactions.open_max is {self.open_max}: end "
-                "some, or try again later",
+                f"{len(self.table)} transactions are open and transactions.open_max is {self.open_max}; end some, or "
+                "try again later",
                 retry_after_ms=BUSY_RETRY_MS,
                 open_max=self.open_max,
             )
 
     def add(self, halves: Iterable[Half]) -> None:
-        """Half messages were appended."""
+        """Enter appended half messages."""
         for half in halves:
             self.opened += 1
             self._open(half)
@@ -122,9 +122,9 @@ class TransactionalMessageService:
     # ---- ending
 
     def end(self, request: EndTransactionRequest, done: Done, check_topic: Callable[[str], None] | None = None) -> None:
-        """End a transaction; ``done`` is called when that is acknowledged, or with why it is not.
+        """End a transaction; call ``done`` with None when the end may be acknowledged, or with the error.
 
-        ``check_topic``: raises where who asks may not send to the topic of the transaction's message.
+        ``check_topic``: raises if the caller may not send to the topic of the transaction's message.
         """
         transaction = self.table.get(request.transaction_id)
         try:
@@ -141,7 +141,7 @@ class TransactionalMessageService:
         self.finish(transaction, COMMIT if request.commit else ROLLBACK, done)
 
     def finish(self, transaction: Open, outcome: str, done: Done) -> None:
-        """End an open transaction in one of the three ways. The first who wants to end it decides how."""
+        """End an open transaction with one of the three outcomes. The first caller decides the outcome."""
         if transaction.ending is not None:
             transaction.ending.done.append(done)
             return
@@ -169,7 +169,7 @@ class TransactionalMessageService:
         self.in_reader(read, was_read, ending.failed)
 
     def _end_past(self, request: EndTransactionRequest, done: Done, check_topic: Callable[[str], None] | None) -> None:
-        """The transaction is not open: what is remembered, or the log, says why."""
+        """End a transaction that is not open: find out how it ended, from memory or from the log."""
         ended = self.table.ended(request.transaction_id)
         if ended is not None and not (request.parked and ended.outcome == PARKED):
             ended.check(request.group)
@@ -183,7 +183,7 @@ class TransactionalMessageService:
             if past.half is None or past.record is None or not request.parked:
                 done(past.ended.error())
             elif not request.commit:
-                done(None)  # it is not delivered, and need not be
+                done(None)  # a rollback of a parked message: there is nothing to deliver
             else:
                 try:
                     if check_topic is not None:
@@ -197,7 +197,7 @@ class TransactionalMessageService:
 
     def _deliver_parked(self, half: Half, record: Record, done: Done) -> None:
         ended = self.table.ended(half.transaction_id)
-        if ended is not None and ended.outcome == COMMIT:  # somebody was quicker
+        if ended is not None and ended.outcome == COMMIT:  # another request delivered it first
             done(ended.error())
             return
         try:
@@ -211,7 +211,7 @@ class TransactionalMessageService:
     def in_reader(
         self, read: Callable[[], T], done: Callable[[T], None], failed: Callable[[BrokerError], None]
     ) -> None:
-        """Call ``read`` in a reader thread, and one of the others on the loop."""
+        """Call ``read`` in a reader thread, then ``done`` with its result or ``failed`` with its error on the loop."""
         future = self._loop.run_in_executor(self._readers, read)
 
         def was_read() -> None:
@@ -221,7 +221,7 @@ class TransactionalMessageService:
             elif isinstance(error, BrokerError):
                 failed(error)
             else:
-                log.error("a transaction could not be read", exc_info=error)
-                failed(BrokerFailure(f"the log could not be read: {type(error).__name__}: {error}"))
+                log.error("could not read a transaction", exc_info=error)
+                failed(BrokerFailure(f"could not read the log: {type(error).__name__}: {error}"))
 
         future.add_done_callback(lambda _: was_read())

@@ -1,4 +1,4 @@
-"""Which transactions are open, which were ended lately, and how far both topics are done."""
+"""Open transactions, recently ended ones, and the progress of both topics."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .records import Half
 Done = Callable[[BrokerError | None], None]
 
 ENDED_MAX = 10_000
-"""As many ended transactions are remembered; of others the log tells."""
+"""Maximum number of ended transactions in memory; the log has the others."""
 
 COMMIT, ROLLBACK, PARKED = "commit", "rollback", "parked"
-"""How a transaction ended."""
+"""Outcomes of a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A transaction that is over. ``end_offset``: the log's end behind what says so."""
+    """An ended transaction. ``end_offset``: end of the log after the records of its end."""
 
     transaction_id: str
     group: str
@@ -29,19 +29,19 @@ class Ended:
     end_offset: int = 0
 
     def error(self) -> TransactionEnded:
-        """What whoever wants to end it again gets."""
-        said = {COMMIT: "committed", ROLLBACK: "rolled back", PARKED: "parked, because nobody could tell its end"}
+        """Return the error for a client that tries to end it again."""
+        ends = {COMMIT: "committed", ROLLBACK: "rolled back", PARKED: "parked, because no producer could tell its end"}
         return TransactionEnded(
-            f"transaction {self.transaction_id} was {said[self.outcome]} before", outcome=self.outcome
+            f"transaction {self.transaction_id} was already {ends[self.outcome]}", outcome=self.outcome
         )
 
     def check(self, group: str) -> None:
-        """Raise where it is of another producer group."""
+        """Raise if it belongs to another producer group."""
         check_group(self.transaction_id, self.group, group)
 
 
 class Ending:
-    """A transaction whose end is being written. ``record``: its half message, where that is needed."""
+    """A transaction whose end is being written. ``record``: its half message, if the outcome needs it."""
 
     __slots__ = ("done", "outcome", "record", "transaction")
 
@@ -49,24 +49,24 @@ class Ending:
         self.transaction = transaction
         self.outcome = outcome
         self.done = [done]
-        """Who wants to hear of it; the first one decided how it ends."""
+        """Callbacks of all callers that tried to end it; the first one decided the outcome."""
         self.record: Record | None = None
 
     def failed(self, error: BrokerError) -> None:
-        """The transaction stays open."""
+        """Report the error to all callers; the transaction stays open."""
         self.transaction.ending = None
         for done in self.done:
             done(error)
 
     def succeeded(self, ended: Ended) -> None:
-        """It is over: the first is done, for the others it was done before."""
+        """Report success to the first caller; the others learn that the transaction was already ended."""
         for number, done in enumerate(self.done):
             done(ended.error() if number else None)
 
 
 class Open:
-    """An open transaction. ``half``: its half message as it lies now, because each check writes it again; ``ending``:
-    its end is being written."""
+    """An open transaction. ``half``: the newest copy of its half message, since each check appends it again;
+    ``ending``: set while its end is being written."""
 
     __slots__ = ("ending", "half")
 
@@ -75,9 +75,9 @@ class Open:
         self.ending: Ending | None = None
 
     def check(self, group: str, half_queue_offset: int, half_physical_offset: int) -> None:
-        """Raise where who wants to end it does not know it; offsets that are -1 are not compared.
+        """Raise if the caller's group or offsets do not match; offsets of -1 are not compared.
 
-        Of a half message that was written again because of a check the places before are right, too.
+        If a check appended the half message again, its earlier offsets match too.
         """
         half = self.half
         check_group(half.transaction_id, half.group, group)
@@ -87,26 +87,26 @@ class Open:
             right = half_queue_offset in (-1, half.queue_offset) and half_physical_offset in (-1, half.physical_offset)
         if not right:
             raise TransactionNotExist(
-                f"transaction {half.transaction_id} has its half message at queue offset {half.queue_offset}, physical "
-                f"offset {half.physical_offset}, not at {half_queue_offset} and {half_physical_offset}; nothing was "
-                "ended"
+                f"the half message of transaction {half.transaction_id} is at queue offset {half.queue_offset}, "
+                f"physical offset {half.physical_offset}; got {half_queue_offset} and {half_physical_offset}; nothing "
+                "was ended"
             )
 
 
 def check_group(transaction_id: str, group: str, asking: str) -> None:
-    """Raise ``TransactionGroupWrong`` where who asks is of another producer group than the transaction."""
+    """Raise ``TransactionGroupWrong`` if the caller's producer group is not the transaction's."""
     if asking != group:
         raise TransactionGroupWrong(
-            f"transaction {transaction_id} is not of producer group {asking}: only a producer of its own group may end "
-            "it; nothing was ended"
+            f"transaction {transaction_id} does not belong to producer group {asking}; only a producer of its own "
+            "group may end it; nothing was ended"
         )
 
 
 class Table:
-    """Open transactions by id and by the queue offset of their half message; those are in the order of the queue.
+    """Open transactions by id and by the queue offset of their half message, in the order of the queue.
 
-    There is one open transaction of an id: a unique key is of one message, so a second half message is the first one
-    once more, and the older one is done.
+    An id has one open transaction: a unique key names one message, so a second half message with the same key is a copy
+    of the first one and replaces it.
     """
 
     def __init__(self) -> None:
@@ -114,33 +114,36 @@ class Table:
         self._by_queue_offset: dict[int, Open] = {}
         self._ended: dict[str, Ended] = {}
         self._notes: deque[tuple[int, int]] = deque()
-        """Op records that still matter: their queue offset, and the largest half queue offset in them."""
+        """Op records that are still needed: their queue offset, and the largest half queue offset in them."""
         self.next_half_offset = 0
-        """Behind the last half message."""
+        """Queue offset after the last half message."""
         self.next_note_offset = 0
-        """Behind the last op record."""
+        """Queue offset after the last op record."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[Open]:
-        """The open ones, the oldest half message first; a copy."""
+        """Iterate over a copy of the open transactions, the oldest half message first."""
         return iter(list(self._by_queue_offset.values()))
 
     def get(self, transaction_id: str) -> Open | None:
-        """The open transaction of that id."""
+        """Return the open transaction with this id; None if there is none."""
         return self._by_id.get(transaction_id)
 
     def is_open(self, transaction: Open) -> bool:
-        """Whether it is not over."""
+        """Return whether the transaction is still open."""
         return self._by_id.get(transaction.half.transaction_id) is transaction
 
     def ended(self, transaction_id: str) -> Ended | None:
-        """How the transaction of that id ended, if that is remembered."""
+        """Return how the transaction with this id ended, if that is still in memory."""
         return self._ended.get(transaction_id)
 
     def add(self, half: Half) -> tuple[Open, Half | None]:
-        """Enter a new half message; with it, the half that it takes the place of, whose end is to be noted."""
+        """Enter a new half message. Return (its transaction, the half message that it replaces).
+
+        The caller must write a note for a replaced half message.
+        """
         self.next_half_offset = max(self.next_half_offset, half.queue_offset + 1)
         before = self._by_id.get(half.transaction_id)
         if before is not None:
@@ -152,14 +155,14 @@ class Table:
         return transaction, None
 
     def move(self, transaction: Open, half: Half) -> None:
-        """The transaction's half message was written again, at the end of the queue."""
+        """Enter the new offsets of a half message that was appended again."""
         self.next_half_offset = max(self.next_half_offset, half.queue_offset + 1)
         del self._by_queue_offset[transaction.half.queue_offset]
         transaction.half = half
         self._by_queue_offset[half.queue_offset] = transaction
 
     def end(self, transaction: Open, outcome: str, end_offset: int) -> Ended:
-        """The transaction is over."""
+        """Enter the end of a transaction."""
         half = transaction.half
         del self._by_id[half.transaction_id]
         del self._by_queue_offset[half.queue_offset]
@@ -168,18 +171,18 @@ class Table:
         return ended
 
     def remember(self, ended: Ended) -> None:
-        """How a transaction ended, until many others have."""
+        """Remember how a transaction ended; forget the oldest one if there are too many."""
         self._ended[ended.transaction_id] = ended
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
 
     def noted(self, note_offset: int, half_queue_offset_max: int) -> None:
-        """An op record lies at ``note_offset`` of its queue and speaks of half messages up to that one."""
+        """Enter an op record, at ``note_offset`` of its queue, that mentions half messages up to the given one."""
         self.next_note_offset = max(self.next_note_offset, note_offset + 1)
         self._notes.append((note_offset, half_queue_offset_max))
 
     def done(self) -> tuple[int, int]:
-        """Next offsets of the half and of the op topic: what lies below them is of no more use."""
+        """Return the next offsets of the half and of the op topic: records below them are no longer needed."""
         half_offset = next(iter(self._by_queue_offset), self.next_half_offset)
         notes = self._notes
         while notes and notes[0][1] < half_offset:
