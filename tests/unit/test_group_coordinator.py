@@ -133,10 +133,10 @@ def test_epochs_go_on_when_a_group_was_empty(groups: GroupCoordinator) -> None:
         groups.check_holder("g", "a", member.joined_epoch, "t", 0)
 
 
-def test_a_group_that_is_switched_off_cannot_be_joined(groups: GroupCoordinator, store: MessageStore) -> None:
+def test_a_disabled_group_cannot_be_joined(groups: GroupCoordinator, store: MessageStore) -> None:
     store.groups.ensure("g")
     store.groups._groups["g"]["consumeEnable"] = False
-    with pytest.raises(NoPermission, match="switched off"):
+    with pytest.raises(NoPermission, match="is disabled"):
         beat(groups, "a", FakeRemote())
 
 

@@ -35,7 +35,7 @@ def cut(sequences: ProducerSequences, first: int, count: int) -> tuple[int, int]
     """How many of the first messages are stored, and where the frame is to be cut."""
     with pytest.raises(PartlyStored) as raised:
         find(sequences, first, count)
-    assert f"Send the first {raised.value.cut_at} " in str(raised.value)
+    assert f"Resend the first {raised.value.cut_at} " in str(raised.value)
     return raised.value.stored, raised.value.cut_at
 
 
@@ -69,12 +69,12 @@ class TestFind:
 
 
 class TestPartlyStored:
-    def test_a_torn_frame_is_cut_behind_what_is_there(self, sequences: ProducerSequences) -> None:
+    def test_a_torn_frame_is_cut_after_the_stored_messages(self, sequences: ProducerSequences) -> None:
         store(sequences, 100, 3)
         assert cut(sequences, 100, 5) == (3, 3)
         assert cut(sequences, 102, 5) == (1, 1)
 
-    def test_a_frame_that_reaches_into_what_is_there_is_cut_in_front_of_it(self, sequences: ProducerSequences) -> None:
+    def test_a_frame_that_overlaps_stored_messages_is_cut_before_them(self, sequences: ProducerSequences) -> None:
         store(sequences, 100, 3)
         assert cut(sequences, 98, 3) == (0, 2)
         assert cut(sequences, 90, 50) == (0, 10)
