@@ -1,1 +1,1 @@
-"""What ships with the broker for operators: ``broker.toml``, every setting with its default."""
+"""Files for operators that ship with the broker; ``broker.toml`` lists every setting with its default."""
