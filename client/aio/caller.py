@@ -144,7 +144,7 @@ class Caller:
     # ---- the connection
 
     async def _get_line(self, deadline: float) -> Line:
-        """Return the shared connection; make it if there is none. The attempt survives the caller's cancellation,
+        """Return the shared connection, or make it first. The attempt survives the caller's cancellation,
         because other callers may wait for it."""
         line = self._line
         if line is not None and not line.retired:

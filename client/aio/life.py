@@ -45,7 +45,7 @@ class Life:
 
     @property
     def closed(self) -> bool:
-        """True after ``close`` was called. What was handed over before may still be in progress."""
+        """True after ``close`` was called. Messages handed over before may still be in progress."""
         return self._guard.closed
 
     @property

@@ -367,7 +367,7 @@ class Producer(Base):
 
     def __del__(self) -> None:
         if not self.remains_told:
-            unsent.abandoned(self, "nobody holds it any more")
+            unsent.abandoned(self, "its last reference is gone")
 
     async def _delivered(self) -> None:
         """Return when there is nothing left to deliver."""

@@ -171,7 +171,7 @@ def max_offset(topic: str, queue: int) -> Operation[int]:
 
 
 def offset_at(topic: str, queue: int, timestamp_ms: int) -> Operation[int]:
-    """Get the first offset stored at or after ``timestamp_ms``; the queue's max offset if there is none."""
+    """Get the first offset stored at or after ``timestamp_ms``; the queue's max offset if nothing was."""
     return operation(commands.SEARCH_OFFSET_BY_TIMESTAMP, _offset, topic=topic, queue=queue, timestamp_ms=timestamp_ms)
 
 

@@ -74,7 +74,7 @@ class Retries:
         self._failures = 0
 
     def pause(self, error: FlintError, now: float) -> float | None:
-        """Return the seconds to wait before the next attempt; None if there is none and ``error`` is to be raised."""
+        """Return the seconds to wait before the next attempt; None: do not retry, raise ``error``."""
         if not is_retriable(error) or isinstance(error, RequestTimeout):
             return None
         self._failures += 1

@@ -41,7 +41,7 @@ class TransactionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """One page of transactions. ``next_offset``: where the next page begins, -1 if there is none; ``open``, ``parked``:
+    """One page of transactions. ``next_offset``: where the next page begins, -1 on the last page; ``open``, ``parked``:
     total numbers."""
 
     rows: Sequence[TransactionInfo]

@@ -309,7 +309,7 @@ class Claims:
         return self.next_in_order(claim)
 
     def next_in_order(self, claim: Claim) -> list[Work]:
-        """In orderly mode: return the work that may begin if nothing of its queue runs; none or one."""
+        """Return the next work of a queue in orderly mode, if none of it is running; none or one."""
         if claim.running or claim.stopped or not claim.waiting:
             return []
         claim.running = 1

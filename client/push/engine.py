@@ -127,7 +127,7 @@ class Engine:
             self._wake_for(work.claim)
 
     def keep_back(self, work: Work, handled: int, failed: Failed, reason: str) -> None:
-        """In orderly mode: keep the message after the first ``handled``, which failed, to retry it in its place.
+        """Keep the message after the first ``handled``, which failed in orderly mode, to retry it in its place.
 
         ``failed``: messages before it that are to be sent back anyway; ``reason``: why this one failed.
         """

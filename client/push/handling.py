@@ -71,7 +71,7 @@ class Handling:
             self._complete(work)
 
     def keep_back(self, work: Work, handled: int, failed: Failed, reason: str) -> None:
-        """In orderly mode: keep the message after the first ``handled``, which failed, to retry it in its place.
+        """Keep the message after the first ``handled``, which failed in orderly mode, to retry it in its place.
 
         ``failed``: messages before it that are to be sent back anyway; ``reason``: why this one failed.
         """

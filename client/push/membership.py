@@ -37,7 +37,7 @@ class Membership:
         self, options: Options, claims: Claims, clock: Callable[[], float], assigned: Callable[[bool], None]
     ) -> None:
         self.epoch = 0
-        """Epoch of the present assignment; 0: the broker does not know this member (any more), so it must join."""
+        """Epoch of the present assignment; 0: the broker does not know this member, so it must join."""
         self.last_epoch = 0
         """Epoch of the last assignment; 0: there was none yet."""
         self.retry_times_max = 16

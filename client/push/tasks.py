@@ -289,7 +289,7 @@ class PushConsumer:
     def _post(self, call: Callable[..., object], *arguments: Any) -> None:
         try:
             self._life.loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:  # the loop was closed: nobody handles anything any more
+        except RuntimeError:  # the loop was closed, so no listener can run
             self._engine.abandon()
 
     def _post_works(self, works: list[Work]) -> None:

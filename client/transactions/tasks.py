@@ -76,7 +76,7 @@ class Transaction:
     def __init__(self, producer: TransactionProducer, message: Message, receipt: Receipt) -> None:
         self.message = message
         self.receipt = receipt
-        """Of the half message: where that is stored, not where the message will be."""
+        """Receipt of the half message: its location differs from that of the delivered message."""
         self._producer = producer
         self._outcome: Outcome | None = None
 
