@@ -1,4 +1,4 @@
-"""Addresses, tags, moments, queues and keys: what callers give and what it means."""
+"""Arguments of callers: addresses, tags, times, queues and keys."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class TestAddresses:
             (["a:1", "b"], [("a", 1), ("b", 10911)]),
         ],
     )
-    def test_one_or_several(self, text: Any, addresses: list[tuple[str, int]]) -> None:
+    def test_addresses_are_parsed_from_one_string_or_several(self, text: Any, addresses: list[tuple[str, int]]) -> None:
         assert parse_addresses(text) == tuple(Address(*address) for address in addresses)
 
     @pytest.mark.parametrize("text", ["", " , ", "a:x", "a:0", "a:65536", ":5", "::1", "[::1", "[::1]5", "a:-1", "a:١"])
-    def test_what_is_none_is_refused_by_name(self, text: str) -> None:
+    def test_an_invalid_address_is_refused_by_name(self, text: str) -> None:
         with pytest.raises(InvalidArgument, match=re.escape(repr(text.strip()) if text.strip(" ,") else "no broker")):
             parse_addresses(text)
 
@@ -59,11 +59,11 @@ class TestAddresses:
             ("https://[::1]:5/x", "use '[::1]:5', and tls=True for TLS"),
         ],
     )
-    def test_a_scheme_is_named(self, text: str, write: str) -> None:
+    def test_an_address_with_a_scheme_is_refused_with_a_correction(self, text: str, write: str) -> None:
         with pytest.raises(InvalidArgument, match=re.escape(write) + "$"):
             parse_addresses(text)
 
-    def test_an_address_is_shown_as_it_is_written(self) -> None:
+    def test_an_address_is_shown_as_it_was_written(self) -> None:
         assert [str(address) for address in parse_addresses("a:1,[::1]:2")] == ["a:1", "[::1]:2"]
 
 
@@ -76,25 +76,25 @@ CLIENTS: list[Callable[..., object]] = [
 
 class TestUnknownArguments:
     @pytest.mark.parametrize("make", CLIENTS)
-    def test_an_argument_that_no_client_has_is_named(self, make: Callable[..., object]) -> None:
+    def test_an_unknown_argument_is_named(self, make: Callable[..., object]) -> None:
         with pytest.raises(InvalidArgumentType, match=r"^\w+\(\) has no argument 'pasword'; did you"):
             make(pasword="x")
 
-    def test_it_is_a_type_error_of_the_client_that_was_made(self) -> None:
+    def test_an_unknown_argument_is_a_type_error_that_names_the_client(self) -> None:
         with pytest.raises(TypeError, match=r"^Producer\(\) has no argument 'linger_ms': no need to wait"):
             client.Producer(linger_ms=5)  # type: ignore[call-arg]
 
-    def test_words_of_other_clients_have_their_counterparts(self) -> None:
+    def test_an_argument_of_another_brokers_client_is_refused_with_its_counterpart(self) -> None:
         with pytest.raises(TypeError, match=r"^PushConsumer\(\) has no argument 'group_id': use group="):
             client.PushConsumer(group_id="g", topics="t", listener=print)  # type: ignore[call-overload]
 
-    def test_without_a_likely_one_all_are_listed(self) -> None:
+    def test_without_a_similar_argument_all_are_listed(self) -> None:
         with pytest.raises(TypeError, match="it takes addresses, password, timeout, tls, tls_certificate, tls_key, us"):
             client.Consumer(qqq=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("kind", [InvalidMessage, InvalidMessageType, InvalidArgument, InvalidArgumentType])
-def test_what_no_broker_saw_is_no_error_of_a_broker(kind: type[Exception]) -> None:
+def test_an_error_of_the_client_alone_is_not_a_broker_error(kind: type[Exception]) -> None:
     assert issubclass(kind, client.FlintError)
     assert issubclass(kind, ValueError)
     assert not issubclass(kind, client.BrokerError)
@@ -103,34 +103,34 @@ def test_what_no_broker_saw_is_no_error_of_a_broker(kind: type[Exception]) -> No
 
 class TestTags:
     @pytest.mark.parametrize("tags", [None, "*", "", "  ", ["*"], "a || *"])
-    def test_everything(self, tags: Any) -> None:
+    def test_no_tags_or_a_star_accept_everything(self, tags: Any) -> None:
         wanted = parse_tags(tags)
         assert wanted.expression == ""
         assert wanted.accepts(None)
         assert wanted.accepts("anything")
 
     @pytest.mark.parametrize("tags", ["a || b", "b||a", ["a", "b"], ("b", " a ")])
-    def test_one_of_several(self, tags: Any) -> None:
+    def test_a_filter_of_several_tags_accepts_each_of_them(self, tags: Any) -> None:
         wanted = parse_tags(tags)
         assert wanted.expression == "a || b"
         assert [wanted.accepts(tag) for tag in ("a", "b", "c", "", None)] == [True, True, False, False, False]
 
     @pytest.mark.parametrize("tags", [[], ["", " "], "||", ["a || b"], "x" * 5000])
-    def test_what_names_no_tag_is_refused(self, tags: Any) -> None:
+    def test_a_filter_without_a_valid_tag_is_refused(self, tags: Any) -> None:
         with pytest.raises(InvalidArgument):
             parse_tags(tags)
 
-    def test_tags_are_text(self) -> None:
+    def test_a_tag_must_be_a_str(self) -> None:
         with pytest.raises(InvalidArgumentType):
             parse_tags([5])  # type: ignore[list-item]
 
 
 class TestFilters:
     @pytest.mark.parametrize(("given", "sent"), [(None, ""), ("", ""), ("a > 5", "a > 5"), ("a" * 4096, "a" * 4096)])
-    def test_a_filter_goes_to_the_broker_as_it_is(self, given: str | None, sent: str) -> None:
+    def test_a_filter_is_sent_to_the_broker_unchanged(self, given: str | None, sent: str) -> None:
         assert check_filter(given) == sent
 
-    def test_what_is_no_text_or_too_long_is_refused(self) -> None:
+    def test_a_filter_that_is_not_a_str_or_too_long_is_refused(self) -> None:
         with pytest.raises(InvalidArgumentType, match="not list"):
             check_filter(["a > 5"])  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="4,097 characters"):
@@ -138,38 +138,38 @@ class TestFilters:
 
 
 class TestMoments:
-    def test_a_moment_survives(self) -> None:
+    def test_a_time_survives_the_round_trip(self) -> None:
         moment = datetime(2026, 11, 21, 10, 0, 0, 123000, tzinfo=UTC)
         assert from_millis(to_millis("since", moment)) == moment
 
-    def test_the_zone_counts(self) -> None:
+    def test_the_time_zone_is_converted(self) -> None:
         moment = datetime(2026, 11, 21, 10, tzinfo=timezone(timedelta(hours=2)))
         assert from_millis(to_millis("since", moment)) == datetime(2026, 11, 21, 8, tzinfo=UTC)
 
-    def test_a_naive_moment_is_refused_with_a_hint(self) -> None:
+    def test_a_naive_datetime_is_refused_with_a_hint(self) -> None:
         with pytest.raises(InvalidArgument, match=r"since=.* has no time zone; pass one"):
             to_millis("since", datetime(2026, 11, 21))  # noqa: DTZ001
 
-    def test_a_number_is_no_moment(self) -> None:
+    def test_a_number_is_not_a_time(self) -> None:
         with pytest.raises(InvalidArgumentType, match="since must be a datetime, not int"):
             to_millis("since", 5)
 
-    def test_before_1970_is_the_beginning(self) -> None:
+    def test_a_time_before_1970_becomes_0(self) -> None:
         assert to_millis("since", datetime(1900, 1, 1, tzinfo=UTC)) == 0
 
     @pytest.mark.parametrize("millis", [-(2**63), 2**63 - 1])
-    def test_what_a_damaged_record_claims_is_still_a_moment(self, millis: int) -> None:
+    def test_the_time_of_a_damaged_record_becomes_a_valid_datetime(self, millis: int) -> None:
         assert from_millis(millis).tzinfo is UTC
 
 
 class TestOutgoing:
-    def test_messages_of_one_topic_go_one_way(self) -> None:
+    def test_messages_of_one_topic_form_one_group(self) -> None:
         messages = [Message("t", b"%d" % number) for number in range(3)]
         (way,) = group_messages(messages, -1, {})
         assert (way.topic, way.queue, way.indexes) == ("t", -1, range(3))
         assert [message.body for message in way.messages] == [b"0", b"1", b"2"]
 
-    def test_topics_and_queues_are_taken_apart_in_order(self) -> None:
+    def test_messages_are_grouped_by_topic_and_queue_in_order(self) -> None:
         messages = [
             Message("ab"[number % 2], b"%d" % number, sharding_key="s" if number > 3 else None) for number in range(8)
         ]
@@ -181,34 +181,34 @@ class TestOutgoing:
             ("b", queue_of("s", 9)): [5, 7],
         }
 
-    def test_a_given_queue_wins_over_sharding_keys(self) -> None:
+    def test_an_explicit_queue_overrides_sharding_keys(self) -> None:
         messages = [Message("t", b"", sharding_key=str(number)) for number in range(4)]
         (way,) = group_messages(messages, 2, {})
         assert (way.queue, list(way.indexes)) == (2, [0, 1, 2, 3])
 
-    def test_only_topics_with_sharding_keys_need_their_queues(self) -> None:
+    def test_only_topics_with_sharding_keys_need_their_queue_count(self) -> None:
         assert sharded_topics([Message("a", b""), Message("b", b"", sharding_key="x")]) == {"b"}
         assert sharded_topics([Message("a", b"")]) == set()
 
-    def test_something_else_among_messages_is_named(self) -> None:
+    def test_an_item_that_is_not_a_message_is_named(self) -> None:
         with pytest.raises(InvalidMessageType, match=r"messages\[1\] must be a flintmq.client.Message, not str"):
             check_messages([Message("t", b""), "no"])  # type: ignore[list-item]
 
-    def test_one_message_is_not_several(self) -> None:
+    def test_send_many_refuses_a_single_message(self) -> None:
         with pytest.raises(InvalidMessageType, match="use send for one"):
             check_messages(Message("t", b""))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("queue", [-1, 65_536])
-    def test_a_queue_is_a_small_number(self, queue: int) -> None:
+    def test_a_queue_out_of_range_is_refused(self, queue: int) -> None:
         with pytest.raises(InvalidArgument, match="queue is"):
             check_queue(queue)
 
     @pytest.mark.parametrize("queue", [True, "0", 1.0])
-    def test_a_queue_is_an_int(self, queue: Any) -> None:
+    def test_a_queue_must_be_an_int(self, queue: Any) -> None:
         with pytest.raises(InvalidArgumentType):
             check_queue(queue)
 
-    def test_flush_is_sync_async_or_the_brokers(self) -> None:
+    def test_flush_must_be_sync_async_or_none(self) -> None:
         assert [check_flush(mode) for mode in (None, "sync", "async")] == ["", "sync", "async"]
         with pytest.raises(InvalidArgument, match="'never'"):
             check_flush("never")
@@ -223,7 +223,7 @@ class TestBulks:
         assert check_bodies((bytearray(b"a"), memoryview(b"b"), b"c")) == [b"a", b"b", b"c"]
 
     @pytest.mark.parametrize("bodies", [b"abc", "abc", bytearray(b"abc")])
-    def test_one_body_is_not_several(self, bodies: Any) -> None:
+    def test_send_bulk_refuses_a_single_body(self, bodies: Any) -> None:
         with pytest.raises(InvalidMessageType, match="give a list"):
             check_bodies(bodies)
 
@@ -241,11 +241,11 @@ class TestBulks:
             (["ключ", "中"], ["ключ", "中"]),
         ],
     )
-    def test_keys_are_one_several_or_none(self, keys: Any, checked: Any) -> None:
+    def test_an_entry_of_keys_is_one_key_several_or_none(self, keys: Any, checked: Any) -> None:
         assert check_bulk_keys(keys, 2) == checked
 
     @pytest.mark.parametrize("keys", [["a", "b c"], ["a", ""], ["a", "b\x01"], ["a", "\ud800"], ["a", ["b", "c d"]]])
-    def test_a_bad_key_is_named(self, keys: Any) -> None:
+    def test_an_invalid_key_is_named(self, keys: Any) -> None:
         with pytest.raises(InvalidMessage, match=r"keys\[1\]"):
             check_bulk_keys(keys, 2)
 
@@ -255,11 +255,11 @@ class TestBulks:
         with pytest.raises(InvalidMessageType, match="not one str"):
             check_bulk_keys("ab", 2)
 
-    def test_there_is_a_key_for_each_body(self) -> None:
+    def test_the_number_of_keys_must_match_the_bodies(self) -> None:
         with pytest.raises(InvalidArgument, match="1 keys for 2 bodies"):
             check_bulk_keys(["a"], 2)
 
-    def test_common_properties_are_as_the_record_has_them(self) -> None:
+    def test_common_properties_are_encoded_as_in_a_record(self) -> None:
         assert common_properties("eu", {"a": "b"}, "s") == "a\x01b\x02TAGS\x01eu\x02__SHARDINGKEY\x01s\x02"
         assert common_properties(None, None, None) == ""
 
@@ -269,12 +269,12 @@ class TestBulks:
 
 
 class TestSharding:
-    def test_the_queue_is_the_crc32_of_the_key(self) -> None:
-        # Fixed values: another language's client must come to the same queue, and so must this one tomorrow.
+    def test_the_queue_is_the_crc32_of_the_key_modulo_the_queues(self) -> None:
+        # Fixed values: clients in other languages and later versions must select the same queue.
         assert [queue_of(key, 4) for key in ("a", "b", "order-1", "ключ")] == [3, 1, 3, 2]
         assert [queue_of(key, 7) for key in ("a", "b", "order-1", "ключ")] == [4, 4, 6, 1]
 
-    def test_counts_are_known_for_a_while(self) -> None:
+    def test_queue_counts_expire_after_a_while(self) -> None:
         counts = QueueCounts()
         assert counts.of("t", 0.0) is None
         counts.learned([TopicInfo("t", read_queues=8, write_queues=6)], 100.0)
@@ -282,21 +282,21 @@ class TestSharding:
         assert counts.of("t", 131.0) is None
         assert counts.last_known("t") == 6
 
-    def test_a_topic_that_is_not_there_will_have_what_the_broker_gives(self) -> None:
+    def test_a_missing_topic_counts_with_the_queues_the_broker_will_give_it(self) -> None:
         counts = QueueCounts()
         counts.learned([], 100.0)
         assert counts.of("t", 101.0) is None
         assert counts.will_be_created("t", 4) == 4
         assert counts.of("t", 101.0) == 4
 
-    def test_what_was_wrong_is_asked_for_again(self) -> None:
+    def test_a_refused_queue_makes_the_counts_expire(self) -> None:
         counts = QueueCounts()
         counts.learned([TopicInfo("t", 4, 4)], 100.0)
         counts.forget()
         assert counts.of("t", 100.0) is None
 
 
-def test_who_uses_neither_users_nor_tls_imports_nothing_of_it() -> None:
+def test_a_client_without_user_and_tls_imports_no_module_for_them() -> None:
     program = (
         "import sys; from flintmq.client import Producer; Producer('127.0.0.1:1').close(); "
         "print({'ssl', 'stringprep', 'flintmq.protocol.scram', 'flintmq.client.core.tls'} & {*sys.modules})"

@@ -1,4 +1,4 @@
-"""``Delivery``: bulks, their windows and deadlines, and giving up."""
+"""``Delivery``: bulks, their windows and deadlines, and abandoned messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def broker() -> AnsweringBroker:
 
 
 class TestBulks:
-    def test_frames_go_out_up_to_the_window(self, broker: AnsweringBroker) -> None:
+    def test_frames_are_sent_up_to_the_window(self, broker: AnsweringBroker) -> None:
         bulk = broker.bulk([b"x" * 100] * 100_000)
         frames = broker.take()
         assert len(frames) == BULK_WINDOW
@@ -32,7 +32,7 @@ class TestBulks:
         assert receipts[99_999].message_id == f"{PREFIX}{1000 + 99_999:012X}"
         assert len({receipt.message_id for receipt in receipts}) == 100_000
 
-    def test_to_a_pinned_queue_one_frame_at_a_time(self, broker: AnsweringBroker) -> None:
+    def test_a_pinned_queue_gets_one_frame_at_a_time(self, broker: AnsweringBroker) -> None:
         broker.bulk([b"%d" % number for number in range(50_000)], queue=1)
         broker.single(b"last", queue=1)
         while frames := broker.take():
@@ -84,7 +84,7 @@ class TestBulks:
         broker.store(frames[1])
         assert (first.done, second.done) == (False, True)
 
-    def test_waiting_behind_another_bulk_is_no_failure(self, broker: AnsweringBroker) -> None:
+    def test_waiting_for_another_bulk_is_not_a_failure(self, broker: AnsweringBroker) -> None:
         broker.bulk([b"%d" % number for number in range(20_000)], queue=0)
         patient = broker.bulk([b"last"], queue=0)
         while frames := broker.take():
@@ -107,7 +107,7 @@ class TestBulks:
         assert error.retriable
         assert broker.delivery.idle
 
-    def test_the_callers_timeout_is_for_the_whole_call(self, broker: AnsweringBroker) -> None:
+    def test_the_callers_timeout_covers_the_whole_call(self, broker: AnsweringBroker) -> None:
         bulk = broker.bulk([b"x" * 1000] * 10_000, seconds=3)
         for _ in range(2):
             broker.store(broker.take()[0])
@@ -118,7 +118,7 @@ class TestBulks:
         assert bulk.done
         assert 0 < len(failures(bulk).failed) < 10_000
 
-    def test_an_error_of_the_topic_ends_the_bulk_at_once(self, broker: AnsweringBroker) -> None:
+    def test_an_error_of_the_topic_fails_the_whole_bulk_at_once(self, broker: AnsweringBroker) -> None:
         bulk = broker.bulk([b"x" * 1000] * 100_000)
         frames = broker.take()
         broker.refuse(frames[0], NoPermission("read only"))
@@ -130,7 +130,7 @@ class TestBulks:
         assert not error.retriable
         assert len(error.failed) == 100_000 - sum(len(frame.content) for frame in frames[1:])
 
-    def test_columns_carry_keys_and_what_is_common(self, broker: AnsweringBroker) -> None:
+    def test_columns_carry_keys_and_common_properties(self, broker: AnsweringBroker) -> None:
         bulk = Bulk(2, broker.now)
         source = ColumnSource([b"a", b"b"], ["k1", None], NO_COMPRESSION)
         broker.delivery.add_bulk(bulk, "t", -1, Group(bulk, source, range(2), "TAGS\x01eu\x02", "sync"))
@@ -141,14 +141,14 @@ class TestBulks:
         unpacker.feed(frame.body)
         assert list(unpacker) == [[b"a", b"b"], ["k1", None]]
 
-    def test_nothing_to_send_is_done(self) -> None:
+    def test_an_empty_bulk_is_done_at_once(self) -> None:
         bulk = Bulk(0, 0.0)
         assert bulk.done
         assert list(settle(bulk.parts, DeliveryFailed)) == []
 
 
 class TestGivingUp:
-    def test_what_nobody_waits_for_is_not_sent(self, broker: AnsweringBroker) -> None:
+    def test_an_abandoned_message_is_not_sent(self, broker: AnsweringBroker) -> None:
         in_flight = broker.bulk([b"x" * 1000] * 100_000)
         (single, kept) = (broker.single(), broker.single())
         broker.delivery.abandon(single, FlintError("interrupted"))
@@ -160,7 +160,7 @@ class TestGivingUp:
         assert broker.take() == []
         assert (kept.error, broker.delivery.pending_bytes, broker.delivery.idle) == (None, 0, True)
 
-    def test_at_the_end_everything_fails(self, broker: AnsweringBroker) -> None:
+    def test_fail_all_fails_everything(self, broker: AnsweringBroker) -> None:
         bulk, single = broker.bulk([b"x" * 1000] * 100_000), broker.single(future="future")
         broker.take()
         late = broker.single(queue=4)

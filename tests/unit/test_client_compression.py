@@ -1,4 +1,4 @@
-"""Bodies are compressed where it helps, marked as RocketMQ marks them, and decompressed within a bound."""
+"""Compression of bodies: only if it helps, with RocketMQ's flags; decompression has a size limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAGS = {"lz4": SysFlag.COMPRESSION_LZ4, "zstd": SysFlag.COMPRESSION_ZSTD, "zlib
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_body_comes_back(algorithm: str) -> None:
+def test_a_compressed_body_decompresses_to_the_original(algorithm: str) -> None:
     compressed, sys_flag = Compressor(4096, algorithm).compress(BODY)
     assert len(compressed) < len(BODY) // 2
     assert sys_flag == SysFlag.COMPRESSED | FLAGS[algorithm]
@@ -27,18 +27,18 @@ def test_a_body_comes_back(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_does_not_shrink_stays_as_it_is(algorithm: str) -> None:
+def test_a_body_that_does_not_shrink_stays_unchanged(algorithm: str) -> None:
     body = os.urandom(10_000)
     assert Compressor(4096, algorithm).compress(body) == (body, 0)
 
 
-def test_the_default_can_be_read_by_every_installation() -> None:
+def test_every_installation_can_read_the_default_compression() -> None:
     compressed, sys_flag = Compressor().compress(BODY)
     assert sys_flag == SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
     assert zlib.decompress(compressed) == BODY
 
 
-def test_zlib_leaves_a_long_body_alone_whose_sample_does_not_shrink() -> None:
+def test_zlib_skips_a_long_body_whose_sample_does_not_shrink() -> None:
     body = b"\0" * 20_000 + os.urandom(10_000) + b"\0" * 20_000
     assert Compressor(4096).compress(body) == (body, 0)
     body = os.urandom(20_000) + b"\0" * 10_000 + os.urandom(20_000)
@@ -51,7 +51,7 @@ def test_only_longer_bodies_are_compressed() -> None:
     assert compressor.compress(b"x" * 4097)[1] & SysFlag.COMPRESSED
 
 
-def test_compression_can_be_off() -> None:
+def test_compression_can_be_disabled() -> None:
     assert Compressor(None).compress(BODY) == (BODY, 0)
 
 
@@ -60,7 +60,7 @@ def test_no_type_means_zlib_as_in_old_rocketmq() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_body_beyond_the_bound_is_refused(algorithm: str) -> None:
+def test_a_body_longer_than_the_bound_is_refused(algorithm: str) -> None:
     compressed, sys_flag = Compressor(0, algorithm).compress(b"\0" * 1_000_000)
     assert decompress(compressed, sys_flag, 1_000_000) == b"\0" * 1_000_000
     with pytest.raises(DecompressionFailed, match="longer than 999999 bytes"):
@@ -69,13 +69,13 @@ def test_a_body_beyond_the_bound_is_refused(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("damage", [b"", b"\0" * 50, b"not compressed at all" * 10])
-def test_what_is_not_compressed_is_refused(algorithm: str, damage: bytes) -> None:
+def test_bytes_that_do_not_decompress_are_refused(algorithm: str, damage: bytes) -> None:
     with pytest.raises(DecompressionFailed):
         decompress(damage, SysFlag.COMPRESSED | FLAGS[algorithm])
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_body_that_ends_too_early_is_refused(algorithm: str) -> None:
+def test_a_truncated_body_is_refused(algorithm: str) -> None:
     compressed, sys_flag = Compressor(0, algorithm).compress(os.urandom(5000) + b"\0" * 5000)
     with pytest.raises(DecompressionFailed):
         decompress(compressed[:-20], sys_flag)
@@ -87,7 +87,7 @@ def test_an_unknown_type_is_refused() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"over_bytes": -1}, {"over_bytes": "4096"}, {"algorithm": "gzip"}])
-def test_a_setting_that_cannot_be_is_refused(arguments: dict[str, Any]) -> None:
+def test_an_invalid_setting_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
         Compressor(**arguments)
 
@@ -95,7 +95,7 @@ def test_a_setting_that_cannot_be_is_refused(arguments: dict[str, Any]) -> None:
 class TestWithoutLibraries:
     @pytest.fixture(autouse=True)
     def hide_libraries(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As where only msgpack is installed."""
+        """Simulate an installation with only msgpack."""
         real_import = importlib.import_module
 
         def import_module(name: str, package: str | None = None) -> ModuleType:
@@ -106,7 +106,7 @@ class TestWithoutLibraries:
         monkeypatch.setattr(importlib, "import_module", import_module)
 
     @pytest.mark.parametrize(("algorithm", "package"), [("lz4", "lz4"), ("zstd", "zstandard")])
-    def test_who_asks_for_a_library_is_told_what_to_install(self, algorithm: str, package: str) -> None:
+    def test_the_error_for_a_missing_library_says_what_to_install(self, algorithm: str, package: str) -> None:
         with pytest.raises(CompressionUnavailable, match=f"pip install {package}"):
             Compressor(0, algorithm).compress(BODY)
         with pytest.raises(CompressionUnavailable, match="pip install"):

@@ -1,4 +1,4 @@
-"""Receipts, sessions and operations; and that the client needs nothing but msgpack."""
+"""Receipts, sessions, operations, errors, and the modules that the client imports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def acknowledged(first: int, count: int, queue: int = 0, topic: str = "t") -> Ac
 
 
 class TestReceipts:
-    def test_they_come_in_the_order_of_the_messages(self) -> None:
+    def test_receipts_are_in_the_order_of_the_messages(self) -> None:
         parts = [Part(range(5, 9), acknowledged(5, 4)), Part(range(5), acknowledged(0, 5))]
         receipts = settle(parts, DeliveryFailed)
         assert [receipt.queue_offset for receipt in receipts] == list(range(9))
@@ -48,25 +48,25 @@ class TestReceipts:
         assert len(receipts) == 9
         assert receipts[3] in receipts
 
-    def test_also_where_they_went_different_ways(self) -> None:
+    def test_receipts_are_in_order_even_if_messages_went_to_different_queues(self) -> None:
         parts = [Part([0, 2, 4], acknowledged(0, 3, queue=1)), Part([1, 3], acknowledged(10, 2, queue=2))]
         receipts = settle(parts, DeliveryFailed)
         assert [(one.queue, one.queue_offset) for one in receipts] == [(1, 0), (2, 10), (1, 1), (2, 11), (1, 2)]
 
     @pytest.mark.parametrize("index", [9, -10, 1000])
-    def test_beyond_the_last_is_an_index_error(self, index: int) -> None:
+    def test_an_index_after_the_last_receipt_is_an_index_error(self, index: int) -> None:
         receipts = settle([Part(range(9), acknowledged(0, 9))], DeliveryFailed)
         with pytest.raises(IndexError):
             receipts[index]
 
-    def test_a_receipt_is_made_when_it_is_asked_for(self) -> None:
+    def test_a_receipt_is_made_on_demand(self) -> None:
         receipts = settle([Part(range(3), acknowledged(0, 3))], DeliveryFailed)
         assert receipts[1] is not receipts[1]
         assert isinstance(receipts, Receipts)
         assert repr(receipts) == "<Receipts of 3 messages>"
         assert receipts == list(receipts)
 
-    def test_what_failed_is_said_in_ranges(self) -> None:
+    def test_failures_are_reported_in_ranges(self) -> None:
         error = TopicNotExist("no such topic")
         parts = [
             Part(range(3), acknowledged(0, 3)),
@@ -84,7 +84,7 @@ class TestReceipts:
         assert [receipt is None for receipt in raised.value.receipts] == [3 <= place <= 10 for place in range(12)]
         assert not raised.value.retriable
 
-    def test_stored_at_is_aware(self) -> None:
+    def test_stored_at_is_an_aware_datetime(self) -> None:
         assert acknowledged(0, 1).receipt(0).stored_at.utcoffset() is not None
 
 
@@ -113,7 +113,7 @@ HELLO_FIELDS = {
 
 
 class TestSession:
-    def test_hello_comes_first(self) -> None:
+    def test_hello_is_the_first_request(self) -> None:
         session = Session()
         parser = FrameParser()
         hello = session.hello("me")
@@ -135,7 +135,7 @@ class TestSession:
             (0, {**HELLO_FIELDS, "flush": 5}, RemoteProtocolError),
         ],
     )
-    def test_a_broker_that_cannot_be_spoken_with(
+    def test_an_incompatible_broker_is_refused(
         self, code: int, fields: dict[str, Any], error: type[FlintError]
     ) -> None:
         with pytest.raises(error):
@@ -147,7 +147,7 @@ class TestSession:
         session._next_id = 2**31 - 1
         assert [session.request(PULL, {}, 0)[0] for _ in range(2)] == [2**31 - 1, 1]
 
-    def test_requests_of_the_broker_are_kept_apart_from_answers(self) -> None:
+    def test_requests_of_the_broker_are_kept_apart_from_responses(self) -> None:
         session = Session()
         (answer,) = answered(
             session,
@@ -163,7 +163,7 @@ class TestSession:
         assert not told.wants_answer
         assert session.take_asked() == []
 
-    def test_what_is_replied_answers_the_request(self) -> None:
+    def test_a_reply_answers_the_brokers_request(self) -> None:
         session, broker = Session(), Session()
         answered(session, encode_frame(REQUEST, 39, 7, {}))
         (asked,) = session.take_asked()
@@ -171,14 +171,14 @@ class TestSession:
         assert (answer.request_id, answer.code, answer.body) == (7, 0, b"body")
         assert answer.fields == {"outcome": "commit"}
 
-    def test_requests_that_nobody_takes_do_not_pile_up(self) -> None:
+    def test_requests_that_are_not_taken_do_not_pile_up(self) -> None:
         session = Session()
         answered(session, *(encode_frame(REQUEST, 39, number, {}) for number in range(1, 2 * ASKED_MAX)))
         taken = session.take_asked()
         assert [asked.request_id for asked in taken] == list(range(ASKED_MAX, 2 * ASKED_MAX))
 
     @pytest.mark.parametrize("size", [10, 100_000, 1_000_000, 5_000_000])
-    def test_bodies_outlive_the_frames_that_follow(self, size: int) -> None:
+    def test_bodies_stay_valid_after_further_frames(self, size: int) -> None:
         session = Session()
         frames = [encode_frame(RESPONSE, 0, number, {}, bytes([number]) * size) for number in range(1, 6)]
         answers = [answer for frame in frames for answer in answered(session, frame)]
@@ -186,13 +186,13 @@ class TestSession:
         for place, answer in enumerate(answers):
             assert bytes(answer.body) == bytes([place % 5 + 1]) * size
 
-    def test_what_is_not_the_protocol_is_said(self) -> None:
+    def test_bytes_that_violate_the_protocol_raise_an_error(self) -> None:
         with pytest.raises(RemoteProtocolError):
             answered(Session(), b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 class TestOperations:
-    def test_an_error_answer_is_raised_with_its_class(self) -> None:
+    def test_an_error_response_is_raised_as_its_class(self) -> None:
         operation = operations.max_offset("t", 0)
         with pytest.raises(TopicNotExist, match="no t"):
             operation.result(Answer(1, 17, {"message": "no t"}, b""))
@@ -213,7 +213,7 @@ class TestOperations:
             (operations.pull("t", 0, 0, 1, 1, 0), {"count": 1, "next_offset": 0, "min_offset": 0}, b""),
         ],
     )
-    def test_an_answer_that_cannot_be_read_is_the_brokers_fault(
+    def test_a_malformed_response_is_a_remote_protocol_error(
         self, operation: operations.Operation[Any], fields: dict[str, Any], body: bytes
     ) -> None:
         with pytest.raises(RemoteProtocolError):
@@ -238,7 +238,7 @@ class TestOperations:
             lambda: operations.view_message("", None),
         ],
     )
-    def test_an_argument_that_cannot_be_is_refused_before_it_is_sent(self, make: Any) -> None:
+    def test_an_invalid_argument_is_refused_before_it_is_sent(self, make: Any) -> None:
         with pytest.raises(InvalidArgument):
             make()
 
@@ -246,16 +246,16 @@ class TestOperations:
         with pytest.raises(InvalidArgument, match=r"^max_count must be an integer from 1"):
             operations.pull("t", 0, 0, 0, 1, 0)
 
-    def test_committed_offsets_come_by_queue(self) -> None:
+    def test_committed_offsets_are_returned_by_queue(self) -> None:
         body = struct.pack(">iqiq", 0, 5, 3, 7)
         assert operations.committed("g", "t").result(Answer(1, 0, {"count": 2}, body)) == {0: 5, 3: 7}
 
-    def test_what_a_newer_broker_says_of_a_topic_is_ignored(self) -> None:
+    def test_unknown_fields_of_a_topic_from_a_newer_broker_are_ignored(self) -> None:
         row = {"topic": "t", "read_queues": 1, "write_queues": 2, "perm": 6, "order": False, "system": False, "new": 1}
         (topic,) = operations.topics().result(Answer(1, 0, {"count": 1}, msgpack.packb([row])))
         assert (topic.name, topic.queues, topic.write_queues) == ("t", 1, 2)
 
-    def test_code_and_command_go_together(self) -> None:
+    def test_each_operation_carries_its_command(self) -> None:
         assert operations.max_offset("t", 2).command is GET_MAX_OFFSET
 
 
@@ -279,7 +279,7 @@ class TestErrors:
             flintmq.client.ForkedClient("why"),
         ],
     )
-    def test_errors_survive_copies_and_pickles(self, error: FlintError) -> None:
+    def test_errors_survive_copying_and_pickling(self, error: FlintError) -> None:
         for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
             assert (type(again), str(again)) == (type(error), str(error))
 
@@ -288,25 +288,25 @@ class TestErrors:
         assert backoff_seconds(1) < 0.03
         assert backoff_seconds(10_000) <= 1.2
 
-    def test_retriable_is_what_can_succeed_later(self) -> None:
+    def test_only_errors_that_can_succeed_later_are_retriable(self) -> None:
         assert is_retriable(SystemBusy(""))
         assert is_retriable(flintmq.client.ConnectionFailed(""))
         assert not is_retriable(TopicNotExist(""))
         assert not is_retriable(RemoteProtocolError(""))
 
 
-def test_importing_the_client_imports_msgpack_alone() -> None:
+def test_importing_the_client_imports_no_package_but_msgpack() -> None:
     script = (
         "import sys; before = set(sys.modules); from flintmq.client import *; "
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     imported = {name for name in done.stdout.split() if name not in sys.stdlib_module_names}
-    # msgpack is Cython's, whose runtime makes modules of its own; the import hook is that of an editable install.
+    # msgpack is built with Cython, whose runtime creates modules; the import hook belongs to an editable install.
     assert {name for name in imported if "cython" not in name and "editable" not in name} == {"flintmq", "msgpack"}
 
 
-def test_every_exported_name_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     for name in flintmq.client.__all__:
         assert getattr(flintmq.client, name).__name__ == name
     assert set(flintmq.client.__all__) <= set(dir(flintmq.client))
@@ -314,7 +314,7 @@ def test_every_exported_name_is_there() -> None:
         flintmq.client.Prodcer  # type: ignore[attr-defined] # noqa: B018
 
 
-def test_nothing_of_the_core_knows_sockets_or_threads() -> None:
+def test_no_module_of_the_core_imports_sockets_or_threads() -> None:
     core = [module for name, module in sys.modules.items() if name.startswith("flintmq.client.core.")]
     assert len(core) > 10
     for module in core:

@@ -1,4 +1,4 @@
-"""``Delivery``: what is sent when, what is tried again, and whom an illegal message harms."""
+"""``Delivery``: the order of sending, retries, and the effect of an illegal message on others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TestSingles:
         assert broker.delivery.idle
         assert broker.delivery.pending_bytes == 0
 
-    def test_what_is_sent_meanwhile_goes_as_one_frame(self, broker: AnsweringBroker) -> None:
+    def test_messages_sent_while_a_frame_is_in_flight_go_as_one_frame(self, broker: AnsweringBroker) -> None:
         first = broker.single(b"0")
         (frame,) = broker.take()
         others = [broker.single(b"%d" % number) for number in range(1, 50)]
@@ -80,7 +80,7 @@ class TestSingles:
             broker.store(frames[0])
         assert sent == [(1, None), (2, "sync"), (1, None)]
 
-    def test_a_frame_is_cut_at_its_size(self, broker: AnsweringBroker) -> None:
+    def test_a_frame_ends_at_its_target_size(self, broker: AnsweringBroker) -> None:
         for _ in range(10):
             broker.single(b"x" * 60_000, queue=0)
         counts = []
@@ -90,7 +90,7 @@ class TestSingles:
         assert sum(counts) == 10
         assert max(counts) == 3
 
-    def test_only_those_with_a_future_are_reported(self, broker: AnsweringBroker) -> None:
+    def test_only_messages_with_a_future_are_reported(self, broker: AnsweringBroker) -> None:
         with_future = broker.single(future="future")
         without = broker.single()
         broker.store(broker.take()[0])
@@ -99,7 +99,7 @@ class TestSingles:
 
 
 class TestRetries:
-    def test_busy_is_tried_again_after_the_pause_asked_for(self, broker: AnsweringBroker) -> None:
+    def test_a_busy_broker_is_retried_after_the_pause_it_asks_for(self, broker: AnsweringBroker) -> None:
         single = broker.single()
         (frame,) = broker.take()
         broker.refuse(frame, SystemBusy("busy", retry_after_ms=300))
@@ -111,7 +111,7 @@ class TestRetries:
         broker.store(again)
         assert single.receipt().message_id == f"{PREFIX}{1000:012X}"
 
-    def test_a_log_can_be_told_why_a_frame_is_sent_again(self, broker: AnsweringBroker) -> None:
+    def test_on_retry_gets_the_error_for_which_a_frame_is_resent(self, broker: AnsweringBroker) -> None:
         told: list[str] = []
         broker.delivery.on_retry = lambda error: told.append(str(error))
         single = broker.single()
@@ -134,7 +134,7 @@ class TestRetries:
         assert all(later > earlier for earlier, later in pairwise(pauses[:6]))
         assert max(pauses) <= 1.2
 
-    def test_many_refusals_at_once_are_one_failure(self, broker: AnsweringBroker) -> None:
+    def test_many_simultaneous_refusals_count_as_one_failure(self, broker: AnsweringBroker) -> None:
         broker.bulk([b"x" * 1000] * 10_000)
         frames = broker.take()
         assert len(frames) == BULK_WINDOW
@@ -142,7 +142,7 @@ class TestRetries:
             broker.refuse(frame, SystemBusy("busy"))
         assert broker.delivery.hold_seconds(broker.now) < 0.03
 
-    def test_a_lost_connection_is_tried_again_at_once(self, broker: AnsweringBroker) -> None:
+    def test_frames_are_resent_at_once_after_a_lost_connection(self, broker: AnsweringBroker) -> None:
         single = broker.single()
         broker.take()
         broker.lose_connection()
@@ -154,7 +154,7 @@ class TestRetries:
         broker.store(broker.take()[0])
         assert single.receipt().message_id == f"{PREFIX}{1000:012X}"
 
-    def test_what_cannot_succeed_is_not_tried_again(self, broker: AnsweringBroker) -> None:
+    def test_a_permanent_error_is_not_retried(self, broker: AnsweringBroker) -> None:
         single = broker.single()
         broker.refuse(broker.take()[0], NoPermission("no"))
         assert isinstance(single.error, NoPermission)
@@ -171,14 +171,14 @@ class TestRetries:
         with pytest.raises(SystemBusy, match="busy"):
             single.receipt()
 
-    def test_silence_is_a_timeout(self, broker: AnsweringBroker) -> None:
+    def test_a_silent_broker_causes_a_timeout(self, broker: AnsweringBroker) -> None:
         single = broker.single(seconds=2)
         (frame,) = broker.take()
         broker.now += 2
         broker.delivery.expire(broker.now)
         assert isinstance(single.error, RequestTimeout)
         assert broker.delivery.pending_bytes == 0
-        broker.store(frame)  # the answer comes after all: nobody minds
+        broker.store(frame)  # a late response is ignored
         assert isinstance(single.error, RequestTimeout)
 
     def test_each_message_of_a_frame_has_its_own_deadline(self, broker: AnsweringBroker) -> None:
@@ -190,7 +190,7 @@ class TestRetries:
         broker.store(frame)
         assert patient.receipt().queue_offset == 1
 
-    def test_unreachable_from_the_beginning(self, broker: AnsweringBroker) -> None:
+    def test_a_broker_that_is_never_reachable_fails_the_message_at_its_deadline(self, broker: AnsweringBroker) -> None:
         single, bulk = broker.single(), broker.bulk([b"a", b"b"])
         broker.lose_connection()
         broker.now += 10
@@ -200,7 +200,7 @@ class TestRetries:
         assert {type(error) for error in failures(bulk).errors.values()} == {ConnectionFailed}
         assert broker.delivery.idle
 
-    def test_an_answer_that_does_not_fit_loses_no_message(self, broker: AnsweringBroker) -> None:
+    def test_a_response_that_does_not_match_loses_no_message(self, broker: AnsweringBroker) -> None:
         single = broker.single()
         (frame,) = broker.take()
         ((request_id, _),) = broker.in_flight.items()
@@ -214,7 +214,7 @@ class TestRetries:
 
 
 class TestStoredBefore:
-    """What may be stored is sent again while the broker still knows it; what is stored in part is cut."""
+    """Frames that may be stored are resent while the broker still remembers them; partly stored ones are cut."""
 
     def test_a_frame_that_is_stored_in_part_is_cut_there(self, broker: AnsweringBroker) -> None:
         bulk = broker.bulk([b"%d" % number for number in range(10)], queue=2)
@@ -230,7 +230,7 @@ class TestStoredBefore:
         assert [receipt.message_id for receipt in receipts] == [f"{PREFIX}{1000 + n:012X}" for n in range(10)]
         assert broker.delivery.pending_bytes == 0
 
-    def test_messages_that_were_sent_together_keep_their_places(self, broker: AnsweringBroker) -> None:
+    def test_messages_of_a_cut_frame_keep_their_places(self, broker: AnsweringBroker) -> None:
         broker.single(b"first")
         (frame,) = broker.take()
         singles = [broker.single(b"%d" % number) for number in range(5)]
@@ -242,13 +242,13 @@ class TestStoredBefore:
         assert [single.receipt().queue_offset for single in singles] == [1, 2, 3, 4, 5]
 
     @pytest.mark.parametrize("cut_at", [0, 3, 4, -1, 2**40, "1", None])
-    def test_a_cut_that_cannot_be_is_an_error(self, broker: AnsweringBroker, cut_at: object) -> None:
+    def test_an_impossible_cut_is_an_error(self, broker: AnsweringBroker, cut_at: object) -> None:
         bulk = broker.bulk([b"a", b"b", b"c"])
         broker.refuse(broker.take()[0], PartlyStored("strange", cut_at=cut_at))
         assert {type(error) for error in failures(bulk).errors.values()} == {PartlyStored}
         assert broker.delivery.idle
 
-    def test_what_was_in_flight_goes_before_what_is_new(self, broker: AnsweringBroker) -> None:
+    def test_frames_that_were_in_flight_are_sent_before_new_ones(self, broker: AnsweringBroker) -> None:
         for queue in range(5):
             broker.single(b"old", queue=queue)
         broker.bulk([b"x" * 100_000] * 40)
@@ -279,9 +279,9 @@ class TestStoredBefore:
 
 
 class TestBlame:
-    """A frame is all or nothing; only the messages that are to blame must fail."""
+    """The broker refuses a whole frame, but only the illegal messages in it may fail."""
 
-    def test_the_bad_message_of_a_bulk_is_found(self, broker: AnsweringBroker) -> None:
+    def test_the_illegal_message_of_a_bulk_is_found(self, broker: AnsweringBroker) -> None:
         bulk = broker.bulk([b"%d" % number for number in range(100)])
         self.refuse_bad(broker, {b"7", b"42"})
         error = failures(bulk)

@@ -1,4 +1,4 @@
-"""The head of a PRODUCE frame that is filled in is the one that ``encode_head`` packs, read back by any msgpack."""
+"""``ProduceHead`` makes the same head as ``encode_head``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIX = "7F00000155A738209810"
 @pytest.mark.parametrize("flush", ["", "sync"])
 @pytest.mark.parametrize("common", ["", "TAGS\x01ключ\x02", "a\x01" + "x" * 30_000 + "\x02"])
 @pytest.mark.parametrize("topic", ["t", "x" * 127])
-def test_every_field_is_in_its_place(queue: int, layout: int, flush: str, common: str, topic: str) -> None:
+def test_every_field_of_a_head_is_in_its_place(queue: int, layout: int, flush: str, common: str, topic: str) -> None:
     head = ProduceHead(topic, queue, layout, flush, common, PREFIX)
     for request_id, count, first, born_ms in ((1, 1, 0, 0), (2**31 - 1, 2**31 - 1, 2**48 - 1, 2**63 - 1)):
         blob = head.encode(request_id, count, first, born_ms, 1000)

@@ -1,4 +1,4 @@
-"""``Message``: what can be sent, and what is refused before it leaves the process."""
+"""``Message``: valid contents, and the refusal of invalid ones before anything is sent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from flintmq.client import FlintError, InvalidMessage, InvalidMessageType, Message, MessageIllegal
 
 
-def test_a_message_has_what_it_was_given() -> None:
+def test_a_message_has_the_arguments_it_was_created_with() -> None:
     message = Message("orders", b"body", keys=["a", "b"], tags="eu", properties={"source": "web"}, sharding_key="s")
     assert (message.topic, message.body, message.keys, message.tags) == ("orders", b"body", ("a", "b"), "eu")
     assert (dict(message.properties), message.sharding_key) == ({"source": "web"}, "s")
 
 
-def test_only_topic_and_body_are_needed() -> None:
+def test_only_topic_and_body_are_required() -> None:
     message = Message("orders", b"")
     assert (message.keys, message.tags, dict(message.properties), message.sharding_key) == ((), None, {}, None)
 
@@ -30,7 +30,7 @@ def test_keys_may_come_from_a_generator() -> None:
 
 
 @pytest.mark.parametrize("body", [b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(b"a-b-c-")[::2]])
-def test_bytes_like_bodies_become_bytes(body: Any) -> None:
+def test_a_bytes_like_body_becomes_bytes(body: Any) -> None:
     assert Message("t", body).body == b"abc"
     assert type(Message("t", body).body) is bytes
 
@@ -103,11 +103,11 @@ def test_a_str_body_is_refused_with_a_hint() -> None:
         ({"topic": "x" * 128}, "128 characters"),
     ],
 )
-def test_what_would_harm_a_reader_is_refused(arguments: dict[str, Any], reason: str) -> None:
+def test_content_that_readers_could_not_handle_is_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidMessage, match=reason) as raised:
         Message(**{"topic": "t", "body": b"", **arguments})
     assert isinstance(raised.value, ValueError)
-    assert not isinstance(raised.value, MessageIllegal)  # no broker saw it
+    assert not isinstance(raised.value, MessageIllegal)  # the broker has not seen it
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_wrong_type_is_a_type_error(arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["ключ-中文", "a\tb", "emoji-🦀", "a\u00a0b", "%|_-", "\u200b"])
-def test_any_other_text_is_a_key_a_tag_and_a_property(text: str) -> None:
+def test_any_other_text_can_be_a_key_a_tag_and_a_property(text: str) -> None:
     message = Message("t", b"", keys=[text], tags=text, properties={text: text}, sharding_key=text)
     assert (message.keys, message.tags, dict(message.properties)) == ((text,), text, {text: text})
 

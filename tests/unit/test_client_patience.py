@@ -1,4 +1,4 @@
-"""When a thread looks for its answer before it sleeps."""
+"""The decision to poll for a response before sleeping."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flintmq.client.sync.patience import JUDGED_EVERY, LOOK_SECONDS, SKIPPED_MAX
 
 
 class Socket:
-    """Readable at the ``ready_at``-th look."""
+    """A socket that is readable at the ``ready_at``-th poll."""
 
     def __init__(self, ready_at: int | None) -> None:
         self.ready_at = ready_at
@@ -26,19 +26,19 @@ class Socket:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> Patience:
-    """Of a process with two processors, whose other threads do nothing."""
+    """Return the policy in a process with two CPUs and no other busy threads."""
     monkeypatch.setattr(patience, "processors", lambda: 2)
     monkeypatch.setattr(patience, "_cpu_of_other_threads", lambda: 0.0)
     return Patience()
 
 
-def test_an_answer_that_comes_soon_is_found_without_sleeping(judged: Patience) -> None:
+def test_a_response_that_arrives_soon_is_found_without_sleeping(judged: Patience) -> None:
     for _ in range(JUDGED_EVERY * 2):
         assert judged.worthwhile()
         assert judged.look(Socket(ready_at=3))
 
 
-def test_after_looks_in_vain_more_and_more_waits_sleep_at_once(judged: Patience) -> None:
+def test_after_polling_in_vain_more_and_more_waits_sleep_at_once(judged: Patience) -> None:
     skipped = []
     for _ in range(12):
         waits = 0
@@ -51,7 +51,7 @@ def test_after_looks_in_vain_more_and_more_waits_sleep_at_once(judged: Patience)
     assert skipped == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, SKIPPED_MAX, SKIPPED_MAX]
 
 
-def test_one_look_that_finds_something_forgets_those_in_vain(judged: Patience) -> None:
+def test_one_successful_poll_resets_the_skipping(judged: Patience) -> None:
     for _ in range(5):
         while not judged.worthwhile():
             pass
@@ -65,13 +65,13 @@ def test_one_look_that_finds_something_forgets_those_in_vain(judged: Patience) -
     assert judged.worthwhile()
 
 
-def test_a_single_processor_is_left_to_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_single_cpu_the_client_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "processors", lambda: 1)
     alone = Patience()
     assert not any(alone.worthwhile() for _ in range(JUDGED_EVERY * 2))
 
 
-def test_nobody_looks_while_other_threads_have_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_does_not_poll_while_other_threads_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "processors", lambda: 2)
     mine = Patience()
     ended = threading.Event()
@@ -85,7 +85,7 @@ def test_nobody_looks_while_other_threads_have_work(monkeypatch: pytest.MonkeyPa
     try:
         deadline = time.monotonic() + 30
         while mine.worthwhile() and time.monotonic() < deadline:
-            pass  # at the first judgement the worker may not have had its turn yet
+            pass  # the worker may not have run yet at the first measurement
         assert not mine.worthwhile()
     finally:
         ended.set()

@@ -1,4 +1,4 @@
-"""Where reading begins and ends, and how the queues of a topic take turns; answered by a topic in memory."""
+"""Start and end of reading, and the turns of a topic's queues, with a topic in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ START_MS = 1_795_000_000_000
 
 
 class MemoryTopic:
-    """A topic whose messages were stored in the given order: ``(queue, ms since START_MS)`` each."""
+    """A topic with messages stored in the given order, each as ``(queue, ms since START_MS)``."""
 
     def __init__(self, stored: list[tuple[int, int]], queues: int = 2, first_offset: int = 0) -> None:
         self.first_offset = first_offset
@@ -44,7 +44,7 @@ class MemoryTopic:
         self.asked = 0
 
     def answer(self, operation: Operation[Any]) -> Answer:
-        """What a broker answers."""
+        """Return a broker's response."""
         self.asked += 1
         fields = operation.fields
         if operation.command is GET_TOPIC_STATS_INFO:
@@ -76,7 +76,7 @@ class MemoryTopic:
         return self.first_offset + len(self.queues[queue])
 
     def run(self, plan: Plan[Any]) -> Any:
-        """The plan's result."""
+        """Run a plan and return its result."""
         results = None
         while True:
             try:
@@ -90,7 +90,7 @@ class MemoryTopic:
         return span
 
     def read(self, span: Span, tags: Any = EVERYTHING) -> list[int]:
-        """The places of all messages that a bounded reading returns."""
+        """Return the places of all messages that a bounded reading returns."""
         reading = TopicReading("t", span, tags)
         places = []
         while not reading.finished:
@@ -107,12 +107,12 @@ def moment(millis: int) -> datetime:
 
 @pytest.fixture
 def topic() -> MemoryTopic:
-    """20 messages, a second apart, two of three in queue 0, offsets from 5 on."""
+    """Return a topic with 20 messages, one second apart, two of three in queue 0, offsets from 5 on."""
     return MemoryTopic([(0 if place % 3 else 1, 1000 * place) for place in range(20)], first_offset=5)
 
 
 class TestPositions:
-    def test_earliest_and_latest(self, topic: MemoryTopic) -> None:
+    def test_earliest_and_latest_are_the_ends_of_each_queue(self, topic: MemoryTopic) -> None:
         assert topic.span("earliest", "latest").starts == {0: 5, 1: 5}
         assert topic.span("earliest", "latest").ends == {0: 18, 1: 12}
 
@@ -122,7 +122,7 @@ class TestPositions:
         assert topic.span("latest").starts == {0: 18, 1: 12}
         assert topic.span("latest").ends is None
 
-    def test_a_moment_is_the_first_message_not_before_it(self, topic: MemoryTopic) -> None:
+    def test_a_time_means_the_first_message_stored_at_or_after_it(self, topic: MemoryTopic) -> None:
         assert topic.read(topic.span(moment(10_000), "latest")) == pytest.approx(
             [10, 11, 13, 14, 16, 17, 19, 12, 15, 18]
         )
@@ -130,23 +130,23 @@ class TestPositions:
         assert sorted(topic.read(topic.span("earliest", moment(3000)))) == [0, 1, 2]
 
     @pytest.mark.parametrize("count", [1, 2, 3, 7, 19, 20, 21, 1000])
-    def test_the_last_of_the_topic_by_the_order_in_which_they_were_stored(self, topic: MemoryTopic, count: int) -> None:
+    def test_the_last_n_messages_are_counted_in_the_order_of_storage(self, topic: MemoryTopic, count: int) -> None:
         assert sorted(topic.read(topic.span(-count, "latest"))) == list(range(max(0, 20 - count), 20))
 
     @pytest.mark.parametrize("count", [1, 5, 30, 99, 100])
-    def test_the_last_of_many_that_were_stored_in_the_same_millisecond(self, count: int) -> None:
+    def test_the_last_n_messages_are_found_among_many_of_the_same_millisecond(self, count: int) -> None:
         topic = MemoryTopic([(place % 3, 0) for place in range(100)], queues=4)
         assert sorted(topic.read(topic.span(-count, "latest"))) == list(range(100 - count, 100))
 
-    def test_the_last_are_found_without_reading_everything(self) -> None:
+    def test_the_last_n_messages_are_found_without_reading_everything(self) -> None:
         topic = MemoryTopic([(place % 2, 10 * place) for place in range(10_000)])
         topic.span(-100, "latest")
         assert topic.asked < 150
 
-    def test_until_the_last_leaves_those_out(self, topic: MemoryTopic) -> None:
+    def test_a_negative_until_leaves_the_last_messages_out(self, topic: MemoryTopic) -> None:
         assert sorted(topic.read(topic.span("earliest", -3))) == list(range(17))
 
-    def test_offsets_by_queue(self, topic: MemoryTopic) -> None:
+    def test_offsets_can_be_given_by_queue(self, topic: MemoryTopic) -> None:
         assert topic.span({0: 10, 1: 7}, {0: 12, 1: 8}).starts == {0: 10, 1: 7}
         assert topic.span([10, 7], [12, 8]).ends == {0: 12, 1: 8}
         assert len(topic.read(topic.span({0: 10, 1: 7}, {0: 12, 1: 8}))) == 3
@@ -156,17 +156,17 @@ class TestPositions:
         assert (span.starts, span.ends) == ({0: 10, 1: 5}, {0: 12, 1: 12})
 
     @pytest.mark.parametrize("offset", [4, 19])
-    def test_a_start_that_the_queue_does_not_have_is_out_of_range(self, topic: MemoryTopic, offset: int) -> None:
+    def test_a_start_outside_the_queue_is_out_of_range(self, topic: MemoryTopic, offset: int) -> None:
         with pytest.raises(OffsetOutOfRange) as raised:
             topic.span({0: offset})
         assert (raised.value.min_offset, raised.value.max_offset) == (5, 18)
 
-    def test_a_queue_that_is_not_there_is_named(self, topic: MemoryTopic) -> None:
+    def test_a_missing_queue_is_named(self, topic: MemoryTopic) -> None:
         with pytest.raises(InvalidArgument, match="queue 7"):
             topic.span({7: 0})
 
     @pytest.mark.parametrize("position", ["middle", 0, 5, {0: -1}, {"0": 1}, {0: "1"}, {0: True}])
-    def test_what_is_no_position_is_refused(self, topic: MemoryTopic, position: Any) -> None:
+    def test_an_invalid_position_is_refused(self, topic: MemoryTopic, position: Any) -> None:
         with pytest.raises(InvalidArgument):
             topic.span(position)
         with pytest.raises(InvalidArgument):
@@ -178,26 +178,26 @@ class TestPositions:
         with pytest.raises(InvalidArgumentType):
             topic.span(position)
 
-    def test_a_naive_moment_is_refused(self, topic: MemoryTopic) -> None:
+    def test_a_naive_datetime_is_refused(self, topic: MemoryTopic) -> None:
         with pytest.raises(InvalidArgument, match="time zone"):
             topic.span(datetime(2026, 1, 1))  # noqa: DTZ001
 
-    def test_a_moment_to_come_is_not_an_offset_yet(self, topic: MemoryTopic) -> None:
+    def test_a_future_time_is_not_resolved_to_offsets_yet(self, topic: MemoryTopic) -> None:
         span = topic.span("earliest", datetime.now(UTC) + timedelta(hours=1))
         assert span.ends is None
         assert span.until_ms is not None
 
-    def test_ends_at_a_moment(self, topic: MemoryTopic) -> None:
+    def test_ends_at_returns_the_offsets_of_a_time(self, topic: MemoryTopic) -> None:
         assert topic.run(ends_at("t", START_MS + 10_000)) == {0: 11, 1: 9}
 
-    def test_an_empty_topic(self) -> None:
+    def test_every_position_in_an_empty_topic_reads_nothing(self) -> None:
         topic = MemoryTopic([])
         for position in ("earliest", "latest", -5, moment(0), {0: 0}):
             assert topic.read(topic.span(position, "latest")) == []
 
 
 class TestTurns:
-    def test_a_long_queue_keeps_nobody_waiting(self) -> None:
+    def test_a_long_queue_does_not_delay_the_others(self) -> None:
         topic = MemoryTopic([(0, 0)] * 5000 + [(1, 1)] * 10 + [(2, 2)] * 10, queues=3)
         places = topic.read(topic.span("earliest", "latest"))
         assert sorted(places) == list(range(5020))
@@ -222,7 +222,7 @@ class TestFollowing:
     def following(self, topic: MemoryTopic, **more: Any) -> TopicReading:
         return TopicReading("t", topic.span(more.get("from_", "latest")), more.get("tags", EVERYTHING))
 
-    def test_every_queue_has_one_pull_held(self, topic: MemoryTopic) -> None:
+    def test_every_followed_queue_has_one_held_pull(self, topic: MemoryTopic) -> None:
         reading = self.following(topic)
         pulls = reading.pulls()
         assert [(queue, operation.hold_seconds) for queue, operation in pulls] == [
@@ -232,17 +232,17 @@ class TestFollowing:
         assert reading.pulls() == []
         assert not reading.finished
 
-    def test_a_pull_without_messages_is_asked_again_from_where_it_came_to(self, topic: MemoryTopic) -> None:
+    def test_after_a_pull_without_messages_the_next_continues_at_its_end(self, topic: MemoryTopic) -> None:
         reading = self.following(topic)
         (queue, operation), _ = reading.pulls()
         answer = topic.answer(operation)
-        answer.fields["next_offset"] = 25  # the tags let nothing through up to here
+        answer.fields["next_offset"] = 25  # no message before this offset matches the tags
         answer.fields["max_offset"] = 25
         reading.answered(queue, operation.result(answer))
         ((again, operation),) = reading.pulls()
         assert (again, operation.fields["offset"]) == (queue, 25)
 
-    def test_after_a_lost_connection_everything_is_asked_again(self, topic: MemoryTopic) -> None:
+    def test_after_a_lost_connection_every_queue_is_pulled_again(self, topic: MemoryTopic) -> None:
         reading = self.following(topic)
         first = [(queue, operation.fields) for queue, operation in reading.pulls()]
         reading.lost()
@@ -255,7 +255,7 @@ class TestFollowing:
         ((queue, operation),) = reading.pulls()
         assert (queue, operation.fields["offset"]) == (2, 0)
 
-    def test_reading_ends_where_the_moment_came(self, topic: MemoryTopic) -> None:
+    def test_reading_ends_at_the_offsets_of_the_end_time(self, topic: MemoryTopic) -> None:
         reading = self.following(topic, from_="earliest")
         reading.end_at({0: 7, 1: 5})
         assert not reading.finished
@@ -265,7 +265,7 @@ class TestFollowing:
         assert reading.turn() == []
         assert reading.finished
 
-    def test_an_end_ahead_is_waited_for(self, topic: MemoryTopic) -> None:
+    def test_reading_waits_for_an_end_that_is_not_reached_yet(self, topic: MemoryTopic) -> None:
         reading = TopicReading("t", topic.span("latest", {0: 20, 1: 12}), EVERYTHING)
         ((queue, operation),) = reading.pulls()
         assert operation.hold_seconds == 0
@@ -273,18 +273,18 @@ class TestFollowing:
         ((_, operation),) = reading.pulls()
         assert operation.hold_seconds > 0
 
-    def test_a_beginning_that_retention_took_moves_on(self, topic: MemoryTopic) -> None:
+    def test_an_implicit_start_moves_after_retention_expired_it(self, topic: MemoryTopic) -> None:
         reading = TopicReading("t", topic.span("earliest", "latest"), EVERYTHING)
         (queue, _), _ = reading.pulls()
         assert reading.failed(queue, OffsetOutOfRange("gone", min_offset=9, max_offset=18))
         ((_, operation),) = reading.pulls()
         assert operation.fields["offset"] == 9
 
-    def test_an_offset_that_was_given_does_not_move(self, topic: MemoryTopic) -> None:
+    def test_an_explicit_start_does_not_move(self, topic: MemoryTopic) -> None:
         reading = TopicReading("t", topic.span({0: 6, 1: 6}, "latest"), EVERYTHING)
         (queue, _), _ = reading.pulls()
         assert not reading.failed(queue, OffsetOutOfRange("gone", min_offset=9, max_offset=18))
 
-    def test_tags_go_to_the_broker(self, topic: MemoryTopic) -> None:
+    def test_tags_are_sent_to_the_broker(self, topic: MemoryTopic) -> None:
         (_, operation), _ = self.following(topic, tags=parse_tags("b||a")).pulls()
         assert operation.fields["tags"] == "a || b"

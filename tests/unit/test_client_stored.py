@@ -1,4 +1,4 @@
-"""Stored messages: decoded lazily, checked, and as Apache RocketMQ wrote them."""
+"""Stored messages: lazy decoding, checks, and records written by Apache RocketMQ."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ HOSTS = [{}, V6_HOSTS, {"born_host": V6_HOSTS["born_host"]}, {"store_host": V6_H
 class TestParts:
     @pytest.mark.parametrize("hosts", HOSTS)
     @pytest.mark.parametrize("topic", [b"orders", b"%RETRY%" + b"x" * 200])
-    def test_every_part_is_what_was_stored(self, hosts: dict[str, bytes], topic: bytes) -> None:
+    def test_every_part_equals_what_was_stored(self, hosts: dict[str, bytes], topic: bytes) -> None:
         stored = record(topic=topic, flag=7, reconsume_times=3, **hosts)
         message = only(stored.encode())
         assert message.body == b"body"
@@ -76,18 +76,18 @@ class TestParts:
         assert message.stored_host == (("2001:db8::1", 6) if len(stored.store_host) == 20 else ("10.0.0.2", 10911))
         assert bytes(message.record) == stored.encode()
 
-    def test_a_message_without_anything(self) -> None:
+    def test_a_message_without_properties_has_empty_parts(self) -> None:
         message = only(record(b"", properties=b"").encode())
         assert (message.body, message.keys, message.tags, dict(message.properties)) == (b"", (), None, {})
         assert message.sharding_key is None
         assert message.message_id == message.offset_id == "0A0000020000" + "2A9F" + f"{4242:016X}"
 
-    def test_the_brokers_checksum_over_the_record_is_no_property_of_the_message(self) -> None:
+    def test_the_brokers_record_checksum_is_not_a_property_of_the_message(self) -> None:
         message = only(record(properties=b"KEYS\x01a\x02source\x01web\x02").encode(checksum=True))
         assert dict(message.properties) == {"KEYS": "a", "source": "web"}
         assert dict(message.user_properties) == {"source": "web"}
 
-    def test_properties_without_their_last_separator(self) -> None:
+    def test_properties_without_the_last_separator_are_read(self) -> None:
         assert only(record(properties=b"KEYS\x01a\x02TAGS\x01eu").encode()).tags == "eu"
 
     def test_properties_cannot_be_changed(self) -> None:
@@ -140,14 +140,14 @@ class TestBatch:
         assert (batch.bodies(), list(batch.messages), len(batch), bool(batch), batch.sizes) == ([], [], 0, False, ())
         assert (batch.next_offset, batch.min_offset, batch.max_offset) == (20, 0, 30)
 
-    def test_the_raw_records_are_there(self) -> None:
+    def test_the_raw_records_are_available(self) -> None:
         blobs = [record(b"a").encode(), record(b"bb").encode()]
         batch = batch_of(*blobs)
         assert bytes(batch.raw) == b"".join(blobs)
         assert batch.sizes == tuple(map(len, blobs))
 
-    def test_tags_whose_hash_alone_is_right_are_dropped(self) -> None:
-        # "Aa" and "BB" have the same Java hash, so the broker lets both through.
+    def test_messages_whose_tag_matches_only_by_hash_are_dropped(self) -> None:
+        # "Aa" and "BB" have the same Java hash, so the broker delivers both.
         blobs = [
             record(tag.encode(), properties=encode_properties({"TAGS": tag})).encode() for tag in ("Aa", "BB", "Aa")
         ]
@@ -167,7 +167,7 @@ class TestBatch:
             (struct.pack(">II", 100, 2**32 - 1) + bytes(200), 2),
         ],
     )
-    def test_sizes_that_lie_are_not_believed(self, body: bytes, count: int) -> None:
+    def test_sizes_that_do_not_match_the_body_are_refused(self, body: bytes, count: int) -> None:
         with pytest.raises(RemoteProtocolError):
             Batch("t", 0, body, count, next_offset=0, min_offset=0, max_offset=0)
 
@@ -178,7 +178,7 @@ def flip(at: int) -> Callable[[bytes], bytes]:
 
 class TestDamage:
     @pytest.mark.parametrize("hosts", HOSTS)
-    def test_a_body_that_does_not_check_is_named(self, hosts: dict[str, bytes]) -> None:
+    def test_a_message_with_a_wrong_body_checksum_is_named(self, hosts: dict[str, bytes]) -> None:
         blob = record(b"precious" * 10, **hosts).encode()
         damaged = flip(blob.index(b"precious") + 3)(blob)
         batch = batch_of(record().encode(), damaged, record().encode())
@@ -190,12 +190,12 @@ class TestDamage:
         assert (batch.messages[0].body, batch.messages[2].body) == (b"body", b"body")
 
     @pytest.mark.parametrize("field", ["magic", "body_length", "total_size"])
-    def test_a_head_that_does_not_add_up_is_no_message(self, field: str) -> None:
+    def test_a_record_with_an_inconsistent_head_is_corrupt(self, field: str) -> None:
         message = only(flip(RECORD.at[field])(record(b"").encode()))
         with pytest.raises(CorruptMessage):
             message.properties  # noqa: B018
 
-    def test_a_body_that_does_not_decompress_is_named(self) -> None:
+    def test_a_message_whose_body_does_not_decompress_is_named(self) -> None:
         message = only(record(b"not zlib", sys_flag=SysFlag.COMPRESSED).encode())
         with pytest.raises(CorruptMessage, match="does not decompress"):
             message.body  # noqa: B018
@@ -230,14 +230,14 @@ def expected() -> list[dict[str, Any]]:
 
 
 class TestGolden:
-    """Records that Apache RocketMQ wrote: what its own consumer saw is what we see."""
+    """Records that Apache RocketMQ wrote are read with the same contents as by its own consumer."""
 
-    def test_every_message_is_as_it_was_sent(
+    def test_every_message_equals_what_was_sent(
         self, messages: list[StoredMessage], expected: list[dict[str, Any]]
     ) -> None:
         compat = [message for message in messages if message.topic == "CompatTopic"]
         by_offset_id = {message.offset_id: message for message in compat}
-        by_id = {message.message_id: message for message in compat}  # those of one batch share their id
+        by_id = {message.message_id: message for message in compat}  # messages of one batch share their id
         visible = [row for row in expected if row["visible"]]
         assert len(by_offset_id) == len(visible) == 500
         for row in visible:
@@ -253,6 +253,6 @@ class TestGolden:
             if row["offsetMsgId"] is not None:
                 assert message.queue_offset == row["queueOffset"]
 
-    def test_all_bodies_in_one_pass_are_the_same(self, messages: list[StoredMessage]) -> None:
+    def test_all_bodies_in_one_pass_equal_the_single_bodies(self, messages: list[StoredMessage]) -> None:
         blobs = [bytes(message.record) for message in messages]
         assert batch_of(*blobs).bodies() == [message.body for message in messages]

@@ -1,4 +1,4 @@
-"""The lines about a client's connections: one for each change, however often it is told."""
+"""Log lines about a client's connections: one for each change, however often it is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AWAY = ConnectionFailed("cannot reach a broker")
 
 
 class Said:
-    """A log with a clock that stands still, and its lines."""
+    """A log with a stopped clock, and its lines."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> None:
         self.now = 100.0
@@ -41,7 +41,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Iterator[Said]:
         yield Said(caplog)
 
 
-def test_an_outage_is_three_lines_however_many_attempts_fail(said: Said) -> None:
+def test_an_outage_logs_three_lines_however_many_attempts_fail(said: Said) -> None:
     said.log.connected(THERE)
     said.log.connected(THERE)
     assert said.lines == ["INFO Producer: connected to the broker at 127.0.0.1:10911"]
@@ -59,13 +59,13 @@ def test_an_outage_is_three_lines_however_many_attempts_fail(said: Said) -> None
     assert said.lines == ["INFO Producer: connected to the broker at 127.0.0.1:10911 again, after 5.8 s"]
 
 
-def test_a_broker_that_is_away_from_the_start_is_waited_for_in_one_line(said: Said) -> None:
+def test_waiting_for_a_broker_that_was_never_up_logs_one_line(said: Said) -> None:
     for _ in range(20):
         said.log.unreachable(AWAY)
     assert said.lines == ["INFO Producer: waiting for the broker: cannot reach a broker"]
 
 
-def test_what_waiting_cannot_cure_is_left_to_the_error(said: Said) -> None:
+def test_a_permanent_error_is_not_logged_as_waiting(said: Said) -> None:
     said.log.unreachable(AuthenticationFailed("the password is wrong"))
     assert said.lines == []
 
@@ -87,7 +87,7 @@ def test_a_busy_broker_and_a_flapping_connection_do_not_flood_the_log(said: Said
     ]
 
 
-def test_a_call_that_is_tried_again_says_which_and_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_retried_call_logs_its_name_and_the_error(caplog: pytest.LogCaptureFixture) -> None:
     log = ConnectionLog("Admin")
     caller = Caller(Dialer((THERE,), NO_ACCESS, log), Guard("Admin"), 60.0)
     refusals = [SystemBusy("too many requests"), SystemBusy("too many requests")]
@@ -104,7 +104,7 @@ def test_a_call_that_is_tried_again_says_which_and_why(caplog: pytest.LogCapture
     ] * 2
 
 
-def test_members_of_groups_say_a_loss_louder(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_member_logs_a_lost_connection_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     said = Said(caplog, logging.WARNING)
     said.log.lost(GONE)
     assert said.lines == ["WARNING Producer: lost the connection: the broker closed the connection; connecting again"]

@@ -1,4 +1,4 @@
-"""What a member knows of its queues: bounds, the offset that may be committed, and queues that change hands."""
+"""A member's state of its queues: bounds, commit offsets, and queues that move to another member."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def arrive(claims: Claims, claim: Claim, first: int, count: int, next_offset: in
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 60))
-def test_the_offset_to_commit_is_behind_the_longest_row_of_messages_that_are_done(
+def test_the_commit_offset_follows_the_longest_unbroken_run_of_done_messages(
     chooser: random.Random, count: int
 ) -> None:
     claims = make()
@@ -54,7 +54,7 @@ def test_the_offset_to_commit_is_behind_the_longest_row_of_messages_that_are_don
     assert (claim.messages, claim.bytes) == (0, 0)
 
 
-def test_what_a_filter_passed_over_is_done_too() -> None:
+def test_messages_that_do_not_match_the_filter_count_as_done() -> None:
     claims = make()
     claims.assign([("t", 0, 0, 1)], rejoined=False)
     claim = only(claims)
@@ -78,7 +78,7 @@ def test_few_messages_are_spread_over_workers_and_many_go_in_chunks() -> None:
     assert [len(work.messages) for work in arrive(whole, only(whole), 0, 640)] == [640]
 
 
-def test_chunks_are_no_longer_than_a_listener_finishes_soon() -> None:
+def test_chunks_shrink_for_a_slow_listener() -> None:
     claims = make(orderly=True)
     claims.assign([("t", 0, 0, 1)], rejoined=False)
 
@@ -87,7 +87,7 @@ def test_chunks_are_no_longer_than_a_listener_finishes_soon() -> None:
         arrive(claims, claim, first, 100)
         return max(len(work.messages) for work in claim.works if work.messages[0].queue_offset >= first)
 
-    assert largest(0) == 1, "nobody knows yet how long it takes"
+    assert largest(0) == 1, "the listener's speed is not known yet"
     claims.took(0.1, 100)
     assert largest(100) == 32
     for _ in range(50):
@@ -107,8 +107,8 @@ def test_all_queues_together_stay_within_the_bounds(queues: int, messages_max: i
             claim.asked = True
             count = claims.pull_count
             claim.asked = False
-            claim.messages += count  # nothing is handled
-    assert claims.messages <= max(messages_max, queues), "one message of each queue there always is room for"
+            claim.messages += count  # no message is handled
+    assert claims.messages <= max(messages_max, queues), "there is always room for one message of each queue"
 
 
 def test_a_paused_or_refused_queue_is_not_pulled() -> None:
@@ -139,7 +139,7 @@ def test_in_orderly_mode_one_work_of_a_queue_runs_at_a_time() -> None:
 
 
 class TestAssignment:
-    def test_a_queue_that_is_not_in_it_is_given_up_when_nothing_of_it_runs(self) -> None:
+    def test_a_queue_missing_from_the_assignment_is_released_when_nothing_of_it_runs(self) -> None:
         claims = make()
         claims.assign([("t", 0, 0, 1), ("t", 1, 0, 1)], rejoined=False)
         claim = next(iter(claims))
@@ -150,12 +150,12 @@ class TestAssignment:
         assert claims.owned() == [["t", 0], ["t", 1]]
         claim.running -= 1
         claim.complete(work)
-        assert not claims.release(commit_first=True), "the broker has to know first how far it came"
+        assert not claims.release(commit_first=True), "its progress must be committed first"
         claims.committed("t", {0: 1})
         assert claims.release(commit_first=True)
         assert claims.owned() == [["t", 1]]
 
-    def test_a_queue_that_was_reset_begins_anew_and_what_ran_of_it_does_not_count(self) -> None:
+    def test_a_reset_queue_restarts_and_its_running_works_do_not_count(self) -> None:
         claims = make()
         claims.assign([("t", 0, 10, 1)], rejoined=False)
         before = only(claims)
@@ -167,7 +167,9 @@ class TestAssignment:
         assert claims.commits() == {}
 
     @pytest.mark.parametrize(("next_offset", "kept"), [(10, True), (8, True), (12, False)])
-    def test_who_joins_anew_goes_on_with_what_nobody_else_went_on_with(self, next_offset: int, kept: bool) -> None:
+    def test_a_rejoined_member_keeps_the_queues_in_which_no_other_made_progress(
+        self, next_offset: int, kept: bool
+    ) -> None:
         claims = make()
         claims.assign([("t", 0, 10, 1)], rejoined=False)
         before = only(claims)
@@ -177,9 +179,7 @@ class TestAssignment:
         assert only(claims).granted == 7
 
     @pytest.mark.parametrize(("forgetful", "kept"), [(True, True), (False, False)])
-    def test_less_than_the_broker_knew_is_a_reset_unless_it_was_started_again(
-        self, forgetful: bool, kept: bool
-    ) -> None:
+    def test_a_smaller_offset_is_a_reset_unless_the_broker_restarted(self, forgetful: bool, kept: bool) -> None:
         claims = make()
         claims.assign([("t", 0, 10, 1)], rejoined=False)
         before = only(claims)
@@ -191,7 +191,7 @@ class TestAssignment:
         assert (only(claims) is before) == kept
         assert only(claims).position == (15 if kept else 12)
 
-    def test_a_queue_that_comes_back_before_it_was_let_go_of_begins_where_it_was_done(self) -> None:
+    def test_a_queue_reassigned_before_its_release_restarts_at_its_progress(self) -> None:
         claims = make()
         claims.assign([("t", 0, 0, 1)], rejoined=False)
         before = only(claims)
@@ -207,14 +207,16 @@ class TestAssignment:
         assert only(claims).position == 2
         assert claims.commits() == {"t": {0: 2}}, "the broker does not know it yet"
 
-    def test_who_leaves_takes_no_queue_again_that_it_has_let_go_of(self) -> None:
+    def test_a_leaving_member_does_not_take_a_released_queue_again(self) -> None:
         claims = make()
         claims.assign([("t", 0, 0, 1), ("t", 1, 0, 1)], rejoined=False)
         first, second = claims
         (work,) = arrive(claims, first, 0, 1)
         claims.revoke_all()
         assert claims.release(commit_first=True)
-        claims.assign([("t", 0, 0, 1), ("t", 1, 0, 1)], rejoined=False)  # it is not said yet that it leaves
+        claims.assign(
+            [("t", 0, 0, 1), ("t", 1, 0, 1)], rejoined=False
+        )  # the broker does not know yet that the member leaves
         assert list(claims) == [first]
         assert second.lost
         first.running -= 1
@@ -223,8 +225,8 @@ class TestAssignment:
         assert claims.commits() == {"t": {0: 1}}
 
 
-def test_what_is_left_of_a_batch_is_a_batch() -> None:
-    """A listener of batches gets one also when some of its messages were settled before."""
+def test_the_rest_of_a_batch_is_a_batch() -> None:
+    """A listener of batches gets a batch even if some of its messages were already settled."""
     claims = make(chunk_max=None)
     claims.assign([("t", 0, 0, 1)], rejoined=True)
     (claim,) = claims

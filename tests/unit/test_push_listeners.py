@@ -1,4 +1,4 @@
-"""What can be a listener of a push consumer, and which arguments there are."""
+"""Valid listeners of push consumers, and the arguments of push consumers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def async_generator(message: StoredMessage) -> AsyncIterator[None]:
 
 
 class Handler:
-    """Its method is a coroutine function, and so is a call of it."""
+    """An object whose method and ``__call__`` are coroutine functions."""
 
     async def handle(self, message: StoredMessage) -> None:
         """Handle a message."""
@@ -59,7 +59,7 @@ COROUTINES: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("listener", COROUTINES)
-def test_a_coroutine_function_is_refused_where_nobody_awaits_it(listener: Any) -> None:
+def test_a_coroutine_function_is_refused_by_a_consumer_that_would_not_await_it(listener: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"coroutine function.*flintmq\.client\.aio\.PushConsumer"):
         PushConsumer(group="g", topics="t", listener=listener)
     with pytest.raises(InvalidArgument, match="coroutine function"):
@@ -74,8 +74,8 @@ def test_a_generator_function_is_refused(kind: type[Any], listener: Any) -> None
         kind(group="g", topics="t", listener=listener)
 
 
-def test_type_checkers_know_which_listener_fits() -> None:
-    """An error that a type checker does not find any more makes its ``type: ignore`` here an error."""
+def test_type_checkers_know_which_listener_is_valid() -> None:
+    """If mypy no longer reports one of these errors, its unused ``type: ignore`` becomes an error."""
     PushConsumer("127.0.0.1:1", "g", "t", plain, start="first", mode="clustering", user="u", password="p")
     PushConsumer(group="g", topics="t", listener=plain_batch, batch=10)
     aio.PushConsumer("127.0.0.1:1", "g", "t", plain)
@@ -100,7 +100,7 @@ def test_type_checkers_know_which_listener_fits() -> None:
 
 
 @pytest.mark.parametrize("kind", [PushConsumer, aio.PushConsumer])
-def test_the_arguments_that_type_checkers_know_are_those_there_are(kind: type[Any]) -> None:
+def test_the_arguments_for_type_checkers_equal_the_real_ones(kind: type[Any]) -> None:
     parameters = inspect.signature(kind).parameters.values()
     named = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
     assert named - {"batch"} == PushOptions.__annotations__.keys() - AccessOptions.__annotations__.keys()

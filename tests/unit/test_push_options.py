@@ -1,4 +1,4 @@
-"""What a push consumer is told, and what it says to what cannot be."""
+"""Options of a push consumer, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ FINE: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}
     ({"suspend": 0}, "suspend is 0"),
     ({"addresses": "host:port"}, "host:port"),
 ])  # fmt: skip
-def test_what_cannot_be_used_is_named(kind: type[Any], options: dict[str, Any], said: str) -> None:
+def test_an_invalid_option_is_named(kind: type[Any], options: dict[str, Any], said: str) -> None:
     with pytest.raises((InvalidArgument, TypeError), match=said):
         kind(**{**FINE, **options})
 
 
-def test_what_can_be_used_is_taken() -> None:
+def test_valid_options_are_accepted() -> None:
     consumer = PushConsumer(**{**FINE, "topics": {"t": "a || b", "u": None, "v": Subscription(filter="a > 5")},
                                "start": datetime(2026, 1, 1, tzinfo=UTC), "member": "me"})  # fmt: skip
     assert (consumer.group, consumer.member) == ("g", "me")
@@ -62,7 +62,7 @@ def test_what_can_be_used_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [("first", "earliest"), ("last", "latest")])
-def test_both_pairs_of_words_say_where_a_group_begins(one: End, other: End) -> None:
+def test_both_pairs_of_words_for_the_ends_of_a_queue_are_start_rules(one: End, other: End) -> None:
     options: dict[str, Any] = dict.fromkeys(signature(check_options).parameters) | {
         "group": "g", "topics": "t", "mode": "clustering", "workers": 1, "prefetch_messages": 1, "prefetch_bytes": 1,
         "commit_interval": 1, "session_timeout": 10, "listener_timeout": 1, "delay_level": 0, "suspend": 1,
@@ -70,11 +70,11 @@ def test_both_pairs_of_words_say_where_a_group_begins(one: End, other: End) -> N
     assert check_options(**options | {"start": one}).start == check_options(**options | {"start": other}).start == one
 
 
-def test_every_member_without_a_name_gets_one_of_its_own() -> None:
+def test_every_member_without_a_name_gets_a_unique_one() -> None:
     assert PushConsumer(**FINE).member != PushConsumer(**FINE).member
 
 
-def test_what_a_listener_can_raise() -> None:
+def test_exceptions_for_listeners_check_their_arguments() -> None:
     assert TryLater().delay_level == 0
     assert TryLater(18).delay_level == 18
     assert GiveUp().delay_level == DEAD_LETTER_LEVEL

@@ -1,4 +1,4 @@
-"""What a listener raised, as it is kept with the message and as it is logged."""
+"""Exceptions of listeners: the reason stored with the message, and the log line."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def raised_from(raised: BaseException, cause: BaseException | None, context: Bas
     (raised_from(TryLater(reason="later"), KeyError("k")), "later"),
     (ValueError("x" * 5000), "ValueError: " + "x" * 1011 + "…"),
 ])  # fmt: skip
-def test_the_reason_is_one_line_that_says_what_was_raised(error: BaseException, reason: str) -> None:
+def test_the_reason_is_one_line_about_the_exception(error: BaseException, reason: str) -> None:
     assert reason_of(error) == reason
     assert len(reason) <= 1024
 
 
-def test_a_reason_is_text() -> None:
+def test_a_reason_must_be_a_str() -> None:
     with pytest.raises(InvalidArgumentType, match="reason must be a str, not int"):
         TryLater(reason=5)  # type: ignore[arg-type]
 
 
-def test_a_listener_that_may_not_say_why_says_nothing() -> None:
+def test_without_retry_reason_no_reason_is_stored() -> None:
     options: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}
     one = message()
     for told, reason in ((True, "ValueError: secret"), (False, "")):
@@ -83,22 +83,24 @@ def test_a_listener_that_may_not_say_why_says_nothing() -> None:
         assert failed == [Failure(one, 0, reason)]
 
 
-def test_a_message_is_described_by_what_finds_it_again() -> None:
+def test_a_message_is_described_by_id_topic_keys_place_and_attempt() -> None:
     unique = f"message {UNIQUE} of topic jobs"
     assert describe([message(KEYS="o-1")]) == f"{unique}, key o-1, queue 2, offset 7, try 1"
-    assert describe([message(3, KEYS="a b")]) == f"{unique}, keys a b, try 4", "its place is in %RETRY%g"
-    assert describe([message()], tries=2).endswith("try 3"), "in orderly mode it is tried in its place"
+    assert describe([message(3, KEYS="a b")]) == f"{unique}, keys a b, try 4", (
+        "its queue and offset are those of %RETRY%g"
+    )
+    assert describe([message()], tries=2).endswith("try 3"), "in orderly mode it is retried in its place"
     many = describe([message(queue_offset=n) for n in range(300)])
     assert many.startswith("300 messages (")
     assert many.endswith("; and 290 more)")
 
 
-def test_the_place_of_a_retried_message_is_shown_as_that_of_its_retry_topic() -> None:
+def test_the_repr_of_a_redelivered_message_names_its_retry_topic() -> None:
     assert repr(message()) == "<StoredMessage 'jobs' queue 2 offset 7>"
     assert repr(message(1)) == "<StoredMessage 'jobs' redelivered, stored in '%RETRY%g' queue 2 offset 7>"
 
 
-def test_each_kind_of_failure_is_logged_as_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_kind_of_failure_has_its_own_log_line(caplog: pytest.LogCaptureFixture) -> None:
     options = PushConsumer(group="g", topics="t", listener=print)._options
     one = message(1, KEYS="o-1")
     with caplog.at_level(logging.INFO, "flintmq"):
@@ -111,7 +113,7 @@ def test_each_kind_of_failure_is_logged_as_what_it_is(caplog: pytest.LogCaptureF
     assert "gave up" in caplog.records[2].getMessage()
 
 
-def test_what_is_only_to_be_tried_again_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_try_later_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     options = PushConsumer(group="g", topics="t", listener=print)._options
     one = message()
     with caplog.at_level(logging.INFO, "flintmq"):
@@ -120,7 +122,7 @@ def test_what_is_only_to_be_tried_again_does_not_flood_the_log(caplog: pytest.Lo
     assert 10 <= len(caplog.records) < 100
 
 
-def test_failures_that_differ_share_requests_up_to_what_a_header_holds() -> None:
+def test_failures_with_different_reasons_share_a_request_up_to_the_size_of_a_header() -> None:
     one = message()
     short = [Failure(one, 0, f"ValueError: {number}") for number in range(1000)]
     parts = list(_parts(short))

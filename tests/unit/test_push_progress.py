@@ -1,4 +1,4 @@
-"""What a member does with a commit that the broker refuses: it drops what is not its own, and commits the rest."""
+"""Refused commits: a member drops the queues that are not its own, and commits the rest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def options() -> Options:
 
 
 class Member:
-    """Holds four queues of ``t`` and one of ``u``, and has done 5 messages of each that are not committed."""
+    """A member with four queues of ``t`` and one of ``u``, each with 5 handled, uncommitted messages."""
 
     def __init__(self) -> None:
         chosen = options()
@@ -49,7 +49,7 @@ class Member:
         self.progress.ask(self.told.append)
 
     def due(self) -> dict[str, Request]:
-        """The commits that are due now, by the topic of each and its queues."""
+        """Return the commits that are due now, by topic and queues."""
         found = {}
         for request in self.progress.due(self.now):
             operation = request[0]
@@ -62,7 +62,7 @@ class Member:
 
 
 def answer(requests: dict[str, Request], errors: dict[str, FlintError]) -> None:
-    """Answer all of them, those that begin with a key of ``errors`` with that error."""
+    """Answer all requests, those whose names begin with a key of ``errors`` with that error."""
     for name, (_, answered) in requests.items():
         answered(None, errors.get(name.split()[0], errors.get(name)))
 
@@ -72,7 +72,7 @@ def member() -> Member:
     return Member()
 
 
-def test_queues_that_are_named_are_dropped_and_the_others_are_committed_at_once(member: Member) -> None:
+def test_queues_named_by_the_broker_are_dropped_and_the_others_committed_at_once(member: Member) -> None:
     error = EpochFenced("not yours", refused=(1, 3))
     answer(member.due(), {"t": error})
     assert member.held() == [("t", 0), ("t", 2), ("u", 0)]
@@ -84,7 +84,7 @@ def test_queues_that_are_named_are_dropped_and_the_others_are_committed_at_once(
     assert (member.due(), member.progress.trouble, member.progress.due_at()) == ({}, None, float("inf"))
 
 
-def test_where_the_broker_names_none_each_queue_is_committed_by_itself(member: Member) -> None:
+def test_if_the_broker_names_no_queue_each_is_committed_separately(member: Member) -> None:
     answer(member.due(), {"t": EpochFenced("not yours")})
     assert len(member.held()) == 5
     again = member.due()
@@ -94,7 +94,7 @@ def test_where_the_broker_names_none_each_queue_is_committed_by_itself(member: M
     assert member.due() == {}
 
 
-def test_a_queue_that_was_granted_after_the_commit_is_not_dropped(member: Member) -> None:
+def test_a_queue_granted_after_the_commit_is_not_dropped(member: Member) -> None:
     requests = member.due()
     member.claims.assign(
         [("t", queue, 0, EPOCH + 1 if queue == 1 else EPOCH) for queue in range(4)] + [("u", 0, 0, EPOCH)],
@@ -104,13 +104,13 @@ def test_a_queue_that_was_granted_after_the_commit_is_not_dropped(member: Member
     assert ("t", 1) in member.held()
 
 
-def test_queues_and_topics_that_are_gone_do_not_keep_the_others_from_being_committed(member: Member) -> None:
+def test_missing_queues_and_topics_do_not_prevent_commits_of_the_others(member: Member) -> None:
     answer(member.due(), {"t": QueueNotExist("no queue 2", queues=2), "u": TopicNotExist("no topic u")})
     assert member.held() == [("t", 0), ("t", 1)]
     assert list(member.due()) == ["t [0, 1]"]
 
 
-def test_what_a_crash_took_from_the_end_of_a_queue_does_not_keep_the_others_from_being_committed(
+def test_a_queue_cut_by_a_crash_does_not_prevent_commits_of_the_others(
     member: Member,
 ) -> None:
     answer(member.due(), {"t": CommitIllegal("beyond", queue=2, max_offset=3)})
@@ -119,7 +119,7 @@ def test_what_a_crash_took_from_the_end_of_a_queue_does_not_keep_the_others_from
 
 
 @pytest.mark.parametrize("error", [NoPermission("no"), MemberUnknown("who?")])
-def test_any_other_refusal_is_shown_until_a_commit_is_taken(member: Member, error: FlintError) -> None:
+def test_any_other_refusal_is_shown_until_a_commit_succeeds(member: Member, error: FlintError) -> None:
     answer(member.due(), {"t": error})
     assert member.progress.trouble is error
     assert len(member.held()) == 5
@@ -129,7 +129,7 @@ def test_any_other_refusal_is_shown_until_a_commit_is_taken(member: Member, erro
     assert member.progress.trouble is None
 
 
-def test_a_lost_connection_is_no_refusal(member: Member) -> None:
+def test_a_lost_connection_is_not_a_refusal(member: Member) -> None:
     answer(member.due(), {"t": ConnectionFailed("gone"), "u": ConnectionFailed("gone")})
     assert member.progress.trouble is None
     assert not member.progress.committing
