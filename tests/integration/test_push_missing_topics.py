@@ -31,7 +31,7 @@ def wait_for_answers(consumer: Any, count: int) -> None:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, topic: str) -> list[str]:
-    said = f"no readable topic {topic}"
+    said = f"no readable topic {topic}:"
     return [record.getMessage() for record in caplog.records if said in record.getMessage()]
 
 

@@ -74,7 +74,7 @@ def test_a_busy_broker_and_a_flapping_connection_do_not_flood_the_log(said: Said
     for _ in range(1000):
         said.log.retried("PULL", SystemBusy("too many requests"))
     lines = said.lines
-    assert lines == ["INFO Producer: PULL is tried again: too many requests"] * 10
+    assert lines == ["INFO Producer: retrying PULL: too many requests"] * 10
     for _ in range(1000):
         said.log.lost(GONE)
         said.log.connected(THERE)
@@ -99,9 +99,7 @@ def test_a_retried_call_logs_its_name_and_the_error(caplog: pytest.LogCaptureFix
 
     with caplog.at_level(logging.INFO, "flintmq"):
         assert caller.retry("CREATE_TOPIC", attempt, caller.deadline(None)) == "done"
-    assert [record.getMessage() for record in caplog.records] == [
-        "Admin: CREATE_TOPIC is tried again: too many requests"
-    ] * 2
+    assert [record.getMessage() for record in caplog.records] == ["Admin: retrying CREATE_TOPIC: too many requests"] * 2
 
 
 def test_a_group_member_logs_a_lost_connection_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
