@@ -211,6 +211,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
             return
         if frames:
             self.memory.done(self.parser)
+        # The shared buffer belongs to the next connection after this turn, so pending bytes must leave it now.
         if not self.parser.settle():
             self.stop(STOP_MEMORY)
             self.memory.wait(self)
@@ -221,7 +222,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         if not incomplete:
             self.half_since = 0.0
             return
-        if frames or not self.half_since:
+        if frames or not self.half_since:  # the timeout of a partial frame starts when the frame becomes the first
             self.half_since = broker.loop.time()
 
     def has_memory(self) -> None:

@@ -1,4 +1,4 @@
-"""Users over TCP: who gets in, who does not, and what happens when the users change. With both drivers."""
+"""Authentication over TCP: successful and failed logins, and changes of the users. With both drivers."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]
 
 
 def refused(connection: RawConnection, error: type[BrokerError], match: str) -> None:
-    """The next answer is an error, and the last."""
+    """Check that the next response is an error, and that the broker then closes the connection."""
     with pytest.raises(error, match=match):
         connection.receive().raise_for_error()
     assert connection.is_closed()
 
 
 class TestTheCommand:
-    def test_hello_says_that_it_must_follow(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+    def test_hello_says_that_auth_is_required(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
         answer = connect(guarded, hello=False).call(HELLO, {"protocol": 1})
         assert answer.fields["auth_required"]
         assert answer.fields["auth"] == "SCRAM-SHA-256"
 
-    def test_after_it_everything_is_answered(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+    def test_all_commands_are_allowed_after_auth(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
         connection = connect(guarded)
         authenticate(connection)
         connection.call(GET_ALL_TOPIC_CONFIG).raise_for_error()
-        connection.call(HELLO, {"protocol": 1}).raise_for_error()  # a second greeting takes nothing away
+        connection.call(HELLO, {"protocol": 1}).raise_for_error()  # a second HELLO does not undo the authentication
         connection.call(GET_ALL_TOPIC_CONFIG).raise_for_error()
         with pytest.raises(InvalidParameter, match="already authenticated as user 'billing'"):
             connection.call(AUTH, {"message": "n,,n=x,r=y", "mechanism": MECHANISM}).raise_for_error()
 
-    def test_before_it_nothing_is(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+    def test_no_command_is_allowed_before_auth(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
         connection = connect(guarded)
         connection.send(GET_ALL_TOPIC_CONFIG)
         refused(connection, AuthenticationRequired, "send AUTH with SCRAM-SHA-256 after HELLO")
 
-    def test_half_way_nothing_is_and_hello_is_no_way_round(
+    def test_no_command_is_allowed_after_the_first_step_even_with_a_second_hello(
         self, guarded: RunningBroker, connect: ConnectionFactory
     ) -> None:
         connection = connect(guarded)
@@ -84,29 +84,31 @@ class TestTheCommand:
         connection.send(AUTH, {"message": "\0billing\0x", "mechanism": "PLAIN"})
         refused(connection, AuthenticationFailed, "unknown mechanism 'PLAIN'; use SCRAM-SHA-256")
 
-    def test_a_first_message_that_is_none_is_refused(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+    def test_an_invalid_first_message_is_refused(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
         connection = connect(guarded)
         connection.send(AUTH, {"message": "n,,x", "mechanism": MECHANISM})
         refused(connection, AuthenticationFailed, "not one of SCRAM-SHA-256")
 
-    def test_a_stranger_sends_small_frames(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
+    def test_an_unauthenticated_client_may_send_only_small_frames(
+        self, guarded: RunningBroker, connect: ConnectionFactory
+    ) -> None:
         connection = connect(guarded)
         connection.send(AUTH, {"message": "n,,n=x,r=y", "mechanism": MECHANISM}, b"x" * 5000)
         refused(connection, FrameIllegal, "4096")
 
-    def test_a_user_sends_large_ones(self, guarded: RunningBroker, connect: ConnectionFactory, topic: str) -> None:
+    def test_a_user_may_send_large_frames(self, guarded: RunningBroker, connect: ConnectionFactory, topic: str) -> None:
         connection = connect(guarded)
         authenticate(connection)
         connection.produce(topic, b"x" * 50_000).raise_for_error()
 
-    def test_without_authentication_the_broker_says_so(
+    def test_a_broker_without_authentication_refuses_auth(
         self, shared_broker: RunningBroker, connect: ConnectionFactory
     ) -> None:
         connection = connect(shared_broker)
         with pytest.raises(InvalidParameter, match="does not use authentication"):
             connection.call(AUTH, {"message": "n,,n=x,r=y", "mechanism": MECHANISM}).raise_for_error()
 
-    def test_a_proof_that_was_seen_is_of_no_use_again(self, own: Own, connect: ConnectionFactory) -> None:
+    def test_a_replayed_proof_is_refused(self, own: Own, connect: ConnectionFactory) -> None:
         running = own.running
         exchange = ClientExchange(own.name, PASSWORD, nonce="seen")
         connection = connect(running)
@@ -121,7 +123,7 @@ class TestTheCommand:
 
 @dataclass
 class Own:
-    """A user that no other test has, of a broker that several tests share."""
+    """A user for one test, of a broker that several tests share."""
 
     running: RunningBroker
     name: str
@@ -129,17 +131,17 @@ class Own:
 
     @property
     def log(self) -> str:
-        """What the broker wrote since the test began."""
+        """The broker's log since the test began."""
         return self.running.log[self.log_from :]
 
     def set(self, password: str | None) -> None:
-        """Give it another password, or take it away."""
+        """Set another password, or remove the user (None)."""
         set_user(self.running.store, self.name, password)
 
 
 @pytest.fixture(scope="module")
 def changing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker for tests whose users come, go and fail;"""
+    """A broker for tests that add and remove users, or fail to authenticate."""
     folder = tmp_path_factory.mktemp("changing")
     set_user(folder / "store", "billing")
     brokers = Brokers(folder)
@@ -152,7 +154,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def own(changing: RunningBroker, connect: ConnectionFactory) -> Own:
-    """A user with the usual password; the failures of the tests before are forgotten."""
+    """A user with the usual password. Its login resets the failures of earlier tests."""
     name = f"user-{next(_numbers)}"
     set_user(changing.store, name)
     authenticate(connect(changing), name)
@@ -160,7 +162,7 @@ def own(changing: RunningBroker, connect: ConnectionFactory) -> Own:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until it holds."""
+    """Wait until ``holds`` returns True."""
     deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
@@ -184,7 +186,7 @@ class TestWrongOnes:
         assert "did not authenticate as 'stranger'" in own.log
         assert '"AUTHENTICATION_FAILED"' in own.log  # in the audit log too
 
-    def test_after_failures_the_address_waits_and_a_right_password_ends_it(
+    def test_an_address_waits_after_failures_until_a_correct_password(
         self, own: Own, connect: ConnectionFactory
     ) -> None:
         running = own.running
@@ -192,17 +194,17 @@ class TestWrongOnes:
         for _ in range(4):
             with pytest.raises(AuthenticationFailed):
                 authenticate(connect(running), own.name, "wrong")
-        assert time.monotonic() - began >= 0.1 + 0.2 + 0.4  # the least that the pauses take
+        assert time.monotonic() - began >= 0.1 + 0.2 + 0.4  # the minimum of the pauses
         authenticate(connect(running), own.name)
         assert "waits 0.8 s" in own.log
         with pytest.raises(AuthenticationFailed):
             authenticate(connect(running), own.name, "wrong")
         assert own.log.count("waits 0.1 s") == 2
 
-    def test_who_would_wait_too_long_is_told_to_come_again(self, own: Own, connect: ConnectionFactory) -> None:
+    def test_an_attempt_that_would_wait_too_long_gets_system_busy(self, own: Own, connect: ConnectionFactory) -> None:
         running = own.running
         attempts = []
-        for _ in range(7):  # up to the last step, so that all seven can take it before the pause is over
+        for _ in range(7):  # all but the last step, so that all seven can take it before the pause ends
             connection = connect(running)
             exchange = ClientExchange(own.name, PASSWORD)
             answer = connection.call(AUTH, {"message": exchange.first(), "mechanism": MECHANISM}).raise_for_error()
@@ -214,10 +216,12 @@ class TestWrongOnes:
         with pytest.raises(SystemBusy, match="attempts to authenticate from") as raised:
             sent[-1][0].receive_for(sent[-1][1]).raise_for_error()
         assert raised.value.retry_after_ms > 0
-        for connection, request_id in sent[:2]:  # the first that is right lets the others in
+        for connection, request_id in sent[:2]:  # the first correct one ends the pause for the others
             connection.receive_for(request_id).raise_for_error()
 
-    def test_who_never_authenticates_is_closed(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
+    def test_a_connection_that_never_authenticates_is_closed(
+        self, broker: BrokerFactory, connect: ConnectionFactory
+    ) -> None:
         running = broker(settings={**SCRAM, "security.auth_timeout_ms": 300})
         silent, half = connect(running, hello=False), connect(running)
         half.call(AUTH, {"message": ClientExchange("billing", PASSWORD).first(), "mechanism": MECHANISM})
@@ -226,7 +230,9 @@ class TestWrongOnes:
 
 
 class TestClients:
-    def test_all_of_them_work(self, guarded: RunningBroker, clients: Clients, topic: str) -> None:
+    def test_producer_consumer_and_admin_authenticate(
+        self, guarded: RunningBroker, clients: Clients, topic: str
+    ) -> None:
         login: AccessOptions = {"user": "billing", "password": PASSWORD}
         with clients.Producer(guarded.address, **login) as producer:
             producer.send(Message(topic, b"x" * 10_000))
@@ -235,7 +241,9 @@ class TestClients:
         with clients.Admin(guarded.address, **login) as admin:
             assert topic in admin.topics()
 
-    def test_push_consumers_and_transactions_work(self, guarded: RunningBroker, clients: Clients, topic: str) -> None:
+    def test_push_consumers_and_transaction_producers_authenticate(
+        self, guarded: RunningBroker, clients: Clients, topic: str
+    ) -> None:
         login: AccessOptions = {"user": "billing", "password": PASSWORD}
         with TransactionProducer(guarded.address, "shop", lambda _: Outcome.UNKNOWN, **login) as producer:
             producer.send_half(Message(topic, b"paid")).commit()
@@ -298,7 +306,7 @@ class TestClients:
         ):
             admin.topics()
 
-    def test_a_producer_goes_on_after_a_restart(self, broker: BrokerFactory, clients: Clients) -> None:
+    def test_a_producer_continues_after_a_restart(self, broker: BrokerFactory, clients: Clients) -> None:
         running = broker(settings=SCRAM)
         set_user(running.store, "billing")
         with clients.Producer(running.address, user="billing", password=PASSWORD, delivery_timeout=60) as producer:
@@ -319,7 +327,7 @@ class TestChanges:
             admin.topics()
 
     @pytest.mark.parametrize(("password", "why"), [(None, "was removed"), ("another one", "got another password")])
-    def test_connections_of_who_is_no_user_any_more_are_closed(
+    def test_connections_of_a_removed_or_changed_user_are_closed(
         self, own: Own, connect: ConnectionFactory, password: str | None, why: str
     ) -> None:
         gone, stays = connect(own.running), connect(own.running)
@@ -342,7 +350,7 @@ class TestChanges:
             with pytest.raises((AuthenticationFailed, ConnectionFailed)):
                 send_until_refused()
 
-    def test_a_damaged_file_of_users_stops_the_start(self, broker: BrokerFactory, tmp_path: Path) -> None:
+    def test_a_damaged_users_file_prevents_the_start(self, broker: BrokerFactory, tmp_path: Path) -> None:
         store = tmp_path / "damaged"
         set_user(store, "billing")
         for name in ("users.json", "users.json.bak"):
@@ -352,11 +360,11 @@ class TestChanges:
 
 
 class TestBeyondLoopback:
-    def test_it_is_refused_with_what_to_do(self, broker: BrokerFactory) -> None:
+    def test_it_is_refused_with_a_remedy(self, broker: BrokerFactory) -> None:
         with pytest.raises(AssertionError, match=r"exit 2(.|\n)*--set security.auth=scram(.|\n)*flintmq user add"):
             broker("--listen", "0.0.0.0:0")
 
-    def test_with_users_it_is_allowed_and_warned_about_without_tls(self, broker: BrokerFactory) -> None:
+    def test_it_is_allowed_with_users_and_without_tls_the_broker_warns(self, broker: BrokerFactory) -> None:
         running = broker("--listen", "0.0.0.0:0", settings=SCRAM)
         assert "there are no users yet" in running.log
         assert "without TLS: passwords are safe, but" in running.log

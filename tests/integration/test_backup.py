@@ -1,4 +1,4 @@
-"""Backups of a real broker that is busy, and what a real broker makes of them."""
+"""Backups of a busy broker, and brokers that start from a restored backup."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ BATCH, BATCH_SECONDS = 200, 0.005
 
 
 class Load:
-    """A producer that sends without end, at most 40,000 messages a second, each with its number in front of its body;
-    ``acknowledged`` counts."""
+    """A producer that sends continuously, at most 40,000 messages per second.
+
+    Each body begins with the message's number; ``acknowledged`` is the number of acknowledged messages.
+    """
 
     def __init__(self, address: str, topic: str) -> None:
         self._address = address
@@ -53,14 +55,14 @@ class Load:
                 self._more.notify_all()
 
     def wait_for(self, count: int) -> None:
-        """Until so many are acknowledged."""
+        """Wait until ``count`` messages are acknowledged."""
         with self._more:
             assert self._more.wait_for(lambda: self.acknowledged >= count or self.failure is not None, 60)
         assert self.failure is None
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While it sends."""
+        """Send while the context is open."""
         self._thread.start()
         try:
             yield
@@ -78,7 +80,7 @@ def numbers(running: RunningBroker, topic: str) -> list[int]:
     return sorted(int(message.body[:9]) for message in everything(running, topic))
 
 
-def test_beside_a_busy_broker_it_has_all_that_was_acknowledged_before_it_began(
+def test_a_backup_of_a_busy_broker_has_all_messages_acknowledged_before_it_began(
     broker: BrokerFactory, tmp_path: Path
 ) -> None:
     served = broker()
@@ -87,12 +89,12 @@ def test_beside_a_busy_broker_it_has_all_that_was_acknowledged_before_it_began(
         admin.create_topic("load", queues=QUEUES)
     load = Load(served.address, "load")
     with load.running():
-        load.wait_for(4_000)  # more than a file of the log
+        load.wait_for(4_000)  # more than one file of the log
         acknowledged = [load.acknowledged]
         for _ in range(2):
             done = tool("backup", served.store, folder)
             assert done.code == 0, done.errors
-            load.wait_for(acknowledged[-1] + 1_000)  # nobody was stopped
+            load.wait_for(acknowledged[-1] + 1_000)  # the backup did not stop the producer
             acknowledged.append(load.acknowledged)
         assert "B were there" in done.output[1]
         assert not done.output[1].endswith("; 0 B were there")
@@ -103,7 +105,7 @@ def test_beside_a_busy_broker_it_has_all_that_was_acknowledged_before_it_began(
     assert tool("restore", folder, tmp_path / "restored").code == 2
     again = broker(store=tmp_path / "restored")
     found = numbers(again, "load")
-    assert len(found) >= acknowledged[1]  # when the second began
+    assert len(found) >= acknowledged[1]  # the number when the second backup began
     assert found == list(range(len(found)))
     with Producer(again.address) as producer:
         producer.send(Message("load", b"%09d" % len(found)))
@@ -113,7 +115,7 @@ def test_beside_a_busy_broker_it_has_all_that_was_acknowledged_before_it_began(
     assert verified.code == 0, verified.output
 
 
-def test_killed_in_the_middle_it_goes_on_where_it_was(broker: BrokerFactory, tmp_path: Path) -> None:
+def test_a_killed_backup_is_completed_by_the_next_one(broker: BrokerFactory, tmp_path: Path) -> None:
     served = broker()
     folder = tmp_path / "backup"
     load = Load(served.address, "load")
@@ -135,7 +137,7 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(broker: BrokerFactory, tmp
     assert numbers(again, "load") == list(range(load.acknowledged))
 
 
-def test_groups_delays_and_transactions_go_on_in_what_is_restored(
+def test_groups_delays_and_transactions_continue_in_a_restored_store(
     broker: BrokerFactory, connect: ConnectionFactory, tmp_path: Path
 ) -> None:
     settings = {"store.record_checksum": True, "flush.checkpoint_interval_ms": 20}
@@ -173,13 +175,13 @@ def test_groups_delays_and_transactions_go_on_in_what_is_restored(
 
 
 def wait_until_on_disk(path: Path, text: str) -> None:
-    """Until the broker's next checkpoint has put it there."""
+    """Wait until the broker's next checkpoint has written ``text`` to the file."""
     while not path.exists() or text not in path.read_text():
         pass
 
 
 def check_every_record(store: Path) -> None:
-    """Every record of the first log file has its checksum: produced, delayed, retried, committed and noted."""
+    """Check the checksum of every record of the first log file: produced, delayed, retried, committed, commit notes."""
     log, at, count = (store / "commitlog" / f"{0:020d}").read_bytes(), 0, 0
     while size := int.from_bytes(log[at : at + 4], "big"):
         check_record_crc(log, at)

@@ -1,4 +1,4 @@
-"""The bench runs and produces figures. What they are is the machine's matter, never a test's."""
+"""The bench runs and produces figures. Their values depend on the machine, so the tests do not check them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 10)
-def test_every_case_that_is_asked_for_gives_its_figures_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_every_requested_case_gives_its_figures_and_leaves_nothing_behind(tmp_path: Path) -> None:
     stores = tmp_path / "stores"
     json_file, table_file = tmp_path / "figures.json", tmp_path / "table.md"
     names = [argument for name in CASES for argument in ("--case", name)]
@@ -76,7 +76,7 @@ def test_every_case_that_is_asked_for_gives_its_figures_and_leaves_nothing_behin
     assert list(stores.iterdir()) == []
 
 
-def test_an_unknown_case_is_refused_and_the_known_ones_are_named() -> None:
+def test_an_unknown_case_is_refused_and_the_known_cases_are_listed() -> None:
     done = run_bench("--case", "no-such-case")
 
     assert done.returncode == 2
@@ -87,10 +87,8 @@ def test_an_unknown_case_is_refused_and_the_known_ones_are_named() -> None:
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(SPARK_TIMEOUT_S + 10)
-@pytest.mark.skipif(
-    "FLINTMQ_BENCH_SPARK" not in os.environ, reason="takes minutes; runs where FLINTMQ_BENCH_SPARK is set"
-)
-def test_spark_reads_what_both_brokers_hold_and_gives_figures_of_both(tmp_path: Path) -> None:
+@pytest.mark.skipif("FLINTMQ_BENCH_SPARK" not in os.environ, reason="takes minutes; set FLINTMQ_BENCH_SPARK to run it")
+def test_the_spark_cases_give_figures_for_both_brokers(tmp_path: Path) -> None:
     json_file = tmp_path / "figures.json"
 
     done = run_bench("spark", "--quick", "--runs", "1", "--dir", str(tmp_path / "stores"), "--json", str(json_file))
@@ -107,7 +105,7 @@ def test_spark_reads_what_both_brokers_hold_and_gives_figures_of_both(tmp_path: 
 
 @pytest.mark.spark
 @pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="pyspark is not installed")
-def test_answers_to_pulls_are_decoded_into_every_row(tmp_path: Path) -> None:
+def test_the_decode_case_decodes_every_row(tmp_path: Path) -> None:
     json_file = tmp_path / "figures.json"
 
     done = run_bench("--quick", "--runs", "1", "--case", "spark-decode", "--json", str(json_file))
@@ -118,7 +116,7 @@ def test_answers_to_pulls_are_decoded_into_every_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SPARK_CASES))
-def test_without_pyspark_the_cases_that_need_it_are_skipped_with_what_to_do(tmp_path: Path, name: str) -> None:
+def test_without_pyspark_its_cases_are_skipped_with_a_remedy(tmp_path: Path, name: str) -> None:
     json_file = tmp_path / "figures.json"
 
     done = subprocess.run(

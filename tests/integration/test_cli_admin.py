@@ -19,7 +19,7 @@ README = (Path(__file__).parents[2] / "client" / "cli" / "README.md").read_text(
 
 
 def described(command: str) -> set[str]:
-    """The names that the documentation lists for a command's JSON."""
+    """Return the names that the documentation lists for a command's JSON."""
     names = README.partition("### Names in JSON")[2]
     found = re.search(rf"^\| `{command}`[^|]* \| (.*) \|$", names, re.MULTILINE)
     assert found, command
@@ -28,14 +28,14 @@ def described(command: str) -> set[str]:
 
 @pytest.fixture
 def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """The command line, with the shared broker."""
+    """The command line, connected to the shared broker."""
     with Cli(tmp_path, shared_broker.address) as cli:
         yield cli
 
 
 @pytest.fixture
 def filled(shared_broker: RunningBroker, topic: str) -> str:
-    """A topic of two queues with three messages each."""
+    """A topic with two queues and three messages in each."""
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
         admin.create_topic(topic, queues=2)
         for queue in (0, 1):
@@ -57,7 +57,7 @@ class TestTopic:
         assert (deleted.code, deleted.err) == (0, f"deleted topic {topic}, 0 messages\n")
         assert cli.run("topic", "status", topic).code == EXIT_NOT_FOUND
 
-    def test_topics_are_listed_with_what_they_hold(self, cli: Cli, filled: str) -> None:
+    def test_topics_are_listed_with_queues_and_messages(self, cli: Cli, filled: str) -> None:
         rows = cli.run("topic", "list", filled, "--messages", "--system", "-o", "json").rows
         assert len(rows) == 1
         assert set(rows[0]) == described("topic list")
@@ -65,7 +65,7 @@ class TestTopic:
         assert cli.run("topic", "list", f"{filled[:-1]}*", "-o", "plain").out.count(filled + "\t2\t2\trw\t0\t0\n") == 1
         assert cli.run("topic", "list", "no-such*", "-o", "table").out == "no topic matches no-such*\n"
 
-    def test_the_brokers_own_topics_are_listed_on_request_only(self, cli: Cli) -> None:
+    def test_system_topics_are_listed_only_on_request(self, cli: Cli) -> None:
         assert not any(row["topic"].startswith("rmq_sys") for row in cli.run("topic", "list", "-o", "json").rows)
 
     def test_status_shows_each_queue(self, cli: Cli, filled: str) -> None:
@@ -79,7 +79,7 @@ class TestTopic:
         assert table[0].split()[:2] == ["TOPIC", "QUEUE"]
         assert table[-1].split()[:5] == [filled, "all", "–", "–", "6"]
 
-    def test_a_topic_that_is_there_is_not_created_again(self, cli: Cli, filled: str) -> None:
+    def test_an_existing_topic_is_not_created_again(self, cli: Cli, filled: str) -> None:
         again = cli.run("topic", "create", filled)
         assert again.code == EXIT_ERROR
         assert "TOPIC_EXIST_ALREADY (18)" in again.err
@@ -124,7 +124,7 @@ class TestOffset:
         [("earliest", {0: 0, 1: 0}), ("latest", {0: 3, 1: 3}), ("2", {0: 2, 1: 2}), ("0:1", {0: 1}),
          ("@-1h", {0: 0, 1: 0}), ("@+1h", {0: 3, 1: 3})],
     )  # fmt: skip
-    def test_a_group_can_be_reset_to_any_place(
+    def test_a_group_can_be_reset_to_any_position(
         self, cli: Cli, shared_broker: RunningBroker, filled: str, to: str, after: dict[int, int]
     ) -> None:
         assert cli.run("offset", "reset", f"{filled}-g", filled, "--to", to).code == 0
@@ -147,12 +147,12 @@ class TestOffset:
             ("-3", EXIT_USAGE, "counts messages of the topic"),
         ],
     )
-    def test_a_place_that_is_not_there_is_explained(self, cli: Cli, filled: str, to: str, code: int, said: str) -> None:
+    def test_an_invalid_position_is_explained(self, cli: Cli, filled: str, to: str, code: int, said: str) -> None:
         done = cli.run("offset", "reset", f"{filled}-g", filled, "--to", to)
         assert done.code == code
         assert said in done.err
 
-    def test_what_is_exported_can_be_imported(
+    def test_exported_offsets_can_be_imported(
         self, cli: Cli, shared_broker: RunningBroker, filled: str, tmp_path: Path
     ) -> None:
         group = f"{filled}-g"
@@ -183,7 +183,7 @@ class TestOffset:
             ('{"group": "g", "topic": "{topic}", "queue": 7, "offset": 0}', "has the queues 0 to 1, not 7"),
         ],
     )
-    def test_a_line_that_cannot_be_imported_is_named_and_nothing_is_committed(
+    def test_an_invalid_line_is_named_and_nothing_is_imported(
         self, cli: Cli, shared_broker: RunningBroker, filled: str, line: str, said: str
     ) -> None:
         good = json.dumps({"group": f"{filled}-g", "topic": filled, "queue": 0, "offset": 2})
@@ -195,21 +195,21 @@ class TestOffset:
 
 
 class TestStatus:
-    def test_json_has_every_figure_of_the_protocol(self, cli: Cli, shared_broker: RunningBroker) -> None:
+    def test_json_contains_every_figure_of_the_protocol(self, cli: Cli, shared_broker: RunningBroker) -> None:
         row = cli.run("status", "-o", "json").rows[0]
         assert {name for name in row if not name.startswith("errors_")} == {"address", *RUNTIME_INFO}
         assert (row["address"], row["pid"]) == (shared_broker.address, shared_broker.process.pid)
         plain = dict(line.split("\t") for line in cli.run("status").lines)
         assert plain["pid"] == str(row["pid"])
 
-    def test_a_table_has_the_figures_in_words(self, cli: Cli, shared_broker: RunningBroker) -> None:
+    def test_the_table_formats_the_figures(self, cli: Cli, shared_broker: RunningBroker) -> None:
         shown = cli.run("status", "-o", "table").out
         for wanted in (shared_broker.address, "CommitLog", "behind", "sync", str(shared_broker.store), "free of"):
             assert wanted in shown
 
 
 class TestTop:
-    def test_a_line_for_each_interval_has_rates_topics_and_groups(self, cli: Cli, filled: str) -> None:
+    def test_each_interval_prints_rates_topics_and_groups(self, cli: Cli, filled: str) -> None:
         cli.run("offset", "reset", f"{filled}-g", filled, "--to", "1")
         rows = cli.run("top", "-n", "2", "-i", "100ms", "-o", "json").rows
         assert len(rows) == 2
@@ -222,7 +222,7 @@ class TestTop:
 
 
 class TestCheck:
-    def test_a_sound_broker_is_ok_in_one_line(self, cli: Cli) -> None:
+    def test_a_healthy_broker_is_ok_in_one_line(self, cli: Cli) -> None:
         done = cli.run("check", "--disk-warning", "0", "--disk-critical", "0", "--flush-warning", "1h")
         assert done.code == 0, done.out
         assert done.out.startswith("FLINTMQ OK: ")
@@ -242,7 +242,7 @@ class TestCheck:
         assert (row["state"], row["bad"], row["lag"]) == ("CRITICAL", ["lag"], 6)
         assert set(row) <= described("check")
 
-    def test_what_cannot_be_known_is_unknown(self, cli: Cli, filled: str) -> None:
+    def test_an_unavailable_figure_is_unknown(self, cli: Cli, filled: str) -> None:
         limits = ["--disk-warning", "0", "--disk-critical", "0", "--flush-warning", "1h", "--flush-critical", "2h"]
         nobody = cli.run("check", *limits, "--group", "nobody", "--lag-warning", "5")
         assert nobody.code == 3
@@ -251,7 +251,7 @@ class TestCheck:
         wrong = cli.run("check", "--lag-warning", "x")
         assert (wrong.code, wrong.out) == (3, "")
 
-    def test_a_broker_that_is_not_there_is_critical(self, cli: Cli) -> None:
+    def test_an_unreachable_broker_is_critical(self, cli: Cli) -> None:
         done = cli.run("check", "-b", "127.0.0.1:1")
         assert done.code == 2
         assert done.out.startswith("FLINTMQ CRITICAL: CONNECTION_FAILED: cannot reach a broker at 127.0.0.1:1")
@@ -267,7 +267,7 @@ class TestBench:
             ("latency -n 30 --rate 1000", 30, {"acknowledged", "received"}),
         ],
     )
-    def test_a_run_reports_and_leaves_nothing_behind(
+    def test_a_run_prints_figures_and_leaves_nothing_behind(
         self, cli: Cli, arguments: str, messages: int, of: set[str]
     ) -> None:
         row = cli.run("bench", *arguments.split(), "-o", "json").rows[0]
@@ -279,7 +279,7 @@ class TestBench:
             assert set(row) | set(figures) == described("bench")
         assert row["topic"] not in {topic["topic"] for topic in cli.run("topic", "list", "-o", "json").rows}
 
-    def test_a_topic_of_ones_own_is_kept(self, cli: Cli, filled: str) -> None:
+    def test_an_existing_topic_is_kept(self, cli: Cli, filled: str) -> None:
         shown = cli.run("bench", "pull", "--topic", filled, "-o", "table")
         assert shown.out.startswith("pull: 6 messages in ")
         assert "p99.9" in shown.out
@@ -293,14 +293,14 @@ class TestBench:
         assert done.code == EXIT_ERROR
         assert "has no messages with keys" in done.err
 
-    def test_the_topic_is_kept_where_that_was_asked_for(self, cli: Cli) -> None:
+    def test_the_topic_is_kept_on_request(self, cli: Cli) -> None:
         done = cli.run("bench", "produce", "-n", "10", "--keep", "-o", "json")
         name = done.rows[0]["topic"]
         assert f"kept topic {name}" in done.err
         assert cli.run("topic", "delete", name, "--yes").err == f"deleted topic {name}, 10 messages\n"
 
 
-def test_contexts_say_where_the_broker_is(cli: Cli, shared_broker: RunningBroker) -> None:
+def test_a_context_contains_the_broker_address(cli: Cli, shared_broker: RunningBroker) -> None:
     cli.broker = ""
     assert "(" in cli.run("context", "add", "away", "127.0.0.1:1").err
     cli.run("context", "add", "here", shared_broker.address)
@@ -325,5 +325,5 @@ def test_examples_are_shown_by_subject(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_switched_on_by_a_line(cli: Cli, shell: str) -> None:
+def test_completion_prints_its_shell_code(cli: Cli, shell: str) -> None:
     assert f"_FLINTMQ_COMPLETE={shell}_source" in cli.run("completion", shell).out

@@ -1,4 +1,4 @@
-"""Contexts with user and TLS, and programs that go by the same variable, against real brokers."""
+"""Contexts with user and TLS, programs that use FLINTMQ_BROKER, and completion, against real brokers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.security_tools import PASSWORD, SCRAM, set_user
 from tests.tls_tools import Authority
 
 
-def test_a_context_keeps_how_to_get_in(broker: BrokerFactory, tmp_path: Path) -> None:
+def test_a_context_keeps_user_password_file_and_tls_options(broker: BrokerFactory, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     store = tmp_path / "store"
     set_user(store, "billing")
@@ -35,13 +35,15 @@ def test_a_context_keeps_how_to_get_in(broker: BrokerFactory, tmp_path: Path) ->
         row = cli.run("context", "list").rows[0]
         assert (row["user"], row["tls"], row["password_file"], row["timeout"]) == ("billing", True, str(secret), 30.0)
         assert PASSWORD not in (tmp_path / "home" / "flintmq" / "contexts.toml").read_text()
-        assert cli.run("status", "-b", running.address).code == EXIT_UNREACHED, "what a context says is not for others"
+        assert cli.run("status", "-b", running.address).code == EXIT_UNREACHED, (
+            "another broker does not get the context's options"
+        )
         cli.variables = {"FLINTMQ_PASSWORD": "wrong"}
         assert cli.run("status", "--user", "billing").code == 0, "the context's password is this user's"
         assert cli.run("status", "--user", "shop").code == EXIT_ERROR
 
 
-def test_a_program_goes_by_the_variable(shared_broker: RunningBroker, topic: str) -> None:
+def test_a_program_connects_to_the_broker_of_the_variable(shared_broker: RunningBroker, topic: str) -> None:
     program = (
         "import sys\nfrom flintmq.client import Admin, Consumer, Message, Producer, PushConsumer\n"
         "topic = sys.argv[1]\n"
@@ -60,7 +62,7 @@ def test_a_program_goes_by_the_variable(shared_broker: RunningBroker, topic: str
 class TestCompletion:
     @pytest.fixture
     def cli(self, tmp_path: Path, shared_broker: RunningBroker) -> Cli:
-        """The command line, with the shared broker."""
+        """The command line, connected to the shared broker."""
         return Cli(tmp_path, shared_broker.address)
 
     def _completed(self, cli: Cli, *words: str) -> list[str]:
@@ -91,7 +93,7 @@ class TestCompletion:
         assert self._completed(cli, "help", "topic", "li") == ["list"]
         assert self._completed(cli, "help", "to") == ["topic", "top"]
 
-    def test_nobody_is_asked_for_a_password(self, cli: Cli) -> None:
+    def test_completion_does_not_ask_for_a_password(self, cli: Cli) -> None:
         cli.variables = {
             "_FLINTMQ_COMPLETE": "bash_complete", "COMP_WORDS": "flintmq tail x", "COMP_CWORD": "2",
             "FLINTMQ_USER": "billing",

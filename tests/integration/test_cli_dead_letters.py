@@ -1,4 +1,4 @@
-"""``flintmq dlq`` against a real broker: dead letters are shown, sent again, and none is lost on the way."""
+"""``flintmq dlq`` against a real broker: it shows dead letters and sends them again without losing one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.test_cli_admin import described
 
 @pytest.fixture
 def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """The command line, with the shared broker."""
+    """The command line, connected to the shared broker."""
     with Cli(tmp_path, shared_broker.address) as cli:
         yield cli
 
@@ -44,7 +44,7 @@ def group(shared_broker: RunningBroker, connection: RawConnection, topic: str) -
 
 
 def stored(running: RunningBroker, topic: str) -> list[StoredMessage]:
-    """All messages of a topic, in the order in which they were stored."""
+    """Return all messages of a topic in the order of their storage."""
     with Consumer(running.address) as consumer:
         found = list(consumer.iter(topic, until="latest"))
     return sorted(found, key=lambda message: message.physical_offset)
@@ -55,13 +55,13 @@ def bodies(running: RunningBroker, topic: str) -> list[bytes]:
 
 
 def waiting(cli: Cli, group: str) -> tuple[int, int]:
-    """How many wait, and how many are kept."""
+    """Return the numbers of waiting dead letters and of all stored ones."""
     (row,) = [row for row in cli.run("dlq", "list", "-o", "json").rows if row["group"] == group]
     return row["waiting"], row["messages"]
 
 
 class TestShow:
-    def test_groups_are_listed_with_the_times_of_what_waits(
+    def test_groups_are_listed_with_the_times_of_waiting_dead_letters(
         self, cli: Cli, group: str, shared_broker: RunningBroker
     ) -> None:
         (row,) = [row for row in cli.run("dlq", "list", "-o", "json").rows if row["group"] == group]
@@ -95,7 +95,7 @@ class TestShow:
         shown = cli.run("dlq", "show", group, "-o", "plain").out
         assert shown.endswith(f"\t0\t{receipt.message_id}\t{topic}\ta b\t1\t\\xff\\x1b[31m\t\t\n")
 
-    def test_the_screen_says_why_each_failed_and_with_which_member(
+    def test_the_screen_shows_reason_and_member_of_each_failure(
         self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
     ) -> None:
         group = f"{topic}-g"
@@ -110,7 +110,7 @@ class TestShow:
         assert "REASON" in terminal.text
         assert "ValueError: no" in terminal.text
 
-    def test_what_is_dealt_with_is_shown_on_request(self, cli: Cli, group: str) -> None:
+    def test_handled_dead_letters_are_shown_on_request(self, cli: Cli, group: str) -> None:
         cli.run("dlq", "purge", group, "--yes", "--before", "3")
 
         def offsets(*options: str) -> list[int]:
@@ -130,7 +130,7 @@ class TestShow:
 
 
 class TestResend:
-    def test_each_goes_to_its_topic_as_it_was_and_only_once(
+    def test_each_is_sent_to_its_topic_unchanged_and_only_once(
         self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
     ) -> None:
         group, other = f"{topic}-g", f"{topic}-other"
@@ -156,7 +156,7 @@ class TestResend:
         assert cli.run("dlq", "resend", group).err == "sent 0 messages again; 0 wait\n"
         assert len(stored(shared_broker, topic)) == 2
 
-    def test_a_producer_does_not_choose_where_it_goes(
+    def test_a_producer_cannot_choose_the_topic_of_a_resend(
         self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
     ) -> None:
         group, other = f"{topic}-g", f"{topic}-payments"
@@ -170,10 +170,10 @@ class TestResend:
         assert bodies(shared_broker, other) == []
         assert bodies(shared_broker, topic) == [b"x"] * 2
 
-    def test_one_that_names_a_topic_that_its_group_never_read_stays(
+    def test_one_with_a_topic_that_its_group_never_read_is_not_sent(
         self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
     ) -> None:
-        """As a broker of an earlier release kept it, whose producer had set the property."""
+        """A broker of an earlier release kept such a property if the producer had set it."""
         group, other = f"{topic}-g", f"{topic}-payments"
         bury(shared_broker, connection, group, [Message(topic, b"first")])
         connection.call(UPDATE_AND_CREATE_TOPIC, {"topic": other}).raise_for_error()
@@ -187,7 +187,7 @@ class TestResend:
         assert cli.run("dlq", "resend", group, "--to-topic", other).code == EXIT_OK
         assert bodies(shared_broker, other) == [b"kept"]
 
-    def test_what_died_twice_keeps_its_first_id(
+    def test_a_message_that_becomes_a_dead_letter_twice_keeps_its_first_id(
         self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connection: RawConnection
     ) -> None:
         ids = [message.message_id for message in stored(shared_broker, topic)]
@@ -198,7 +198,7 @@ class TestResend:
         third = stored(shared_broker, topic)[8:]
         assert [message.properties[PROPERTY_DLQ_ORIGIN_MESSAGE_ID] for message in third] == ids
 
-    def test_to_the_group_alone_they_come_through_its_retry_topic(
+    def test_a_resend_to_the_group_uses_its_retry_topic(
         self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker
     ) -> None:
         assert cli.run("dlq", "resend", group, "--to-group").code == EXIT_OK
@@ -224,7 +224,7 @@ class TestResend:
         assert len(stored(shared_broker, topic)) == 4, "nothing was sent"
         member.leave()
 
-    def test_a_choice_is_noted_only_where_nothing_waits_in_front_of_it(
+    def test_progress_is_committed_only_if_no_earlier_dead_letter_waits(
         self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker
     ) -> None:
         cli.run("dlq", "resend", group, "--queue-offset", "2:")
@@ -238,7 +238,7 @@ class TestResend:
         assert waiting(cli, group) == (0, 4)
         assert bodies(shared_broker, topic)[4:] == [b"2", b"3", b"0", b"1", b"3", b"2", b"3"]
 
-    def test_it_stops_in_front_of_what_cannot_be_sent_and_says_how_to_go_on(
+    def test_it_stops_before_a_message_that_cannot_be_sent_and_says_how_to_continue(
         self, cli: Cli, topic: str, shared_broker: RunningBroker, connection: RawConnection
     ) -> None:
         group, gone = f"{topic}-g", f"{topic}-gone"
@@ -256,12 +256,14 @@ class TestResend:
             assert f"flintmq dlq purge {group} --before 2 passes over it" in stopped.err
         assert len(stored(shared_broker, topic)) == before + 1
         with Admin(shared_broker.address) as admin:
-            assert gone not in admin.topics(), "nothing was made anew"
+            assert gone not in admin.topics(), "the topic was not created again"
         cli.run("dlq", "purge", group, "--before", "2", "--yes")
         assert cli.run("dlq", "resend", group).code == EXIT_OK
         assert len(stored(shared_broker, topic)) == before + 2
 
-    def test_one_that_nobody_sent_back_needs_a_topic(self, cli: Cli, topic: str, shared_broker: RunningBroker) -> None:
+    def test_one_that_no_consumer_sent_back_needs_a_topic(
+        self, cli: Cli, topic: str, shared_broker: RunningBroker
+    ) -> None:
         group = f"{topic}-g"
         with Producer(shared_broker.address) as producer, Admin(shared_broker.address) as admin:
             admin.create_topic(topic)
@@ -295,7 +297,7 @@ class TestResend:
         assert waiting(cli, group) == (4, 4)
 
 
-def test_a_group_without_dead_letters_is_told_from_one_that_is_not_there(
+def test_a_group_without_dead_letters_differs_from_an_unknown_group(
     cli: Cli, topic: str, shared_broker: RunningBroker, connect: ConnectionFactory
 ) -> None:
     member = joined(connect(shared_broker), f"{topic}-g", "m-1", topic)
@@ -309,7 +311,7 @@ def test_a_group_without_dead_letters_is_told_from_one_that_is_not_there(
     member.leave()
 
 
-def test_purging_asks_first(cli: Cli, group: str) -> None:
+def test_purge_asks_for_confirmation(cli: Cli, group: str) -> None:
     refused = cli.run("dlq", "purge", group)
     assert refused.code == EXIT_USAGE
     assert "--yes purges without asking" in refused.err
@@ -322,7 +324,7 @@ def test_purging_asks_first(cli: Cli, group: str) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_interrupted_it_sends_at_most_one_batch_twice_and_loses_none(
+def test_an_interrupted_resend_sends_at_most_one_batch_twice_and_loses_none(
     broker: BrokerFactory, connect: ConnectionFactory, tmp_path: Path, number: signal.Signals
 ) -> None:
     running, count = broker(), 12 * BATCH_COUNT

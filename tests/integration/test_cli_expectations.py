@@ -1,4 +1,4 @@
-"""What people of other brokers type, and what they are told, against a real broker."""
+"""Commands that users of other brokers expect, and the messages they get, against a real broker."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.conftest import RunningBroker
 
 @pytest.fixture
 def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """The command line, with the shared broker."""
+    """The command line, connected to the shared broker."""
     with Cli(tmp_path, shared_broker.address) as cli:
         yield cli
 
 
 @pytest.fixture
 def filled(shared_broker: RunningBroker, topic: str) -> str:
-    """A topic of two queues with three messages each."""
+    """A topic with two queues and three messages in each."""
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
         admin.create_topic(topic, queues=2)
         for queue in (0, 1):
@@ -44,19 +44,19 @@ class TestWords:
         assert cli.run("info", "-o", "json").rows[0]["store_path"]
 
     @pytest.mark.parametrize("word", ["help", "hlep", "version", "consume", "list", "serve", "HELP", "topics"])
-    def test_a_word_that_looks_like_a_command_never_makes_a_topic(self, cli: Cli, word: str) -> None:
+    def test_a_word_that_looks_like_a_command_never_creates_a_topic(self, cli: Cli, word: str) -> None:
         done = cli.spawn(word, stdin=b"x\n")
         assert word not in _names(cli, "--system")
         assert done.code in (0, EXIT_USAGE)
         assert done.out if done.code == 0 else "there is no command" in done.err or "missing argument" in done.err
         assert cli.spawn(word).code in (0, EXIT_USAGE)
 
-    def test_a_word_for_something_else_is_told_its_name_here(self, cli: Cli) -> None:
+    def test_a_command_of_another_broker_is_answered_with_the_name_here(self, cli: Cli) -> None:
         assert "did you mean 'topic list'?" in cli.spawn("list", stdin=b"x\n").err
         assert "flintmq-broker serve starts a broker" in cli.spawn("serve", stdin=b"x\n").err
         assert "did you mean 'help'?" in cli.spawn("hlep", stdin=b"x\n").err
 
-    def test_a_topic_with_such_a_name_is_reached_once_it_is_there(self, cli: Cli) -> None:
+    def test_an_existing_topic_with_such_a_name_can_be_used(self, cli: Cli) -> None:
         assert cli.run("send", "streams", "first").code == 0
         assert cli.spawn("streams", stdin=b"second\n").code == 0
         assert sorted(cli.spawn("streams", "-n", "2").out.split()) == ["first", "second"]
@@ -66,13 +66,15 @@ class TestWords:
 
 class TestTimes:
     @pytest.mark.parametrize("command", ["tail {topic} --from", "pull {topic} --offset", "tail {topic} --until"])
-    def test_a_bare_clock_is_refused_as_a_position(self, cli: Cli, filled: str, command: str) -> None:
+    def test_a_bare_time_of_day_is_refused_as_a_position(self, cli: Cli, filled: str, command: str) -> None:
         done = cli.run(*command.format(topic=filled).split(), "12:00")
         assert done.code == EXIT_USAGE
         assert "@12:00" in done.err
         assert "12=0" in done.err
 
-    def test_a_bare_clock_moves_no_group(self, cli: Cli, shared_broker: RunningBroker, filled: str) -> None:
+    def test_a_bare_time_of_day_does_not_move_a_group(
+        self, cli: Cli, shared_broker: RunningBroker, filled: str
+    ) -> None:
         done = cli.run("group", "reset", f"{filled}-g", filled, "--to", "0:02")
         assert (done.code, done.out) == (EXIT_USAGE, "")
         with Consumer(shared_broker.address) as consumer:
@@ -82,7 +84,7 @@ class TestTimes:
             assert consumer.committed(f"{filled}-g", filled) == {0: 2}
 
     @pytest.mark.parametrize("time", ["-1h", "@-1h", "2026-01-01", "@2026-01-01T00:00Z", "2026-01-01T00:00"])
-    def test_times_are_written_alike_everywhere(self, cli: Cli, filled: str, time: str) -> None:
+    def test_all_commands_accept_the_same_times(self, cli: Cli, filled: str, time: str) -> None:
         assert len(cli.run("tail", filled, "--from", time, "--until", "now").lines) == 6
         assert len(cli.run("pull", filled, "--from", time).lines) == 6
         assert len(cli.run("query", "time", filled, time).lines) == 6
@@ -92,7 +94,7 @@ class TestTimes:
 
 
 class TestTopics:
-    def test_the_topics_of_groups_are_listed_on_request_only(
+    def test_topics_of_groups_are_listed_only_on_request(
         self, cli: Cli, shared_broker: RunningBroker, topic: str
     ) -> None:
         own = [f"%DLQ%{topic}", f"%RETRY%{topic}"]
@@ -108,7 +110,7 @@ class TestTopics:
             row = cli.run("top", "-n", "1", "-i", "100ms", "-o", "json", *options).rows[0]
             assert (own[0] in {each["topic"] for each in row["topics"]}) is shown
 
-    def test_queues_that_would_be_taken_away_are_refused_by_their_numbers(self, cli: Cli, filled: str) -> None:
+    def test_removing_queues_is_refused_with_their_numbers(self, cli: Cli, filled: str) -> None:
         done = cli.run("topic", "update", filled, "--queues", "1")
         assert done.code == EXIT_USAGE
         assert "TOPIC_EXIST_ALREADY" not in done.err
@@ -118,7 +120,7 @@ class TestTopics:
 
 class TestNothing:
     @pytest.mark.parametrize("command", [["pull"], ["tail", "--from", "earliest", "--until", "latest"]])
-    def test_nothing_to_show_is_said(self, cli: Cli, filled: str, command: list[str]) -> None:
+    def test_an_empty_result_is_reported(self, cli: Cli, filled: str, command: list[str]) -> None:
         for options, said in (
             (["--filter", "amount > 5"], "was found there that meets the filter amount > 5"),
             (["--tag", "us"], "was found there with the tag us"),
@@ -129,19 +131,19 @@ class TestNothing:
             assert cli.run("-q", *command, filled, *options).err == ""
         assert cli.run(*command, filled, "--tag", "eu").err == ""
 
-    def test_an_empty_topic_is_said(self, cli: Cli, topic: str) -> None:
+    def test_an_empty_topic_is_reported(self, cli: Cli, topic: str) -> None:
         cli.run("topic", "create", topic)
         assert f"no message of topic {topic} was found there" in cli.run("pull", topic).err
 
     @pytest.mark.parametrize("word", ["XYZ", "o.1", "7F0000010F8C2DCA0A6B92885F0000A", "g" * 32])
-    def test_what_is_no_id_is_said(self, cli: Cli, word: str) -> None:
+    def test_an_invalid_message_id_is_reported(self, cli: Cli, word: str) -> None:
         done = cli.run("query", "id", word)
         assert done.code == EXIT_NOT_FOUND
         assert f"'{word}' is no message id" in done.err
         assert "is no message id" not in cli.run("query", "id", "7F0000010F8C2DCA0A6B92885F0000AA").err
 
 
-def test_the_port_for_metrics_is_no_brokers_port(cli: Cli, shared_broker: RunningBroker) -> None:
+def test_connecting_to_the_metrics_port_is_explained(cli: Cli, shared_broker: RunningBroker) -> None:
     with Admin(shared_broker.address) as admin:
         metrics = admin.status()["metrics_address"]
     done = cli.run("-b", metrics, "status")
@@ -150,7 +152,7 @@ def test_the_port_for_metrics_is_no_brokers_port(cli: Cli, shared_broker: Runnin
     assert "the port that the broker listens on" in done.err
 
 
-def test_a_port_alone_is_no_address(cli: Cli) -> None:
+def test_a_port_without_a_host_is_refused(cli: Cli) -> None:
     done = cli.run("-b", "10911", "status")
     assert done.code == EXIT_USAGE
     assert "is a port without a host; write it as '127.0.0.1:10911'" in done.err

@@ -75,7 +75,7 @@ def get_min_offset(peer: Peer, frame: Frame) -> None:
 
 
 def get_earliest_msg_storetime(peer: Peer, frame: Frame) -> None:
-    """Store time of the queue's first message, -1 where it has none."""
+    """Return the store time of the queue's first message, or -1 if the queue is empty."""
     request = decode_fields(QueueRequest, frame.fields)
     check_readable(peer.broker, request.topic)
     store = peer.broker.store
@@ -90,7 +90,7 @@ def get_earliest_msg_storetime(peer: Peer, frame: Frame) -> None:
 
 
 def query_consumer_offset(peer: Peer, frame: Frame) -> None:
-    """What a group has committed of a topic: of one queue, or of all."""
+    """Return the committed offsets of a group in a topic, for one queue or for all."""
     request = decode_fields(QueryConsumerOffsetRequest, frame.fields)
     check_name("group", request.group)
     check_readable(peer.broker, request.topic)
