@@ -1,20 +1,20 @@
-"""Where records must have a checksum over all of them: ranges that open, close, and are cut with the log."""
+"""Ranges of the log whose records must have a checksum of the whole record: they begin, end, and are cut."""
 
 from __future__ import annotations
 
 from flintmq.broker.store.checksummed import FOREVER, OPEN, ChecksummedRanges
 
 
-def test_a_range_opens_where_the_option_is_turned_on_and_ends_where_it_is_turned_off() -> None:
+def test_a_range_begins_when_the_option_is_enabled_and_ends_when_it_is_disabled() -> None:
     ranges = ChecksummedRanges()
     assert ranges.at(0) == (False, FOREVER)
     ranges.begin(100)
-    ranges.begin(900)  # another start with the option on: it goes on
+    ranges.begin(900)  # another start with the option enabled continues the range
     assert [ranges.at(offset) for offset in (0, 99, 100, 10**9)] == [
         (False, 100), (False, 100), (True, FOREVER), (True, FOREVER),
     ]  # fmt: skip
     ranges.end(300)
-    ranges.end(500)  # another start with the option off
+    ranges.end(500)  # another start with the option disabled
     assert list(ranges) == [(100, 300)]
     assert ranges.at(299) == (True, 300)
     assert ranges.at(300) == (False, FOREVER)
@@ -26,7 +26,7 @@ def test_a_range_opens_where_the_option_is_turned_on_and_ends_where_it_is_turned
     ]  # fmt: skip
 
 
-def test_turned_off_and_on_with_nothing_in_between_it_is_one_range_and_none_where_nothing_was_written() -> None:
+def test_without_writes_toggling_the_option_adds_no_range() -> None:
     ranges = ChecksummedRanges()
     ranges.begin(100)
     ranges.end(100)
@@ -37,7 +37,7 @@ def test_turned_off_and_on_with_nothing_in_between_it_is_one_range_and_none_wher
     assert list(ranges) == [(100, OPEN)]
 
 
-def test_a_cut_of_the_log_takes_away_what_lay_behind_it() -> None:
+def test_cutting_the_log_removes_the_ranges_after_the_cut() -> None:
     ranges = ChecksummedRanges([(100, 200), (300, 400), (500, OPEN)])
     ranges.cut(600)
     assert list(ranges) == [(100, 200), (300, 400), (500, OPEN)]
@@ -49,7 +49,7 @@ def test_a_cut_of_the_log_takes_away_what_lay_behind_it() -> None:
     assert list(ranges) == [(100, 150)]
 
 
-def test_what_retention_took_is_forgotten() -> None:
+def test_expired_ranges_are_forgotten() -> None:
     ranges = ChecksummedRanges([(100, 200), (300, 400), (500, OPEN)])
     ranges.drop_below(200)
     assert list(ranges) == [(300, 400), (500, OPEN)]

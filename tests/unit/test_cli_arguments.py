@@ -1,4 +1,4 @@
-"""What is typed: positions, times, sizes, contexts, and where the broker is."""
+"""Arguments of the command line: positions, times, sizes, contexts, and the broker's address."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestTimes:
             ("1795275200123", datetime.fromtimestamp(1_795_275_200, UTC) + timedelta(milliseconds=123)),
         ],
     )
-    def test_a_moment_can_be_written_in_many_ways(self, text: str, moment: datetime) -> None:
+    def test_a_time_can_be_written_in_many_ways(self, text: str, moment: datetime) -> None:
         assert parse_time(text, NOW) == moment
 
     def test_a_time_without_zone_is_local(self) -> None:
@@ -47,7 +47,7 @@ class TestTimes:
         assert parse_time("09:05:00", NOW) == today
 
     @pytest.mark.parametrize("text", ["", "yesterday", "25:00", "2026-13-01", "20261121", "-5", "-9" * 9 + "w", "12"])
-    def test_what_is_no_time_is_refused_with_the_forms(self, text: str) -> None:
+    def test_an_invalid_time_is_refused_with_the_valid_forms(self, text: str) -> None:
         with pytest.raises(ValueError, match="is no time; write 2026-11-21T10:00"):
             parse_time(text, NOW)
 
@@ -57,11 +57,11 @@ class TestOffsets:
         ("text", "offsets"),
         [("17", (17, 18)), ("17:20", (17, 20)), ("17:", (17, None)), (":20", (0, 20)), (":", (0, None)), ("0", (0, 1))],
     )
-    def test_a_range_is_without_its_end(self, text: str, offsets: tuple[int, int | None]) -> None:
+    def test_a_range_excludes_its_end(self, text: str, offsets: tuple[int, int | None]) -> None:
         assert OFFSETS.parse(text) == offsets
 
     @pytest.mark.parametrize("text", ["", "x", "-1", "3:3", "4:3", "1:2:3", "1,2", "1 :2", "9" * 19, "١"])
-    def test_what_is_no_range_is_refused(self, text: str) -> None:
+    def test_an_invalid_range_is_refused(self, text: str) -> None:
         with pytest.raises(ValueError, match="is no range of offsets"):
             OFFSETS.parse(text)
 
@@ -93,14 +93,14 @@ class TestPositions:
         assert parse_position(text, NOW) == position
 
     @pytest.mark.parametrize("text", ["", "middle", "-0", "1:2:3", "0:1,", "1.5", "٣"])
-    def test_what_is_no_position_is_refused_with_the_forms(self, text: str) -> None:
+    def test_an_invalid_position_is_refused_with_the_valid_forms(self, text: str) -> None:
         with pytest.raises(ValueError, match="is no position; write earliest, latest, -10"):
             parse_position(text)
 
     @pytest.mark.parametrize(
         ("text", "queue"), [("12:00", "12=0 for offset 0 of queue 12"), ("5:30", "5=30"), ("0:17", "0=17")]
     )
-    def test_what_may_be_a_time_or_an_offset_is_refused_with_both_spellings(self, text: str, queue: str) -> None:
+    def test_an_ambiguous_time_or_offset_is_refused_with_both_spellings(self, text: str, queue: str) -> None:
         with pytest.raises(ValueError, match=f"may be a time or an offset in a queue: write @{text} .*{queue}"):
             parse_position(text, NOW)
 
@@ -138,7 +138,7 @@ class TestPositions:
         (PERMISSION, "none", 0),
     ],
 )
-def test_an_argument_is_read(kind: Any, text: str, value: Any) -> None:
+def test_an_argument_is_parsed(kind: Any, text: str, value: Any) -> None:
     assert kind.parse(text) == value
 
 
@@ -146,25 +146,25 @@ def test_an_argument_is_read(kind: Any, text: str, value: Any) -> None:
     ("kind", "text"),
     [(SIZE, "big"), (SIZE, "1X"), (SIZE, "-1"), (SPAN, "soon"), (PROPERTY, "a"), (PROPERTY, "=b"), (PERMISSION, "x")],
 )
-def test_an_argument_that_cannot_be_read_is_refused(kind: Any, text: str) -> None:
+def test_a_malformed_argument_is_refused(kind: Any, text: str) -> None:
     with pytest.raises(ValueError, match="write "):
         kind.parse(text)
 
 
-def test_permissions_are_shown_as_they_are_typed() -> None:
+def test_permissions_are_shown_as_they_were_typed() -> None:
     assert [show_permission(perm) for perm in (0, 2, 4, 6)] == ["none", "w", "r", "rw"]
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty configuration folder."""
+    """Return an empty configuration folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("FLINTMQ_BROKER", raising=False)
     return tmp_path
 
 
 class TestContexts:
-    def test_what_is_saved_is_loaded(self, home: Path) -> None:
+    def test_a_saved_context_is_loaded(self, home: Path) -> None:
         contexts = Contexts.load()
         contexts.add("prod", "a,[::1]:7")
         contexts.add("test_2", "localhost:10912")
@@ -177,7 +177,7 @@ class TestContexts:
         assert stat.S_IMODE(contexts_path().stat().st_mode) == 0o600
         assert [path.name for path in contexts_path().parent.iterdir()] == ["contexts.toml"]
 
-    def test_user_and_tls_are_kept_with_whole_paths_and_no_password(
+    def test_user_and_tls_are_saved_with_absolute_paths_and_without_password(
         self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -216,13 +216,13 @@ class TestContexts:
             ('password_file = "/x"', "no user"),
         ],
     )
-    def test_what_no_context_can_say_is_named(self, home: Path, line: str, said: str) -> None:
+    def test_an_invalid_line_of_a_context_is_named(self, home: Path, line: str, said: str) -> None:
         contexts_path().parent.mkdir()
         contexts_path().write_text(f'[contexts.prod]\nbroker = "mq:1"\n{line}\n')
         with pytest.raises(ConfigurationError, match=rf"contexts\.toml: context 'prod' .*{said}"):
             Contexts.load()
 
-    def test_a_context_that_is_removed_is_not_in_use_any_more(self, home: Path) -> None:
+    def test_a_removed_context_is_no_longer_in_use(self, home: Path) -> None:
         contexts = Contexts.load()
         contexts.add("prod", "a:1")
         contexts.current = "prod"
@@ -231,16 +231,16 @@ class TestContexts:
         assert Contexts.load() == Contexts(contexts_path())
 
     @pytest.mark.parametrize("name", ["", "a b", "a.b", 'x"', "é", "x" * 65])
-    def test_a_name_that_cannot_be_is_refused(self, home: Path, name: str) -> None:
+    def test_an_invalid_name_is_refused(self, home: Path, name: str) -> None:
         with pytest.raises(ConfigurationError, match="cannot name a context"):
             Contexts.load().add(name, "a:1")
 
     @pytest.mark.parametrize("broker", ["", "a:x", "a:0", "a\n:1"])
-    def test_a_broker_that_cannot_be_is_refused(self, home: Path, broker: str) -> None:
+    def test_an_invalid_broker_address_is_refused(self, home: Path, broker: str) -> None:
         with pytest.raises((ConfigurationError, InvalidArgument), match="broker address"):
             Contexts.load().add("prod", broker)
 
-    def test_an_unknown_context_names_those_there_are(self, home: Path) -> None:
+    def test_the_error_for_an_unknown_context_lists_the_existing_ones(self, home: Path) -> None:
         contexts = Contexts.load()
         contexts.add("prod", "a:1")
         with pytest.raises(ConfigurationError, match=r"no context 'prd' in .*contexts\.toml; there are: prod"):
@@ -254,8 +254,10 @@ class TestContexts:
             Contexts.load()
 
 
-class TestWhereTheBrokerIs:
-    def test_the_nearest_word_counts(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestBrokerAddress:
+    def test_an_option_overrides_the_environment_and_the_context(
+        self, home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         assert Settings().addresses == DEFAULT_BROKER
         contexts = Contexts.load()
         contexts.add("prod", "prod:1")
@@ -268,7 +270,7 @@ class TestWhereTheBrokerIs:
         assert Settings(context="test").addresses == "test:2"
         assert Settings(context="test", broker="option").addresses == "option:10911"
 
-    def test_what_a_context_says_is_for_its_own_broker_alone(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_context_applies_only_to_its_own_broker(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         contexts = Contexts.load()
         contexts.add("prod", "prod:1", {"user": "billing", "tls": True, "timeout": 2.5, "output": "json"})
         contexts.current = "prod"
@@ -290,7 +292,7 @@ class TestWhereTheBrokerIs:
         monkeypatch.setenv("FLINTMQ_BROKER", "env:3")
         assert Settings().access == {}
 
-    def test_a_password_of_one_user_is_not_anothers(self, home: Path, tmp_path: Path) -> None:
+    def test_a_users_password_is_not_used_for_another_user(self, home: Path, tmp_path: Path) -> None:
         secret = tmp_path / "secret"
         secret.write_text("correct horse\n")
         secret.chmod(0o600)
@@ -301,14 +303,14 @@ class TestWhereTheBrokerIs:
         with pytest.raises(ConfigurationError, match="user 'shop' needs a password"):
             _ = Settings(context="prod", user="shop", may_ask=False).access
 
-    def test_a_program_goes_by_the_same_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_program_uses_the_same_environment_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("FLINTMQ_BROKER", raising=False)
         assert [str(address) for address in parse_addresses(None)] == [DEFAULT_BROKER]
         monkeypatch.setenv("FLINTMQ_BROKER", "a:1,b")
         assert [str(address) for address in parse_addresses(None)] == ["a:1", "b:10911"]
         assert [str(address) for address in parse_addresses("c:2")] == ["c:2"]
 
-    def test_a_context_in_use_that_is_gone_is_said(self, home: Path) -> None:
+    def test_a_missing_context_in_use_is_reported(self, home: Path) -> None:
         contexts = Contexts.load()
         contexts.current = "prod"
         contexts.save()

@@ -1,4 +1,4 @@
-"""The command line itself: its commands, what it imports, what it suggests, and that the documentation is true."""
+"""The command line itself: its commands, imports, suggestions and documentation."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ README = (Path(__file__).parents[2] / "client" / "cli" / "README.md").read_text(
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """A command line that has no broker."""
+    """Return a command line without a broker."""
     return Cli(tmp_path, "127.0.0.1:1")
 
 
 def _all_commands() -> dict[str, click.Command]:
-    """Every command by what is typed for it, those of groups too."""
+    """Return every command by the words that call it, including those of groups."""
     found: dict[str, click.Command] = {}
     ctx = click.Context(root, info_name="flintmq")
     for name in COMMANDS:
@@ -60,7 +60,7 @@ def test_every_command_has_help_with_the_common_options(cli: Cli, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ALL_COMMANDS)
-def test_every_option_and_argument_is_explained(name: str) -> None:
+def test_every_option_and_argument_has_help(name: str) -> None:
     command = ALL_COMMANDS[name]
     assert command.help
     for param in command.params:
@@ -68,18 +68,18 @@ def test_every_option_and_argument_is_explained(name: str) -> None:
             assert param.help, f"{name} {param.opts}"
 
 
-def test_the_commands_come_before_the_options(cli: Cli) -> None:
+def test_help_lists_commands_before_options(cli: Cli) -> None:
     out = cli.run("--help").out
     assert out.index("Messages:") < out.index("Also: ") < out.index("Options:")
 
 
-def test_without_arguments_there_is_help(cli: Cli) -> None:
+def test_without_arguments_the_command_line_prints_help(cli: Cli) -> None:
     assert cli.run().out == cli.run("--help").out
     assert cli.run("topic").code == 0
     assert cli.run("topic").out.startswith("Usage: flintmq topic")
 
 
-def test_the_version_is_the_packages(cli: Cli) -> None:
+def test_the_version_is_that_of_the_package(cli: Cli) -> None:
     assert re.fullmatch(r"flintmq, version \d+\.\d+\.\d+\n", cli.run("--version").out)
 
 
@@ -140,11 +140,11 @@ def test_a_wrong_command_line_is_explained_in_two_lines(cli: Cli, typed: str, sa
     [("stauts", True), ("sned", True), ("tial", True), ("topics", True), ("orders", False), ("topic-0", False),
      ("status-updates", False), ("bench-results", False), ("offers", False), ("x", False)],
 )  # fmt: skip
-def test_a_word_is_a_mistyped_command_only_where_it_is_nearly_one(word: str, mistyped: bool) -> None:
+def test_a_word_counts_as_a_mistyped_command_only_if_it_is_close_to_one(word: str, mistyped: bool) -> None:
     assert is_mistyped(word, list(COMMANDS)) is mistyped
 
 
-def test_a_broker_that_is_not_there_is_said_in_one_line(cli: Cli) -> None:
+def test_an_unreachable_broker_is_reported_in_one_line(cli: Cli) -> None:
     for typed in (
         "status",
         "send orders x",
@@ -164,13 +164,13 @@ def test_a_broker_that_is_not_there_is_said_in_one_line(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for _, line in lines])
-def test_an_example_can_be_typed(line: str) -> None:
+def test_every_example_is_a_valid_command_line(line: str) -> None:
     typed = next(part for part in re.split(r"\| *|\$\(", line) if part.strip().startswith("flintmq"))
     words = shlex.split(typed.rstrip(')"').split(" > ")[0])
     if words[1] == "-b":
         words[1:3] = []
     name = next((name for name in (" ".join(words[1:3]), words[1]) if name in ALL_COMMANDS), "")
-    arguments = words[1 + len(name.split()) :]  # a topic alone is one of tail's
+    arguments = words[1 + len(name.split()) :]  # a topic alone is an argument of tail
     arguments = ["/dev/null" if word.endswith((".png", ".jsonl")) else word for word in arguments]
     with ALL_COMMANDS[name or "tail"].make_context(name, arguments) as ctx:
         assert ctx.params

@@ -1,4 +1,4 @@
-"""What is sent again of a dead letter, and what of it was only noted on its way."""
+"""Resending dead letters: the contents are kept, the properties added on the way are not."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OWN = {"KEYS": "a b", "TAGS": "t", "__SHARDINGKEY": "s", "UNIQ_KEY": "7F0000010F
 
 
 def dead(**properties: str) -> StoredMessage:
-    """A dead letter of group g with these properties."""
+    """Return a dead letter of group g with these properties."""
     record = Record(topic=b"%DLQ%g", body=b"body", properties=encode_properties(properties), queue_offset=7)
     blob = record.encode()
     return StoredMessage(len(blob), 0, blob, "")
 
 
-def test_a_message_is_sent_again_as_it_was_and_as_a_plain_one() -> None:
+def test_a_message_is_resent_with_its_contents_as_a_plain_message() -> None:
     message = Target().message(dead(**SENT, **NOTED, **OWN))
     assert (message.topic, message.body, message.keys, message.tags) == ("orders", b"body", ("a", "b"), "t")
     assert message.sharding_key == "s"
@@ -34,12 +34,12 @@ def test_a_message_is_sent_again_as_it_was_and_as_a_plain_one() -> None:
     assert own_properties(dead(**SENT, **NOTED, **OWN)) == SENT
 
 
-def test_what_died_before_keeps_the_id_that_it_had_at_first() -> None:
+def test_a_message_that_was_a_dead_letter_before_keeps_its_first_id() -> None:
     again = dead(**NOTED, **OWN, DLQ_ORIGIN_MESSAGE_ID="FIRST")
     assert Target().message(again).properties == {"DLQ_ORIGIN_MESSAGE_ID": "FIRST"}
 
 
-def test_it_goes_where_it_was_sent_or_where_it_is_told() -> None:
+def test_a_message_goes_to_its_original_topic_or_to_a_given_one() -> None:
     letter = dead(**NOTED)
     assert Target(topic="aside").message(letter).topic == "aside"
     to_group = Target(to_group="g").message(letter)
@@ -48,7 +48,7 @@ def test_it_goes_where_it_was_sent_or_where_it_is_told() -> None:
         Target().message(dead(**SENT))
 
 
-def test_offsets_that_nothing_is_kept_of_are_refused() -> None:
+def test_offsets_without_stored_messages_are_refused() -> None:
     queue = DeadQueue("g", 0, min_offset=5, next_offset=7, end=10)
     for first, end in ((0, 6), (9, 20), (5, 10)):
         queue.check_has(first, end)

@@ -54,7 +54,7 @@ class TestCondition:
         assert condition.disk_runway_seconds == 7200
         assert condition.errors == {"SYSTEM_BUSY": 3}
 
-    def test_what_an_older_broker_does_not_say_is_unknown(self) -> None:
+    def test_a_figure_that_an_older_broker_does_not_report_is_unknown(self) -> None:
         condition = Condition({"write_offset": 5})
         assert condition.log_bytes is None
         assert condition.flush_p99_seconds is None
@@ -62,7 +62,7 @@ class TestCondition:
         assert condition.disk_runway_seconds is None
         assert condition.write_refusal == ""
 
-    def test_nothing_flushed_and_nothing_written_have_no_figure(self) -> None:
+    def test_without_flushes_and_writes_there_is_no_figure(self) -> None:
         condition = Condition({"flush_p99_us": 0, "disk_runway_seconds": -1})
         assert condition.flush_p99_seconds is None
         assert condition.disk_runway_seconds is None
@@ -70,7 +70,7 @@ class TestCondition:
 
 class TestLatencies:
     @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=500))
-    def test_percentiles_are_of_the_nearest_rank(self, values: list[float]) -> None:
+    def test_percentiles_use_the_nearest_rank(self, values: list[float]) -> None:
         latencies = Latencies(values)
         assert latencies.percentile(50) == statistics.median_low(values)
         assert latencies.percentile(100) == latencies.greatest == max(values)
@@ -89,7 +89,7 @@ class TestLatencies:
                 assert bucket.latencies == sum(below <= value < bucket.below for value in values)
             below = bucket.below
 
-    def test_none_at_all_have_no_figures(self) -> None:
+    def test_no_latencies_have_no_figures(self) -> None:
         assert Latencies().summary() == {"p50": None, "p90": None, "p99": None, "p99_9": None, "max": None}
         assert Latencies().buckets() == []
 
@@ -101,7 +101,7 @@ def _sample(at: float, groups: dict[tuple[str, str], tuple[int, int]] | None = N
 
 
 class TestRates:
-    def test_rates_are_differences_by_time(self) -> None:
+    def test_rates_are_differences_divided_by_time(self) -> None:
         before = _sample(10.0, {("g", "orders"): (5, 15)}, ends={"orders": 20, "old": 5})
         after = _sample(
             12.0,
@@ -122,7 +122,7 @@ class TestRates:
             ("g", 10, 5),
         ]
 
-    def test_a_broker_that_was_started_anew_has_counted_from_zero(self) -> None:
+    def test_a_restarted_broker_counts_from_zero(self) -> None:
         rates = between(_sample(0.0), _sample(2.0, pid=8, produced_messages=40))
         assert rates.per_second["produced_messages"] == 20
 
@@ -154,7 +154,7 @@ def _screen(columns: int, lines: int, topics: int = 30, **figures: Any) -> list[
 
 @pytest.mark.parametrize("columns", [30, 40, 60, 80, 120, 200])
 @pytest.mark.parametrize("lines", [8, 24, 50])
-def test_the_live_screen_keeps_to_its_terminal(columns: int, lines: int) -> None:
+def test_the_live_screen_fits_its_terminal(columns: int, lines: int) -> None:
     shown = _screen(columns, lines)
     assert max(map(len, shown)) <= columns
     assert len(shown) <= lines
@@ -162,7 +162,7 @@ def test_the_live_screen_keeps_to_its_terminal(columns: int, lines: int) -> None
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_the_live_screen_shows_figures_whole(columns: int) -> None:
+def test_the_live_screen_does_not_truncate_figures(columns: int) -> None:
     text = "\n".join(_screen(columns, 40))
     for wanted in ("p99 2.00 ms", "queues 1.00 kB", "10.0 GB (10%)", "290,000,000", "2 h"):
         assert wanted in text
@@ -177,7 +177,7 @@ def _view_screen(view: View, lines: int = 24, topics: int = 60) -> str:
     return stream.getvalue()
 
 
-def test_the_live_screen_says_what_it_has_no_room_for() -> None:
+def test_the_live_screen_says_how_much_does_not_fit() -> None:
     text = _view_screen(View())
     shown = text.count("topic-0")
     assert 10 < shown < 24
@@ -214,7 +214,7 @@ def test_keys_scroll_and_sort_the_live_screen() -> None:
     assert view.first == {"topics": 0, "groups": 1}
 
 
-def test_the_order_of_the_live_screen_is_chosen() -> None:
+def test_the_order_of_the_live_screen_can_be_chosen() -> None:
     rates = between(_sample(0.0, ends={"a": 0, "b": 100, "c": 9}), _sample(1.0, ends={"a": 5, "b": 100, "c": 10}))
     view = View()
     orders = []
@@ -228,7 +228,7 @@ def test_the_live_screen_says_why_messages_are_refused() -> None:
     assert "refuses messages: the disk is full" in "\n".join(_screen(80, 24, write_refusal="the disk is full"))
 
 
-def test_the_live_screen_of_an_empty_or_older_broker_is_whole() -> None:
+def test_the_live_screen_is_complete_for_an_empty_or_older_broker() -> None:
     assert "no topics yet" in "\n".join(_screen(80, 24, topics=0))
     screen = Screen("127.0.0.1:10911", 1.0)
     empty = Sample(0.0, Condition({"name": "old", "pid": 1}), {}, {}, {})

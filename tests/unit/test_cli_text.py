@@ -1,4 +1,4 @@
-"""What the command line prints: escapes, figures, formats, rows."""
+"""Output of the command line: escapes, figures, formats, rows."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class TestEscaping:
     def test_control_characters_are_spelled_out(self, text: str, shown: str) -> None:
         assert escape(text) == shown
 
-    def test_bytes_that_are_no_text_are_spelled_out(self) -> None:
+    def test_bytes_that_are_not_text_are_spelled_out(self) -> None:
         assert escape_bytes(b"caf\xc3\xa9 \xff\x00") == "café \\xff\\x00"
 
     @given(st.text())
-    def test_what_is_escaped_is_one_line_that_drives_no_terminal(self, text: str) -> None:
+    def test_escaped_text_is_one_line_that_cannot_control_a_terminal(self, text: str) -> None:
         shown = escape(text)
         assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 for c in shown)
         assert len(shown.splitlines()) <= 1
@@ -76,7 +76,7 @@ class TestUnits:
         [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (12_345, "12.3 kB"), (999_600, "1.00 MB"),
          (1.5e12, "1.50 TB"), (None, "–")],
     )  # fmt: skip
-    def test_bytes(self, count: float | None, shown: str) -> None:
+    def test_byte_counts_are_shown_with_units(self, count: float | None, shown: str) -> None:
         assert show_bytes(count) == shown
 
     @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ class TestUnits:
         [(0, "0/s"), (0.25, "0.2/s"), (12.34, "12.3/s"), (1234, "1,234/s"), (12_345, "12.3 k/s"),
          (1_234_567, "1.23 M/s"), (None, "–")],
     )  # fmt: skip
-    def test_rates(self, rate: float | None, shown: str) -> None:
+    def test_rates_are_shown_with_units(self, rate: float | None, shown: str) -> None:
         assert show_rate(rate) == shown
 
     @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ class TestUnits:
         [(0, "0 µs"), (0.000_12, "120 µs"), (0.012_34, "12.3 ms"), (1.234, "1.23 s"), (59.94, "59.9 s"),
          (59.96, "1 min"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (529_200, "6 d 3 h"), (-1, "–"), (None, "–")],
     )  # fmt: skip
-    def test_spans_of_time(self, seconds: float | None, shown: str) -> None:
+    def test_durations_are_shown_with_units(self, seconds: float | None, shown: str) -> None:
         assert show_seconds(seconds) == shown
 
-    def test_counts_and_plurals(self) -> None:
+    def test_counts_are_shown_with_the_right_plural(self) -> None:
         assert show_count(1_234_567) == "1,234,567"
         assert [plural(1, "message"), plural(2000, "message"), plural(2, "query", "queries")] == [
             "1 message", "2,000 messages", "2 queries",
         ]  # fmt: skip
 
-    def test_moments_are_in_utc_for_machines_and_local_for_people(self) -> None:
+    def test_times_are_in_utc_for_machines_and_local_for_people(self) -> None:
         moment = datetime(2026, 11, 21, 11, 0, 0, 123_999, tzinfo=timezone(timedelta(hours=1)))
         assert iso(moment) == "2026-11-21T10:00:00.123Z"
         assert iso(moment.astimezone(UTC)) == "2026-11-21T10:00:00.123Z"
@@ -131,7 +131,7 @@ class TestFormat:
             "b": "2026-11-21T15:33:20.000Z",
         }
 
-    def test_text_and_escapes_stand_for_themselves(self) -> None:
+    def test_text_and_escapes_are_printed_unchanged(self) -> None:
         assert Format(r"100%% é\t%k\x1f\\%t\n").render(_stored()) == "100% é\t".encode() + b"\x1f\\\n"
 
     def test_values_are_escaped_unless_raw_is_asked_for(self) -> None:
@@ -143,13 +143,13 @@ class TestFormat:
         ("text", "reason"),
         [("%y", "%y is no directive; there are %T"), (r"\q", r"\\q is no escape"), ("50%", "ends with '%'; write %%")],
     )
-    def test_what_is_no_directive_is_named(self, text: str, reason: str) -> None:
+    def test_an_unknown_directive_is_named(self, text: str, reason: str) -> None:
         with pytest.raises(ValueError, match=reason):
             Format(text)
 
 
 class _Stream(io.TextIOWrapper):
-    """A stream that says whether it is a terminal, and what was written to it."""
+    """A stream that may be a terminal and records its output."""
 
     def __init__(self, terminal: bool) -> None:
         super().__init__(io.BytesIO(), encoding="utf-8")
@@ -175,7 +175,7 @@ class TestMessages:
     def test_a_pipe_gets_bodies_alone_on_a_line_each(self) -> None:
         assert _printed(PLAIN, _stored(b"a\nb\xff")) == "a\\nb\\xff\n"
 
-    def test_raw_bodies_are_as_they_were_sent(self) -> None:
+    def test_raw_bodies_are_printed_as_they_were_sent(self) -> None:
         assert _printed(TABLE, _stored(b"a\nb\x1b"), raw=True) == "a\nb\x1b\n"
 
     def test_a_terminal_gets_place_tag_keys_and_body(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ class TestMessages:
         assert "\x1b[2J" not in shown
         assert "\x1b[32m" in shown
 
-    def test_what_is_known_of_a_message_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_every_known_part_of_a_message_is_labelled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_COLOR", "1")
         for columns, wide in ((80, False), (200, True)):
             monkeypatch.setenv("COLUMNS", str(columns))
@@ -200,7 +200,7 @@ class TestMessages:
         assert "key=o-1  hello" in _printed(TABLE, _stored(KEYS="o-1"), terminal=True)
         assert "tag=o-1  hello" in _printed(TABLE, _stored(TAGS="o-1"), terminal=True)
 
-    def test_no_colour_where_it_is_not_wanted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_colour_can_be_disabled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_COLOR", "1")
         assert "\x1b" not in _printed(TABLE, _stored(TAGS="eu"), terminal=True)
 
@@ -210,7 +210,7 @@ class TestMessages:
         assert "… (100,000 bytes)" in _printed(TABLE, message)
         assert len(_printed(PLAIN, message)) == 100_001
 
-    def test_json_has_every_part_and_a_body_that_is_no_text_as_base64(self) -> None:
+    def test_json_has_every_part_and_a_binary_body_as_base64(self) -> None:
         row = json.loads(to_json(message_row(_stored(b"\xff\x00", KEYS="o-1 o-2", UNIQ_KEY="7F", a="b"))))
         assert row == {
             "topic": "orders",
@@ -244,7 +244,7 @@ class TestRows:
         Output(mode, stream).rows(COLUMNS, ROWS)
         return stream.written().splitlines()
 
-    def test_json_is_one_object_a_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_json_is_one_object_per_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [json.loads(line) for line in self._shown(JSON, 80, monkeypatch)] == [
             {"topic": "orders", "messages": 12_345, "last": "2026-11-21T00:00:00.000Z"},
             {"topic": "e\x1bvil", "messages": 0, "last": None},
@@ -265,7 +265,7 @@ class TestRows:
         assert max(map(len, lines)) <= columns
         assert [line.split() for line in lines[:2]] == [["TOPIC", "orders"], ["MESSAGES", "12,345"]]
 
-    def test_a_column_that_matters_least_is_left_out_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_least_important_column_is_left_out_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "40")
         stream = _Stream(False)
         columns = (*COLUMNS[:2], Column("last", "LAST", show_moment, spare=True))
@@ -276,7 +276,7 @@ class TestRows:
         assert max(map(len, lines[:3])) <= 40
 
     @pytest.mark.parametrize("columns", [40, 60])
-    def test_a_text_that_is_too_long_is_broken_into_lines(self, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_text_that_is_too_long_is_wrapped(self, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", str(columns))
         stream = _Stream(False)
         text = "".join(f"{number:03}" for number in range(40))

@@ -14,7 +14,7 @@ from tests.security_tools import set_grants
 
 
 class Store:
-    """A store with the user ``ann``, and ``flintmq user`` on it."""
+    """A store with the user ``ann``, on which ``flintmq user`` runs."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "store"
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-def test_grants_are_added_to_what_there_is_and_others_are_left_alone(store: Store) -> None:
+def test_grants_are_added_to_existing_ones_and_other_users_are_unchanged(store: Store) -> None:
     assert store.user("grant", "ann", "--publish", "orders", "--publish", "bills", "--group", "billing").code == 0
     done = store.user("grant", "ann", "--consume", "orders")
     assert "user ann has 3 grants now" in done.err
@@ -85,7 +85,7 @@ def test_each_option_grants_one_thing_and_revokes_it(store: Store, option: list[
         (["show", "nobody"], "there is no user 'nobody'"),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(store: Store, args: list[str], says: str) -> None:
+def test_an_invalid_change_is_refused_and_changes_nothing(store: Store, args: list[str], says: str) -> None:
     before = (store.path / USERS_FILE).read_text()
     done = store.user(*args)
     assert done.code != 0
@@ -94,13 +94,13 @@ def test_what_cannot_be_is_refused_and_changes_nothing(store: Store, args: list[
     assert (store.path / USERS_FILE).read_text() == before
 
 
-def test_all_can_be_taken_away_at_once(store: Store) -> None:
+def test_all_grants_can_be_revoked_at_once(store: Store) -> None:
     store.user("grant", "ann", "--publish", "a", "--admin", "--group", "b")
     assert "has 0 grants left" in store.user("revoke", "ann", "--all").err
     assert store.grants() == []
 
 
-def test_show_says_what_a_user_may_do(store: Store) -> None:
+def test_show_lists_the_grants_of_a_user(store: Store) -> None:
     assert "ann may do nothing" in store.user("show", "ann").out + store.user("show", "ann", "-o", "table").out
     store.user("grant", "ann", "--publish", "flights-", "--consume", "flights-", "--prefix")
     store.user("grant", "ann", "--query-broker")

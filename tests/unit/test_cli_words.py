@@ -1,4 +1,4 @@
-"""Words of other brokers' command lines: each leads to a command, and none of them is a topic's name by mistake."""
+"""Words of other brokers' command lines: each leads to a command and is not taken for a topic's name."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ KNOWN = [*COMMANDS, *ALIASES, "help", "version"]
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """A command line that has no broker."""
+    """Return a command line without a broker."""
     return Cli(tmp_path, "127.0.0.1:1")
 
 
 def _command(path: str) -> click.Command | None:
-    """The command that is called so."""
+    """Return the command with this name."""
     ctx = click.Context(root, info_name="flintmq")
     first, *rest = path.split()
     command = root.get_command(ctx, first)
@@ -33,7 +33,7 @@ def _command(path: str) -> click.Command | None:
 
 
 @pytest.mark.parametrize("meant", sorted({*ALIASES.values(), *OTHER_NAMES.values()} - {"help"}))
-def test_each_word_leads_to_a_command_that_there_is(meant: str) -> None:
+def test_each_word_leads_to_an_existing_command(meant: str) -> None:
     assert _command(meant) is not None
 
 
@@ -59,7 +59,7 @@ def test_a_group_of_commands_has_aliases_too(cli: Cli, word: str, meant: str) ->
             assert cli.run(name, word, "--help").out == cli.run(name, meant, "--help").out
 
 
-def test_help_is_the_help_of_what_is_named(cli: Cli) -> None:
+def test_help_prints_the_help_of_the_named_command(cli: Cli) -> None:
     assert cli.run("help").out == cli.run("--help").out
     assert cli.run("help", "topic").out == cli.run("topic", "--help").out
     assert cli.run("help", "topic", "list").out == cli.run("topic", "list", "--help").out
@@ -77,5 +77,5 @@ def test_help_is_the_help_of_what_is_named(cli: Cli) -> None:
         ("metrics", False), ("payments", False), ("help-desk", False), ("topic-0", False),
     ],
 )  # fmt: skip
-def test_a_word_looks_like_a_command_if_somebody_may_mean_one(word: str, looks: bool) -> None:
+def test_a_word_that_may_mean_a_command_is_recognized(word: str, looks: bool) -> None:
     assert looks_like_command(word, KNOWN) is looks

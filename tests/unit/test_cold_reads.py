@@ -1,4 +1,4 @@
-"""Reads that may wait for the disk: no more at a time than there are threads."""
+"""Reads that may wait for the disk: at most one per reader thread at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def start(begun: list[str], name: str, *, takes: bool = True) -> Callable[[], bo
     return begin
 
 
-def test_as_many_begin_as_there_are_threads_and_each_that_is_over_lets_the_next_begin() -> None:
+def test_one_read_per_thread_begins_and_each_finished_one_lets_the_next_begin() -> None:
     reads = ColdReads(2)
     begun: list[str] = []
     for name in "abcd":
@@ -29,7 +29,7 @@ def test_as_many_begin_as_there_are_threads_and_each_that_is_over_lets_the_next_
     assert (begun, len(reads)) == (["a", "b", "c", "d"], 0)
 
 
-def test_who_needs_its_thread_no_more_takes_none() -> None:
+def test_a_read_that_is_no_longer_needed_takes_no_thread() -> None:
     reads = ColdReads(1)
     begun: list[str] = []
     for name in "ab":
@@ -39,7 +39,7 @@ def test_who_needs_its_thread_no_more_takes_none() -> None:
     assert begun == ["a", "b", "c"]
 
 
-def test_one_that_begins_another_does_not_overtake_who_waits() -> None:
+def test_a_read_begun_by_another_does_not_overtake_waiting_ones() -> None:
     reads = ColdReads(1)
     begun: list[str] = []
 

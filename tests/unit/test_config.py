@@ -1,4 +1,4 @@
-"""Settings: the layers and their order, what each value may be, and that every refusal names what it is about."""
+"""Settings: the layers and their order, valid values, and refusals that name the setting and its source."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def refusal(
 # ---- defaults ----
 
 
-def test_the_packaged_file_says_what_the_code_has() -> None:
+def test_the_packaged_file_has_the_defaults_of_the_code() -> None:
     assert tomllib.loads(PACKAGED_FILE.read_text()) == Settings().model_dump()
 
 
@@ -56,7 +56,7 @@ def test_the_packaged_file_explains_every_setting() -> None:
     assert explained == set(setting_names())
 
 
-def test_store_settings_have_the_store_s_defaults() -> None:
+def test_store_settings_have_the_defaults_of_the_store() -> None:
     assert Settings().store_settings() == StoreSettings()
 
 
@@ -70,7 +70,7 @@ def test_every_store_setting_can_be_set() -> None:
 # ---- layers ----
 
 
-def test_a_later_layer_wins(tmp_path: Path) -> None:
+def test_a_later_layer_overrides_an_earlier_one(tmp_path: Path) -> None:
     file = tmp_path / "broker.toml"
     file.write_text("[store]\nindex_slots = 600\nindex_entries = 600\n[flush]\ninterval_ms = 600\npolicy = 'async'\n")
     environment = {"FLINTMQ_STORE__INDEX_ENTRIES": "700", "FLINTMQ_FLUSH__INTERVAL_MS": "700"}
@@ -86,7 +86,7 @@ def test_the_last_assignment_of_a_setting_wins() -> None:
     assert load("store.index_slots=600", "store.index_slots=700").store.index_slots == 700
 
 
-def test_variables_without_two_underscores_are_no_settings() -> None:
+def test_variables_without_two_underscores_are_not_settings() -> None:
     environment = {"FLINTMQ_STORE": "x", "FLINTMQ_KERNEL_CACHE": "/x", "FLINTMQ_BROKER": "a:1", "OTHER__NAME": "x"}
     assert load(environment=environment) == Settings()
 
@@ -112,7 +112,7 @@ def test_variables_without_two_underscores_are_no_settings() -> None:
         "server.advertise=broker.example:10911",
     ],
 )
-def test_what_is_valid_is_taken(assignment: str) -> None:
+def test_a_valid_value_is_accepted(assignment: str) -> None:
     name, _, value = assignment.partition("=")
     section, _, key = name.partition(".")
     assert str(load(assignment).model_dump()[section][key]).lower() == value
@@ -148,7 +148,7 @@ def test_what_is_valid_is_taken(assignment: str) -> None:
         ("limits.connections_max", "0"),
     ],
 )
-def test_what_is_not_valid_is_refused_with_name_value_source_and_rule(name: str, value: str) -> None:
+def test_an_invalid_value_is_refused_with_name_value_source_and_rule(name: str, value: str) -> None:
     message = refusal(f"{name}={value}")
     assert message == f"{name} = {value!r} (--set): must be {rule_of(name).describe()}"
 
@@ -182,7 +182,7 @@ def test_a_refusal_names_the_file(tmp_path: Path, value: str) -> None:
         ("topic.auto_crate", "topics.auto_create"),
     ],
 )
-def test_an_unknown_setting_is_refused_and_the_nearest_suggested(tmp_path: Path, given: str, nearest: str) -> None:
+def test_an_unknown_setting_is_refused_with_the_nearest_name(tmp_path: Path, given: str, nearest: str) -> None:
     section, _, key = given.partition(".")
     file = tmp_path / "broker.toml"
     file.write_text(f"[{section}]\n{key} = 5\n")
@@ -197,13 +197,13 @@ def test_an_unknown_setting_is_refused_and_the_nearest_suggested(tmp_path: Path,
         assert message.endswith(f"did you mean {nearest}?")
 
 
-def test_an_unknown_setting_like_no_other_is_told_the_sections() -> None:
+def test_an_unknown_setting_without_a_similar_name_is_refused_with_the_sections() -> None:
     sections = "delivery, flush, limits, log, metrics, retention, security, server, store, topics, transactions"
     assert refusal("zzz.qqqqqq=1").endswith(f"the sections are {sections}")
 
 
 @pytest.mark.parametrize("assignment", ["store.index_slots", "index_slots=5", "=", ""])
-def test_an_assignment_of_another_form_is_refused(assignment: str) -> None:
+def test_a_malformed_assignment_is_refused(assignment: str) -> None:
     assert "SECTION.NAME=VALUE" in refusal(assignment)
 
 
@@ -214,7 +214,7 @@ def test_a_section_given_as_a_setting_is_refused(tmp_path: Path) -> None:
     assert "is a section" in refusal(config=file)
 
 
-def test_a_file_that_is_no_toml_is_refused_with_the_place(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_refused_with_the_place(tmp_path: Path) -> None:
     file = tmp_path / "broker.toml"
     file.write_text("[store\n")
     message = refusal(config=file)
@@ -222,7 +222,7 @@ def test_a_file_that_is_no_toml_is_refused_with_the_place(tmp_path: Path) -> Non
     assert "line 1" in message
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     assert str(tmp_path / "none.toml") in refusal(config=tmp_path / "none.toml")
 
 
@@ -242,9 +242,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         (["limits.in_flight_bytes_max=5000"], ["limits.in_flight_bytes_max", "limits.frame_bytes_max"]),
     ],
 )
-def test_settings_that_do_not_fit_each_other_are_refused_with_both_names(
-    assignments: Sequence[str], names: Sequence[str]
-) -> None:
+def test_contradictory_settings_are_refused_with_both_names(assignments: Sequence[str], names: Sequence[str]) -> None:
     message = refusal(*assignments)
     assert "(--set)" in message
     for name in names:
@@ -267,12 +265,12 @@ def test_settings_that_do_not_fit_each_other_are_refused_with_both_names(
         ("host:0", ("host", 0)),
     ],
 )
-def test_addresses(text: str, address: tuple[str, int]) -> None:
+def test_an_address_is_parsed(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", "host:", "host:-1", "host:99999", "[::1", "[::1]5", "a:b:c", "[host]:1", "a/b:1"])
-def test_what_is_no_address(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_address(text)
 
@@ -282,11 +280,11 @@ def test_what_is_no_address(text: str) -> None:
     [("127.0.0.1", True), ("127.9.9.9", True), ("localhost", True), ("::1", True), ("0.0.0.0", False), ("::", False),
      ("192.0.2.1", False), ("no-such-host.invalid", False)],
 )  # fmt: skip
-def test_loopback(host: str, expected: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 
-def test_topics_are_created_by_themselves_on_loopback_only() -> None:
+def test_topics_are_created_automatically_only_on_loopback() -> None:
     assert load("server.listen=127.0.0.1:0").auto_create_topics()
     assert not load("server.listen=0.0.0.0:0").auto_create_topics()
     assert load("server.listen=0.0.0.0:0", "topics.auto_create=true").auto_create_topics()

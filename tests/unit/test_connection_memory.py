@@ -1,4 +1,4 @@
-"""The memory that connections share: what they read into, what they keep of it, and who goes on first."""
+"""The memory that connections share: receive buffers, kept frames, and the order in which connections resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 
 
 class Reader:
-    """One connection's receiving side, which reads from bytes that are there already."""
+    """The receiving side of one connection, which reads from prepared bytes."""
 
     def __init__(self, memory: ReceiveMemory, arrived: bytes) -> None:
         self.memory = memory
@@ -30,7 +30,7 @@ class Reader:
         self.waits = False
 
     def read(self, at_most: int) -> None:
-        """Read once and handle what came, as a connection does."""
+        """Read once and handle the complete frames, as a connection does."""
         room = self.parser.writable()
         size = min(len(room), at_most, len(self.unread))
         room[:size] = self.unread[:size]
@@ -52,7 +52,7 @@ def frame(body: bytes) -> bytes:
 
 
 def soon_calls() -> tuple[list[Callable[[], None]], Callable[[], None]]:
-    """What was asked to be called soon, and a function that calls it."""
+    """Return the calls that were scheduled, and a function that runs them."""
     calls: list[Callable[[], None]] = []
 
     def run() -> None:
@@ -67,7 +67,7 @@ def soon_calls() -> tuple[list[Callable[[], None]], Callable[[], None]]:
     max_bytes=st.sampled_from([4096, 100 * KIB, MIB, 64 * MIB]),
     order=st.randoms(use_true_random=False),
 )
-def test_all_frames_of_all_arrive_whole_and_memory_stays_within_its_bound(
+def test_all_frames_of_all_connections_arrive_complete_within_the_memory_bound(
     sizes: list[list[int]], max_bytes: int, order: object
 ) -> None:
     calls, run = soon_calls()
@@ -86,10 +86,10 @@ def test_all_frames_of_all_arrive_whole_and_memory_stays_within_its_bound(
         assert own == memory.used_bytes
         assert own <= max_bytes + largest + (len(readers) + 1) * 2 * FLOOR_BYTES
     assert [reader.bodies for reader in readers] == sent
-    assert memory.used_bytes == 0, "who has nothing pending has no buffer"
+    assert memory.used_bytes == 0, "a connection with nothing pending has no buffer"
 
 
-def test_who_waits_for_memory_goes_on_in_the_order_in_which_they_came() -> None:
+def test_connections_waiting_for_memory_resume_in_fifo_order() -> None:
     calls, run = soon_calls()
     memory = ReceiveMemory(100 * KIB, calls.append)
     readers = [Reader(memory, frame(bytes(500 * KIB))) for _ in range(4)]
@@ -105,7 +105,7 @@ def test_who_waits_for_memory_goes_on_in_the_order_in_which_they_came() -> None:
     assert order == readers
 
 
-def test_a_frame_that_is_kept_outlives_what_others_read() -> None:
+def test_a_kept_frame_survives_the_reads_of_other_connections() -> None:
     calls, _ = soon_calls()
     memory = ReceiveMemory(MIB, calls.append)
     parser, other = SharingParser(FRAME_BYTES_MAX, memory), SharingParser(FRAME_BYTES_MAX, memory)
@@ -127,7 +127,7 @@ def test_a_frame_that_is_kept_outlives_what_others_read() -> None:
 
 
 class Slow:
-    """A connection that has not taken ``unsent``."""
+    """A connection with ``unsent`` bytes that the client has not drained."""
 
     def __init__(self, unsent: int) -> None:
         self.unsent = unsent
@@ -136,7 +136,7 @@ class Slow:
         return self.unsent
 
 
-def test_slow_readers_wait_until_enough_was_taken_and_others_do_not() -> None:
+def test_a_slow_reader_waits_until_it_drains_enough_and_others_do_not() -> None:
     clock = [0.0]
     timers: list[tuple[float, Callable[[], None]]] = []
     memory = SendMemory(MIB, lambda: clock[0], lambda seconds, call: timers.append((seconds, call)))
@@ -155,14 +155,14 @@ def test_slow_readers_wait_until_enough_was_taken_and_others_do_not() -> None:
     ((seconds, look),) = timers
     assert seconds == LOOK_EVERY_S
     look()
-    assert called == [False], "nothing was taken yet"
+    assert called == [False], "nothing was drained yet"
     slow.unsent = 0
     memory.wait(read)
     timers.pop()[1]()
     assert called == [False, True]
 
 
-def test_beyond_half_as_much_again_nobody_is_served() -> None:
+def test_above_one_and_a_half_times_the_budget_no_connection_is_served() -> None:
     clock = [0.0]
     memory = SendMemory(MIB, lambda: clock[0], lambda seconds, call: None)
     slow = [Slow(512 * KIB) for _ in range(3)]
@@ -175,7 +175,7 @@ def test_beyond_half_as_much_again_nobody_is_served() -> None:
     assert memory.may_read(Slow(0))
 
 
-def test_what_little_a_connection_has_not_taken_does_not_count() -> None:
+def test_few_unsent_bytes_of_a_connection_do_not_count() -> None:
     memory = SendMemory(MIB, lambda: 0.0, lambda seconds, call: None)
     slow = Slow(SMALL_BYTES)
     memory.note(slow, SMALL_BYTES)
