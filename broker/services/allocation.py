@@ -1,4 +1,4 @@
-"""AllocateMappedFileService: the CommitLog's next extents, pages and file, ahead of the write offset."""
+"""AllocateMappedFileService: prepares the CommitLog's next extents, pages and file ahead of the write offset."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from .service import OnFatal, Post, Service, log
 
 
 class AllocateMappedFileService(Service):
-    """Works ahead so that an append never waits for the file system. A full disk is no failure here: the append that
-    needs the room is refused with its own error."""
+    """Preallocation, so that an append never waits for the file system. A full disk is not an error here: the append
+    that needs the space is refused with its own error."""
 
     name = "allocation"
     interval_seconds = 0.5
@@ -17,18 +17,18 @@ class AllocateMappedFileService(Service):
         super().__init__(post, on_fatal)
         self._store = store
         self.full = False
-        """Whether the disk had no room for more of the log when it was last asked."""
+        """True if the last attempt to preallocate found the disk full."""
 
     def do_once(self) -> bool:
-        """One step of extents, or the next file, or one step of pages."""
+        """Prepare one step of extents, or the next file, or one step of pages."""
         try:
             did = self._store.commitlog.prepare_ahead()
         except OSError:
             if not self.full:
-                log.warning("the disk of %s is full; new messages are refused until there is room", self._store.path)
+                log.warning("the disk of %s is full; refusing new messages until there is space", self._store.path)
             self.full = True
             return False
         if did and self.full:
-            log.warning("the disk of %s has room again", self._store.path)
+            log.warning("the disk of %s has space again", self._store.path)
             self.full = False
         return did or self._store.commitlog.populate_ahead()

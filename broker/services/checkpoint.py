@@ -1,4 +1,4 @@
-"""CheckpointService: puts queues, index, checkpoint and the consumer offsets on disk now and then."""
+"""CheckpointService: periodically puts queues, index, checkpoint and tables on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .service import OnFatal, Post, Service, log
 
 
 class CheckpointService(Service):
-    """Bounds what a crash leaves to dispatch again."""
+    """The service that limits how much of the log has to be dispatched again after a crash."""
 
     name = "checkpoint"
 
@@ -21,10 +21,10 @@ class CheckpointService(Service):
         self._synced = -1
         self._topics_version = -1
         self.also: list[Callable[[], None]] = []
-        """What else is put on disk in every round."""
+        """Functions that persist other state, called in every round."""
 
     def do_once(self) -> bool:
-        """One round, where there is something new."""
+        """Do one round: persist what has changed."""
         store = self._store
         reput_offset = store.reput_offset
         if store.failed is None and reput_offset != self._synced:
@@ -38,28 +38,30 @@ class CheckpointService(Service):
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                log.error("no room for the %s of %s: %s; trying again", name, store.path, error)
+                log.error("cannot save the %s of %s, the disk is full: %s; retrying", name, store.path, error)
         self._fold_topics()
         for persist in self.also:
             persist()
         return False
 
     def _fold_topics(self) -> None:
-        """Write the table of topics if its journal has rested for a round: RocketMQ reads the table alone. If that
-        fails, nothing is lost: the journal is on disk."""
+        """Write the topic table if its journal did not change for a round, since RocketMQ reads only the table.
+
+        If that fails, nothing is lost: the journal is on disk.
+        """
         topics = self._store.topics
         rested, self._topics_version = topics.version == self._topics_version, topics.version
         if rested and topics.dirty:
             try:
                 topics.persist()
             except OSError as error:
-                log.error("the topics of %s cannot be written: %s; trying again", self._store.path, error)
+                log.error("cannot write the topic table of %s: %s; retrying", self._store.path, error)
 
     def behind(self) -> int:
-        """Bytes of the log whose units and entries a crash would lose."""
+        """Return the number of bytes of the log whose units and index entries a crash would lose."""
         return max(self._store.reput_offset - self.synced_offset, 0)
 
     @property
     def synced_offset(self) -> int:
-        """Queues and index are on disk for the log below this, as far as is known."""
+        """Physical offset below which queues and index are known to be on disk."""
         return max(self._synced, 0)

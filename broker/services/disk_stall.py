@@ -1,7 +1,7 @@
-"""Whether the disk keeps up: a flush of the log that takes too long is noticed while it runs.
+"""Detection of disk stalls: flushes of the log that take too long are noticed while they run.
 
-Nothing of this touches the flush itself. While it hangs new messages are refused, because each would wait behind it and
-hold memory. Who has waited too long is told that the flush did not finish in time, as RocketMQ does: see
+The detection does not touch the flush itself. While a flush hangs, the broker refuses new messages, because each would
+wait for it and occupy memory. As in RocketMQ, a producer that has waited too long gets FLUSH_DISK_TIMEOUT: see
 ``Connection.sweep``.
 """
 
@@ -16,13 +16,14 @@ from .long_polling import Timer
 log = logging.getLogger(__name__)
 
 LOOKS = 5
-"""How often it looks within the time that counts as a stall, so that one is noticed soon after it is one."""
+"""Number of checks within the time that counts as a stall, so that a stall is noticed soon."""
 
 
 class DiskStall:
-    """Belongs to the event loop. ``clock``: the monotonic seconds that ``flush`` counts in; ``call_later``: the loop's.
+    """Watcher of the flush service. Runs on the event loop.
 
-    ``stall_s``: a flush that takes longer is a stall, and ``on_change`` is called when one begins and when it is over.
+    ``stall_s``: a flush that takes longer is a stall; ``on_change`` is called when a stall begins and when it ends.
+    ``clock``: monotonic, in seconds, the same as that of ``flush``; ``call_later``: that of the loop.
     """
 
     def __init__(
@@ -41,36 +42,36 @@ class DiskStall:
         self._on_change = on_change
         self._timer: Timer | None = None
         self._began = 0.0
-        """When the flush began that is a stall; 0: there is none."""
+        """Start of the flush that has become a stall; 0: there is none."""
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start watching."""
         self._timer = self._call_later(self._stall_s / LOOKS, self._look)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
 
     def seconds(self) -> float:
-        """How long the flush that hangs has taken so far; 0.0 where none does. Any thread."""
+        """Return how long the hanging flush has taken so far; 0.0 if there is none. Any thread."""
         began = self._began
         return self._clock() - began if began else 0.0
 
     def refusal(self) -> str:
-        """Why no message is taken; empty where the disk keeps up. Any thread."""
+        """Return why the broker refuses messages; empty if the disk keeps up. Any thread."""
         seconds = self.seconds()
         if not seconds:
             return ""
         return (
             f"the disk has not finished a flush of the log for {seconds:.1f} s (flush.stall_ms is "
-            f"{self._stall_s * 1000:.0f}): no message is taken until it has; look at the disk of the store"
+            f"{self._stall_s * 1000:.0f}): the broker refuses messages until it has; check the disk of the store"
         )
 
     def flushed(self) -> None:
-        """A flush is over."""
+        """End the stall, if there is one, after a flush."""
         if self._began:
-            log.warning("the disk finished the flush that hung, after %.1f s: messages are taken again", self.seconds())
+            log.warning("the hanging flush finished after %.1f s: accepting messages again", self.seconds())
             self._began = 0.0
             self._on_change()
 

@@ -1,8 +1,8 @@
 """Flushing the CommitLog: GroupCommitService for sync, FlushRealTimeService for async.
 
-Both own one thread, the only one that calls ``fdatasync``. A producer that must wait for the disk leaves a callback
-with the offset it waits for; one fdatasync serves all that wait. A failed fdatasync is the end of the process: the
-kernel marks the pages clean whatever happened to them, so trying again would report a success that never was.
+Both own one thread, the only one that calls ``fdatasync``. A producer that must wait for the disk registers a callback
+with the offset it waits for; one fdatasync serves all of them. A failed fdatasync ends the process: the kernel marks
+the pages clean even if they were not written, so a second fdatasync would falsely report success.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Flushed = Callable[[BrokerError | None], None]
 
 
 class FlushService(Service):
-    """What both services share: those that wait, the flush, and what happens when it fails."""
+    """Base of both services: the waiting callbacks, the flush, and the handling of its failure."""
 
     name = "flush"
 
@@ -38,14 +38,15 @@ class FlushService(Service):
         self._signal = _thread.allocate_lock()
         self._signal.acquire()
         self.latencies = Latencies()
-        """How long the log's fdatasync took, each time."""
+        """Histogram of the durations of the log's fdatasync."""
         self.began = 0.0
-        """When the flush that runs began, by ``time.monotonic``; 0.0: none runs. Any thread."""
+        """Start of the running flush, by ``time.monotonic``; 0.0: none is running. Any thread."""
         self.on_flushed: Callable[[], None] = lambda: None
-        """Called on the loop after each flush, behind those that waited for it."""
+        """Called on the loop after each flush, after the callbacks that waited for it."""
 
     def wait_for(self, end_offset: int, callback: Flushed) -> None:
-        """Call back on the loop when the log is on disk below ``end_offset``. The loop only; offsets never go back."""
+        """Call ``callback`` on the loop when the log is on disk below ``end_offset``. Only for the loop; each call must
+        pass an offset not below that of the call before."""
         if self._failure is not None:
             callback(self._failure)
         elif self._store.flushed_offset >= end_offset and not self._waiting:
@@ -54,19 +55,19 @@ class FlushService(Service):
             self._waiting.append((end_offset, callback))
 
     def wake(self) -> None:
-        """New bytes were written. Any thread; cheap."""
+        """Announce new bytes to flush. Any thread; cheap."""
         if self._signal.locked():
             with contextlib.suppress(RuntimeError):  # another thread woke it between the two lines
                 self._signal.release()
 
     def stop(self) -> None:
-        """Flush what is there, answer those that wait, end the thread."""
+        """Flush the rest, call the waiting callbacks, and end the thread."""
         self._stopping = True
         self.wake()
         super().stop()
 
     def behind(self) -> int:
-        """Bytes that are written and not on disk."""
+        """Return the number of bytes that are written but not on disk."""
         return self._store.write_offset - self._store.flushed_offset
 
     def _flush(self) -> None:
@@ -78,8 +79,8 @@ class FlushService(Service):
             store.flush(self._on_disk)
         except OSError as error:
             store.failed = StoreFailed(
-                f"a flush of the CommitLog in {store.path} failed: {error}. What was written last may not be on "
-                "disk, and trying again cannot tell: the broker ends. Check the disk, then start it again"
+                f"a flush of the CommitLog in {store.path} failed: {error}. The newest messages may not be on disk, "
+                "and a retry cannot find out, so the broker ends. Check the disk, then start the broker again"
             )
             self._post(self._fail)
             raise store.failed from error
@@ -97,18 +98,18 @@ class FlushService(Service):
 
     def _fail(self) -> None:
         self._failure = ServiceNotAvailable(
-            "the disk failed while the message was flushed; it may or may not be stored"
+            "the disk failed during the flush of the message; the message may or may not be stored"
         )
         while self._waiting:
             self._waiting.popleft()[1](self._failure)
 
     def last_work(self) -> None:
-        """The last flush."""
+        """Flush once more."""
         self._flush()
 
 
 class GroupCommitService(FlushService):
-    """Sync: flush whenever something was written; what arrives during one fdatasync shares the next."""
+    """Sync: flush as soon as bytes were written; all messages that arrive during one fdatasync share the next one."""
 
     name = "group-commit"
 
@@ -120,8 +121,8 @@ class GroupCommitService(FlushService):
 
 
 class FlushRealTimeService(FlushService):
-    """Async: flush every interval if enough pages are dirty, everything after the thorough interval, and at once where
-    a produce asked for sync."""
+    """Async: flush at each interval if enough pages are dirty, unconditionally at each thorough interval, and at once
+    if a produce asked for sync."""
 
     name = "flush-real-time"
 
@@ -134,12 +135,12 @@ class FlushRealTimeService(FlushService):
         self._last_thorough = time.monotonic()
 
     def wake(self) -> None:
-        """Only a produce that asked for sync wakes it; the interval does the rest."""
+        """Wake the thread only if a caller waits for the disk; otherwise the interval is enough."""
         if self._waiting or self._stopping:
             super().wake()
 
     def do_once(self) -> bool:
-        """Wait for the interval or for someone who waits, then flush if it is due."""
+        """Wait for the interval or for a wake, then flush if that is due."""
         self._signal.acquire(timeout=self._interval_seconds)
         now = time.monotonic()
         thorough = now - self._last_thorough >= self._thorough_seconds
@@ -151,6 +152,6 @@ class FlushRealTimeService(FlushService):
 
 
 def flush_service(store: MessageStore, post: Post, on_fatal: OnFatal) -> FlushService:
-    """The service of the store's flush policy."""
+    """Return the service for the store's flush policy."""
     kind = GroupCommitService if store.settings.flush_policy == "sync" else FlushRealTimeService
     return kind(store, post, on_fatal)

@@ -1,14 +1,14 @@
-"""Pulls that wait for messages.
+"""Held pulls (long polling).
 
-The event loop owns all of it. A pull at the end of its queue is held here under its queue and woken when the queue
-grows beyond the offset it waits at, when its time is over, or when the broker stops. Who holds a pull reads again when
-woken, and holds again where nothing in the queue was for it (a filter).
+Everything runs on the event loop. A pull at the end of its queue is held here and woken when the queue grows beyond the
+pull's offset, when its timeout expires, or when the broker stops. The pull's owner then reads again, and holds again if
+no new message passed its filter.
 
-Pulls that want certain tags are asleep while messages of other tags arrive. They hear of those that they passed over a
-while later, because that is progress too.
+A pull for certain tags is not woken by messages with other tags. It learns of the skipped messages a while later,
+because skipping them is progress that the group commits.
 
-However many pulls are woken by one message, nobody else waits for all of them: they are given back for a slice of time,
-and the others in the turns of the loop that follow (``turns.py``).
+One message can wake many pulls. They are woken for one time slice, and the rest in the following iterations of the loop
+(``turns.py``), so that other connections do not wait for all of them.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from typing import Protocol, TypeAlias
 from .turns import SLICE_S, Turns
 
 STALE_ENTRIES_MIN = 256
-"""The heap of deadlines is cleaned when more than this, and more than half of it, is done with."""
+"""The heap of deadlines is cleaned when it has more stale entries than this and they are more than half of it."""
 
 TIMER_RESOLUTION_S = 0.001
-"""A timer may fire this much too early (uvloop counts whole milliseconds): what is due then counts as due."""
+"""A timer may fire this much too early, since uvloop counts whole milliseconds: deadlines this close count as due."""
 
 PASSED_OVER_S = 1.0
-"""A group's pull that passed over messages is held no longer than this: its member has to hear of them to commit."""
+"""Maximum hold of a group's pull after it skipped messages: the member has to learn of them to commit."""
 LOOK_AGAIN_S = 30.0
-"""Another one looks again after this long, so that it does not wait at an offset that retention has taken."""
+"""The same for other pulls, so that none waits at an offset that retention has deleted."""
 
 Codes: TypeAlias = frozenset[int] | None
 """Tag codes; None: any."""
 
 
 class Wake(enum.Enum):
-    """Why a held pull is given back."""
+    """Reason for waking a held pull."""
 
     ARRIVED = "messages arrived in its queue"
-    EXPIRED = "its time is over"
+    EXPIRED = "its timeout expired"
     STOPPED = "the broker stops"
 
 
 class Timer(Protocol):
-    """What ``call_at`` returns; ``asyncio.TimerHandle`` is one."""
+    """The result of ``call_at``, such as an ``asyncio.TimerHandle``."""
 
     def cancel(self) -> None:
-        """Take the call back."""
+        """Cancel the call."""
 
 
 class HeldPull:
-    """One pull that waits. ``callback`` gets the reason once; after ``cancel`` never."""
+    """One waiting pull. ``callback`` gets the reason exactly once, or never after ``cancel``."""
 
     __slots__ = ("alike", "callback", "deadline", "offset", "service")
 
@@ -73,19 +73,19 @@ class HeldPull:
         self.callback = callback
 
     def cancel(self) -> None:
-        """Give the place up; from now on the callback is not called. Any number of times, at any moment."""
-        self.callback = _nobody
+        """Stop waiting; the callback will not be called. May be called at any time and more than once."""
+        self.callback = _ignore
         if self.service is not None:
             self.service.forget(self)
 
 
-def _nobody(reason: Wake) -> None:
-    """The callback of a pull that was cancelled while it was being given back."""
+def _ignore(reason: Wake) -> None:
+    """Ignore the wake of a pull that was cancelled while it was being woken."""
 
 
 class _Alike:
-    """The pulls of one queue that want the same tags; ``grouped``: they are a group's; ``of_many``: their connections
-    hold many."""
+    """The pulls of one queue for the same tags. ``grouped``: they are pulls of consumer groups; ``of_many``: their
+    connections hold many pulls."""
 
     __slots__ = ("grouped", "of_many", "pulls", "queue", "tags", "timer")
 
@@ -96,7 +96,7 @@ class _Alike:
         self.of_many = of_many
         self.pulls: dict[HeldPull, None] = {}
         self.timer: Timer | None = None
-        """When they are woken because of what they passed over."""
+        """Timer that wakes them after they skipped messages."""
 
 
 class _Queue:
@@ -108,19 +108,19 @@ class _Queue:
         self.key = key
         self.alike: dict[tuple[Codes, bool, bool], _Alike] = {}
         self.max_offset = self.seen = offset
-        """Where the next message will be, and behind the last one whose tag was looked at."""
+        """``max_offset``: offset of the next message; ``seen``: offset after the last message whose tag was checked."""
         self.codes: Codes = frozenset()
-        """Tags of the messages that pulls are still to be woken for; empty: there are none."""
+        """Tags of the messages that pulls still have to be woken for; empty: there are none."""
         self.waking = False
 
 
 class PullRequestHoldService:
-    """Holds pulls by queue.
+    """The held pulls by queue.
 
-    ``clock``: seconds, never going back; ``call_at``: calls a function at a moment of that clock (``loop.time`` and
-    ``loop.call_at``). There is one timer, for the nearest deadline, however many pulls are held. ``turns``: where what
-    does not fit into a slice of time goes on. ``codes_between``: the tag codes of a queue's messages (topic, queue,
-    first, end); None where it cannot tell at once.
+    ``clock``: monotonic, in seconds; ``call_at``: calls a function at a time of that clock (``loop.time`` and
+    ``loop.call_at``). One timer, for the nearest deadline, serves all held pulls. ``turns``: scheduler of the work that
+    exceeds a time slice. ``codes_between``: returns the tag codes of a queue's messages (topic, queue, first, end), or
+    None if it would have to read from disk.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class PullRequestHoldService:
         self._timer: Timer | None = None
         self._timer_at = 0.0
         self._work: deque[Iterator[None]] = deque()
-        """Pulls that are being given back, one a step."""
+        """Iterators that wake pulls, one pull a step."""
         self._in_turns = False
-        """Whether it goes on in a turn to come."""
+        """True while waking is in progress or scheduled for a later iteration of the loop."""
 
     def __len__(self) -> int:
         return self._held
@@ -162,13 +162,13 @@ class PullRequestHoldService:
     ) -> HeldPull:
         """Hold a pull that waits for ``offset`` of a queue until ``deadline`` (seconds of the clock).
 
-        ``tags``: the codes, any of which a message must have to wake it; ``grouped``: it is a group's;
-        ``of_many``: its connection holds many, so that others are woken first.
+        ``tags``: only messages with one of these codes wake it; ``grouped``: it is a consumer group's pull;
+        ``of_many``: its connection holds many pulls, so pulls of other connections are woken first.
         """
         of_queue = self._by_queue.get((topic, queue))
         if of_queue is None:
             of_queue = self._by_queue[topic, queue] = _Queue((topic, queue), offset)
-        of_queue.seen = min(of_queue.seen, offset)  # lower only where the topic was made anew
+        of_queue.seen = min(of_queue.seen, offset)  # lower only if the topic was deleted and created again
         alike = of_queue.alike.get((tags, grouped, of_many))
         if alike is None:
             alike = _Alike(of_queue, tags, grouped=grouped, of_many=of_many)
@@ -182,11 +182,11 @@ class PullRequestHoldService:
         return held
 
     def wake(self, topic: str, queue: int, max_offset: int) -> None:
-        """The queue has messages below ``max_offset`` now: give back who waits for one of them."""
+        """Wake the pulls that wait for messages of a queue, which now has messages below ``max_offset``."""
         self.wake_queues([(topic, queue, max_offset)])
 
     def wake_queues(self, grown: Iterable[tuple[str, int, int]]) -> None:
-        """``wake`` for several queues: (topic, queue, max_offset)."""
+        """Do what ``wake`` does for several queues: (topic, queue, max_offset)."""
         for topic, queue, max_offset in grown:
             of_queue = self._by_queue.get((topic, queue))
             if of_queue is None or max_offset <= of_queue.seen:
@@ -200,7 +200,7 @@ class PullRequestHoldService:
         self._give_back_now()
 
     def _codes_of(self, of_queue: _Queue, max_offset: int) -> Codes:
-        """Tags of messages that pulls are to be woken for, with those below ``max_offset``."""
+        """Return the tags that pulls have to be woken for, including those of new messages below ``max_offset``."""
         assert of_queue.codes is not None
         if all(tags is None for tags, _, _ in of_queue.alike):
             return None
@@ -208,22 +208,22 @@ class PullRequestHoldService:
         return None if found is None else of_queue.codes | found
 
     def wake_topic(self, topic: str) -> None:
-        """The topic changed or went: give back all who wait for any of its queues, so that they look again."""
+        """Wake all pulls of a topic that was changed or deleted, so that they check again."""
         self._begin(self._all_of([each for key, each in self._by_queue.items() if key[0] == topic], Wake.ARRIVED))
 
     def wake_all(self) -> None:
-        """What is allowed changed: give back every pull, so that all look again."""
+        """Wake all pulls after a change of permissions, so that they check again."""
         self._begin(self._all_of(list(self._by_queue.values()), Wake.ARRIVED))
 
     def answer_all(self) -> None:
-        """The broker stops: give back every pull."""
+        """Wake all pulls at once because the broker stops."""
         for _ in self._all_of(list(self._by_queue.values()), Wake.STOPPED):
             pass
         self._deadlines.clear()
         self._set_timer(None)
 
     def forget(self, held: HeldPull) -> None:
-        """Take a pull out without calling it."""
+        """Remove a pull without calling its callback."""
         alike = held.alike
         del alike.pulls[held]
         if not alike.pulls:
@@ -240,20 +240,21 @@ class PullRequestHoldService:
             self._deadlines = [entry for entry in self._deadlines if entry[2].service is not None]
             heapq.heapify(self._deadlines)
 
-    # ---- giving back, a pull a step
+    # ---- waking, one pull a step
 
     def _begin(self, work: Iterator[None]) -> None:
         self._work.append(work)
         self._give_back_now()
 
     def _give_back_now(self) -> None:
-        """At once, as far as a slice of time reaches: usually there is one pull."""
+        """Wake pulls now for one time slice, which is usually enough: most often there is a single pull."""
         if self._work and not self._in_turns:
             self._give_back()
 
     def _give_back(self) -> None:
-        """Give pulls back for a slice of time. All that were woken take turns: few do not wait for many."""
-        self._in_turns = True  # also for what a callback wakes
+        """Wake pulls for one time slice. All queues take turns, so that one with few pulls does not wait for one with
+        many."""
+        self._in_turns = True  # set before the callbacks: what they wake must join this run, not start a nested one
         end = self._clock() + SLICE_S
         try:
             while self._work:
@@ -273,7 +274,7 @@ class PullRequestHoldService:
         held.callback(reason)
 
     def _woken(self, queue: _Queue) -> Iterator[None]:
-        """Give back who waits for a message of the queue that has one of its tags."""
+        """Wake the pulls that wait for new messages of the queue and accept one of their tags."""
         try:
             while queue.codes is None or queue.codes:
                 codes, queue.codes = queue.codes, frozenset()
@@ -283,7 +284,7 @@ class PullRequestHoldService:
                         yield
                         continue
                     for held in list(alike.pulls):
-                        # What was cancelled meanwhile is gone; what was held meanwhile waits for later messages.
+                        # Skip pulls that were cancelled meanwhile, and those held meanwhile for later messages.
                         if held.service is not None and held.offset < queue.max_offset:
                             self._one(held, Wake.ARRIVED)
                             yield

@@ -1,8 +1,9 @@
-"""ReputMessageService: turns the log into queues and index entries, behind the producers' backs.
+"""ReputMessageService: dispatches the log to queues and index, without delaying the producers.
 
-It has one owner at a time, changed only on the loop. While the backlog fits one chunk the loop steps it itself, right
-after it answered the producers: a message is visible to a held pull within a fraction of a millisecond. A larger
-backlog goes to the thread, whose kernels run beside the loop on another core; caught up, the thread gives it back.
+Dispatch has one owner at a time, which changes only on the loop. While the backlog fits in one chunk, the loop itself
+dispatches, directly after it has answered the producers: a held pull sees a message within a fraction of a millisecond.
+A larger backlog goes to the thread, whose kernels run in parallel to the loop on another core. After it has caught up,
+the thread hands dispatch back.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ Touched = list[tuple[str, int, int]]
 DISK_FULL_WAIT_SECONDS = 1.0
 THREAD_CHUNK_BYTES = 2 * 1024 * 1024
 GIVE_BACK_BYTES = 64 * 1024
-"""The thread goes on until the backlog is this small: handing over costs more than a small step."""
+"""Backlog at which the thread hands dispatch back: a hand-over costs more than a small step."""
 
 
 class ReputMessageService(Service):
-    """See the module. ``on_dispatched`` is called on the loop."""
+    """The dispatch of one store. ``on_dispatched`` is called on the loop."""
 
     name = "reput"
 
@@ -35,19 +36,19 @@ class ReputMessageService(Service):
         self._store = store
         self._on_dispatched = on_dispatched
         self._threaded = False
-        """Whether the thread owns reput; written on the loop only."""
+        """True while the thread owns dispatch; written on the loop only."""
         self._giving_back = False
-        """Whether the thread has caught up and waits for the loop to take reput back."""
+        """True when the thread has caught up and waits for the loop to take dispatch back."""
         self._no_room = False
-        """Whether the disk had no room for queues or index when last tried; written by whoever owns reput."""
+        """True if the disk was full for queues or index at the last attempt; written by the owner of dispatch."""
         self._inline_bytes = min(store.settings.reput_chunk_bytes, 256 * 1024)
 
     def behind(self) -> int:
-        """Bytes of the log that queues and index do not cover yet."""
+        """Return the number of bytes of the log that are not dispatched yet."""
         return self._store.write_offset - self._store.reput_offset
 
     def step(self) -> None:
-        """Dispatch what is there, or have the thread do it. The loop only."""
+        """Dispatch the backlog, or hand it to the thread. Only for the loop."""
         if self._threaded:
             return
         store = self._store
@@ -65,7 +66,7 @@ class ReputMessageService(Service):
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 self._no_room = True
-                log.error("no room for consumequeue or index in %s: %s; trying again", store.path, error)
+                log.error("no space for consumequeue or index in %s: %s; retrying", store.path, error)
                 self._hand_over()  # the thread can wait for space, the loop cannot
                 return
             if touched:
@@ -76,13 +77,13 @@ class ReputMessageService(Service):
         self.wake()
 
     def _take_back(self) -> None:
-        """On the loop: the thread has caught up and does nothing more."""
+        """Make the loop the owner again, after the thread has caught up. Only for the loop."""
         self._giving_back = False
         self._threaded = False
         self.step()
 
     def do_once(self) -> bool:
-        """One chunk, while the thread owns reput."""
+        """Dispatch one chunk while the thread owns dispatch."""
         if not self._threaded or self._giving_back:
             return False
         store = self._store
@@ -97,19 +98,19 @@ class ReputMessageService(Service):
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             if not self._no_room:
-                log.error("no room for consumequeue or index in %s: %s; trying again", store.path, error)
+                log.error("no space for consumequeue or index in %s: %s; retrying", store.path, error)
             self._no_room = True
             self._woken.wait(DISK_FULL_WAIT_SECONDS)
             return not self._stopping
         if self._no_room:
             self._no_room = False
-            log.warning("there is room for consumequeue and index in %s again", store.path)
+            log.warning("there is space for consumequeue and index in %s again", store.path)
         if touched:
             self._call_on_loop(self._on_dispatched, touched)
         return True
 
     def stop(self) -> None:
-        """Dispatch what may be dispatched, then end."""
+        """Stop the thread, then dispatch the rest for up to 5 s."""
         super().stop()
         store = self._store
         deadline = time.monotonic() + 5
@@ -117,5 +118,5 @@ class ReputMessageService(Service):
             try:
                 store.dispatch(store.dispatchable_offset, THREAD_CHUNK_BYTES)
             except OSError as error:
-                log.error("stopped with %d bytes not dispatched: %s", self.behind(), error)
+                log.error("stopped with %d bytes of the log not dispatched: %s", self.behind(), error)
                 return

@@ -1,8 +1,9 @@
-"""CleanCommitLogService: takes old CommitLog files away, and refuses writes before the disk is full.
+"""CleanCommitLogService: deletes old CommitLog files, and refuses writes before the disk is full.
 
-What goes and when is RocketMQ's: files whose newest message is older than ``file_reserved_hours`` go at the hours of
-``delete_when``; with a fuller disk at any hour; with a still fuller one the oldest go however young they are. How full
-a disk is counts only while its free space is also below ``headroom_bytes``: nine tenths of a large disk is no distress.
+The rules are RocketMQ's. Files whose newest message is older than ``file_reserved_hours`` are deleted at the hours of
+``delete_when``; if the disk is fuller than ``disk_clean_percent``, at any hour; above ``disk_force_percent`` the oldest
+files are deleted whatever their age. A percentage counts only while less than ``headroom_bytes`` are free: a large disk
+that is 90 % full still has enough space.
 """
 
 from __future__ import annotations
@@ -20,42 +21,42 @@ from ..store.expiry import HOUR_MS, OldFile
 from .service import OnFatal, Post, Service, log
 
 FILES_A_ROUND = 10
-"""As many as RocketMQ takes at a time."""
+"""Maximum number of files deleted in a round, as in RocketMQ."""
 RETRY_AFTER_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """How full a file system is: bytes in use, and bytes that an ordinary user may still write."""
+    """Usage of a file system: bytes in use, and bytes that an ordinary user may still write."""
 
     used_bytes: int
     free_bytes: int
 
     @classmethod
     def of(cls, path: Path) -> Disk:
-        """The file system that holds ``path``."""
+        """Return the usage of the file system that contains ``path``."""
         status = os.statvfs(path)
         return cls((status.f_blocks - status.f_bfree) * status.f_frsize, status.f_bavail * status.f_frsize)
 
     @property
     def used_percent(self) -> float:
-        """What is in use, of all that is not kept for root."""
+        """Percentage in use of the space that is not reserved for root."""
         return 100 * self.used_bytes / max(self.used_bytes + self.free_bytes, 1)
 
     def tight(self, percent: int, headroom_bytes: int) -> bool:
-        """Whether at least ``percent`` are in use and less than ``headroom_bytes`` are free."""
+        """Return whether at least ``percent`` are in use and less than ``headroom_bytes`` are free."""
         return self.used_percent >= percent and self.free_bytes < headroom_bytes
 
     def needed_bytes(self, percent: int, headroom_bytes: int) -> int:
-        """How much has to become free until it is ``tight`` no more."""
+        """Return the number of bytes to free until the disk is no longer ``tight``."""
         allowed = (self.used_bytes + self.free_bytes) * percent // 100
         return max(min(self.used_bytes - allowed + 1, headroom_bytes - self.free_bytes), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the settings say of one file: whether it goes, and why, or why not. ``rolls``: it would go, once what waits
-    in it is appended again."""
+    """Decision on one file: whether it is to be deleted, and the reason. ``rolls``: it can be deleted after the
+    messages that wait in it have been appended again."""
 
     file: OldFile
     goes: bool
@@ -64,49 +65,49 @@ class Verdict:
 
 
 class Policy:
-    """The settings, asked about a disk and files. ``now``: seconds since 1970."""
+    """The rules of the settings, applied to a disk and its files. ``now``: seconds since 1970."""
 
     def __init__(self, settings: RetentionSection) -> None:
         self.settings = settings
         self._hours = {int(hour) for hour in settings.delete_when.split(";")}
 
     def due(self, now: float, disk: Disk) -> bool:
-        """Whether files that are old enough may go now."""
+        """Return whether files that are old enough may be deleted now."""
         at_its_hour = time.localtime(now).tm_hour in self._hours
         return at_its_hour or self._tight(disk, self.settings.disk_clean_percent) or self.forced(disk)
 
     def forced(self, disk: Disk) -> bool:
-        """Whether the oldest file must go however young it is."""
+        """Return whether the oldest file must be deleted whatever its age."""
         return self._tight(disk, self.settings.disk_force_percent)
 
     def refuses(self, disk: Disk) -> bool:
-        """Whether nothing more may be written."""
+        """Return whether the broker must refuse messages."""
         return self._tight(disk, self.settings.disk_refuse_percent)
 
     def _tight(self, disk: Disk, percent: int) -> bool:
         return disk.tight(percent, self.settings.headroom_bytes)
 
     def verdict(self, file: OldFile, now: float, disk: Disk, *, first: bool) -> Verdict:
-        """Of the oldest file that is left; ``first``: of those that are looked at in this round."""
+        """Decide on the oldest remaining file. ``first``: no file was deleted in this round yet."""
         if file.rolls:
             goes = self.verdict(replace(file, kept_for="", rolls=False), now, disk, first=first)
-            return Verdict(file, False, f"kept: it holds {file.kept_for}; {goes.reason}", rolls=goes.goes)
+            return Verdict(file, False, f"kept: it contains {file.kept_for}; {goes.reason}", rolls=goes.goes)
         if file.kept_for:
-            return Verdict(file, False, f"kept: it holds {file.kept_for}")
+            return Verdict(file, False, f"kept: it contains {file.kept_for}")
         assert file.newest_ms is not None
         age_hours = (now * 1000 - file.newest_ms) / HOUR_MS
         reserved = self.settings.file_reserved_hours
         if age_hours > reserved:
             due = self.due(now, disk)
             reason = f"its newest message is {age_hours:,.1f} h old, retention.file_reserved_hours is {reserved}"
-            return Verdict(file, due, reason if due else f"{reason}; it goes at hour {self.settings.delete_when}")
-        if first and self.forced(disk):  # one at a time: it may be enough
+            return Verdict(file, due, reason if due else f"{reason}; deletion at hour {self.settings.delete_when}")
+        if first and self.forced(disk):  # one file at a time, since that may free enough
             return Verdict(file, True, f"the disk is {disk.used_percent:.0f} % full and the file is the oldest")
         return Verdict(file, False, f"its newest message is {age_hours:,.1f} of {reserved} h old")
 
 
 class CleanCommitLogService(Service):
-    """See the module. ``clock``: seconds since 1970; ``disk``: looks at a folder's file system."""
+    """Retention of one store. ``clock``: seconds since 1970; ``disk``: reads the usage of a folder's file system."""
 
     name = "retention"
 
@@ -127,18 +128,18 @@ class CleanCommitLogService(Service):
         self._clock = clock
         self._look = disk
         self._kept = ""
-        """What was said last of a file that should go and stays."""
+        """Last logged file and reason of an expired file that is kept."""
         self.roll: Callable[[int], object] = lambda end_offset: None
-        """Has what waits below ``end_offset`` appended again, so that the file can go in a later round."""
+        """Has the messages that wait below ``end_offset`` appended again, so that a later round can delete the file."""
 
     def change(self, settings: RetentionSection) -> None:
-        """Judge by these settings from now on. Any thread."""
+        """Use these settings from now on. Any thread."""
         self._policy = Policy(settings)
         self.interval_seconds = settings.check_interval_ms / 1000
         self.wake()
 
     def do_once(self) -> bool:
-        """Go by the rules of topics, look at the disk, and take away what may go; whether more may."""
+        """Apply the topics' retention, check the disk, and delete expired files. Return whether there may be more."""
         store, now = self._store, self._clock()
         if store.failed is not None:
             return False
@@ -178,17 +179,17 @@ class CleanCommitLogService(Service):
         return gone_bytes > 0
 
     def _say_kept(self, file: OldFile) -> None:
-        """Once a file and reason."""
-        said = f"{file.path} {file.kept_for}"
-        if file.kept_for and said != self._kept:
-            self._kept = said
-            log.warning("retention keeps %s: it holds %s", file.path, file.kept_for)
+        """Log why an expired file is kept, once for each file and reason."""
+        kept = f"{file.path} {file.kept_for}"
+        if file.kept_for and kept != self._kept:
+            self._kept = kept
+            log.warning("retention keeps %s: it contains %s", file.path, file.kept_for)
 
     def _refuse(self, disk: Disk) -> None:
         store, settings = self._store, self._policy.settings
         if not self._policy.refuses(disk):
             if store.refusal is not None:
-                log.warning("the disk of %s has room again: messages are taken", store.path)
+                log.warning("the disk of %s has space again: accepting messages", store.path)
             store.refusal = None
             return
         needed = disk.needed_bytes(settings.disk_refuse_percent, settings.headroom_bytes)
@@ -196,7 +197,7 @@ class CleanCommitLogService(Service):
             f"the disk of {store.path} is {disk.used_percent:.0f} % full: {disk.free_bytes:,} bytes are free, "
             f"{needed:,} more are needed (retention.disk_refuse_percent is {settings.disk_refuse_percent}, "
             f"retention.headroom_bytes {settings.headroom_bytes:,}); nothing was written. Free space or shorten "
-            "retention.file_reserved_hours; writes resume by themselves"
+            "retention.file_reserved_hours; writes then resume automatically"
         )
         if store.refusal is None:
             log.warning("%s", message)

@@ -1,7 +1,7 @@
-"""What every background service is: a thread that sleeps until it is woken, does one piece of work, and can be stopped.
+"""Base of the background services: a thread that sleeps until it is woken, does one piece of work, and can be stopped.
 
-A service that dies takes the broker down: the exception goes to ``on_fatal`` on the event loop, and nothing goes on
-half alive.
+If a service dies, the broker ends: the exception goes to ``on_fatal`` on the event loop, so that the broker never runs
+with a part of it missing.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ log = logging.getLogger(__name__)
 Post = Callable[..., Any]
 """``loop.call_soon_threadsafe``."""
 OnFatal = Callable[[str, BaseException], None]
-"""Called on the loop with the service's name and what ended it."""
+"""Called on the loop with the service's name and the exception that ended it."""
 
 
 class Service:
-    """A named thread. Subclasses say in ``do_once`` what one piece of work is, and in ``behind`` how much is
-    waiting."""
+    """A named thread. Subclasses implement one piece of work in ``do_once``, and report their backlog in ``behind``."""
 
     name = "service"
     interval_seconds: float | None = None
-    """How long the thread sleeps at most; None: until woken."""
+    """Maximum sleep of the thread; None: until woken."""
 
     def __init__(self, post: Post, on_fatal: OnFatal) -> None:
         self._post = post
@@ -40,27 +39,27 @@ class Service:
         self._thread.start()
 
     def wake(self) -> None:
-        """There is something to do. Any thread."""
+        """Wake the thread: there is work. Any thread."""
         self._woken.set()
 
     @property
     def alive(self) -> bool:
-        """Whether its thread runs."""
+        """Return whether its thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def do_once(self) -> bool:
-        """Do a piece of work; whether there may be more at once. On the service's thread."""
-        raise AssertionError("a service says what it does")
+        """Do a piece of work; return whether there may be more to do now. On the service's thread."""
+        raise AssertionError("a subclass must implement do_once")
 
     def behind(self) -> int:
-        """How much waits, in the service's own measure (bytes, mostly)."""
+        """Return the size of the backlog, in the service's own unit (mostly bytes)."""
         return 0
 
     def last_work(self) -> None:
-        """What a stopping service still has to do. On its thread."""
+        """Do the remaining work of a stopping service. On its thread."""
 
     def stop(self) -> None:
-        """End the thread after its last work, and wait for it. May be called again."""
+        """End the thread after its last work, and wait for it. May be called more than once."""
         self._stopping = True
         self._woken.set()
         thread = self._thread
@@ -76,22 +75,22 @@ class Service:
                 self._woken.clear()
             self.last_work()
         except BaseException as error:
-            log.critical("the service %s ended", self.name, exc_info=True)
+            log.critical("the service %s failed", self.name, exc_info=True)
             self._died(error)
 
     def _call_on_loop(self, call: Callable[..., object], *arguments: object) -> None:
-        """Have the loop call; where that raises it is the end of the service, as on its own thread."""
+        """Run ``call`` on the loop. If it raises, the service has failed, as if it had raised on its own thread."""
         self._post(self._guarded, call, arguments)
 
     def _guarded(self, call: Callable[..., object], arguments: tuple[object, ...]) -> None:
         try:
             call(*arguments)
         except Exception as error:
-            log.critical("the service %s ended", self.name, exc_info=True)
+            log.critical("the service %s failed", self.name, exc_info=True)
             self._on_fatal(self.name, error)
 
     def _died(self, error: BaseException) -> None:
         try:
             self._post(self._on_fatal, self.name, error)
-        except RuntimeError:  # the loop is closed: the process ends already
-            log.critical("the service %s ended while the broker stopped", self.name)
+        except RuntimeError:  # the loop is closed: the process is already ending
+            log.critical("the service %s failed while the broker was stopping", self.name)

@@ -1,4 +1,4 @@
-"""StoreStatsService: looks at the store once a second, so that whoever asks gets rates and ages without a wait."""
+"""StoreStatsService: samples the store once a second, so that queries for rates and ages need not wait."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .retention import Disk
 from .service import OnFatal, Post, Service
 
 WINDOW_S = 60
-"""Rates and quantiles are those of this long."""
+"""Period of rates and quantiles."""
 AGES_KEPT = 3600
-"""The age of what waits is known up to about this many seconds."""
+"""Maximum age of waiting bytes that is known, in seconds (approximate)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """At one moment: what was written to the store so far (log, queues and index, in bytes), and how flushes went."""
+    """Totals at one moment: bytes written to the store (log, queues and index), and the histogram of flush times."""
 
     at: float
     written_bytes: int
@@ -33,9 +33,9 @@ class _Sample:
 
 
 class StoreStatsService(Service):
-    """See the module. ``clock``: seconds, never going back; ``disk``: looks at a folder's file system.
+    """Samples of the store. ``clock``: monotonic, in seconds; ``disk``: reads the usage of a folder's file system.
 
-    What it is asked may be asked from any thread.
+    All queries may be called from any thread.
     """
 
     name = "store-stats"
@@ -56,16 +56,16 @@ class StoreStatsService(Service):
         super().__init__(post, on_fatal)
         self._store = store
         self.retention = retention
-        """By which settings messages are refused; may be replaced at any time."""
+        """Settings that decide when messages are refused; may be replaced at any time."""
         self._flush_latencies = flush.latencies
         self._checkpoint = checkpoint
         self._clock = clock
         self._look = disk
         self.disk = disk(store.path)
-        """As it was a second ago at most."""
+        """Disk usage of the newest sample, at most a second old."""
         self._samples: deque[_Sample] = deque(maxlen=WINDOW_S + 1)
         self._ends: deque[tuple[float, int]] = deque(maxlen=AGES_KEPT)
-        """When the log ended where; only what something still waits for."""
+        """Pairs of (time, end of the log at that time) for the part of the log that a stage has not processed yet."""
 
     def do_once(self) -> bool:
         """Take a sample."""
@@ -90,8 +90,11 @@ class StoreStatsService(Service):
         }
 
     def lags(self) -> dict[str, tuple[int, float]]:
-        """By stage (``flush``, ``reput``, ``checkpoint``): how many bytes of the log have not been through it, and how
-        many seconds the oldest of them has waited, 0.0 where it was not there yet at the last sample."""
+        """Return the lag by stage (``flush``, ``reput``, ``checkpoint``): (bytes, seconds).
+
+        ``bytes``: size of the log that the stage has not processed; ``seconds``: how long the oldest of these bytes has
+        waited, 0.0 if it is newer than the last sample.
+        """
         done = self._done()
         end = self._store.write_offset
         return {stage: (max(end - offset, 0), self._seconds_behind(offset)) for stage, offset in done.items()}
@@ -115,7 +118,7 @@ class StoreStatsService(Service):
         return min(max(allowed - disk.used_bytes, disk.free_bytes - rules.headroom_bytes, 0), disk.free_bytes)
 
     def write_rate(self) -> float:
-        """Bytes a second that the store grew by, over the last minute; 0.0 where that is not known yet."""
+        """Return the growth of the store in bytes a second over the last minute; 0.0 if it is not known yet."""
         samples = list(self._samples)
         if len(samples) < 2:
             return 0.0
@@ -123,14 +126,14 @@ class StoreStatsService(Service):
         return (last.written_bytes - first.written_bytes) / max(last.at - first.at, 1e-3)
 
     def runway_seconds(self) -> float:
-        """How long the room lasts at that rate; infinite where nothing is written."""
+        """Return how long the room lasts at the current write rate; infinite if nothing is written."""
         room, rate = self.room_bytes(), self.write_rate()
         if not room:
             return 0.0
         return room / rate if rate > 0 else math.inf
 
     def flush_quantiles(self, *shares: float) -> list[float]:
-        """How long the fastest ``shares`` (0 to 1) of the last minute's flushes took at most, in seconds."""
+        """Return, for each of ``shares`` (0 to 1), that quantile of the last minute's flush times, in seconds."""
         counts = list(self._flush_latencies.counts)
         samples = list(self._samples)
         if samples:

@@ -1,7 +1,7 @@
-"""Work on the event loop that is done in steps, so that it holds up nobody for long.
+"""Work on the event loop in steps, so that no connection waits long for another.
 
-Each turn of the loop has a slice of time for all steps together. What does not fit goes on in the next turn, behind
-what arrived meanwhile; steps are called in the order in which they came.
+In each iteration of the loop all steps together have one time slice. The remaining steps run in the next iteration,
+after the I/O that arrived meanwhile; steps run in FIFO order.
 """
 
 from __future__ import annotations
@@ -10,40 +10,41 @@ from collections import deque
 from collections.abc import Callable
 
 SLICE_S = 0.0005
-"""Steps of one turn end after this time: what else the loop does waits so long at most, and for the step that runs."""
+"""Time slice of the steps in one iteration. Everything else on the loop waits at most this long, plus the rest of the
+running step."""
 
 
 SHARED_S = 0.05
-"""Who was served within this time is still there."""
+"""A connection served this recently counts as active."""
 
 
 class Sharing:
-    """Whether more than one is served: that a turn is somebody else's than the last one was. Times: seconds, never
-    going back."""
+    """Tracker of contention: whether turns alternate between connections. Times: monotonic, in seconds."""
 
     def __init__(self) -> None:
         self.last: object = None
-        """Whose turn it was last."""
+        """The connection that had the last turn."""
         self._changed = -SHARED_S
 
     def turn(self, whose: object, now: float) -> None:
-        """It is somebody's turn."""
+        """Note a turn of a connection."""
         if self.last is not whose:
             self.last = whose
             self._changed = now
 
     def forget(self, who: object) -> None:
-        """This one is gone."""
+        """Forget a closed connection."""
         if self.last is who:
             self.last = None
 
     def is_shared(self, now: float) -> bool:
-        """Whether turns changed hands within the last ``SHARED_S``."""
+        """Return whether turns alternated within the last ``SHARED_S``."""
         return now < self._changed + SHARED_S
 
 
 class Turns:
-    """``clock``: seconds, never going back; ``call_soon``: calls a function in the loop's next turn."""
+    """Scheduler of steps. ``clock``: monotonic, in seconds; ``call_soon``: calls a function in the loop's next
+    iteration."""
 
     def __init__(self, clock: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._clock = clock
@@ -55,7 +56,7 @@ class Turns:
         return len(self._steps)
 
     def add(self, step: Callable[[], None]) -> None:
-        """Call ``step`` when it is its turn. It must not raise, and may add the step that follows."""
+        """Schedule ``step`` after those already waiting. It must not raise, and may add its next step."""
         self._steps.append(step)
         if not self._due:
             self._due = True

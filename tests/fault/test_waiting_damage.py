@@ -186,7 +186,7 @@ def test_damage_among_prepared_messages_and_notes_is_never_committed_in_silence(
                 assert found == Counter(), what
             elif hit.topic == PREPARED_TOPIC.encode() and moment == "committed":
                 assert found == WHOLE - Counter([hit.body]), what
-                assert "transaction 1 of query is committed, and 1 of its messages are lost" in caplog.text
+                assert "transaction 1 of query is committed, but 1 of its messages are lost" in caplog.text
             else:  # also where a note is lost: whose messages lie behind it can be told
                 assert found == WHOLE - Counter([hit.body] if hit.topic == b"t" else []), what
 

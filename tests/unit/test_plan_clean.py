@@ -40,7 +40,7 @@ def test_it_says_what_goes_and_why_the_rest_stays(store: MessageStore) -> None:
     plan = plan_clean(store.path, EVERY_HOUR, now=now, disk=ROOMY)
     assert [verdict.goes for verdict in plan.verdicts] == [True, False, False, False]
     assert [verdict.file.path.name for verdict in plan.going] == [f"{0:020d}"]
-    assert plan.verdicts[1].reason == "kept: it holds a message that is of a transaction that is not ended"
+    assert plan.verdicts[1].reason == "kept: it contains a message that is of a transaction that is not ended"
     assert plan.verdicts[2].reason == f"kept: it lies behind {SMALL.commitlog_file_bytes:020d}"
     shown = as_text(plan, now)
     assert shown[-1] == "1 of 5 CommitLog files would go, 4 MB"

@@ -60,7 +60,7 @@ def test_only_one_young_file_goes_at_a_time() -> None:
 @pytest.mark.parametrize("disk", [ROOMY, full(99)])
 def test_what_is_to_be_delivered_stays_whatever_happens(disk: Disk) -> None:
     verdict = Policy(RetentionSection()).verdict(old_file(999, AT_4, "a message"), AT_4, disk, first=True)
-    assert (verdict.goes, verdict.reason) == (False, "kept: it holds a message")
+    assert (verdict.goes, verdict.reason) == (False, "kept: it contains a message")
 
 
 @pytest.mark.parametrize(("percent", "free_gib", "refuses"), [(91, 1, True), (89, 1, False), (99, 9, False)])

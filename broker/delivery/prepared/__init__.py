@@ -1,1 +1,1 @@
-"""Prepared messages: many of them, by several producers, committed at once, and once only."""
+"""Staged transactions (on the wire: *prepared*): messages of several producers, committed at once and exactly once."""

@@ -1,7 +1,7 @@
-"""Copying what is committed to its topics, in steps of about a millisecond, and dropping what has expired.
+"""Copying of committed messages to their topics, in steps of about a millisecond, and expiry of attempts.
 
-A step is one note and the copies right behind it. A broker that is killed anywhere leaves a beginning of that, and a
-start finds its end: the copies name the prepared messages that they are of.
+A step appends one note and, directly after it, the copies. If the broker is killed in between, the next start finds the
+last copy, because each copy stores the offset of its prepared message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class PreparedWork:
-    """What a ``Pump`` does for prepared messages: one transaction after the other."""
+    """The work of a ``Pump`` for prepared messages: it copies one transaction after the other."""
 
     def __init__(self, prepared: PreparedMessages) -> None:
         self._prepared = prepared
@@ -32,18 +32,18 @@ class PreparedWork:
         self._store = prepared.mover.store
 
     def next_due_ms(self) -> int | None:
-        """When the next attempt expires; None where there is none."""
+        """Return when the next attempt expires; None if there is none."""
         oldest_ms = self._prepared.table.oldest_ms()
         return None if oldest_ms is None else oldest_ms + self._prepared.timeout_ms
 
     async def step(self, now_ms: int) -> bool:
-        """One step; whether there may be more to do at once."""
+        """Do one step; return whether there may be more to do now."""
         return await self._copy() or self._expire(now_ms)
 
     def _expire(self, now_ms: int) -> bool:
         names = self._prepared.table.idle_since(now_ms - self._prepared.timeout_ms)
         if names:
-            log.warning("attempts expired: %s%s; what they prepared was not committed in time, and is dropped",
+            log.warning("attempts expired: %s%s; dropping their messages, which were not committed in time",
                         ", ".join(names[:3]), f" and {len(names) - 3} more" if len(names) > 3 else "")  # fmt: skip
             self._prepared.drop(names, "expire")
         return False
@@ -56,20 +56,20 @@ class PreparedWork:
         if commit.position < commit.messages:
             queue = self._store.queues.get(PREPARED_TOPIC, 0)
             if queue is None or queue.max_offset < commit.end:
-                return False  # its last messages are not dispatched; whoever does that wakes this
-            await self._copy_some(commit, queue)
+                return False  # its last messages are not dispatched yet; the dispatch wakes this task
+            await self._copy_part(commit, queue)
         else:
             self._finish(committing)
         return True
 
-    async def _copy_some(self, commit: Commit, queue: ConsumeQueue) -> None:
+    async def _copy_part(self, commit: Commit, queue: ConsumeQueue) -> None:
         chosen, count = await self._choose(commit, queue)
         note = [COPY, commit.series, commit.number, commit.position]
         await self._mover.deliver(chosen, committed_by=lambda: self._prepared.note(note))
         commit.position += count
 
     async def _choose(self, commit: Commit, queue: ConsumeQueue) -> tuple[np.ndarray, int]:
-        """The messages of the next step, and how many of the transaction's they are."""
+        """Return (rows of the next step's messages, number of the transaction's messages that they cover)."""
         units = [
             await self._mover.units(queue, part.first, part.end - part.first)
             for part in commit.ranges_from(commit.position, RECORDS_A_STEP)
@@ -85,7 +85,7 @@ class PreparedWork:
 def run(
     prepared: PreparedMessages, loop: asyncio.AbstractEventLoop, fatal: Callable[[str, BaseException], None]
 ) -> Pump:
-    """Do the work of ``prepared`` from now on, whenever there is any."""
+    """Start a task that copies and expires prepared messages whenever necessary."""
     pump = Pump("the copying of prepared messages", PreparedWork(prepared), loop, wall_ms, fatal)
     prepared.wake = pump.wake
     return pump

@@ -1,4 +1,4 @@
-"""What the log tells of prepared messages when the broker starts. All of it reads from disk."""
+"""Restoring of the prepared messages from the log when the broker starts. Everything here reads from disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def table_at_start(store: MessageStore) -> Table:
-    """The state as the log's end has it: notes are read from where the last snapshot says. Blocks."""
+    """Return the state at the end of the log, from the last snapshot and the notes after it. Blocks."""
     table = Table()
     saved = store.prepared.saved
     for series, number in saved.committed.items():
@@ -41,7 +41,7 @@ def table_at_start(store: MessageStore) -> Table:
 def _take(
     table: Table, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes, note: Note, record: Record
 ) -> None:
-    """What a note says. ``copies``: by series, the position of its last "copy", and the note itself."""
+    """Apply a note to the table. ``copies``: by series, the position in its last "copy" note, and its record."""
     kind, values = note[0], note[1:]
     if kind == PREPARE:
         name, first, count, topic, queue = values
@@ -70,7 +70,7 @@ def _take(
 
 
 def _settle(store: MessageStore, table: Table, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes) -> None:
-    """Bound what the notes say by what the queue holds, and find how far copying has come."""
+    """Limit the restored ranges to messages that exist in the queue, and find how far copying has come."""
     queue = store.queues.get(PREPARED_TOPIC, 0)
     end = queue.max_offset if queue is not None else 0
     table.ends_at(end)
@@ -82,25 +82,25 @@ def _settle(store: MessageStore, table: Table, copies: dict[str, tuple[int, Reco
         if attempt.ranges[0].first < begin or _lost_of(store, attempt.ranges)
     ]
     if lost:
-        log.error("messages that %d attempts prepared are not in the log any more: they are dropped", len(lost))
+        log.error("dropping %d attempts: some of their prepared messages are no longer in the log", len(lost))
         table.drop(lost)
     for series, number in table.torn.items():
-        log.error("transaction %d of %s was being copied, and the note that commits it is lost: copying it ends here",
+        log.error("transaction %d of %s was being copied, but its commit note is lost: the broker copies no more of it",
                   number, series)  # fmt: skip
     for series, commit in list(table.commits.items()):
-        # Once more: the end of its last range is known only now.
+        # Create it again: the end of its last range is known only now.
         attempts = [each for each in commit.attempts if each.ranges]
         commit = table.commits[series] = Commit(series, commit.number, attempts, commit.note_offset)
         missing = _lost_of(store, [each for attempt in attempts for each in attempt.ranges])
         if missing:
-            log.error("transaction %d of %s is committed, and %d of its messages are lost to damage of the log",
+            log.error("transaction %d of %s is committed, but %d of its messages are lost to damage of the log",
                       commit.number, series, missing)  # fmt: skip
         if queue is not None:
             commit.position = _copied(store, queue, commit, copies.get(series))
 
 
 def _lost_of(store: MessageStore, ranges: Iterable[Range]) -> int:
-    """How many of these prepared messages are lost to damage."""
+    """Return how many of these prepared messages are lost to damage."""
     return sum(
         end - first
         for each in ranges
@@ -109,13 +109,16 @@ def _lost_of(store: MessageStore, ranges: Iterable[Range]) -> int:
 
 
 def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, last: tuple[int, Record] | None) -> int:
-    """How many messages of a transaction are copied: up to the position that its ``last`` "copy" says, and those behind
-    that note. Where such notes are lost to damage, also those behind each of these holes."""
+    """Return how many messages of a transaction are copied.
+
+    These are the messages up to the position in its ``last`` "copy" note, and the copies after that note. If "copy"
+    notes may be in holes of the log, the copies after each such hole count too.
+    """
     position, note_offset, begins = 0, commit.note_offset, []
     if last is not None:
         position, note = last
         note_offset, begins = note.queue_offset, [note.physical_offset + len(note.encode())]
-    holes = [hole for hole in store.quarantine if any(_is_note_behind(each, note_offset) for each in hole.lost)]
+    holes = [hole for hole in store.quarantine if any(_has_later_notes(each, note_offset) for each in hole.lost)]
     begins += [hole.end_offset for hole in holes]
     if not begins:
         return position
@@ -126,19 +129,19 @@ def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, last: tupl
     places = places[order]
 
     def number_of(prepared_at: int) -> int:
-        """Which message of the transaction lies there; -1: none."""
+        """Return the number of the transaction's message at this physical offset; -1 if there is none."""
         at = int(np.searchsorted(places, prepared_at))
         return position + int(order[at]) if at < len(places) and places[at] == prepared_at else -1
 
-    return max([position, *(_copied_behind(store, begin, number_of) for begin in begins)])
+    return max([position, *(_copied_after(store, begin, number_of) for begin in begins)])
 
 
-def _is_note_behind(lost: LostRange, queue_offset: int) -> bool:
+def _has_later_notes(lost: LostRange, queue_offset: int) -> bool:
     return lost.topic == OP_PREPARED_TOPIC and lost.first + lost.messages > queue_offset
 
 
-def _copied_behind(store: MessageStore, at: int, number_of: Callable[[int], int]) -> int:
-    """How many messages of a transaction are copied, as the copies say that lie from ``at`` on; 0 where none do."""
+def _copied_after(store: MessageStore, at: int, number_of: Callable[[int], int]) -> int:
+    """Return how many messages of a transaction are copied according to the copies from ``at`` on; 0 for no copies."""
     position = 0
     while at < store.write_offset:
         if (hole := store.quarantine.find(at)) is not None:
@@ -166,8 +169,8 @@ def _notes(store: MessageStore, first: int) -> Iterator[Record]:
     at = max(first, store.queue_reads.first_offset(queue))
     lost = store.quarantine.lost_between(OP_PREPARED_TOPIC, 0, at, queue.max_offset)
     if lost:
-        log.error("%d notes about prepared messages are lost to damage of the log: what was not "
-                  "committed of what they spoke of is dropped", sum(end - begin for begin, end in lost))  # fmt: skip
+        log.error("%d notes on prepared messages are lost to damage of the log: dropping the uncommitted messages "
+                  "that they were about", sum(end - begin for begin, end in lost))  # fmt: skip
     while at < queue.max_offset:
         blob = queue.read_units(at, min(RECORDS_A_STEP, queue.max_offset - at), hot=False)
         chosen, count = choose(np.frombuffer(blob, UNITS), at)
@@ -179,6 +182,6 @@ def _notes(store: MessageStore, first: int) -> Iterator[Record]:
                 if not store.quarantine.covers(note.physical_offset):
                     yield note
             except CorruptRecord as error:
-                log.error("a note of %s is damaged and left out: %s", OP_PREPARED_TOPIC, error)
+                log.error("a note of %s is damaged, skipping it: %s", OP_PREPARED_TOPIC, error)
             position += size
         at += count

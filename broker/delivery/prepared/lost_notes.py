@@ -1,7 +1,7 @@
-"""What can still be told of a committed transaction where a "prepare" note of it is lost to damage.
+"""Reconstruction of a committed transaction if a "prepare" note of it was lost to damage.
 
-The messages are there, and lie between those that other notes speak of; the "commit" says how many each attempt has. So
-where one attempt lacks as many as lie in one gap, they are its.
+Its messages still exist, between those that other notes mention, and the "commit" stores how many each attempt has. So
+if exactly one attempt lacks as many messages as the only gap has, these are its messages.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ log = logging.getLogger(__name__)
 
 
 class LostNotes:
-    """Told of the notes in their order. ``next_message``: where the first of them begins, in PREPARED_TOPIC."""
+    """Collector of the notes in their order. ``next_message``: queue offset in PREPARED_TOPIC at which they begin."""
 
     def __init__(self, next_message: int) -> None:
         self._end = next_message
         self._gaps: list[Range] = []
         self._messages: dict[str, int] = {}
-        """How many messages each attempt has that was committed."""
+        """Number of messages of each committed attempt."""
 
     def prepared(self, first: int, count: int) -> None:
-        """A "prepare"."""
+        """Process a "prepare" note."""
         if first > self._end:
             self._gaps.append(Range(self._end, first))
         self._end = first + count
 
     def committed(self, messages: Iterable[tuple[str, int]]) -> None:
-        """A "commit": its attempts, and how many messages each has."""
+        """Process a "commit" note: its attempts, with the number of messages of each."""
         self._messages.update(messages)
 
     def complete(self, attempts: Iterable[Attempt], end: int) -> None:
-        """Give the attempt its messages back that lacks those of a gap, if that can be told. ``attempts``: those of
-        unfinished commits; ``end``: of PREPARED_TOPIC's queue."""
+        """Give the messages of the gap to the attempt that lacks them, if there is only one gap and one such attempt.
+
+        ``attempts``: those of unfinished commits; ``end``: of PREPARED_TOPIC's queue.
+        """
         if end > self._end:
             self._gaps.append(Range(self._end, end))
         lacking = [each for each in attempts if each.messages < self._messages.get(each.name, 0)]
@@ -45,7 +47,7 @@ class LostNotes:
         if len(lacking) == len(self._gaps) == 1 and self._gaps[0].end - self._gaps[0].first == missing:
             attempt, gap = lacking[0], self._gaps[0]
             attempt.ranges = sorted([*attempt.ranges, gap], key=lambda each: each.first)
-            log.warning("the %d messages behind a lost note are those that attempt %s lacks", missing, attempt.name)
+            log.warning("recovered %d messages of a lost note: attempt %s lacks exactly these", missing, attempt.name)
         else:
-            log.error("notes are lost to damage of the log, and whose messages lie behind them cannot be told: %d "
-                      "attempts are committed without some of theirs", len(lacking))  # fmt: skip
+            log.error("notes are lost to damage of the log, and it is unknown which messages they were about: %d "
+                      "attempts are committed without some of their messages", len(lacking))  # fmt: skip

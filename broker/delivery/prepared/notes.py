@@ -1,6 +1,6 @@
-"""Notes of what happens to prepared messages: the records of OP_PREPARED_TOPIC, by which a start knows all of it.
+"""Notes on prepared messages: the records of OP_PREPARED_TOPIC, from which a start restores the state.
 
-Each is one msgpack array, its kind in front.
+Each note is one msgpack array that begins with its kind.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ OP_PREPARED_CONFIG = TopicConfig(OP_PREPARED_TOPIC, read_queues=1, write_queues=
 TOPICS = (PREPARED_CONFIG, OP_PREPARED_CONFIG)
 
 PREPARE = "prepare"
-"""[attempt, queue offset of the first message, messages, topic, queue]: they follow. Fewer do where the frame was
-refused or the broker killed: what is there ends where the next note of this kind begins, or the queue."""
+"""[attempt, queue offset of the first message, messages, topic, queue]: these messages follow. If the frame was refused
+or the broker killed, fewer follow: they end where the next "prepare" begins, or at the end of the queue."""
 DROP = "drop"
-"""[attempts]: aborted or expired."""
+"""[attempts]: these attempts were aborted or have expired."""
 COMMIT = "commit"
-"""[series, number, attempts, dropped attempts, messages of each attempt]: once this is stored, the transaction is
-committed."""
+"""[series, number, attempts, dropped attempts, messages of each attempt]: the transaction is committed as soon as this
+note is stored."""
 COPY = "copy"
-"""[series, number, position]: copies of its messages follow right behind, from that one on."""
+"""[series, number, position]: copies of its messages, from this position on, follow directly after the note."""
 DONE = "done"
-"""[series, number]: all of them are copied."""
+"""[series, number]: all messages are copied."""
 
 Note: TypeAlias = list[Any]
 
@@ -41,7 +41,7 @@ _NAMES_A_NOTE = 1_000
 
 
 def note_record(note: Note, now_ms: int, host: bytes) -> Record:
-    """The record of a note."""
+    """Return the record of a note."""
     properties = encode_properties({PROPERTY_TAGS: note[0]})
     return Record(
         OP_PREPARED_TOPIC.encode(), msgpack.packb(note), properties, born_timestamp=now_ms, born_host=host
@@ -49,17 +49,17 @@ def note_record(note: Note, now_ms: int, host: bytes) -> Record:
 
 
 def drop_notes(attempts: Sequence[str]) -> list[Note]:
-    """Notes that these attempts are dropped."""
+    """Return notes that drop these attempts, with at most ``_NAMES_A_NOTE`` names each."""
     return [[DROP, attempts[at : at + _NAMES_A_NOTE]] for at in range(0, len(attempts), _NAMES_A_NOTE)]
 
 
 def read_note(record: Record) -> Note | None:
-    """The note in a record; None, and a line in the log, where it is none."""
+    """Return the note in a record. If it is malformed, log an error and return None."""
     try:
         note = msgpack.unpackb(record.body)
         if type(note) is list and note and _LENGTHS.get(note[0]) == len(note):
             return note
     except (ValueError, TypeError, msgpack.UnpackException):
         pass
-    log.error("the record at physical offset %d of %s is no note", record.physical_offset, OP_PREPARED_TOPIC)
+    log.error("the record at physical offset %d of %s is not a note", record.physical_offset, OP_PREPARED_TOPIC)
     return None

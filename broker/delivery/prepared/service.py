@@ -1,7 +1,8 @@
-"""PreparedMessages: takes what attempts prepare, commits it, and drops what nobody commits.
+"""PreparedMessages: stores the messages of attempts, commits them, and drops those that no client commits.
 
-As in RocketMQ's transactions, messages wait in a topic of the broker's and are written anew at their commit. Here one
-commit is of many messages of many producers, and it is known by series and number: asked for again, it is done.
+As in RocketMQ's transactions, messages wait in a system topic and are appended to their own topics after the commit.
+Here one commit covers many messages of many producers. Series and number identify it, so a repeated commit does
+nothing.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from .table import Attempt, Commit, Table
 log = logging.getLogger(__name__)
 
 RANGES_MAX = 1_000_000
-"""Frames to be prepared that may wait, as far as they do not lie behind each other."""
+"""Maximum number of ranges of waiting messages. Consecutive frames of one attempt share a range."""
 BUSY_RETRY_MS = 1_000
 SAVE_AFTER_S = 1.0
 
 Done = Callable[[BrokerError | None], None]
 MayDrop = Callable[[Attempt], bool]
-"""Whether who asks may drop that attempt; None in its place: every one."""
+"""Predicate: may the caller drop this attempt? None instead of a predicate allows all."""
 
 
 class Committing:
-    """A commit on its way. ``decided``: that it is committed is as safe as an acknowledgement; ``sync``: that means on
-    disk, whatever the flush policy."""
+    """A commit in progress. ``decided``: its commit note is acknowledged; ``sync``: with it on disk, whatever the flush
+    policy."""
 
     def __init__(self, commit: Commit, *, decided: bool = False, sync: bool = False) -> None:
         self.commit = commit
@@ -45,22 +46,22 @@ class Committing:
         self._waiting: list[Done] = []
 
     def when_over(self, done: Done) -> None:
-        """Call when all of it is copied and acknowledged, or with what prevents it."""
+        """Call ``done`` when all messages are copied and acknowledged, or with the error that prevents it."""
         if self._over:
             done(self._error)
         else:
             self._waiting.append(done)
 
     def over(self, error: BrokerError | None) -> None:
-        """It is, or cannot be."""
+        """Finish: report success (None) or the error to all that wait."""
         self._over, self._error = True, error
         for done in self._waiting:
             done(error)
 
 
 class Begun(NamedTuple):
-    """What became of the request to commit: whether that was done before, how many messages this request commits, and
-    the commit that goes on (None: it is over)."""
+    """Result of a commit request: ``already`` committed, number of ``messages`` that this request commits, and the
+    commit in progress (None if finished)."""
 
     already: bool
     messages: int
@@ -68,8 +69,10 @@ class Begun(NamedTuple):
 
 
 class PreparedMessages:
-    """Belongs to the event loop but for ``persist``. ``now_ms``: wall clock; ``wake`` is called when there is something
-    to copy, or to wait for."""
+    """The prepared messages of one broker. Runs on the event loop, except ``persist``.
+
+    ``now_ms``: wall clock; ``wake`` is called when there are messages to copy, or a new expiry to wait for.
+    """
 
     def __init__(
         self, writer: RecordWriter, mover: Mover, *, timeout_ms: int, attempts_max: int, now_ms: Callable[[], int]
@@ -79,7 +82,7 @@ class PreparedMessages:
         self.committing: dict[str, Committing] = {}
         """By series, in the order of their commits."""
         self.outcomes = {"commit": 0, "abort": 0, "expire": 0}
-        """Attempts since the start, by what became of them."""
+        """Number of attempts that ended since the start, by outcome."""
         self.timeout_ms = timeout_ms
         self.mover = mover
         self.writer = writer
@@ -90,7 +93,7 @@ class PreparedMessages:
         self._save_due = False
 
     def start(self, table: Table) -> None:
-        """Take over what the log holds."""
+        """Take over the state restored from the log."""
         self.table = table
         for series, commit in table.commits.items():
             self.committing[series] = Committing(commit, decided=True)
@@ -102,39 +105,40 @@ class PreparedMessages:
     # ---- preparing
 
     def check_new(self, name: str) -> None:
-        """Raise ``SystemBusy`` where this attempt may prepare nothing more at the moment."""
+        """Raise ``SystemBusy`` if this attempt cannot prepare more messages at the moment."""
         table = self.table
         if name not in table.attempts and len(table.attempts) >= self.attempts_max:
             raise SystemBusy(
-                f"{len(table.attempts)} attempts have prepared messages; transactions.prepared_attempts_max is "
-                f"{self.attempts_max}: commit or abort some, or try again later",
+                f"{len(table.attempts)} attempts have prepared messages and transactions.prepared_attempts_max is "
+                f"{self.attempts_max}; commit or abort some, or try again later",
                 retry_after_ms=BUSY_RETRY_MS,
                 prepared_attempts_max=self.attempts_max,
             )
         if table.ranges >= RANGES_MAX:
             raise SystemBusy(
-                f"{table.ranges} frames of messages are prepared and wait: commit or abort some, or send larger ones",
+                f"{table.ranges} frames of prepared messages are waiting; commit or abort some, or send larger frames",
                 retry_after_ms=BUSY_RETRY_MS,
             )
 
     def prepare(self, name: str, topic: str, queue: int, count: int, append: Callable[[], int]) -> None:
-        """Store messages of an attempt. ``append`` appends them to PREPARED_TOPIC and returns the queue offset of the
-        first; what it raises is raised, and nothing is prepared then.
+        """Store messages of an attempt.
 
-        The note goes in front, so that what is stored is never without one.
+        ``append`` appends them to PREPARED_TOPIC and returns the queue offset of the first. If it raises, nothing is
+        prepared.
         """
+        # The note goes first, so that no stored message is ever without one.
         first = self._store.next_append_offset(PREPARED_TOPIC, 0)
         note_offset = self._store.next_append_offset(OP_PREPARED_TOPIC, 0)
         self.note([PREPARE, name, first, count, topic, queue])
         appended_at = append()
-        assert appended_at == first, "nobody else appends to it"
+        assert appended_at == first, "only this service appends to the topic"
         was_idle = not self.table.attempts
         self.table.prepare(name, first, count, (topic, queue), note_offset, self._now_ms())
         if was_idle:
             self.wake()
 
     def note(self, note: Note) -> int:
-        """Append a note; the log's end behind it."""
+        """Append a note; return the end of the log after it."""
         return self.writer.append([note_record(note, self._now_ms(), self._store.store_host)])
 
     # ---- ending
@@ -143,11 +147,12 @@ class PreparedMessages:
         self, series: str, number: int, wanted: Sequence[tuple[str, int]], drop: str, *, sync: bool = False,
         may_drop: MayDrop | None = None,
     ) -> Begun:  # fmt: skip
-        """Commit what attempts prepared. ``wanted``: the attempts and how many messages each has; ``drop``: other
-        attempts that begin so are dropped, but for those that ``may_drop`` says no to; ``sync``: nothing is said before
-        it is on disk.
+        """Commit the messages of attempts.
 
-        Raises where it cannot be, with nothing done.
+        ``wanted``: the attempts, with the number of messages of each; ``drop``: prefix of other attempts to drop,
+        except those that ``may_drop`` forbids; ``sync``: report success only when everything is on disk.
+
+        If it raises, nothing was changed.
         """
         committing = self.committing.get(series)
         if self.table.is_committed(series, number):
@@ -156,13 +161,14 @@ class PreparedMessages:
             return Begun(True, 0, committing)
         if committing is not None:
             raise SystemBusy(
-                f"transaction {committing.commit.number} of {series} is being committed", retry_after_ms=BUSY_RETRY_MS
+                f"transaction {committing.commit.number} of {series} is being committed; try again later",
+                retry_after_ms=BUSY_RETRY_MS,
             )
         if self.table.torn.get(series) == number:
             raise PreparedIncomplete(
-                f"transaction {number} of {series} is committed, and was being copied when the broker ended; the note "
-                "of what it committed is lost to damage of the log. Nothing more of it is copied: compare what its "
-                "topics have, and go on with another series"
+                f"transaction {number} of {series} is committed and was being copied when the broker ended, but its "
+                "commit note is lost to damage of the log. The broker copies no more of it: check which of its "
+                "messages are in their topics, and continue with another series"
             )
         names = [name for name, _ in wanted]
         for name, messages in wanted:
@@ -183,11 +189,11 @@ class PreparedMessages:
         attempt = self.table.attempts.get(name)
         prepared = attempt.messages if attempt is not None else 0
         if attempt is None or prepared != messages:
-            has = f"has prepared {prepared} messages" if attempt is not None else "is not there"
+            has = f"has prepared {prepared} messages" if attempt is not None else "does not exist"
             raise PreparedIncomplete(
-                f"attempt {name} {has}, and {messages} are to be committed; nothing was committed. It may have been "
-                f"dropped, or have expired (transactions.prepared_timeout_ms is {self.timeout_ms}): prepare all of it "
-                "again, under another name",
+                f"attempt {name} {has}, but the commit expects {messages}; nothing was committed. The attempt may have "
+                f"been dropped, or have expired (transactions.prepared_timeout_ms is {self.timeout_ms}): prepare all "
+                "of its messages again, under another name",
                 attempt=name,
                 prepared=prepared,
             )
@@ -198,18 +204,18 @@ class PreparedMessages:
             config = self._store.topics.get(topic)
             if config is None:
                 raise TopicNotExist(
-                    f"attempt {attempt.name} prepared messages for topic {topic}, which was deleted; nothing was "
-                    "committed: create it again and commit again, or abort"
+                    f"attempt {attempt.name} has messages for topic {topic}, which was deleted; nothing was "
+                    "committed. Create the topic again and commit again, or abort"
                 )
             if queue >= config.queues:
                 raise QueueNotExist(
-                    f"attempt {attempt.name} prepared messages for queue {queue} of topic {topic}, which has "
-                    f"{config.queues} now; nothing was committed",
+                    f"attempt {attempt.name} has messages for queue {queue} of topic {topic}, which now has only "
+                    f"{config.queues} queues; nothing was committed. Add queues and commit again, or abort",
                     queues=config.queues,
                 )
 
     def _decided(self, committing: Committing, error: BrokerError | None) -> None:
-        if error is not None:  # the disk failed, and the broker ends
+        if error is not None:  # the disk failed, and the broker is about to end
             committing.over(error)
             return
         committing.decided = True
@@ -220,7 +226,7 @@ class PreparedMessages:
         when(end_offset, done)
 
     def copied(self, committing: Committing, end_offset: int) -> None:
-        """All of a transaction is copied and noted, below ``end_offset`` of the log."""
+        """Finish a transaction whose copies and "done" note are in the log below ``end_offset``."""
         self.table.done(committing.commit)
         del self.committing[committing.commit.series]
         self._when_safe(committing, end_offset, committing.over)
@@ -233,13 +239,15 @@ class PreparedMessages:
         return [name for name in names if may_drop(self.table.attempts[name])]
 
     def abort(self, prefix: str, may_drop: MayDrop | None = None) -> tuple[int, int]:
-        """Drop the attempts that begin so, but for those that ``may_drop`` says no to: how many they are, and the log's
-        end behind the note of it."""
+        """Drop the attempts whose names begin with ``prefix``, except those that ``may_drop`` forbids.
+
+        Return (number of dropped attempts, end of the log after the notes).
+        """
         names = self._to_drop(prefix, may_drop)
         return len(names), self.drop(names, "abort")
 
     def drop(self, names: Sequence[str], outcome: str) -> int:
-        """Drop these attempts; the log's end behind the note of it."""
+        """Drop these attempts; return the end of the log after the notes."""
         end_offset = self._store.write_offset
         if names:
             for note in drop_notes(names):
@@ -252,13 +260,13 @@ class PreparedMessages:
     # ---- progress
 
     def save(self) -> None:
-        """Let a start begin with what is needed now, as soon as that may be."""
+        """Schedule a snapshot, from which the next start reads on."""
         if not self._save_due:
             self._save_due = True
             self._loop.call_later(SAVE_AFTER_S, self.snapshot)
 
     def snapshot(self) -> None:
-        """Take down what is needed now, for ``persist``."""
+        """Take a snapshot of the needed offsets and the committed numbers, for ``persist``."""
         self._save_due = False
         store = self._store
         next_note = store.next_append_offset(OP_PREPARED_TOPIC, 0)
@@ -267,7 +275,7 @@ class PreparedMessages:
         store.prepared.offer(store.write_offset, PreparedSnapshot(*needed, dict(self.table.committed)))
 
     def persist(self) -> None:
-        """Put on disk from where a start has to read. For one thread at a time; blocks."""
+        """Persist the newest snapshot that the log on disk covers. For one thread at a time; blocks."""
         store = self._store
         if store.failed is not None:
             return
@@ -276,10 +284,10 @@ class PreparedMessages:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            log.error("no room for %s: %s; trying again", store.prepared.path, error)
+            log.error("cannot write %s, the disk is full: %s; retrying", store.prepared.path, error)
 
     def close(self) -> None:
-        """The broker stops, and all of the log is on disk. Nobody else calls anything meanwhile."""
+        """Persist everything when the broker stops. All of the log must be on disk, and no other call may run."""
         if self._save_due:
             self.snapshot()
         self.persist()

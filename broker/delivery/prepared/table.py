@@ -1,6 +1,6 @@
-"""Which messages are prepared, by which attempts, and which transactions are committed: a state machine without I/O.
+"""State of prepared messages, their attempts, and the committed transactions: a state machine without I/O.
 
-The broker calls it as things happen; a start calls it once more for each note that is left of them.
+The broker calls it for each event; a start replays the stored notes through it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 SERIES_MAX = 10_000
-"""As many series are known by the number of their last transaction; the one that committed least recently goes."""
+"""Maximum number of series whose last transaction number is remembered (LRU by commit)."""
 
 Target = tuple[str, int]
 """A topic and a queue of it."""
 
 
 class Range:
-    """Prepared messages behind each other: queue offsets in PREPARED_TOPIC, from ``first`` to before ``end``."""
+    """Consecutive prepared messages: queue offsets in PREPARED_TOPIC, from ``first`` to before ``end``."""
 
     __slots__ = ("end", "first")
 
@@ -28,8 +28,11 @@ class Range:
 
 
 class Attempt:
-    """What one attempt has prepared. ``note_offset``: queue offset of its first note; ``active_ms``: when its last
-    messages came; ``targets``: where its messages are to go."""
+    """The prepared messages of one attempt.
+
+    ``note_offset``: queue offset of its first note; ``active_ms``: when its last messages arrived; ``targets``: topics
+    and queues that its messages are for.
+    """
 
     __slots__ = ("active_ms", "name", "note_offset", "ranges", "targets")
 
@@ -42,13 +45,15 @@ class Attempt:
 
     @property
     def messages(self) -> int:
-        """How many there are."""
+        """Number of prepared messages."""
         return sum(each.end - each.first for each in self.ranges)
 
 
 class Commit:
-    """A transaction that is committed, and its messages on the way to their topics. ``note_offset``: queue offset of
-    the note that commits it; ``position``: as many of its messages are copied."""
+    """A committed transaction whose messages are being copied to their topics.
+
+    ``note_offset``: queue offset of its commit note; ``position``: number of messages copied so far.
+    """
 
     def __init__(self, series: str, number: int, attempts: Sequence[Attempt], note_offset: int) -> None:
         self.series = series
@@ -61,10 +66,10 @@ class Commit:
         self._starts = list(accumulate((each.end - each.first for each in ranges), initial=0))
         self.messages = self._starts[-1]
         self.end = max((each.end for each in ranges), default=0)
-        """Behind the last of them in PREPARED_TOPIC."""
+        """Queue offset in PREPARED_TOPIC after its last message."""
 
     def ranges_from(self, position: int, count: int) -> list[Range]:
-        """Where up to ``count`` messages lie, from that one on."""
+        """Return the ranges of up to ``count`` messages from ``position`` on."""
         found = []
         at = bisect_right(self._starts, position) - 1
         while count > 0 and at < len(self._ranges):
@@ -79,7 +84,7 @@ class Commit:
 
 
 class Table:
-    """See the module. Attempts are in the order of their last messages."""
+    """The state of all prepared messages. Attempts are in the order of their last messages."""
 
     def __init__(self) -> None:
         self.attempts: OrderedDict[str, Attempt] = OrderedDict()
@@ -88,27 +93,27 @@ class Table:
         self.committed: OrderedDict[str, int] = OrderedDict()
         """By series: the number of its last committed transaction."""
         self.torn: dict[str, int] = {}
-        """By series: the number of a transaction that was being copied when the broker ended, and of which nobody knows
-        any more what it committed: that note is lost to damage."""
+        """By series: the number of a transaction that was being copied when the broker ended, and whose commit note was
+        lost to damage, so that its remaining messages are unknown."""
         self.ranges = 0
-        """Of all attempts together."""
+        """Number of ranges of all attempts together."""
         self._last = Range(0, 0)
 
     @property
     def messages(self) -> int:
-        """How many prepared messages wait, whether committed or not. For metrics: looks at every attempt."""
+        """Number of prepared messages that wait, committed or not. For metrics: goes through all attempts."""
         waiting = sum(attempt.messages for attempt in list(self.attempts.values()))
         return waiting + sum(commit.messages - commit.position for commit in list(self.commits.values()))
 
     def is_committed(self, series: str, number: int) -> bool:
-        """Whether this transaction is committed."""
+        """Return whether this transaction is committed."""
         return self.committed.get(series, -1) >= number
 
-    # ---- what happens
+    # ---- events
 
     def prepare(self, name: str, first: int, count: int, target: Target, note_offset: int, now_ms: int) -> None:
-        """Messages of an attempt, which may be new, lie at ``first`` and behind. What was said of messages from there
-        on before is not so."""
+        """Enter ``count`` messages of a new or known attempt, from queue offset ``first`` on."""
+        # If the range before reaches past ``first``, its frame was refused or cut short: its messages end here.
         self._last.end = min(self._last.end, first)
         attempt = self.attempts.get(name)
         if attempt is None:
@@ -126,14 +131,14 @@ class Table:
             self.ranges += 1
 
     def drop(self, names: Iterable[str]) -> None:
-        """These attempts are over; unknown ones are passed over."""
+        """Remove these attempts; ignore unknown ones."""
         for name in names:
             attempt = self.attempts.pop(name, None)
             if attempt is not None:
                 self.ranges -= len(attempt.ranges)
 
     def commit(self, series: str, number: int, names: Sequence[str], note_offset: int) -> Commit:
-        """A transaction of these attempts is committed. Names that are not known any more count nothing."""
+        """Enter a committed transaction of these attempts; ignore unknown ones."""
         attempts = [self.attempts[name] for name in names if name in self.attempts]
         self.drop(names)
         commit = self.commits[series] = Commit(series, number, attempts, note_offset)
@@ -141,29 +146,29 @@ class Table:
         return commit
 
     def remember(self, series: str, number: int) -> None:
-        """This was the last transaction of its series."""
+        """Remember the last transaction of a series."""
         self.committed[series] = max(self.committed.get(series, -1), number)
         self.committed.move_to_end(series)
         if len(self.committed) > SERIES_MAX:
             self.committed.popitem(last=False)
 
     def done(self, commit: Commit) -> None:
-        """All messages of a transaction are copied."""
+        """Remove a transaction whose messages are all copied."""
         if self.commits.get(commit.series) is commit:
             del self.commits[commit.series]
 
     def ends_at(self, end: int) -> None:
-        """The queue of prepared messages ends there, when the broker starts."""
+        """Cut the last range at the end of the queue, when the broker starts."""
         self._last.end = min(self._last.end, end)
 
-    # ---- what follows from it
+    # ---- queries
 
     def beginning_with(self, prefix: str) -> list[str]:
-        """The attempts whose names begin so."""
+        """Return the attempts whose names begin with ``prefix``."""
         return [name for name in self.attempts if name.startswith(prefix)]
 
     def idle_since(self, moment_ms: int) -> list[str]:
-        """The attempts to which nothing came after that, as far as they stand in front."""
+        """Return the attempts that got no messages after that time."""
         names = []
         for attempt in self.attempts.values():
             if attempt.active_ms > moment_ms:
@@ -172,11 +177,14 @@ class Table:
         return names
 
     def oldest_ms(self) -> int | None:
-        """When the attempt in front had its last messages; None where there is none."""
+        """Return the time of the last messages of the longest inactive attempt; None if there is no attempt."""
         return next((attempt.active_ms for attempt in self.attempts.values()), None)
 
     def needed(self, next_note: int, next_message: int) -> tuple[int, int]:
-        """From which queue offsets on notes and messages are still needed; both topics' next offsets where none is."""
+        """Return the queue offsets from which on notes and messages are still needed.
+
+        ``next_note``, ``next_message``: next offsets of both topics, which are returned if none is needed.
+        """
         attempts = [*self.attempts.values(), *(each for commit in self.commits.values() for each in commit.attempts)]
         notes = [attempt.note_offset for attempt in attempts] + [each.note_offset for each in self.commits.values()]
         messages = [attempt.ranges[0].first for attempt in attempts]
