@@ -1,7 +1,7 @@
-"""SQL92 filters: what a consumer wants of a topic, by the properties of its messages.
+"""SQL92 filters: expressions over the properties of messages, with which a consumer selects messages of a topic.
 
-``compile_filter(text).matches(properties)`` is all that the broker needs of it. The grammar is RocketMQ's; where its
-evaluator and SQL part, ``protocol/README.md`` says which way is taken.
+The broker needs only ``compile_filter(text).matches(properties)``. The grammar is RocketMQ's; ``protocol/README.md``
+defines the behaviour in cases where RocketMQ's evaluator differs from SQL.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A filter's tree as nested functions, and the filter that is made of them.
+"""Compiler of a filter's tree to nested functions.
 
-A function of a condition takes the source of a message's values and returns True, False, or None for UNKNOWN.
-Nothing is ever handed to Python's own ``eval`` or ``exec``.
+The function of a condition takes the source of a message's values and returns True, False, or None for UNKNOWN.
+Python's ``eval`` and ``exec`` are never used.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .syntax import (
 from .values import Lookup, Source, number_of, take_apart, truth_of
 
 COMPILED_MAX = 256
-"""So many filters are kept compiled: those used last."""
+"""Maximum number of compiled filters in the cache (LRU)."""
 LONG_CHARS = 512
 LONG_COMPILED_MAX = 16
-"""Of filters with more characters than that, so many: each takes up to 0.5 MiB."""
+"""Maximum number of cached filters longer than ``LONG_CHARS``: each takes up to 0.5 MiB."""
 
 Evaluate: TypeAlias = Callable[[Source], bool | None]
 Get: TypeAlias = Callable[[Source], Any]
@@ -52,7 +52,7 @@ _MIRRORED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 class Filter:
-    """A compiled filter. It holds no state of a message: any thread may use it."""
+    """A compiled filter. It has no state of a message, so any thread may use it."""
 
     __slots__ = ("_apart", "_evaluate", "text")
 
@@ -64,13 +64,15 @@ class Filter:
         self._evaluate = _Compiler(lookup).condition(tree)
 
     def matches(self, properties: bytes) -> bool:
-        """Whether the filter is TRUE of a message, which FALSE and UNKNOWN are not. ``properties``: as a record holds
-        them."""
+        """Return whether the filter is TRUE (not FALSE or UNKNOWN) for a message. ``properties``: encoded as in a
+        record."""
         return bool(self.select([PROPERTY_SEPARATOR + properties]))
 
     def select(self, sources: Sequence[bytes]) -> list[int]:
-        """The places of those messages of which it is TRUE. Of each the properties as a record holds them, with 0x02 in
-        front."""
+        """Return the indexes of the messages for which the filter is TRUE.
+
+        ``sources``: for each message, 0x02 followed by its properties, encoded as in a record.
+        """
         evaluate = self._evaluate
         if self._apart:
             return [place for place, source in enumerate(sources) if evaluate(take_apart(source))]
@@ -78,7 +80,7 @@ class Filter:
 
 
 def compile_filter(text: str) -> Filter:
-    """The filter that ``text`` states. Raises ``FilterIllegal``, whose ``column`` says where it does not."""
+    """Compile a filter. Raises ``FilterIllegal`` with the ``column`` of the error."""
     return _compiled(text) if len(text) <= LONG_CHARS else _compiled_long(text)
 
 
@@ -87,7 +89,7 @@ _compiled_long = functools.lru_cache(LONG_COMPILED_MAX)(Filter)
 
 
 def _asked(node: Operand) -> int:
-    """How often the properties of one message are looked up at most."""
+    """Return the maximum number of property look-ups for one message."""
     if isinstance(node, Property):
         return 1
     if isinstance(node, Comparison):
@@ -110,7 +112,7 @@ class _Compiler:
         self._lookup = lookup
 
     def condition(self, node: Condition) -> Evaluate:
-        """The function of a condition."""
+        """Return the function of a condition."""
         if isinstance(node, Truth):
             return _constant(node.value)
         if isinstance(node, Comparison):
@@ -129,7 +131,7 @@ class _Compiler:
         return _all(parts) if isinstance(node, All) else _any(parts)
 
     def _raw(self, node: Operand) -> Get:
-        """The function of an operand as it is: bytes of a property or a string, a number, the truth of a condition."""
+        """Return the function of an unconverted operand: bytes of a property or string, a number, or a truth value."""
         if isinstance(node, Property):
             return self._lookup.getter(node.name)
         if isinstance(node, Number | Text):
@@ -174,7 +176,7 @@ def _constant(value: Any) -> Get:
 
 
 def _converted(get: Get, convert: Callable[[bytes], Any]) -> Get:
-    """A value, converted where it is a string."""
+    """Return a function that converts the value of ``get`` if it is a string."""
 
     def evaluate(source: Source) -> Any:
         value = get(source)

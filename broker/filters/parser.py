@@ -1,4 +1,4 @@
-"""A filter's text as a tree: recursive descent over RocketMQ's grammar, with a limit on everything that grows.
+"""Parser of filters: recursive descent over RocketMQ's grammar, with limits on depth, terms and lists.
 
     any        := all (OR all)*
     all        := negated (AND negated)*
@@ -10,7 +10,7 @@
                           | [NOT] (CONTAINS | STARTSWITH | ENDSWITH) string ]
     operand    := property | string | [+ | -]* number | TRUE | FALSE | ( any )
 
-NOT binds as in SQL, looser than a comparison.
+As in SQL, NOT binds less tightly than a comparison.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from .syntax import (
 from .tokens import END, KEYWORD, NAME, NUMBER, SYMBOL, TEXT, Token, illegal, tokenize
 
 DEPTH_MAX = 32
-"""Parentheses and NOTs within each other."""
+"""Maximum nesting of parentheses and NOTs."""
 TERMS_MAX = 256
-"""Comparisons, and whatever else looks at a property."""
+"""Maximum number of comparisons and other checks of a property."""
 LIST_ITEMS_MAX = 512
 
 ORDER = ("<", "<=", ">", ">=")
@@ -49,12 +49,12 @@ _PREDICATES = "=, <>, <, <=, >, >=, IS, IN, BETWEEN, CONTAINS, STARTSWITH or END
 
 
 def parse(text: str) -> Condition:
-    """The condition that a filter states. Raises ``FilterIllegal`` with the column where it cannot be one."""
+    """Parse a filter. Raises ``FilterIllegal`` with the column of the error."""
     return _Parser(tokenize(text)).whole()
 
 
 class _Parser:
-    """Looks one token ahead."""
+    """A parser with one token of look-ahead."""
 
     def __init__(self, tokens: Iterator[Token]) -> None:
         self._tokens = tokens
@@ -80,7 +80,7 @@ class _Parser:
         return self._token.kind == kind and self._token.text in texts
 
     def _takes(self, kind: str, *texts: str) -> Token | None:
-        """The next token if it is one of these, which is then taken."""
+        """Take and return the next token if it is one of these; otherwise return None."""
         return self._take() if self._is(kind, *texts) else None
 
     def _need(self, kind: str, text: str) -> Token:
@@ -88,19 +88,19 @@ class _Parser:
             raise self._expected(text)
         return self._take()
 
-    def _expected(self, what: str) -> Exception:
-        return illegal(self._token.column, f"expected {what}, found {self._token.shown()}")
+    def _expected(self, expected: str) -> Exception:
+        return illegal(self._token.column, f"expected {expected}, found {self._token.shown()}")
 
     def _unfinished(self, operand: Operand, end: str) -> Exception:
-        """What follows ``operand`` is neither ``end`` nor goes on with it: most often a = b = c, or LIKE."""
+        """Return the error for an unexpected token after ``operand``: most often a = b = c, or LIKE."""
         if self._token.kind == NAME and self._token.text.upper() == "LIKE":
             return self._expected("CONTAINS, STARTSWITH or ENDSWITH; there is no LIKE")
         if isinstance(operand, CONDITIONS):
             return self._expected(f"AND, OR or {end}")
-        return self._expected(f"{_PREDICATES} behind {describe(operand)}")
+        return self._expected(f"{_PREDICATES} after {describe(operand)}")
 
     def _condition(self, operand: Operand) -> Condition:
-        """``operand``, which was just read, where a condition must stand."""
+        """Return ``operand``, which was just parsed, as a condition. Raises if it is not one."""
         if isinstance(operand, CONDITIONS):
             return operand
         if not (self._token.kind == END or self._is(SYMBOL, ")") or self._is(KEYWORD, "AND", "OR")):
@@ -116,7 +116,7 @@ class _Parser:
         return self._joined("OR")
 
     def _joined(self, keyword: str) -> Operand:
-        """Conditions joined by AND, or those joined by OR; one alone stays what it is, perhaps no condition."""
+        """Parse conditions joined by AND or by OR. Return a single operand as it is, even if it is not a condition."""
         column = self._token.column
         part = self._negated if keyword == "AND" else lambda: self._joined("AND")
         first = part()
@@ -139,13 +139,13 @@ class _Parser:
     def _deeper(self, token: Token) -> None:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            raise illegal(token.column, f"parentheses and NOTs lie within each other more than {DEPTH_MAX} deep")
+            raise illegal(token.column, f"parentheses and NOTs are nested more than {DEPTH_MAX} deep")
 
     def _term(self, column: int) -> int:
         """Count a term that begins at ``column``."""
         self._terms += 1
         if self._terms > TERMS_MAX:
-            raise illegal(column, f"it has more than {TERMS_MAX} comparisons; IN takes many strings at once")
+            raise illegal(column, f"it has more than {TERMS_MAX} comparisons; use IN to compare with many strings")
         return column
 
     def _comparison(self) -> Operand:
@@ -162,7 +162,7 @@ class _Parser:
         elif found := self._takes(KEYWORD, *PARTS):
             condition = self._part(left, found.text)
         elif token is not None:
-            raise self._expected("BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH behind NOT")
+            raise self._expected("BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH after NOT")
         else:
             return left
         return condition if token is None else Not(condition, token.column)
@@ -195,7 +195,7 @@ class _Parser:
         for operand in (left, low, high):
             _check_ordered(operand, keyword.text)
         if isinstance(low, Number) and isinstance(high, Number) and low.value > high.value:
-            raise illegal(low.column, f"nothing is BETWEEN {low.value} AND {high.value}; the lower one stands first")
+            raise illegal(low.column, f"nothing is BETWEEN {low.value} AND {high.value}; put the lower one first")
         return Between(left, low, high, self._term(left.column))
 
     def _one_of(self, left: Operand) -> Condition:
@@ -204,7 +204,7 @@ class _Parser:
         values = [self._string("IN")]
         while self._takes(SYMBOL, ","):
             if len(values) == LIST_ITEMS_MAX:
-                raise illegal(self._token.column, f"a list behind IN has at most {LIST_ITEMS_MAX} strings")
+                raise illegal(self._token.column, f"a list after IN may have at most {LIST_ITEMS_MAX} strings")
             values.append(self._string("IN"))
         self._need(SYMBOL, ")")
         return OneOf(of, frozenset(values), self._term(left.column))
@@ -214,7 +214,7 @@ class _Parser:
         column = self._token.column
         text = self._string(keyword)
         if not text:
-            raise illegal(column, f"{keyword} needs a string that is not empty")
+            raise illegal(column, f"{keyword} needs a non-empty string")
         return Part(keyword, of, text, self._term(left.column))
 
     # ---- operands
@@ -224,7 +224,7 @@ class _Parser:
             hint = f"; {keyword} compares strings: write '{self._token.text}'" if self._token.kind == NUMBER else ""
             raise self._expected(f"a string in single quotes{hint}")
         value = self._take().value
-        assert isinstance(value, bytes), "what the token of a string holds"
+        assert isinstance(value, bytes), "a string token has bytes"
         return value
 
     def _operand(self) -> Operand:
@@ -246,7 +246,7 @@ class _Parser:
             self._depth -= 1
             return inner
         if self._is(KEYWORD, "NULL"):
-            raise illegal(token.column, "nothing is equal to NULL; write IS NULL or IS NOT NULL behind a property")
+            raise illegal(token.column, "nothing is equal to NULL; write IS NULL or IS NOT NULL after a property")
         raise self._expected("a property, a number, a string, TRUE, FALSE or (")
 
     def _number(self) -> Number:
@@ -255,14 +255,14 @@ class _Parser:
         while symbol := self._takes(SYMBOL, "+", "-"):
             sign = -sign if symbol.text == "-" else sign
         if self._token.kind != NUMBER:
-            raise self._expected("a number behind a sign; there is no arithmetic")
+            raise self._expected("a number after a sign; arithmetic is not supported")
         value = self._take().value
-        assert isinstance(value, int | float), "what the token of a number holds"
+        assert isinstance(value, int | float), "a number token has a number"
         return Number(sign * value, column)
 
 
 def _check_ordered(operand: Operand, symbol: str) -> None:
-    """As in RocketMQ only numbers have an order."""
+    """Raise if the operand cannot be ordered. RocketMQ: only numbers have an order."""
     if not isinstance(operand, Property | Number):
         raise illegal(operand.column, f"{symbol} compares numbers and properties, not {describe(operand)}")
 
@@ -270,4 +270,4 @@ def _check_ordered(operand: Operand, symbol: str) -> None:
 def _check_property(operand: Operand, keyword: str) -> Property:
     if isinstance(operand, Property):
         return operand
-    raise illegal(operand.column, f"{keyword} needs a property in front of it, not {describe(operand)}")
+    raise illegal(operand.column, f"{keyword} needs a property before it, not {describe(operand)}")

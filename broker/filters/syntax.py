@@ -1,7 +1,7 @@
-"""What a filter says, as a tree.
+"""Syntax tree of a filter.
 
-A *condition* is TRUE, FALSE or UNKNOWN of a message; an *operand* has a value, or none where the message has no such
-property. Every node knows the column at which it begins.
+For a message, a *condition* is TRUE, FALSE or UNKNOWN; an *operand* has a value, or none if the message lacks the
+property. Every node stores the column at which it begins.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``symbol``: one of = <> < <= > >=."""
+    """A comparison. ``symbol``: one of = <> < <= > >=."""
 
     symbol: str
     left: Operand
@@ -54,7 +54,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Not less than ``low`` and not more than ``high``."""
+    """A range check: not less than ``low`` and not more than ``high``."""
 
     value: Operand
     low: Operand
@@ -64,7 +64,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """The property is one of several strings."""
+    """A check that the property is one of several strings."""
 
     property: Property
     values: frozenset[bytes]
@@ -73,7 +73,10 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The property contains a string, or begins or ends with it. ``keyword``: CONTAINS, STARTSWITH or ENDSWITH."""
+    """A check that the property contains a string, or begins or ends with it.
+
+    ``keyword``: CONTAINS, STARTSWITH or ENDSWITH.
+    """
 
     keyword: str
     property: Property
@@ -83,7 +86,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The operand has no value, or the condition is UNKNOWN; itself it never is."""
+    """A check that the operand has no value, or that the condition is UNKNOWN. It is never UNKNOWN itself."""
 
     operand: Operand
     column: int
@@ -91,7 +94,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The opposite; of UNKNOWN it is UNKNOWN."""
+    """The negation; UNKNOWN stays UNKNOWN."""
 
     condition: Condition
     column: int
@@ -99,7 +102,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """TRUE where all are, FALSE where one is FALSE, else UNKNOWN."""
+    """The conjunction: TRUE if all are TRUE, FALSE if one is FALSE, otherwise UNKNOWN."""
 
     conditions: tuple[Condition, ...]
     column: int
@@ -107,7 +110,7 @@ class All:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """TRUE where one is, FALSE where all are FALSE, else UNKNOWN."""
+    """The disjunction: TRUE if one is TRUE, FALSE if all are FALSE, otherwise UNKNOWN."""
 
     conditions: tuple[Condition, ...]
     column: int
@@ -119,7 +122,7 @@ CONDITIONS = (Truth, Comparison, Between, OneOf, Part, Missing, Not, All, AnyOf)
 
 
 def describe(operand: Operand) -> str:
-    """What an operand is, for error messages."""
+    """Describe an operand for error messages."""
     if isinstance(operand, Property):
         return "a property"
     if isinstance(operand, Number):

@@ -1,4 +1,4 @@
-"""A filter's text as tokens: names, keywords, literals and symbols, each with the column at which it begins."""
+"""Tokenizer of filters: names, keywords, literals and symbols, each with the column at which it begins."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ END = "the end"
 KEYWORDS = frozenset((
     "AND", "BETWEEN", "CONTAINS", "ENDSWITH", "FALSE", "IN", "IS", "NOT", "NULL", "OR", "STARTSWITH", "TRUE",
 ))  # fmt: skip
-"""Words that name no property, in any case."""
+"""Words that cannot be names of properties, in upper or lower case."""
 
 DIGITS_MAX = 40
 SHOWN_CHARS_MAX = 40
-"""So much of a filter is repeated in an error."""
+"""Maximum length of an excerpt of a filter in an error message."""
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\n\r\f]+|--[^\n\r]*|/\*.*?\*/)
@@ -36,20 +36,20 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _HINTS = {
-    "'": "the string that begins here does not end; a quote within a string is written twice",
-    '"': "strings stand in single quotes",
-    "!": "unequal is <>",
-    "&": "both is AND",
-    "|": "either is OR",
-    "/": "a comment that begins with /* ends with */; there is no arithmetic",
-    "*": "there is no arithmetic",
-    "%": "there is no arithmetic",
+    "'": "the string that begins here is not terminated; double a quote within a string",
+    '"': "use single quotes for strings",
+    "!": "use <> for not equal",
+    "&": "use AND",
+    "|": "use OR",
+    "/": "a comment that begins with /* must end with */; arithmetic is not supported",
+    "*": "arithmetic is not supported",
+    "%": "arithmetic is not supported",
 }
 
 
 class Token(NamedTuple):
-    """``text``: as it was written, a keyword in upper case; ``column``: of its first character, from 1 on; ``value``:
-    what a literal stands for."""
+    """A token. ``text``: as in the filter, but keywords in upper case; ``column``: that of its first character, counted
+    from 1; ``value``: the value of a literal."""
 
     kind: str
     text: str
@@ -57,30 +57,32 @@ class Token(NamedTuple):
     value: int | float | bytes = 0
 
     def shown(self) -> str:
-        """The token in an error message."""
+        """Return the token as shown in an error message."""
         return "the end" if self.kind == END else f"`{shorten(self.text)}`"
 
 
 def illegal(column: int, problem: str) -> FilterIllegal:
-    """The error for a filter that breaks a rule at ``column``."""
-    return FilterIllegal(f"the filter cannot be used, see its column {column}: {problem}", column=column)
+    """Return the error for a filter that breaks a rule at ``column``."""
+    return FilterIllegal(f"invalid filter, column {column}: {problem}", column=column)
 
 
 def shorten(text: str) -> str:
-    """``text``, cut where it is too long to be repeated."""
+    """Return ``text``, truncated to ``SHOWN_CHARS_MAX`` characters."""
     return text if len(text) <= SHOWN_CHARS_MAX else f"{text[: SHOWN_CHARS_MAX - 1]}…"
 
 
 def tokenize(text: str) -> Iterator[Token]:
-    """The tokens of a filter, the last one of kind ``END``. Raises ``FilterIllegal``."""
+    """Yield the tokens of a filter, the last one of kind ``END``. Raises ``FilterIllegal``."""
     if len(text) > FILTER_CHARS_MAX:
-        raise illegal(FILTER_CHARS_MAX + 1, f"it has {len(text):,} characters; at most {FILTER_CHARS_MAX:,} are read")
+        raise illegal(
+            FILTER_CHARS_MAX + 1, f"it has {len(text):,} characters; at most {FILTER_CHARS_MAX:,} are allowed"
+        )
     at = 0
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
             hint = _HINTS.get(text[at])
-            raise illegal(at + 1, f"{text[at]!r} begins nothing that is known here{f'; {hint}' if hint else ''}")
+            raise illegal(at + 1, f"unexpected character {text[at]!r}{f'; {hint}' if hint else ''}")
         if found["blank"] is None:
             yield _token(found, at + 1)
         at = found.end()
@@ -102,16 +104,16 @@ def _token(found: re.Match[str], column: int) -> Token:
 
 
 def _number(written: str, column: int) -> int | float:
-    """The value of a number, without a sign. As in RocketMQ an integer has 64 bits, any other is a double."""
+    """Return the value of a number without a sign. RocketMQ: an integer has 64 bits, any other number is a double."""
     digits = written.rstrip("lL")
     if digits.isdigit():
         if (number := int(digits[:DIGITS_MAX])) > I64_MAX or len(digits) > DIGITS_MAX:
-            raise illegal(column, f"{shorten(digits)} is more than {I64_MAX}, the greatest integer there is")
+            raise illegal(column, f"{shorten(digits)} is more than {I64_MAX}, the largest integer")
         return number
     if digits != written:
-        raise illegal(column, f"{shorten(written)}: only an integer ends with an L")
+        raise illegal(column, f"{shorten(written)}: only an integer may end with an L")
     if math.isinf(fraction := float(digits)):
-        raise illegal(column, f"{shorten(written)} is more than a double can hold")
+        raise illegal(column, f"{shorten(written)} is more than a double can represent")
     return fraction
 
 
@@ -119,4 +121,4 @@ def _text(written: str, column: int) -> bytes:
     try:
         return written[1:-1].replace("''", "'").encode()
     except UnicodeEncodeError:
-        raise illegal(column, f"the string {shorten(ascii(written))} is no text that UTF-8 can hold") from None
+        raise illegal(column, f"the string {shorten(ascii(written))} cannot be encoded as UTF-8") from None

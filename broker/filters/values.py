@@ -1,4 +1,4 @@
-"""Values of properties: found in a record's bytes, and read as what they are compared with."""
+"""Values of properties: their look-up in a record's bytes, and their conversion for comparisons."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, TypeAlias
 from ...protocol.record import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 
 Source: TypeAlias = Any
-"""Where the values of one message come from: its properties with 0x02 in front, or what ``take_apart`` made of them."""
+"""Source of one message's values: its encoded properties after a 0x02, or the result of ``take_apart``."""
 
 NUMBER_BYTES_MAX = 64
-"""A property that is longer is no number."""
+"""Maximum length of a property that counts as a number."""
 _DIGITS_MAX = 18
 _NUMBER = re.compile(rb"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]+)?")
 
 
 def number_of(value: bytes) -> int | float | None:
-    """The number that a property reads as, None where it is none: an optional sign, digits, a fraction, an exponent."""
+    """Return a property as a number (optional sign, digits, fraction, exponent); None if it is not a number."""
     if len(value) <= _DIGITS_MAX and value.isdigit():
         return int(value)
     found = _NUMBER.fullmatch(value) if len(value) <= NUMBER_BYTES_MAX else None
@@ -28,16 +28,15 @@ def number_of(value: bytes) -> int | float | None:
 
 
 def truth_of(value: bytes) -> bool:
-    """As in Java: ``true`` in any case is TRUE, everything else FALSE."""
+    """Return a property as a boolean. As in Java, ``true`` in any case is TRUE and everything else FALSE."""
     return value.lower() == b"true"
 
 
 class Lookup:
-    """How the properties of a message are found, for a filter that asks so many times.
+    """Look-up of a message's properties for a filter that does up to ``asked`` look-ups.
 
-    Values are those of ``decode_properties``: of two with the same name the last one counts, one without a value is no
-    property. ``apart``: whether all properties are taken apart first; up to ``ASKED_FEW`` it is faster to search for
-    each name.
+    Values are as in ``decode_properties``: the last one of a name counts, and a name without a value is not a property.
+    ``apart``: all properties are decoded first; up to ``ASKED_FEW`` look-ups it is faster to search for each name.
     """
 
     ASKED_FEW = 8
@@ -46,13 +45,13 @@ class Lookup:
         self.apart = asked > self.ASKED_FEW
 
     def getter(self, name: str) -> Callable[[Source], bytes | None]:
-        """A function that gives the value of the property, None where the message has none."""
+        """Return a function that returns the property's value, or None if the message does not have it."""
         encoded = name.encode()
         return _looking_up(encoded) if self.apart else _searching(encoded)
 
 
 def take_apart(properties: bytes) -> dict[bytes, bytes]:
-    """All properties by name."""
+    """Decode all properties; return them by name."""
     found = {}
     for pair in properties.split(PROPERTY_SEPARATOR):
         name, _, value = pair.partition(NAME_VALUE_SEPARATOR)
@@ -69,16 +68,16 @@ def _looking_up(name: bytes) -> Callable[[Source], bytes | None]:
 
 
 def _searching(name: bytes) -> Callable[[Source], bytes | None]:
-    # 0x02 stands in front of every name and nowhere else.
+    # 0x02 is before every name and nowhere else, so a match is always a whole name.
     head = PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR
 
     def get(source: bytes) -> bytes | None:
         rest = source
         while True:
-            rest, found, behind = rest.rpartition(head)
+            rest, found, after = rest.rpartition(head)
             if not found:
                 return None
-            if value := behind.partition(PROPERTY_SEPARATOR)[0]:
+            if value := after.partition(PROPERTY_SEPARATOR)[0]:
                 return value
 
     return get

@@ -1,1 +1,1 @@
-"""Who may connect, how each proves it, and what each may do."""
+"""Security: users and their authentication, permissions, TLS and the audit log."""

@@ -1,4 +1,4 @@
-"""What the user of a connection may do, asked for every request and remembered, and how it is refused."""
+"""Permissions of a connection's user: cached checks for every request, and the refusal messages."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...protocol.permissions import ADMIN, ANY, BROKER, CONSUME, GROUP, PUBLISH,
 log = logging.getLogger(__name__)
 
 NAME_CHARS_MAX = 255
-"""Of longer names nothing is remembered: there is no such topic or group."""
+"""Longest name whose checks are cached: no topic or group has a longer name."""
 QUERY_BROKER = Need((QUERY,), BROKER)
 REMEMBERED_MAX = 4_096
-"""Answers that are remembered of one user; beyond that all are worked out anew."""
+"""Maximum number of cached checks of a user; when it is reached, the cache is cleared."""
 
 
 class Access:
-    """One user's rights while the broker runs. Belongs to the event loop; shared by the user's connections.
+    """The rights of one user. Runs on the event loop; all connections of the user share it.
 
-    ``name``: the user. What its grants say is worked out once for each need, and again after ``change``.
+    ``name``: the user. Each need is checked against the grants once, and again after ``change``.
     """
 
     __slots__ = ("_met", "name", "permissions", "publishes")
@@ -29,17 +29,17 @@ class Access:
         self.name = name
         self.permissions = permissions
         self.publishes: set[str] = set()
-        """Topics that the user was found to be allowed to publish to: all that a PRODUCE has to look at."""
+        """Topics that the user may publish to, as far as checked. A PRODUCE looks only here."""
         self._met: dict[Need, bool] = {}
 
     def change(self, permissions: Permissions) -> None:
-        """The user's grants are others now; holds for every connection at once."""
+        """Replace the user's grants, for all connections at once."""
         self.permissions = permissions
         self.publishes.clear()
         self._met.clear()
 
     def meets(self, need: Need) -> bool:
-        """Whether the user may do that."""
+        """Return whether the user has the permission."""
         met = self._met.get(need)
         if met is None and len(need.name) > NAME_CHARS_MAX:
             return self.permissions.meets(need)
@@ -51,38 +51,38 @@ class Access:
         return met
 
     def check(self, need: Need) -> None:
-        """Raise ``NoPermission``, naming what is missing and how to grant it, where the user may not do that.
+        """Raise ``NoPermission``, with the missing permission and how to grant it, if the user lacks it.
 
-        Whether there is such a topic or group is not said.
+        The message does not reveal whether the topic or group exists.
         """
         if not self.meets(need):
             raise NoPermission(self.refusal(need))
 
     def refusal(self, need: Need) -> str:
-        """Say what the user lacks, and how to grant it."""
-        return f"user {self.name} has no permission: {need}; grant it with {_how(self.name, need)}"
+        """Return the message that names the missing permission and the command that grants it."""
+        return f"user {self.name} has no permission: {need}; grant it with {_grant_command(self.name, need)}"
 
     def check_publish(self, topic: str) -> None:
-        """As ``check`` of publishing to a topic, and remembered in ``publishes``."""
+        """Check that the user may publish to a topic, and cache that in ``publishes``. Raises ``NoPermission``."""
         self.check(Need((PUBLISH,), TOPIC, topic))
         self.publishes.add(topic)
 
     def allows(self, action: str, kind: str, name: str = "") -> bool:
-        """Whether one action on one object is allowed."""
+        """Return whether the user may do one action on one object."""
         return self.meets(Need((action,), kind, name))
 
     def sees(self, kind: str, name: str) -> bool:
-        """Whether lists show this topic or group to the user: it has any right on it."""
+        """Return whether lists show this topic or group to the user: it needs any right on it."""
         return self.permissions.sees(kind, name)
 
     @property
     def sees_all(self) -> bool:
-        """Whether figures of the whole broker are shown to the user."""
+        """Return whether the user may see statistics of the whole broker."""
         return self.meets(QUERY_BROKER)
 
 
-def _how(user: str, need: Need) -> str:
-    """The command that gives what is missing."""
+def _grant_command(user: str, need: Need) -> str:
+    """Return the command that grants the missing permission."""
     action = need.actions[0]
     if need.kind == BROKER:
         option = "--admin" if action == ADMIN else "--query-broker"
@@ -104,7 +104,7 @@ def _quoted(name: str) -> str:
 
 
 class AccessTable:
-    """The rights of all users, by name. ``changed`` is called when somebody's may have become fewer."""
+    """The rights of all users, by name. ``changed`` is called when a user may have lost rights."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._by_user: dict[str, Access] = {}
@@ -112,7 +112,7 @@ class AccessTable:
         self._changed = changed
 
     def of(self, name: str, raw: object) -> Access:
-        """The rights of a user. ``raw``: its grants as they stand in the file of users."""
+        """Return the rights of a user. ``raw``: its grants as stored in the users file."""
         access = self._by_user.get(name)
         if access is None:
             self._raw[name] = raw
@@ -127,14 +127,14 @@ class AccessTable:
         access.change(_parsed(access.name, raw))
 
     def update(self, users: Mapping[str, object]) -> None:
-        """The file of users changed: ``users`` has everybody's grants. Who is not in it may nothing any more."""
-        others = False
+        """Apply a change of the users file. ``users``: grants of all users; users missing from it lose all rights."""
+        changed = False
         for name, access in self._by_user.items():
             raw = users.get(name, ())
             if raw != self._raw[name]:
                 self._change(access, raw)
-                others = True
-        if others:
+                changed = True
+        if changed:
             self._changed()
 
 
@@ -142,5 +142,5 @@ def _parsed(name: str, raw: object) -> Permissions:
     try:
         return Permissions.parse(raw, name)
     except ConfigurationError as error:
-        log.error("%s; the user has no permissions until that is put right", error)
+        log.error("%s; the user has no permissions until this is fixed", error)
         return Permissions()

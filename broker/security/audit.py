@@ -1,7 +1,7 @@
-"""The audit log: what was changed, or was to be changed, by whom. One line of JSON each, for programs and people.
+"""The audit log: changes and refused changes, with the user. One line of JSON each, for programs and people.
 
-Never in it: message bodies, keys of messages, passwords or anything that proves who somebody is. Names and values come
-from clients: whatever is not printable ASCII is written as JSON escapes it, and a line has a greatest length.
+It never contains message bodies, message keys, passwords or proofs of identity. Names and values come from clients, so
+everything except printable ASCII is escaped as in JSON, and the length of a line is limited.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ LOGGER = "flintmq.audit"
 DONE = "done"
 LINE_CHARS_MAX = 4_096
 TEXT_CHARS_MAX = 255
-"""Longest name in a line; of a longer one the beginning is kept."""
+"""Maximum length of a name in a line; a longer one is truncated."""
 ITEMS_MAX = 32
-"""Most entries of one value, such as queues that were reset; how many more there were is said."""
+"""Maximum number of entries of one value, such as queues that were reset; the number of omitted ones is added."""
 REFUSED_A_MINUTE_MAX = 600
-"""Most lines a minute about what was refused: who asks without a right must not fill a disk. Those left out are
-counted in the next line."""
+"""Maximum number of lines a minute for refused requests: a client without permission must not fill the disk. The next
+line has the number of omitted ones."""
 
 _CUT_ITEM = "…"
 
 
 class AuditLog:
-    """Writes to the logger ``flintmq.audit``: with ``path`` to that file alone, else to wherever the broker logs.
+    """Writer to the logger ``flintmq.audit``: with ``path`` only to that file, otherwise to the broker's log.
 
-    Belongs to the event loop. ``clock``: seconds since 1970.
+    Runs on the event loop. ``clock``: seconds since 1970.
     """
 
     def __init__(self, path: str = "", *, clock: Callable[[], float] = time.time) -> None:
@@ -63,8 +63,8 @@ class AuditLog:
     ) -> None:  # fmt: skip
         """Add a line.
 
-        ``action``: what, mostly a command's name; ``target``: to which object; ``user``: empty where nobody has to say
-        who they are; ``client``: what it calls itself; ``outcome``: ``done``, or the name of the error, with its
+        ``action``: usually a command's name; ``target``: the object; ``user``: empty without authentication;
+        ``client``: the name that the client gave itself; ``outcome``: ``done``, or the name of the error, with its
         ``reason``.
         """
         entry: dict[str, Any] = {"time": self._now(), "action": action, "object": target}
@@ -91,7 +91,7 @@ class AuditLog:
 
 
 def encode(entry: dict[str, Any]) -> str:
-    """One line of printable ASCII, of ``LINE_CHARS_MAX`` characters at most; what is empty is left out."""
+    """Return one line of printable ASCII with at most ``LINE_CHARS_MAX`` characters. Empty values are omitted."""
     kept = {name: _bounded(value) for name, value in entry.items() if value not in ("", None)}
     line = json.dumps(kept)
     for name in ("before", "after", "reason", "client"):
@@ -117,7 +117,7 @@ def _bounded(value: Any) -> Any:
 
 
 class _PrivateFile(logging.handlers.WatchedFileHandler):
-    """A file that only its owner reads; made anew where somebody moves it away, as ``logrotate`` does."""
+    """A file that only its owner can read. It is created again after it was moved away, as ``logrotate`` does."""
 
     def _open(self) -> Any:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -129,8 +129,8 @@ def _handler(path: Path) -> logging.Handler:
         handler = _PrivateFile(path, encoding="ascii")
     except OSError as error:
         raise ConfigurationError(
-            f"log.audit = {str(path)!r}: cannot be written: {error.strerror}; choose a file in a folder that is there, "
-            'or "" for the log of the broker'
+            f"log.audit = {str(path)!r}: cannot write the file: {error.strerror}; use a file in an existing folder, "
+            'or "" for the broker\'s log'
         ) from None
     handler.setFormatter(logging.Formatter("%(message)s"))
     return handler

@@ -1,4 +1,4 @@
-"""Checks who a connection says it is: SCRAM-SHA-256 against the store's users, with a pause after each failure."""
+"""Authentication of connections: SCRAM-SHA-256 with the store's users, and a pause after each failure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .users import User, UserTable
 log = logging.getLogger(__name__)
 
 WRONG = "the user or the password is wrong"
-"""For a user that is not there as well: nobody learns who is."""
+"""The same message for an unknown user, so that no client can find out which users exist."""
 FRAME_BYTES_MAX = 4096
-"""Largest frame of a connection that has not authenticated yet."""
+"""Maximum size of a frame before authentication."""
 NAME_CHARS_LOGGED = 64
 
 
 class Authenticator:
-    """Belongs to the event loop. ``failures`` and ``successes`` count since the start."""
+    """The authentication of one broker. Runs on the event loop. ``failures``, ``successes``: counts since the start."""
 
     def __init__(self, users: UserTable, backoff: Backoff) -> None:
         self.users = users
@@ -28,8 +28,10 @@ class Authenticator:
         self.successes = 0
 
     def begin(self, client_first: str) -> tuple[ServerExchange, str]:
-        """The exchange that a client's first message begins, and the answer to it. Raises ``AuthenticationFailed``
-        where it is none."""
+        """Begin an exchange with the client's first message. Return (the exchange, the response).
+
+        Raises ``AuthenticationFailed`` if the message is malformed.
+        """
         self.users.refresh()
         exchange = ServerExchange(self.users.verifier)
         try:
@@ -38,9 +40,9 @@ class Authenticator:
             raise AuthenticationFailed(str(error)) from None
 
     def finish(self, exchange: ServerExchange, client_final: str, host: str) -> tuple[User, str]:
-        """Who a client's proof proves it to be, and the answer to it; to be called when ``host`` has its turn.
+        """Check a client's proof, when the backoff gives ``host`` its turn. Return (the user, the response).
 
-        Raises ``AuthenticationFailed`` where it proves nothing: then the next attempt from there has to wait.
+        Raises ``AuthenticationFailed`` if the proof is wrong; then the next attempt from this address has to wait.
         """
         try:
             user, answer = self._judge(exchange, client_final)
@@ -48,7 +50,7 @@ class Authenticator:
             self.failures += 1
             pause_s = self.backoff.failed(host)
             log.warning(
-                "%s did not authenticate as %s: %s; the next attempt from there waits %.1f s",
+                "%s failed to authenticate as %s: %s; the next attempt from this address waits %.1f s",
                 host, ascii(exchange.name[:NAME_CHARS_LOGGED]), error.message, pause_s,
             )  # fmt: skip
             raise

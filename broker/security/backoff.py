@@ -1,4 +1,4 @@
-"""How fast passwords may be tried: after each failure the next attempt from the same address is judged later."""
+"""Limit on password guessing: after each failure, the next attempt from the same address is checked later."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Protocol
 from ...protocol.errors import SystemBusy
 
 PAUSE_S = 0.1
-"""After the first failure; doubled by each that follows."""
+"""Pause after the first failure; each further failure doubles it."""
 PAUSE_S_MAX = 3.0
-"""So one address has about 20 attempts a minute in the long run, right ones included, until one is right."""
+"""Maximum pause. It allows one address about 20 attempts a minute in the long run, until one succeeds."""
 WAIT_S_MAX = 4.0
-"""Who would have to wait longer for its turn is told to come again: clients wait 5 s for a connection."""
+"""Maximum wait for a turn; beyond it the client is asked to retry, since clients wait 5 s for a connection."""
 FORGET_S = 600.0
-"""After as long without a failure an address begins anew."""
+"""Time without a failure after which an address starts again without a pause."""
 ADDRESSES_MAX = 10_000
-"""As many addresses are remembered, the latest to fail; some 400 bytes each."""
+"""Maximum number of addresses remembered (those that failed most recently), about 400 bytes each."""
 IPV6_PREFIX = 64
-"""Whoever has one IPv6 address of such a network mostly has them all."""
+"""Length of the IPv6 prefix that counts as one address: one client usually controls the whole network."""
 
 
 class Timer(Protocol):
-    """What ``call_at`` returns."""
+    """The result of ``call_at``."""
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the call."""
 
 
 class _Address:
@@ -41,10 +41,10 @@ class _Address:
 
 
 class Backoff:
-    """The pauses, by address. Belongs to the event loop, whose ``clock`` and ``call_at`` it takes.
+    """The pauses by address. Runs on the event loop, whose ``clock`` and ``call_at`` it uses.
 
-    Whoever judges an attempt says ``failed`` or ``succeeded`` at once. Right attempts wait as wrong ones do: a guess
-    must not be told from a hit by how soon it is answered.
+    The code that checks an attempt must call ``failed`` or ``succeeded`` at once. Correct attempts wait too: the
+    response time must not tell a correct guess from a wrong one.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Backoff:
         return len(self._addresses)
 
     def must_wait(self, host: str) -> bool:
-        """Whether an attempt from ``host`` may not be judged yet."""
+        """Return whether an attempt from ``host`` has to wait."""
         address = self._addresses.get(network_of(host))
         return address is not None and (bool(address.waiting) or address.next_at > self._clock())
 
     def wait(self, host: str, judge: Callable[[], None]) -> Callable[[], None]:
-        """Call ``judge`` when an attempt from ``host`` may be judged, later; returns what takes the attempt back.
+        """Call ``judge`` when it is the turn of this attempt from ``host``. Return a function that cancels the attempt.
 
-        Raises ``SystemBusy`` where that would be later than in ``WAIT_S_MAX``.
+        Raises ``SystemBusy`` if the attempt would wait longer than ``WAIT_S_MAX``.
         """
         network = network_of(host)
         address = self._addresses.get(network)
@@ -74,8 +74,8 @@ class Backoff:
         wait_s = max(0.0, address.next_at - self._clock()) + len(address.waiting) * pause_after(address.failures + 1)
         if wait_s > WAIT_S_MAX:
             raise SystemBusy(
-                f"{address.failures} attempts to authenticate from {host} have failed, and {len(address.waiting)} wait "
-                "for their turn; try again later",
+                f"{address.failures} attempts to authenticate from {host} have failed and {len(address.waiting)} are "
+                "waiting for their turn; try again later",
                 retry_after_ms=int(wait_s * 1000) + 1,
             )
         token = object()
@@ -83,10 +83,10 @@ class Backoff:
         waiting[token] = judge
         if address.timer is None:
             address.timer = self._call_at(address.next_at, self._turn, network)
-        return lambda: _take_back(waiting, token)
+        return lambda: _cancel(waiting, token)
 
     def _turn(self, network: str) -> None:
-        """The next attempt of an address may be judged."""
+        """Check the next attempt of an address."""
         address = self._addresses.get(network)
         if address is None:
             return
@@ -98,7 +98,7 @@ class Backoff:
             address.timer = self._call_at(max(address.next_at, self._clock()), self._turn, network)
 
     def failed(self, host: str) -> float:
-        """An attempt was wrong; how many seconds the next one from there has to wait."""
+        """Note a failed attempt. Return the seconds that the next one from this address has to wait."""
         network = network_of(host)
         now = self._clock()
         address = self._addresses.get(network)
@@ -115,7 +115,7 @@ class Backoff:
         return pause
 
     def succeeded(self, host: str) -> None:
-        """An attempt was right: the address begins anew, and who waits there has its turn."""
+        """Note a successful attempt: forget the address's failures and check its waiting attempts."""
         address = self._addresses.pop(network_of(host), None)
         if address is None:
             return
@@ -124,7 +124,7 @@ class Backoff:
         waiting = address.waiting
         while waiting:
             judge = waiting.pop(next(iter(waiting)))
-            if self.must_wait(host):  # one of them was wrong again
+            if self.must_wait(host):  # one of these attempts has failed, so the rest waits again
                 self.wait(host, judge)
             else:
                 judge()
@@ -137,17 +137,17 @@ class Backoff:
 
 
 def pause_after(failures: int) -> float:
-    """Seconds that the attempt behind so many failures has to wait."""
+    """Return the seconds that the next attempt has to wait after this number of failures."""
     return min(PAUSE_S * 2.0 ** min(failures - 1, 30), PAUSE_S_MAX)
 
 
 def network_of(host: str) -> str:
-    """What counts as one address: an IPv4 address, or the network of an IPv6 one."""
+    """Return what counts as one address: the IPv4 address itself, or the network of an IPv6 address."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if address.version == 4:
         return str(address)
     return str(ipaddress.ip_network((int(address), IPV6_PREFIX), strict=False))
 
 
-def _take_back(waiting: dict[object, Callable[[], None]], token: object) -> None:
+def _cancel(waiting: dict[object, Callable[[], None]], token: object) -> None:
     waiting.pop(token, None)

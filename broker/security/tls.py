@@ -1,4 +1,4 @@
-"""The broker's side of TLS: its certificate, whom it believes, and taking new files without a restart."""
+"""The broker's side of TLS: its certificate, the CA of its clients, and reloading of both without a restart."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
 class TlsFiles:
-    """A context made of a certificate (with its chain), its key and, for mutual TLS, the CA of the clients' ones.
+    """A TLS context from a certificate (with its chain), its key and, for mutual TLS, the CA of the clients.
 
-    ``context`` is what new connections use. ``refresh`` makes a new one when a file changed; where that fails the old
-    one stays. Belongs to the event loop.
+    New connections use ``context``. ``refresh`` creates a new context after a file changed; if that fails, the old one
+    stays. Runs on the event loop.
     """
 
     def __init__(self, certificate: str, key: str, client_ca: str, least_version: str) -> None:
@@ -34,11 +34,11 @@ class TlsFiles:
 
     @property
     def asks_clients(self) -> bool:
-        """Whether clients need a certificate too."""
+        """Return whether clients need a certificate too."""
         return self._client_ca is not None
 
     def refresh(self, *, force: bool = False) -> None:
-        """Take the files again if one changed, or with ``force``."""
+        """Reload the files if one changed, or always with ``force``."""
         seen = self._stats()
         if seen == self._seen and not force:
             return
@@ -47,13 +47,13 @@ class TlsFiles:
             self.context = self._make()
         except ConfigurationError as error:
             self.reload_failures += 1
-            log.error("the certificate stays the one it was: %s", error)
+            log.error("keeping the previous certificate: %s", error)
             return
         self.reloads += 1
-        log.info("the certificate in %s was read again: new connections get it", self._certificate)
+        log.info("reloaded the certificate in %s: new connections use it", self._certificate)
 
     def _stats(self) -> list[tuple[int, int, int]]:
-        """What tells one version of each file from another; zeros for one that is not there."""
+        """Return (inode, mtime, size) of each file, by which a new version is detected; zeros for a missing file."""
         stats = []
         for path in (self._certificate, self._key, *([self._client_ca] if self._client_ca else ())):
             try:
@@ -64,7 +64,7 @@ class TlsFiles:
         return stats
 
     def _make(self) -> ssl.SSLContext:
-        """A context of the files as they are. Raises ``ConfigurationError`` naming the file that cannot be used."""
+        """Create a context from the files. Raises ``ConfigurationError`` that names an unusable file."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self._least_version
         context.options |= ssl.OP_NO_RENEGOTIATION
@@ -75,11 +75,11 @@ class TlsFiles:
         except (ssl.SSLError, ValueError) as error:
             raise ConfigurationError(
                 f"security.tls_certificate {self._certificate} and security.tls_key {self._key} cannot be used: "
-                f"{_reason(error)}; both must be PEM, the chain with the broker's own certificate first, and the key "
-                "must be that certificate's"
+                f"{_reason(error)}; both must be PEM, the broker's own certificate must be the first of the chain, and "
+                "the key must belong to it"
             ) from None
         if stat.S_IMODE(self._key.stat().st_mode) & stat.S_IROTH:
-            log.warning("every user of this machine can read the key %s: chmod o= it", self._key)
+            log.warning("every user of this machine can read the key %s; run chmod o= on it", self._key)
         if self._client_ca is not None:
             _check_readable("tls_client_ca", self._client_ca)
             try:
@@ -97,11 +97,13 @@ def _check_readable(setting: str, path: Path) -> None:
         with path.open("rb"):
             return
     except OSError as error:
-        raise ConfigurationError(f"security.{setting} = {str(path)!r}: cannot be read: {error.strerror}") from None
+        raise ConfigurationError(
+            f"security.{setting} = {str(path)!r}: cannot read the file: {error.strerror}"
+        ) from None
 
 
 def _refuse_encrypted() -> NoReturn:
-    raise ValueError("the key is encrypted, and nobody is there to type its password")
+    raise ValueError("the key is encrypted, and the broker cannot ask for its password; use an unencrypted key")
 
 
 def _reason(error: Exception) -> str:
@@ -109,17 +111,17 @@ def _reason(error: Exception) -> str:
 
 
 def handshake_failure(error: OSError) -> str:
-    """Why a handshake failed, in words for who runs the broker."""
+    """Return why a handshake failed, in words for an operator."""
     if not isinstance(error, ssl.SSLError):
         return str(error) or type(error).__name__
     known = {
         "HTTP_REQUEST": "the client spoke HTTP",
-        "WRONG_VERSION_NUMBER": "the client spoke no TLS; does it have tls=True?",
-        "UNSUPPORTED_PROTOCOL": "the client speaks only versions of TLS that are too old",
-        "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client has no certificate, and security.tls_client_ca asks for one",
-        "CERTIFICATE_VERIFY_FAILED": "the client's certificate is not signed by security.tls_client_ca, or expired",
+        "WRONG_VERSION_NUMBER": "the client did not use TLS; does it set tls=True?",
+        "UNSUPPORTED_PROTOCOL": "the client supports only versions of TLS that are too old",
+        "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the client sent no certificate, but security.tls_client_ca requires one",
+        "CERTIFICATE_VERIFY_FAILED": "the client's certificate has expired or is not signed by security.tls_client_ca",
         "TLSV1_ALERT_UNKNOWN_CA": "the client does not know the CA of this broker's certificate",
-        "SSLV3_ALERT_CERTIFICATE_EXPIRED": "this broker's certificate has expired, says the client",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the client reports that this broker's certificate has expired",
         "SSLV3_ALERT_BAD_CERTIFICATE": "the client does not accept this broker's certificate",
         "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the client does not accept this broker's certificate",
     }

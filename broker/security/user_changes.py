@@ -1,4 +1,4 @@
-"""What changed in the file of users, for the audit log: who came and went, and what each may do."""
+"""Changes of the users file for the audit log: users added and removed, passwords and grants changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .users import User
 
 @dataclass(frozen=True, slots=True)
 class UserChange:
-    """``action``: USER_ADDED, USER_REMOVED, USER_PASSWORD or USER_GRANTS; ``before`` and ``after``: grants."""
+    """One change. ``action``: USER_ADDED, USER_REMOVED, USER_PASSWORD or USER_GRANTS; ``before``, ``after``: grants."""
 
     action: str
     name: str
@@ -20,7 +20,7 @@ class UserChange:
 
 
 def user_changes(before: Iterable[User], after: Iterable[User]) -> Iterator[UserChange]:
-    """The changes from the one to the other, by name. Never anything of a password but that it changed."""
+    """Yield the changes from ``before`` to ``after``, by name. Of a password they say only that it changed."""
     old, new = ({user.name: user for user in users} for users in (before, after))
     for name in sorted(old.keys() | new.keys()):
         was, is_now = old.get(name), new.get(name)

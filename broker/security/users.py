@@ -1,4 +1,4 @@
-"""The users of a store, as the broker sees them: read again when their file changed."""
+"""The users of a store as the broker sees them. It reads their file again after a change."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MISSING = (0, 0, 0)
 
 
 class UserTable:
-    """What ``flintmq/users.json`` of the store ``path`` says. Belongs to the event loop.
+    """The users in ``flintmq/users.json`` of the store ``path``. Runs on the event loop.
 
-    ``flintmq user`` replaces the file, also beside a running broker; ``refresh`` looks whether it did. ``generation``
-    counts the changes that were read. A file that cannot be read changes nothing: those who were users stay. One that
-    is no JSON is damaged: then its copy says who they are.
+    ``flintmq user`` replaces the file, even while a broker runs; ``refresh`` checks for this. ``generation`` counts the
+    changes that were read. If the file cannot be read, the known users stay. If it is damaged (not JSON), its backup
+    copy counts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,16 +32,16 @@ class UserTable:
         self.generation = 0
         self._users = Users()
         self._iterations: frozenset[int] = frozenset({ITERATIONS})
-        """Each that some user's verifier has."""
+        """Iteration counts of the users' verifiers."""
         self._seen = _MISSING
 
     def load(self) -> None:
-        """Read the file; where there is none, there are no users. Raises ``ConfigurationError`` where it is damaged."""
+        """Read the file; without a file there are no users. Raises ``ConfigurationError`` if it is damaged."""
         self._seen = self._stat()
         self._take(self._read())
 
     def refresh(self) -> bool:
-        """Read the file again if it was replaced; whether anything may have changed. One ``stat`` where not."""
+        """Read the file again if it was replaced; return whether it was. Costs one ``stat`` if it was not."""
         try:
             seen = self._stat()
             if seen == self._seen:
@@ -49,9 +49,9 @@ class UserTable:
             self._seen = seen
             self._take(self._read())
         except (ConfigurationError, OSError) as error:
-            log.error("the users stay as they were: %s", error)
+            log.error("keeping the users as they were: %s", error)
             return False
-        log.info("%s was read again: %d users", self.path, len(self))
+        log.info("reloaded %s: %d users", self.path, len(self))
         return True
 
     def _take(self, users: Users) -> None:
@@ -61,13 +61,17 @@ class UserTable:
         self.generation += 1
 
     def get(self, name: str) -> User | None:
-        """The user of that name."""
+        """Return the user with this name; None if there is none."""
         return self._users.by_name.get(name)
 
     def verifier(self, name: str) -> Verifier:
-        """What a proof of ``name`` is checked with. Of a name that nobody has it is one that no proof can meet, always
-        the same: what a stranger learns, and how long it takes, is the same for both. It has as many iterations as some
-        users have: those who were made with others than are usual now would stand out."""
+        """Return the verifier that checks a proof of ``name``.
+
+        For an unknown name this is a decoy that no proof matches, with a salt that is always the same. So an attacker
+        cannot tell from the response or its timing whether a user exists. The decoy's iteration count is that of some
+        user, since otherwise users that were created with an older count would stand out.
+        """
+        # The decoy is computed for existing users too, so that both cases take equally long.
         decoy = hmac_of(self._users.decoy, name.encode("utf-8", "surrogatepass"))
         iterations = max(self._iterations, key=lambda count: hmac_of(decoy, b"%d" % count))
         invented = Verifier(iterations, decoy[:SALT_BYTES], os.urandom(KEY_BYTES), os.urandom(KEY_BYTES))
@@ -92,7 +96,7 @@ class UserTable:
         content = self._content(self.path)
         users, damage = choose_users(content, self._content(backup), str(self.path))
         if damage:
-            log.error("%s; flintmq user writes both anew with its next change", damage)
+            log.error("%s; the next change with flintmq user writes both files again", damage)
         return users if content is not None else replace(users, decoy=self._users.decoy)
 
     @staticmethod
@@ -102,4 +106,4 @@ class UserTable:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ConfigurationError(f"the users in {path} cannot be read: {error}") from None
+            raise ConfigurationError(f"cannot read the users in {path}: {error}") from None

@@ -183,7 +183,7 @@ class TestWrongOnes:
             seen.append((failure.code, failure.fields, len(challenge), iterations, sorted(answer.fields)))
         assert seen[0] == seen[1]
         assert "password is wrong" in str(seen[0][1])
-        assert "did not authenticate as 'stranger'" in own.log
+        assert "failed to authenticate as 'stranger'" in own.log
         assert '"AUTHENTICATION_FAILED"' in own.log  # in the audit log too
 
     def test_an_address_waits_after_failures_until_a_correct_password(
@@ -274,7 +274,7 @@ class TestClients:
             ) as raised:
                 producer.send(Message("orders", b"x"))
             assert "mistyped" not in repr(raised.value) + repr(producer) + repr(vars(producer))
-        assert own.log.count("did not authenticate") == 1
+        assert own.log.count("failed to authenticate") == 1
 
     def test_members_of_groups_and_transactions_fail_at_once_too(self, own: Own, clients: Clients) -> None:
         address = own.running.address

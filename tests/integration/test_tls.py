@@ -169,7 +169,7 @@ class TestWhatDoesNotFit:
             with clients.Admin(encrypted.address, timeout=0.2) as admin, pytest.raises(ConnectionFailed) as raised:
                 admin.topics()
             assert "the broker may require TLS (tls=True)" in str(raised.value)
-            return "the client spoke no TLS" in encrypted.log
+            return "the client did not use TLS" in encrypted.log
 
         eventually(is_said_after_another_try)
 
@@ -235,7 +235,7 @@ class TestMutual:
                 pytest.raises(ConnectionFailed, match="certificate"),
             ):
                 admin.topics()
-            return "the client has no certificate" in strict.log
+            return "the client sent no certificate" in strict.log
 
         eventually(is_refused_and_logged)  # failures are logged once a second at most
 
@@ -281,11 +281,11 @@ class TestNewCertificates:
         with Admin(running.address, tls=authority.path) as before:
             before.topics()
             shutil.copy(new.key, files.key)  # its certificate is still the old one
-            eventually(lambda: "the certificate stays the one it was" in running.log)
+            eventually(lambda: "keeping the previous certificate" in running.log)
             with Admin(running.address, tls=authority.path) as meanwhile:
                 meanwhile.topics()
             shutil.copy(new.certificate, files.certificate)
-            eventually(lambda: "was read again" in running.log)
+            eventually(lambda: "reloaded the certificate" in running.log)
             with Admin(running.address, tls=other.path) as after:
                 after.topics()
             before.topics()  # what stands goes on
@@ -293,7 +293,7 @@ class TestNewCertificates:
     def test_sighup_reads_them_again(self, broker: BrokerFactory, authority: Authority) -> None:
         running = broker(settings=authority.issue("hup").broker_settings)
         running.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "was read again" in running.log)
+        eventually(lambda: "reloaded the certificate" in running.log)
         with Admin(running.address, tls=authority.path) as admin:
             admin.topics()
 

@@ -42,11 +42,11 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
     junk.write_text("junk")
     nowhere = str(tmp_path / "none.pem")
     for certificate, key, client_ca, why in (
-        (nowhere, mine.key, "", r"security\.tls_certificate = .*none\.pem': cannot be read: No such file"),
-        (mine.certificate, nowhere, "", r"security\.tls_key = .*none\.pem': cannot be read: No such file"),
-        (mine.certificate, other.key, "", "must be that certificate's"),
+        (nowhere, mine.key, "", r"security\.tls_certificate = .*none\.pem': cannot read the file: No such file"),
+        (mine.certificate, nowhere, "", r"security\.tls_key = .*none\.pem': cannot read the file: No such file"),
+        (mine.certificate, other.key, "", "the key must belong to it"),
         (str(junk), mine.key, "", "both must be PEM"),
-        (mine.certificate, mine.key, nowhere, r"security\.tls_client_ca = .*: cannot be read"),
+        (mine.certificate, mine.key, nowhere, r"security\.tls_client_ca = .*: cannot read the file"),
         (mine.certificate, mine.key, str(junk), r"security\.tls_client_ca .* must be PEM"),
     ):
         with pytest.raises(ConfigurationError, match=why):
@@ -64,7 +64,7 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked(authority: Authority, t
         serialization.BestAvailableEncryption(b"secret"),
     )
     Path(mine.key).write_bytes(encrypted)
-    with pytest.raises(ConfigurationError, match="the key is encrypted, and nobody is there to type its password"):
+    with pytest.raises(ConfigurationError, match="the key is encrypted, and the broker cannot ask for its password"):
         TlsFiles(mine.certificate, mine.key, "", "1.2")
 
 
@@ -77,7 +77,7 @@ def test_new_files_are_taken_when_both_are_there(authority: Authority, caplog: p
     shutil.copy(new.key, files.key)
     tls.refresh()
     assert tls.context is before
-    assert "the certificate stays the one it was" in caplog.text
+    assert "keeping the previous certificate" in caplog.text
     caplog.clear()
     tls.refresh()
     assert caplog.text == ""  # once is enough

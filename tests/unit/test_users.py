@@ -172,7 +172,7 @@ class TestTheTable:
         assert not table.refresh()
         assert table.get("billing") is not None
         assert table.generation == generation
-        assert "the users stay as they were" in caplog.text
+        assert "keeping the users as they were" in caplog.text
         caplog.clear()
         assert not table.refresh()
         assert caplog.text == ""  # once is enough
