@@ -94,7 +94,7 @@ class _Parser:
     def _unfinished(self, operand: Operand, end: str) -> Exception:
         """Return the error for an unexpected token after ``operand``: most often a = b = c, or LIKE."""
         if self._token.kind == NAME and self._token.text.upper() == "LIKE":
-            return self._expected("CONTAINS, STARTSWITH or ENDSWITH; there is no LIKE")
+            return self._expected("CONTAINS, STARTSWITH or ENDSWITH (there is no LIKE)")
         if isinstance(operand, CONDITIONS):
             return self._expected(f"AND, OR or {end}")
         return self._expected(f"{_PREDICATES} after {describe(operand)}")
@@ -255,7 +255,7 @@ class _Parser:
         while symbol := self._takes(SYMBOL, "+", "-"):
             sign = -sign if symbol.text == "-" else sign
         if self._token.kind != NUMBER:
-            raise self._expected("a number after a sign; arithmetic is not supported")
+            raise self._expected("a number after a sign (arithmetic is not supported)")
         value = self._take().value
         assert isinstance(value, int | float), "a number token has a number"
         return Number(sign * value, column)

@@ -74,8 +74,8 @@ class Backoff:
         wait_s = max(0.0, address.next_at - self._clock()) + len(address.waiting) * pause_after(address.failures + 1)
         if wait_s > WAIT_S_MAX:
             raise SystemBusy(
-                f"{address.failures} attempts to authenticate from {host} have failed and {len(address.waiting)} are "
-                "waiting for their turn; try again later",
+                f"{address.failures} attempts to authenticate from {host} have failed, and {len(address.waiting)} wait "
+                "for their turn; try again later",
                 retry_after_ms=int(wait_s * 1000) + 1,
             )
         token = object()

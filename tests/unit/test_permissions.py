@@ -227,7 +227,7 @@ def test_a_change_of_grants_holds_at_once() -> None:
 def test_grants_that_cannot_be_read_allow_nothing(caplog: pytest.LogCaptureFixture) -> None:
     access = AccessTable(lambda: None).of("ann", [{"actions": ["publish"], "topic": "orders"}, {"actions": ["fly"]}])
     assert not access.allows(PUBLISH, TOPIC, "orders")
-    assert "no permissions until that is put right" in caplog.text
+    assert "no permissions until this is fixed" in caplog.text
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -95,7 +95,7 @@ class TestClock:
         assert made.work.next_due_ms() == made.now_ms + 1
         made.now_ms += 1
         made.run()
-        with pytest.raises(PreparedIncomplete, match="attempt early is not there"):
+        with pytest.raises(PreparedIncomplete, match="attempt early does not exist"):
             made.commit(0, {"early": 1})
         made.commit(0, {"busy": 2})
         made.run()
@@ -123,7 +123,7 @@ class TestLimits:
         for number in range(2):
             made.prepare("a", "orders", [b"%d" % number])
             made.prepare("b", "orders", [b"%d" % number])
-        with pytest.raises(SystemBusy, match="4 frames of messages"):
+        with pytest.raises(SystemBusy, match="4 frames of prepared messages"):
             made.prepared.check_new("a")
         made.prepared.abort("b")
         made.prepared.check_new("a")
