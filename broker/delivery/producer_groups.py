@@ -49,7 +49,7 @@ class ProducerGroups:
             self.leave(group, member)
 
     def one_of(self, group: str, topic: str) -> Remote | None:
-        """Return a live producer of the group that may publish to ``topic``, in rotation; None if there is none."""
+        """Return a live producer of the group that may publish to ``topic``, in rotation, or None."""
         now = self._clock()
         for member, producer in list(self._groups.get(group, {}).items()):
             if producer.remote.lost or producer.until < now:

@@ -106,7 +106,7 @@ class Timers:
             state.move_to(self._next_second(now + state.shift), 0)
 
     def _next_second(self, now: int) -> int:
-        """Return the next second, at most ``now``, in which a message is due; ``now`` if there is none."""
+        """Return the next second, at most ``now``, in which a message is due, or ``now``."""
         state = self.state
         due = min(self._seconds, default=None)
         if due is not None:

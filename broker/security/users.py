@@ -61,7 +61,7 @@ class UserTable:
         self.generation += 1
 
     def get(self, name: str) -> User | None:
-        """Return the user with this name; None if there is none."""
+        """Return the user with this name, or None."""
         return self._users.by_name.get(name)
 
     def verifier(self, name: str) -> Verifier:

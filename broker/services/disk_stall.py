@@ -42,7 +42,7 @@ class DiskStall:
         self._on_change = on_change
         self._timer: Timer | None = None
         self._began = 0.0
-        """Start of the flush that has become a stall; 0: there is none."""
+        """Start of the flush that has become a stall, or 0."""
 
     def start(self) -> None:
         """Start watching."""
@@ -54,7 +54,7 @@ class DiskStall:
             self._timer.cancel()
 
     def seconds(self) -> float:
-        """Return how long the hanging flush has taken so far; 0.0 if there is none. Any thread."""
+        """Return how long the hanging flush has taken so far, or 0.0. Any thread."""
         began = self._began
         return self._clock() - began if began else 0.0
 

@@ -32,7 +32,7 @@ class PreparedWork:
         self._store = prepared.mover.store
 
     def next_due_ms(self) -> int | None:
-        """Return when the next attempt expires; None if there is none."""
+        """Return when the next attempt expires, or None."""
         oldest_ms = self._prepared.table.oldest_ms()
         return None if oldest_ms is None else oldest_ms + self._prepared.timeout_ms
 

@@ -129,7 +129,7 @@ def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, last: tupl
     places = places[order]
 
     def number_of(prepared_at: int) -> int:
-        """Return the number of the transaction's message at this physical offset; -1 if there is none."""
+        """Return the number of the transaction's message at this physical offset, or -1."""
         at = int(np.searchsorted(places, prepared_at))
         return position + int(order[at]) if at < len(places) and places[at] == prepared_at else -1
 

@@ -128,7 +128,7 @@ class Table:
         return iter(list(self._by_queue_offset.values()))
 
     def get(self, transaction_id: str) -> Open | None:
-        """Return the open transaction with this id; None if there is none."""
+        """Return the open transaction with this id, or None."""
         return self._by_id.get(transaction_id)
 
     def is_open(self, transaction: Open) -> bool:
