@@ -83,6 +83,7 @@ class Line:
             self._dialer.failed(self.connection.address)
         for future in self._asked.values():
             if not future.done():
+                # A copy for each caller: an exception object has only one traceback.
                 future.set_exception(copy.copy(error))
         self._asked.clear()
 

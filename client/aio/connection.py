@@ -198,6 +198,7 @@ class Connection(asyncio.BufferedProtocol):
         self._watch.connections.add(self)
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         sock = transport.get_extra_info("socket")
+        # Frames are written whole: Nagle's algorithm would only delay them.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._has_unread = _readability(sock.fileno())

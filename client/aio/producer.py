@@ -30,6 +30,7 @@ from .driver import DeliveryDriver
 from .watch import TICK_SECONDS
 
 _FAILURES_KEPT = 10_000
+"""Maximum number of failed futures kept for ``flush`` and ``close`` to report."""
 
 
 class SendFuture(asyncio.Future[Receipt]):

@@ -180,6 +180,7 @@ class Delivery:
 
     def connection_lost(self, error: FlintError, now: float) -> None:
         """Schedule everything in flight for resending, after a lost connection or a failed attempt to connect."""
+        # Backwards, because each frame goes to the front of its lane: so they keep their order.
         for frame in reversed(self.in_flight.values()):
             frame.error = error
             frame.lane.in_flight -= 1
@@ -220,6 +221,7 @@ class Delivery:
             if self._expire_frame(frame, now):
                 del self.in_flight[request_id]
                 frame.lane.in_flight -= 1
+        # Windows may have opened and lanes may be empty now: offer the lanes again from scratch.
         for lane in self._lanes.values():
             lane.offered = False
         self.offered.clear()
@@ -254,7 +256,7 @@ class Delivery:
         key = (topic, queue, bulk and queue == ANY_QUEUE)
         lane = self._lanes.get(key)
         if lane is None:
-            if len(self._lanes) >= _LANES_KEPT:
+            if len(self._lanes) >= _LANES_KEPT:  # bounds the memory of a producer that sends to many topics
                 self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.idle}
             window = PINNED_WINDOW if queue != ANY_QUEUE else BULK_WINDOW if bulk else SINGLES_WINDOW
             lane = self._lanes[key] = Lane(topic, queue, window)

@@ -13,6 +13,7 @@ from ...protocol.commands import LAYOUT_ROWS, PRODUCE
 from ...protocol.frames import REQUEST
 from .routing import ANY_QUEUE
 
+# Integers of fixed width, so that all heads have the same size and only the values change.
 _UINT32 = b"\xce"
 _UINT64 = b"\xcf"
 _FIXED_ARRAY_OF_4 = b"\x94"

@@ -44,7 +44,7 @@ class Workers:
         The others keep their order. Only the engine's thread calls this and ``begin``.
         """
         waiting: list[Work | None] = []
-        with contextlib.suppress(queue.Empty):
+        with contextlib.suppress(queue.Empty):  # the threads take works at the same time
             for _ in range(self._ready.qsize()):
                 waiting.append(self._ready.get_nowait())
         for work in waiting:
@@ -54,7 +54,7 @@ class Workers:
                 self._ready.put(work)
 
     def replace(self, work: Work) -> None:
-        """Start another thread in place of one that does not return, so that other messages are handled."""
+        """Start another thread in place of one that does not return: Python cannot end a stuck thread."""
         self._add()
 
     def stop(self) -> None:

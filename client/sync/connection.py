@@ -72,6 +72,7 @@ class Connection:
             sock = socket.create_connection(address, timeout=timeout)
         except OSError as error:
             raise unreachable(address, error) from error
+        # Frames are written whole: Nagle's algorithm would only delay them.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if context is None:

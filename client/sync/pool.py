@@ -180,7 +180,7 @@ class Caller:
         finally:
             if answered:
                 self.pool.release(connection)
-            else:
+            else:  # a late response would be taken for that of the next request
                 self.pool.discard(connection, failed=True)
         return operation.result(answer)
 

@@ -33,6 +33,7 @@ from .driver import DeliveryDriver, Role, Until
 from .pool import Caller, Dialer
 
 _FAILURES_KEPT = 10_000
+"""Maximum number of failed futures kept for ``flush`` and ``close`` to report."""
 
 
 class SendFuture(Future[Receipt]):

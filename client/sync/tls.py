@@ -71,6 +71,7 @@ class TlsSocket:
 
     def shutdown(self, how: int) -> None:
         """Shut down the connection below TLS, which wakes a thread that waits on it. Callable from any thread."""
+        # Not SSLSocket.shutdown, which drops the TLS state that another thread may be using.
         socket.socket.shutdown(self._sock, how)
 
     def setsockopt(self, level: int, option: int, value: int) -> None:

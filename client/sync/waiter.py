@@ -18,6 +18,7 @@ class Waiter:
 
     def open(self) -> None:
         """Create the socket pair through which other threads wake the wait."""
+        # Not a pipe: on Windows select() accepts only sockets.
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
