@@ -1,6 +1,7 @@
-"""Every command: its code, its typed request and its typed answer, in one table (``table``).
+"""Every command: its code, its typed request and its typed response, in one table (``table``).
 
-What travels in the body beside the fields is said in each class; ``protocol/README.md`` is checked against the table.
+Each class's docstring describes the frame's body; the fields describe themselves. A test compares the tables of
+``protocol/README.md`` with these classes.
 """
 
 from __future__ import annotations

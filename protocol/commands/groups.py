@@ -1,4 +1,4 @@
-"""Consumer groups and producer groups: heartbeats, what is sent back, members, resets."""
+"""Consumer groups and producer groups: heartbeats, messages sent back, members, resets."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from ..layout import GROUP_BYTES_MAX
 from .common import MEMBER_CHARS_MAX, QUEUES_MAX
 
 SEND_BACK_MAX = 1_024
-"""Most messages that are sent back in one request."""
+"""Maximum number of messages in one CONSUMER_SEND_MSG_BACK."""
 REASONS_CHARS_MAX = 32_768
 REASON_SEPARATOR = "\x02"
 
 
 @dataclass(slots=True)
 class HeartBeatRequest:
-    """Join a group, stay in it, and learn what to consume. Body: one msgpack array `[subscriptions, owned]`:
-    `subscriptions` an array of `[topic, tags, filter]`, `owned` one of `[topic, queue]`, the queues that the member
-    still holds: messages of them may be with it. Of a producer group: no body."""
+    """Join a group, stay in it, and fetch the assignment. Body: one msgpack array `[subscriptions, owned]`.
+    `subscriptions` is an array of `[topic, tags, filter]`; `owned` is an array of `[topic, queue]`: the queues that the
+    member still holds because it may have unfinished messages of them. A producer group sends no body."""
 
     group: str = text("consumer group, or producer group", GROUP_BYTES_MAX, 1)
     member: str = text("the member's name, unique in the group", MEMBER_CHARS_MAX, 1)
     kind: str = text("`consumer` or `producer`", 8, default="consumer")
-    epoch: int = integer("of the assignment that the member has; 0: it joins", 0, I64_MAX, 0)
+    epoch: int = integer("epoch of the member's assignment; 0: the member joins", 0, I64_MAX, 0)
     mode: str = text("`clustering` or `broadcasting`", 12, default="clustering")
-    start: str = text("where queues begin of which nothing is committed: `first`, `last` or `time`", 8, default="last")
-    start_ms: int = integer("with `time`: the least store time, ms since 1970 UTC", 0, I64_MAX, 0)
-    session_timeout_ms: int = integer("after this long without a heartbeat the member is gone", 1_000, 300_000, 10_000)
-    orderly: bool = boolean("whether it consumes each queue one message at a time, for who looks", False)
+    start: str = text("start of queues without a committed offset: `first`, `last` or `time`", 8, default="last")
+    start_ms: int = integer("with `time`: earliest store time, ms since 1970 UTC", 0, I64_MAX, 0)
+    session_timeout_ms: int = integer("the broker removes a member that is silent for so long", 1_000, 300_000, 10_000)
+    orderly: bool = boolean("whether the member consumes each queue one message at a time (only for display)", False)
 
 
 @dataclass(slots=True)
 class HeartBeatAnswer:
-    """What the member may consume. Body: one msgpack array of `[topic, queue, next_offset, granted]`. A queue that it
-    holds and that is not in there is to be given up."""
+    """The member's assignment. Body: one msgpack array of `[topic, queue, next_offset, granted]`. The member must give
+    up every queue that it holds and that is not in the array."""
 
-    epoch: int = integer("of this assignment; goes with every pull and commit")
-    count: int = integer("queues in the body", default=0)
-    interval_ms: int = integer("how often to send a heartbeat", default=3_000)
-    retry_times_max: int = integer("how often the group tries a message again", default=RETRY_TIMES_MAX)
+    epoch: int = integer("epoch of this assignment, to be sent with every pull and commit")
+    count: int = integer("number of queues in the body", default=0)
+    interval_ms: int = integer("time between heartbeats", default=3_000)
+    retry_times_max: int = integer("how often the group retries a message", default=RETRY_TIMES_MAX)
     run: int = integer(
-        "which start of the broker this is: another one may have forgotten the latest commits", default=0
+        "identifies this run of the broker; a broker that restarted may have lost the latest commits", default=0
     )
     missing: str = text(
-        "topics that the member wants and that are not there, or cannot be read; the first 100, separated by spaces",
+        "subscribed topics that do not exist or cannot be read; the first 100, separated by spaces",
         32767,
         default="",
     )
@@ -54,84 +54,85 @@ class HeartBeatAnswer:
 
 @dataclass(slots=True)
 class UnregisterClientRequest:
-    """Leave a group at once: what the member held is given to others."""
+    """Leave a group at once; the broker assigns the member's queues to others."""
 
     group: str = text("consumer group, or producer group", GROUP_BYTES_MAX, 1)
     member: str = text("the member's name", MEMBER_CHARS_MAX, 1)
     kind: str = text("`consumer` or `producer`", 8, default="consumer")
-    epoch: int = integer("of the member's assignment; 0: whichever it is", 0, I64_MAX, 0)
+    epoch: int = integer("epoch of the member's assignment; 0: any", 0, I64_MAX, 0)
 
 
 @dataclass(slots=True)
 class IdsChangedRequest:
-    """From the broker to a member, one-way: the assignment changed, send a heartbeat."""
+    """One-way, from the broker to a member: the assignment changed, so send a heartbeat."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
-    epoch: int = integer("of the new assignment")
+    epoch: int = integer("epoch of the new assignment")
 
 
 @dataclass(slots=True)
 class SendMessageBackRequest:
-    """Messages that a consumer could not handle: they come back later, or become dead letters. Body: count × i64, their
-    physical offsets."""
+    """Return messages that a consumer could not handle. The broker delivers them again later, or makes them dead
+    letters. Body: count × i64, their physical offsets."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
-    count: int = integer("messages in the body", 1, SEND_BACK_MAX)
-    delay_level: int = integer("1 to 18; 0: 3 and one more each time; -1: dead letters at once", -1, 1_000, 0)
-    retry_times_max: int = integer("after so many tries they are dead letters; -1: the group's", -1, I32_MAX, -1)
-    member: str = text("the group's member that sends them back; empty: none", MEMBER_CHARS_MAX, default="")
-    epoch: int = integer("of the member's assignment", 0, I64_MAX, 0)
-    reason: str = text("why they could not be handled: their `RETRY_REASON`", RETRY_REASON_CHARS_MAX, default="")
-    reasons: str = text("instead: a reason for each message, separated by 0x02", REASONS_CHARS_MAX, default="")
+    count: int = integer("number of messages in the body", 1, SEND_BACK_MAX)
+    delay_level: int = integer("1 to 18; 0: 3, then one more each time; -1: dead letter at once", -1, 1_000, 0)
+    retry_times_max: int = integer("retries before they become dead letters; -1: the group's limit", -1, I32_MAX, -1)
+    member: str = text("member that sends them back; empty: none", MEMBER_CHARS_MAX, default="")
+    epoch: int = integer("epoch of the member's assignment", 0, I64_MAX, 0)
+    reason: str = text("why they failed, stored as `RETRY_REASON`", RETRY_REASON_CHARS_MAX, default="")
+    reasons: str = text("instead of `reason`: one for each message, separated by 0x02", REASONS_CHARS_MAX, default="")
 
     def reason_of_each(self) -> list[str]:
-        """Return as many reasons as there are messages. Raises ``InvalidParameter``."""
+        """Return one reason per message. Raises ``InvalidParameter``."""
         if not self.reasons:
             return [self.reason] * self.count
         reasons = self.reasons.split(REASON_SEPARATOR)
         if self.reason:
-            raise InvalidParameter("both reason and reasons are given; give reason where it is the same for all")
+            raise InvalidParameter("both reason and reasons are set; use reason if it is the same for all messages")
         if len(reasons) != self.count:
-            raise InvalidParameter(f"reasons holds {len(reasons)} for {self.count} messages; give one for each")
+            raise InvalidParameter(f"reasons has {len(reasons)} entries for {self.count} messages; send one for each")
         longest = max(map(len, reasons))
         if longest > RETRY_REASON_CHARS_MAX:
             raise InvalidParameter(
-                f"reasons holds one of {longest} characters; at most {RETRY_REASON_CHARS_MAX} are kept of a reason"
+                f"reasons has an entry of {longest} characters; a reason has at most {RETRY_REASON_CHARS_MAX}"
             )
         return reasons
 
 
 @dataclass(slots=True)
 class SendMessageBackAnswer:
-    """They are stored again."""
+    """The messages are stored for another attempt, or as dead letters."""
 
-    retried: int = integer("how many come back")
-    dead: int = integer("how many became dead letters")
+    retried: int = integer("number of messages to be delivered again")
+    dead: int = integer("number of new dead letters")
 
 
 @dataclass(slots=True)
 class ResetOffsetRequest:
-    """Move a group's progress, back or forth. Body: with `to` `offset`, count × (i32 queue, i64 next offset)."""
+    """Move a group's committed offsets back or forward. Body if `to` is `offset`: count × (i32 queue, i64 next
+    offset)."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
     topic: str = text("topic", 32767, 1)
     to: str = text("`first`, `last`, `time` or `offset`", 8, 1)
     queue: int = integer("queue of the topic; -1: all", -1, QUEUES_MAX - 1, -1)
-    timestamp_ms: int = integer("with `time`: to the first message stored at or behind it", 0, I64_MAX, 0)
-    count: int = integer("entries in the body", 0, QUEUES_MAX, 0)
-    force: bool = boolean("also where the group has live members, which then go on from there", False)
+    timestamp_ms: int = integer("with `time`: to the first message stored at that time or later", 0, I64_MAX, 0)
+    count: int = integer("number of entries in the body", 0, QUEUES_MAX, 0)
+    force: bool = boolean("even if the group has live members, which then continue from there", False)
 
 
 @dataclass(slots=True)
 class GroupRequest:
-    """A question about, or the deletion of, one group."""
+    """Query one group."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
 
 
 @dataclass(slots=True)
 class DeleteGroupRequest:
-    """Forget a group: its progress, and its retry topic. Its dead letters stay."""
+    """Delete a group: its committed offsets and its retry topic. Its dead letters stay."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
 
@@ -140,14 +141,14 @@ class DeleteGroupRequest:
 class GroupsAnswer:
     """Body: one msgpack array of maps `{group, mode, state, members, epoch, topics, partial, retry_times_max}`."""
 
-    count: int = integer("groups in the body")
+    count: int = integer("number of groups in the body")
 
 
 @dataclass(slots=True)
 class GroupMembersAnswer:
-    """Body: one msgpack map `{group, mode, state, epoch, members, queues, delayed, partial}`: `members` an array of
-    maps `{member, client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`, `queues` one of
-    `[topic, queue, member, committed, pulled, min_offset, max_offset, known]`, `delayed` how many messages wait to come
-    to `%RETRY%group`."""
+    """Body: one msgpack map `{group, mode, state, epoch, members, queues, delayed, partial}`. `members` is an array of
+    maps `{member, client, address, epoch, since_ms, heartbeat_ms, orderly, queues, subscriptions}`, `queues` an array
+    of `[topic, queue, member, committed, pulled, min_offset, max_offset, known]`, and `delayed` the number of messages
+    that wait for their delivery to `%RETRY%group`."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)

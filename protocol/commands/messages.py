@@ -1,4 +1,4 @@
-"""Requests and answers that carry messages: PRODUCE, PULL, QUERY_BY_KEY and VIEW_MESSAGE_BY_ID."""
+"""Requests and responses that carry messages: PRODUCE, PULL, QUERY_BY_KEY and VIEW_MESSAGE_BY_ID."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LAYOUT_ROWS = 0
 LAYOUT_COLUMNS = 1
 """One array of ``count`` bodies (bin), then one of ``count`` KEYS values (str or nil)."""
 RECORD_SIZE_STRUCT = struct.Struct(">I")
-"""A record's size at the front of an answer with records."""
+"""Size of one record, in the list of sizes that begins the body of a response with records."""
 PHYSICAL_OFFSET_STRUCT = struct.Struct(">q")
-"""A physical offset in the body of a produce answer."""
+"""Physical offset in the body of a PRODUCE response."""
 
 
 @dataclass(slots=True)
@@ -34,14 +34,14 @@ class ProduceRequest:
     count: int = integer("number of messages in the body", 1, I32_MAX)
     queue: int = integer("queue of the topic; -1: the broker chooses", -1, QUEUES_MAX - 1, -1)
     layout: int = integer("0 rows, 1 columns", 0, 1, LAYOUT_ROWS)
-    flush: str = text("`sync`, `async` or empty: the broker's; the stricter of the two holds", 8, default="")
+    flush: str = text("`sync`, `async` or empty (the broker's policy); the stricter of the two applies", 8, default="")
     common: str = text("properties of every message: name \\x01 value \\x02 …", 32767, default="")
     sys_flag: int = integer("sys_flag of every message (columns)", 0, I32_MAX, 0)
-    unique_prefix: str = text("20 hex digits; the broker writes UNIQ_KEY = prefix + counter", 20, default="")
+    unique_prefix: str = text("20 hex digits; the broker sets UNIQ_KEY = prefix + counter", 20, default="")
     unique_first: int = integer("counter of the first message, 48 bits", 0, 2**48 - 1, 0)
-    born_ms: int = integer("when the messages were made, ms since 1970 UTC; 0: on arrival", 0, I64_MAX, 0)
+    born_ms: int = integer("creation time of the messages, ms since 1970 UTC; 0: time of arrival", 0, I64_MAX, 0)
     prepare: str = text(
-        "the attempt that prepares them: they are nowhere until COMMIT_PREPARED names it; empty: none",
+        "attempt that prepares them: no consumer sees them until COMMIT_PREPARED names it; empty: none",
         PREPARED_NAME_CHARS_MAX,
         default="",
     )
@@ -51,40 +51,42 @@ class ProduceRequest:
 class ProduceAnswer:
     """All messages are stored. Body: count × i64, their physical offsets."""
 
-    queue: int = integer("the queue they went to", 0, QUEUES_MAX - 1)
-    queue_offset: int = integer("queue offset of the first; the others follow without a gap")
+    queue: int = integer("queue that they were appended to", 0, QUEUES_MAX - 1)
+    queue_offset: int = integer("queue offset of the first message; the others follow without a gap")
     store_ms: int = integer("store time, ms since 1970 UTC")
 
 
 @dataclass(slots=True)
 class PullRequest:
-    """Read stored records of one queue from an offset on."""
+    """Read stored records of one queue, starting at an offset."""
 
     topic: str = text("topic to read", 32767, 1)
     queue: int = integer("queue of the topic", 0, QUEUES_MAX - 1)
     offset: int = integer("queue offset of the first record wanted")
-    max_count: int = integer("most records in the answer", 1, I32_MAX, 32)
-    max_bytes: int = integer("most bytes of records, except that one is always sent", 1, I32_MAX, 1 << 20)
-    wait_ms: int = integer("how long the broker may hold the answer while there is nothing", 0, 600_000, 0)
-    tags: str = text("`a || b`: only records whose tag's hash is one of these; empty or `*`: all", 4096, default="")
+    max_count: int = integer("maximum number of records in the response", 1, I32_MAX, 32)
+    max_bytes: int = integer("maximum bytes of records; the broker always sends at least one", 1, I32_MAX, 1 << 20)
+    wait_ms: int = integer("how long the broker may hold the pull while it finds nothing", 0, 600_000, 0)
+    tags: str = text("`a || b`: only records with the hash of one of these tags; empty or `*`: all", 4096, default="")
     filter: str = text(
-        "a condition: only records whose properties meet it, with `tags` both; empty: all", FILTER_CHARS_MAX, default=""
+        "SQL92 condition: only records whose properties match, in addition to `tags`; empty: all",
+        FILTER_CHARS_MAX,
+        default="",
     )
     group: str = text("consumer group that reads; empty: none", GROUP_BYTES_MAX, default="")
-    member: str = text("the group's member that reads and holds the queue; empty: none", MEMBER_CHARS_MAX, default="")
-    epoch: int = integer("of the member's assignment", 0, I64_MAX, 0)
+    member: str = text("member that reads and holds the queue; empty: none", MEMBER_CHARS_MAX, default="")
+    epoch: int = integer("epoch of the member's assignment", 0, I64_MAX, 0)
 
 
 @dataclass(slots=True)
 class RecordsAnswer:
-    """Stored records as they lie in the CommitLog. Body: count × u32 sizes, then the records."""
+    """Stored records, byte for byte as in the CommitLog. Body: count × u32 sizes, then the records."""
 
-    count: int = integer("records in the body")
-    next_offset: int = integer("offset to pull from next")
-    min_offset: int = integer("the queue's first readable offset")
-    max_offset: int = integer("the offset that the queue's next message will have")
-    lost: int = integer("messages between `offset` and `next_offset` that damage of the log took", default=0)
-    lost_from: int = integer("the offset of the first of them", default=0)
+    count: int = integer("number of records in the body")
+    next_offset: int = integer("offset of the next pull")
+    min_offset: int = integer("first readable offset of the queue")
+    max_offset: int = integer("offset that the queue's next message will get")
+    lost: int = integer("number of messages from `offset` to `next_offset` that were lost to damage", default=0)
+    lost_from: int = integer("offset of the first lost message", default=0)
 
 
 @dataclass(slots=True)
@@ -93,32 +95,32 @@ class QueryByKeyRequest:
 
     topic: str = text("topic to search", 32767, 1)
     key: str = text("the key", KEY_CHARS_MAX, 1)
-    begin_ms: int = integer("least store time, ms since 1970 UTC", 0, I64_MAX, 0)
-    end_ms: int = integer("greatest store time, ms since 1970 UTC", 0, I64_MAX, I64_MAX)
-    max_count: int = integer("most records in the answer", 1, QUERY_COUNT_MAX, 32)
-    cursor: str = text("from the answer before, to go on behind it; empty: from the newest", 256, default="")
+    begin_ms: int = integer("earliest store time, ms since 1970 UTC", 0, I64_MAX, 0)
+    end_ms: int = integer("latest store time, ms since 1970 UTC", 0, I64_MAX, I64_MAX)
+    max_count: int = integer("maximum number of records in the response", 1, QUERY_COUNT_MAX, 32)
+    cursor: str = text("from the previous response, to continue after it; empty: from the newest", 256, default="")
 
 
 @dataclass(slots=True)
 class QueryByKeyAnswer:
     """Found records. Body: count × u32 sizes, then the records."""
 
-    count: int = integer("records in the body")
-    cursor: str = text("where the next page begins; empty: there is none", 256, default="")
+    count: int = integer("number of records in the body")
+    cursor: str = text("cursor of the next page; empty: there is none", 256, default="")
     index_behind_bytes: int = integer("CommitLog bytes that the index does not cover yet", default=0)
-    damaged: int = integer("records that the index has for the key, and that damage made unreadable", default=0)
+    damaged: int = integer("records that the index has for the key but that are damaged in the log", default=0)
 
 
 @dataclass(slots=True)
 class ViewMessageByIdRequest:
-    """Find one message by either form of id."""
+    """Find one message by its offset id or its unique key."""
 
-    id: str = text("an offset id or a unique key, 32 or 56 hex digits or what a producer chose", KEY_CHARS_MAX, 1)
-    topic: str = text("topic of a unique key; empty: every user topic is searched", 32767, default="")
+    id: str = text("offset id (32 or 56 hex digits) or unique key (any text chosen by a producer)", KEY_CHARS_MAX, 1)
+    topic: str = text("topic of a unique key; empty: search every user topic", 32767, default="")
 
 
 @dataclass(slots=True)
 class ViewMessageAnswer:
     """The message. Body: one u32 size, then the record."""
 
-    count: int = integer("1")
+    count: int = integer("always 1")

@@ -1,4 +1,4 @@
-"""Where queues begin and end, and where a group goes on."""
+"""Offsets of queues and of groups."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..layout import GROUP_BYTES_MAX
 from .common import MEMBER_CHARS_MAX, QUEUES_MAX
 
 CONSUMER_OFFSET_STRUCT = struct.Struct(">iq")
-"""A queue and its next offset in the body of the consumer-offset commands."""
+"""Queue and its next offset, in the body of the consumer-offset commands."""
 
 
 @dataclass(slots=True)
 class QueueRequest:
-    """A question about one queue."""
+    """Query one queue."""
 
     topic: str = text("topic", 32767, 1)
     queue: int = integer("queue of the topic", 0, QUEUES_MAX - 1)
@@ -23,7 +23,7 @@ class QueueRequest:
 
 @dataclass(slots=True)
 class SearchOffsetByTimestampRequest:
-    """The first offset whose store time is not before a moment."""
+    """Find the first offset whose store time is at or after a time."""
 
     topic: str = text("topic", 32767, 1)
     queue: int = integer("queue of the topic", 0, QUEUES_MAX - 1)
@@ -39,14 +39,14 @@ class OffsetAnswer:
 
 @dataclass(slots=True)
 class StoreTimeAnswer:
-    """Store time of a queue's first message."""
+    """The store time of a queue's first message."""
 
     timestamp_ms: int = integer("ms since 1970 UTC; -1: the queue is empty", -1)
 
 
 @dataclass(slots=True)
 class QueryConsumerOffsetRequest:
-    """What a group has committed."""
+    """Query a group's committed offsets."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
     topic: str = text("topic", 32767, 1)
@@ -55,34 +55,34 @@ class QueryConsumerOffsetRequest:
 
 @dataclass(slots=True)
 class ConsumerOffsetsAnswer:
-    """Body: count × (i32 queue, i64 next offset), only queues that have one."""
+    """Body: count × (i32 queue, i64 next offset), only for queues with a committed offset."""
 
-    count: int = integer("entries in the body")
+    count: int = integer("number of entries in the body")
 
 
 @dataclass(slots=True)
 class UpdateConsumerOffsetRequest:
-    """Commit a group's progress. Body: count × (i32 queue, i64 next offset)."""
+    """Commit a group's offsets. Body: count × (i32 queue, i64 next offset)."""
 
     group: str = text("consumer group", GROUP_BYTES_MAX, 1)
     topic: str = text("topic", 32767, 1)
-    count: int = integer("entries in the body", 1, QUEUES_MAX)
-    member: str = text("the group's member that commits; empty: none", MEMBER_CHARS_MAX, default="")
-    epoch: int = integer("of the member's assignment", 0, I64_MAX, 0)
+    count: int = integer("number of entries in the body", 1, QUEUES_MAX)
+    member: str = text("member that commits; empty: none", MEMBER_CHARS_MAX, default="")
+    epoch: int = integer("epoch of the member's assignment", 0, I64_MAX, 0)
 
 
 @dataclass(slots=True)
 class ConsumeStatsRequest:
-    """How far consumer groups are."""
+    """Query the progress of consumer groups."""
 
     group: str = text("consumer group; empty: all", GROUP_BYTES_MAX, default="")
     topic: str = text("topic; empty: all", 32767, default="")
-    uncommitted: bool = boolean("also queues of which the group has committed nothing", False)
+    uncommitted: bool = boolean("also queues without a committed offset of the group", False)
 
 
 @dataclass(slots=True)
 class ConsumeStatsAnswer:
-    """Body: one msgpack array of arrays ``[group, topic, queue, committed, min_offset, max_offset]``, and with
-    ``uncommitted`` a seventh item ``known``."""
+    """Body: one msgpack array of arrays ``[group, topic, queue, committed, min_offset, max_offset]``; with
+    ``uncommitted`` each has a seventh item ``known``."""
 
-    count: int = integer("rows in the body")
+    count: int = integer("number of rows in the body")

@@ -1,6 +1,6 @@
-"""Every command with its code, its typed request and its typed answer.
+"""Every command with its code, its typed request and its typed response.
 
-Codes are RocketMQ's ``RequestCode`` numbers where RocketMQ has the command; FlintMQ's own start at 1000.
+Codes are RocketMQ's ``RequestCode`` numbers if RocketMQ has the command; FlintMQ's own start at 1000.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ from .users import CreateUserRequest, DeleteUserRequest, ListUsersRequest, Updat
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One row of the table: ``one_way`` says whether a frame of kind 2 may carry it, ``from_broker`` that it is the
-    broker who asks."""
+    """One row of the table. ``one_way``: a frame of kind 2 may carry it; ``from_broker``: the broker sends it to a
+    client."""
 
     name: str
     code: int
