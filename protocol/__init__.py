@@ -1,5 +1,5 @@
 """The wire protocol and the record format: bytes in, values out.
 
-Nothing here knows a socket, a file, an event loop or an array library; broker and client both stand on it.
+Broker and client share this package. It uses no socket, event loop or array library.
 The specification for other languages is ``protocol/README.md``.
 """

@@ -1,6 +1,6 @@
-"""How to tell the folder of a backup from that of a store. Both have a folder ``commitlog``.
+"""Telling the folder of a backup from the folder of a store. Both have a subfolder ``commitlog``.
 
-``flintmq-broker backup`` writes ``backup.json`` last: a folder without it holds a backup that is not complete.
+``flintmq-broker backup`` writes ``backup.json`` last: a backup folder without it is incomplete.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ MANIFEST, PROGRESS = "backup.json", "backup-progress.json"
 TABLES_PREFIX = "tables-"
 _TABLES_NAME = re.compile(rf"{TABLES_PREFIX}[0-9]+\Z")
 
-WHOLE, INCOMPLETE = "a backup", "a backup that is not complete"
+WHOLE, INCOMPLETE = "a backup", "an incomplete backup"
 
 
 class NotAStore(ConfigurationError):
-    """A backup is named where a store belongs."""
+    """A command that needs a store got the folder of a backup."""
 
 
 def backup_kind(folder: Path) -> str:
-    """``WHOLE``, ``INCOMPLETE``, or an empty text where the folder holds no backup."""
+    """Return ``WHOLE``, ``INCOMPLETE``, or an empty string if the folder holds no backup."""
     if (folder / MANIFEST).exists():
         return WHOLE
     if (folder / PROGRESS).exists():
         return INCOMPLETE
-    # One that somebody copied without its manifest. A store has its tables in `config`.
+    # A copy of a backup without its manifest still has tables-N folders. A store keeps its tables in `config`.
     has_tables = folder.is_dir() and any(_TABLES_NAME.match(path.name) for path in folder.iterdir())
     return INCOMPLETE if has_tables and not (folder / "checkpoint").exists() else ""
 
 
 def refuse_backup(folder: Path) -> None:
-    """Raise ``NotAStore`` if the folder holds a backup; whoever needs a store calls this before changing anything."""
+    """Raise ``NotAStore`` if the folder holds a backup. Call this before changing anything in a store."""
     kind = backup_kind(folder)
     if kind == WHOLE:
         raise NotAStore(
-            f"{folder} is a backup, no store: there is a {MANIFEST} in it. `flintmq-broker restore {folder} STORE` "
-            f"makes a store of it in the empty folder STORE, and `flintmq-broker verify {folder}` checks it. Nothing "
-            "was changed"
+            f"{folder} is a backup, not a store: it contains {MANIFEST}. Use `flintmq-broker restore {folder} STORE` "
+            f"to restore it into the empty folder STORE, or `flintmq-broker verify {folder}` to check it. Nothing was "
+            "changed"
         )
     if kind:
         raise NotAStore(
-            f"{folder} is no store: it holds a backup that is not complete, for there is no {MANIFEST} in it. If it "
-            f"was interrupted, `flintmq-broker backup STORE {folder}` goes on with it; if it is a copy, copy "
-            f"{MANIFEST} too. `flintmq-broker restore {folder} STORE` makes a store of it then. Nothing was changed"
+            f"{folder} is not a store: it holds an incomplete backup, without {MANIFEST}. If the backup was "
+            f"interrupted, `flintmq-broker backup STORE {folder}` continues it; if this is a copy, copy {MANIFEST} "
+            f"too. Then  `flintmq-broker restore {folder} STORE` restores it. Nothing was changed"
         )

@@ -1,8 +1,7 @@
-"""A JSON table that says when it was changed by anything but who wrote it.
+"""JSON tables with a checksum, which detects every change made after they were written.
 
-JSON has no checksum: with one bit changed, a number is another number. So each table gets one as its last key, which
-programs that do not know it pass over. One without that key counts as it is: an older release wrote it, another
-program, or somebody by hand.
+JSON has no checksum: one flipped bit turns a number into another number. So each table gets one as its last key, which
+other programs ignore. A table without that key is accepted: an older release, another program or a person wrote it.
 """
 
 from __future__ import annotations
@@ -13,30 +12,30 @@ from collections.abc import Iterator
 from typing import Any
 
 PIECES_DEPTH = 2
-"""Each row of each table in a file is a piece of its own."""
+"""Depth of the pieces that are encoded at a time: each row of each table in a file is one piece."""
 
 CHECKSUM_KEY = "flintmqCrc32"
-"""The CRC32 of all the rest, as ``json.dumps`` writes it without further arguments; eight hexadecimal digits."""
+"""Key of the CRC-32 of the rest of the table as ``json.dumps`` without arguments writes it; eight hex digits."""
 
 
 class ChecksumMismatch(ValueError):
-    """A table is not what its checksum was made of."""
+    """A table does not match its checksum."""
 
 
 def encode_checked(table: dict[str, Any]) -> str:
-    """The text of a table, with its checksum."""
+    """Return the text of a table with its checksum."""
     text = json.dumps(table, indent=1, ensure_ascii=False).removesuffix("}").rstrip("\n")
     return f'{text}{"," if table else ""}\n "{CHECKSUM_KEY}": "{_checksum(table)}"\n}}'
 
 
 def take_checksum(table: dict[str, Any]) -> None:
-    """Take the checksum out of a table, if it has one. Raises ``ChecksumMismatch`` where it is another's."""
+    """Remove the checksum from a table, if it has one. Raises ``ChecksumMismatch`` if it is wrong."""
     if CHECKSUM_KEY in table:
         said = table.pop(CHECKSUM_KEY)
         if said != (is_now := _checksum(table)):
             raise ChecksumMismatch(
-                f"it was changed since it was written: {CHECKSUM_KEY} says {said!r}, the content gives {is_now!r}. "
-                f"Where somebody changed it on purpose, take {CHECKSUM_KEY} out"
+                f"it was changed after it was written: {CHECKSUM_KEY} is {said!r}, but the content has {is_now!r}. "
+                f"If you edited it on purpose, remove {CHECKSUM_KEY}"
             )
 
 
@@ -48,8 +47,8 @@ def _checksum(table: dict[str, Any]) -> str:
 
 
 def _pieces(value: Any, depth: int) -> Iterator[str]:
-    """Yield what ``json.dumps(value)`` returns, a part of a dict at a time: one call for a large table would keep all
-    other threads waiting."""
+    """Yield the text of ``json.dumps(value)`` in pieces. One call for a large table would hold the GIL and stall all
+    other threads."""
     if depth == 0 or type(value) is not dict or not all(type(key) is str for key in value):
         yield json.dumps(value)
         return

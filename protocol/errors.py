@@ -1,12 +1,12 @@
-"""Every error FlintMQ raises, in one tree, and one class per result code of the protocol.
+"""All errors that FlintMQ raises, in one tree, with one class per result code of the protocol.
 
 ``FlintError`` is the root. Below it:
 
-* ``BrokerError``: the broker answered with a result code; one subclass per code, each saying whether a retry can help.
-* ``ProtocolError``: bytes that are not the protocol. ``LocalProtocolError``: this side is to blame;
-  ``RemoteProtocolError``: the peer is.
-* ``ConnectionFailed``: the broker cannot be reached, or the connection went.
-* ``ConfigurationError``: a setting or an argument that cannot be used.
+* ``BrokerError``: the broker responded with an error; one subclass per result code says whether a retry can help.
+* ``ProtocolError``: a violation of the protocol, by this side (``LocalProtocolError``) or by the peer
+  (``RemoteProtocolError``).
+* ``ConnectionFailed``: the broker cannot be reached, or the connection broke.
+* ``ConfigurationError``: an invalid setting or argument.
 
 A message says what happened, to which object, why, and what to do next.
 """
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 MESSAGE_CHARS_MAX = 4000
-"""Longest message in an error answer, in characters."""
+"""Maximum length of the message in an error response, in characters."""
 
 
 class FlintError(Exception):
@@ -25,11 +25,11 @@ class FlintError(Exception):
 
 
 class ConfigurationError(FlintError):
-    """A setting or an argument cannot be used; the message names it, its value and what is valid."""
+    """A setting or argument is invalid; the message names it, its value and the valid values."""
 
 
 class ProtocolError(FlintError):
-    """Bytes or calls that are not the protocol."""
+    """Bytes or calls that violate the protocol."""
 
 
 class LocalProtocolError(ProtocolError):
@@ -37,17 +37,17 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something that is not the protocol; the connection cannot be used further."""
+    """The peer sent something that violates the protocol; the connection can no longer be used."""
 
 
 class ConnectionFailed(FlintError):
-    """The broker cannot be reached, or the connection broke with requests unanswered."""
+    """The broker cannot be reached, or the connection broke while requests waited for their responses."""
 
     retriable: ClassVar[bool] = True
 
 
 class RequestTimeout(FlintError):
-    """No answer came within the time that the caller gave."""
+    """No response came within the caller's timeout."""
 
     retriable: ClassVar[bool] = True
 
@@ -55,9 +55,8 @@ class RequestTimeout(FlintError):
 class BrokerError(FlintError):
     """The broker refused a request.
 
-    ``code``, ``name``: the result; ``retriable``: whether the same request can succeed later; ``retry_after_ms``: how
-    long the broker asks to wait, 0 where it did not say; ``details``: the remaining fields of the answer (limits,
-    offsets).
+    ``code``, ``name``: the result; ``retriable``: whether the same request can succeed later; ``retry_after_ms``: the
+    wait that the broker asks for, 0 if none; ``details``: the remaining fields of the response (limits, offsets).
     """
 
     code: int = 1
@@ -71,11 +70,11 @@ class BrokerError(FlintError):
         self.details: dict[str, Any] = details
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not by way of __init__: details are the peer's words and may be named like its parameters.
+        # Pickle must bypass __init__: the peer chooses the names in details, which may collide with its parameters.
         return _rebuild, (type(self), self.args), dict(self.__dict__)
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the answer that carries this error; a long message is cut so that the header stays small."""
+        """Return the fields of the response that carries this error. A long message is cut to keep the header small."""
         message = self.message
         if len(message) > MESSAGE_CHARS_MAX:
             message = f"{message[: MESSAGE_CHARS_MAX - 1]}…"
@@ -90,13 +89,13 @@ def _rebuild(cls: type[BrokerError], args: tuple[Any, ...]) -> BrokerError:
 
 
 class BrokerFailure(BrokerError):
-    """Something failed inside the broker; its log says more."""
+    """An internal error of the broker; its log has the details."""
 
     code, name, retriable = 1, "SYSTEM_ERROR", False
 
 
 class SystemBusy(BrokerError):
-    """A limit on what may be in flight is reached; try again after ``retry_after_ms``."""
+    """The broker has reached a limit on requests in flight; retry after ``retry_after_ms``."""
 
     code, name, retriable = 2, "SYSTEM_BUSY", True
 
@@ -108,19 +107,19 @@ class UnknownCommand(BrokerError):
 
 
 class FlushDiskTimeout(BrokerError):
-    """The record is written but the flush did not finish in time; whether it survives a crash is not known."""
+    """The record is written, but the flush did not finish in time; the record may not survive a crash."""
 
     code, name, retriable = 10, "FLUSH_DISK_TIMEOUT", True
 
 
 class MessageIllegal(BrokerError):
-    """A produced message breaks a rule of the format; nothing of its frame was written."""
+    """A produced message breaks a rule of the format; no message of its frame was written."""
 
     code, name, retriable = 13, "MESSAGE_ILLEGAL", False
 
 
 class ServiceNotAvailable(BrokerError):
-    """The broker cannot serve this now (stopping, or the disk is full) but may later."""
+    """The broker cannot serve this now (it is stopping, or the disk is full) but may later."""
 
     code, name, retriable = 14, "SERVICE_NOT_AVAILABLE", True
 
@@ -132,52 +131,52 @@ class NoPermission(BrokerError):
 
 
 class TopicNotExist(BrokerError):
-    """There is no such topic, and it may not be created by this request."""
+    """The topic does not exist, and this request may not create it."""
 
     code, name, retriable = 17, "TOPIC_NOT_EXIST", False
 
 
 class TopicExistsAlready(BrokerError):
-    """The topic is there already, with other settings."""
+    """The topic already exists with other settings."""
 
     code, name, retriable = 18, "TOPIC_EXIST_ALREADY", False
 
 
 class OffsetOutOfRange(BrokerError):
-    """A pull outside of what the queue holds; ``min_offset`` and ``max_offset`` say what it does hold."""
+    """The offset of a pull is outside the queue; ``min_offset`` and ``max_offset`` are its bounds."""
 
     code, name, retriable = 21, "PULL_OFFSET_MOVED", False
 
     @property
     def min_offset(self) -> int:
-        """The queue's first readable offset."""
+        """First readable offset of the queue."""
         return _integer_or_zero(self.details.get("min_offset"))
 
     @property
     def max_offset(self) -> int:
-        """The offset that the queue's next message will have."""
+        """Offset that the queue's next message will get."""
         return _integer_or_zero(self.details.get("max_offset"))
 
 
 class MessageNotFound(BrokerError):
-    """No message has the id asked for."""
+    """No message has the requested id."""
 
     code, name, retriable = 22, "QUERY_NOT_FOUND", False
 
 
 class FilterIllegal(BrokerError):
-    """A filter does not parse or breaks a limit; ``column`` (from 1 on) says where, the message what was expected."""
+    """A filter does not parse or exceeds a limit; ``column`` (from 1) says where, the message what was expected."""
 
     code, name, retriable = 23, "SUBSCRIPTION_PARSE_FAILED", False
 
     @property
     def column(self) -> int:
-        """The character of the filter, counted from 1, at which it goes wrong."""
+        """Position of the error in the filter, in characters from 1."""
         return _integer_or_zero(self.details.get("column"))
 
 
 class GroupNotExist(BrokerError):
-    """No consumer group of that name has committed anything or has a member."""
+    """No consumer group of that name has members or committed offsets."""
 
     code, name, retriable = 26, "SUBSCRIPTION_GROUP_NOT_EXIST", False
 
@@ -189,56 +188,56 @@ class InvalidParameter(BrokerError):
 
 
 class QueueNotExist(BrokerError):
-    """The topic has no queue of that number."""
+    """The topic has no queue with that number."""
 
     code, name, retriable = 1017, "QUEUE_NOT_EXIST", False
 
 
 class FrameIllegal(BrokerError):
-    """The frame cannot be trusted; the broker closes the connection after this answer."""
+    """The frame is malformed; the broker closes the connection after this response."""
 
     code, name, retriable = 1400, "FRAME_ILLEGAL", False
 
 
 class HelloRequired(BrokerError):
-    """The first request of a connection must be HELLO; the broker closes the connection after this answer."""
+    """The first request of a connection must be HELLO; the broker closes the connection after this response."""
 
     code, name, retriable = 1401, "HELLO_REQUIRED", False
 
 
 class AuthenticationRequired(BrokerError):
-    """The broker serves only users, and the connection has not said who it is, or is that user's no more; the broker
-    closes the connection after this answer."""
+    """The broker requires authentication, and the connection has not authenticated or its user has changed; the broker
+    closes the connection after this response."""
 
     code, name, retriable = 1402, "AUTHENTICATION_REQUIRED", False
 
 
 class AuthenticationFailed(BrokerError):
-    """The user or the password is wrong, or the other side did not prove that it knows them; the broker closes the
-    connection after this answer."""
+    """The user or the password is wrong, or the peer failed to prove that it knows them; the broker closes the
+    connection after this response."""
 
     code, name, retriable = 1403, "AUTHENTICATION_FAILED", False
 
 
 class PartlyStored(BrokerError):
-    """Some messages of the frame were stored before, others not, or not in one piece; nothing was written. Cut it at
-    `cut_at` and send both parts."""
+    """Some messages of a resent frame are stored and others are not, or they are not stored consecutively; nothing was
+    written. Split the frame at `cut_at` and send both parts."""
 
     code, name, retriable = 1416, "PARTLY_STORED", False
 
     @property
     def stored(self) -> int:
-        """How many of the frame's first messages are stored, in one piece."""
+        """Number of messages at the beginning of the frame that are stored consecutively."""
         return _integer_or_zero(self.details.get("stored"))
 
     @property
     def cut_at(self) -> int:
-        """The first message with which something changes; those in front of it are all stored, or all not."""
+        """Index of the first message that differs; the messages before it are all stored, or all not stored."""
         return _integer_or_zero(self.details.get("cut_at"))
 
 
 class VersionNotSupported(BrokerError):
-    """The broker does not speak the protocol version asked for."""
+    """The broker does not speak the requested protocol version."""
 
     code, name, retriable = 15, "VERSION_NOT_SUPPORTED", False
 
@@ -250,15 +249,15 @@ class TransactionGroupWrong(BrokerError):
 
 
 class EpochFenced(BrokerError):
-    """The member speaks of an assignment that is over: its queues may be another member's by now. ``epoch`` is the
-    member's present one, 0 where it has none; it has to ask for its assignment again. Of a commit, ``refused``
-    names the queues that it does not hold; the others were committed."""
+    """The member's assignment is outdated: another member may have its queues by now. ``epoch`` is the member's current
+    epoch, 0 if it has none; the member must fetch its assignment again. For a commit, ``refused`` names the queues that
+    the member does not hold; the others were committed."""
 
     code, name, retriable = 1410, "EPOCH_FENCED", False
 
 
 class MemberUnknown(BrokerError):
-    """The group has no such member, or has it no more: its session ran out, or it left. It has to join again."""
+    """The group has no such member: it never joined, it left, or its session expired. It must join again."""
 
     code, name, retriable = 1411, "MEMBER_UNKNOWN", False
 
@@ -270,87 +269,86 @@ class MemberNameTaken(BrokerError):
 
 
 class GroupRunning(BrokerError):
-    """The group has live members, so nobody else may move its offsets or delete it; stop them, or use force."""
+    """The group has live members, so no one else may move its offsets or delete it; stop them, or use force."""
 
     code, name, retriable = 1413, "GROUP_RUNNING", False
 
 
 class TransactionEnded(BrokerError):
-    """The transaction was ended before; ``outcome`` says how (`commit`, `rollback` or `parked`)."""
+    """The transaction has already ended; ``outcome`` says how (`commit`, `rollback` or `parked`)."""
 
     code, name, retriable = 1414, "TRANSACTION_ENDED", False
 
 
 class TransactionNotExist(BrokerError):
-    """The broker has no half message of this id, or it is not where the request says."""
+    """The broker has no half message with this id, or not at the offsets in the request."""
 
     code, name, retriable = 1415, "TRANSACTION_NOT_EXIST", False
 
 
 class DelayIllegal(BrokerError):
-    """A message asks for a delivery that cannot be: in the past, too far ahead, or of no known level."""
+    """A message asks for an impossible delivery: in the past, too far ahead, or at an unknown delay level."""
 
     code, name, retriable = 1417, "DELAY_ILLEGAL", False
 
 
 class CommitIllegal(BrokerError):
-    """An offset that lies beyond the queue's end cannot be committed; ``max_offset`` is the largest that can."""
+    """An offset beyond the queue's end cannot be committed; ``max_offset`` is the largest valid one."""
 
     code, name, retriable = 1418, "COMMIT_ILLEGAL", False
 
 
 class SubscriptionIllegal(BrokerError):
-    """The group's members do not agree on how it consumes, or a subscription cannot be."""
+    """The group's members disagree on how it consumes, or a subscription is invalid."""
 
     code, name, retriable = 1419, "SUBSCRIPTION_ILLEGAL", False
 
 
 class PreparedIncomplete(BrokerError):
-    """An attempt that is to be committed is not there as a whole: it was never begun, was dropped, has expired, or
-    prepared another number of messages. Nothing was committed. ``attempt`` says which, ``prepared`` how many messages
-    it has."""
+    """An attempt to be committed is incomplete: it never began, was dropped, has expired, or prepared another number of
+    messages. Nothing was committed. ``attempt`` names it; ``prepared`` is its number of messages."""
 
     code, name, retriable = 1420, "PREPARED_INCOMPLETE", False
 
 
 class MessageDamaged(BrokerError):
-    """The next message of the queue is damaged in the log, and nobody has looked at that part of it yet: a start, or
-    `flintmq-broker repair`, keeps its bytes aside and goes on behind it. `queue_offset` says which message it is;
-    whoever can do without it pulls from the offset behind."""
+    """The next message of the queue is damaged in the log, and the damage is not contained yet: restart the broker, or
+    run `flintmq-broker repair`, which moves the damaged bytes to the quarantine and continues after them.
+    `queue_offset` is the damaged message; to skip it, pull from the next offset."""
 
     code, name, retriable = 1421, "MESSAGE_DAMAGED", False
 
     @property
     def queue_offset(self) -> int:
-        """The message that is damaged."""
+        """Queue offset of the damaged message."""
         return _integer_or_zero(self.details.get("queue_offset"))
 
 
 class LimitReached(BrokerError):
-    """There are as many groups, committed offsets, or topics that messages make, as the broker keeps. Nothing was done.
-    Delete what is not used, or raise the limit that the message names."""
+    """The broker has reached its limit of groups, committed offsets or automatically created topics. Nothing was done.
+    Delete unused ones, or raise the limit that the message names."""
 
     code, name, retriable = 1422, "LIMIT_REACHED", False
 
 
 class UserNotExist(BrokerError):
-    """The broker's store has no user of that name."""
+    """The broker's store has no user with that name."""
 
     code, name, retriable = 1430, "USER_NOT_EXIST", False
 
 
 class UserExistsAlready(BrokerError):
-    """The broker's store has a user of that name already."""
+    """The broker's store already has a user with that name."""
 
     code, name, retriable = 1431, "USER_EXIST_ALREADY", False
 
 
-# Results that are no errors.
+# Results that are not errors.
 SUCCESS = 0
 PULL_NOT_FOUND = 19
-"""A pull at the end of a queue: nothing there yet."""
+"""Result of a pull at the end of a queue: no message yet."""
 PULL_RETRY_IMMEDIATELY = 20
-"""A filtered pull looked at its share of units and found none that match; go on from next_offset."""
+"""Result of a filtered pull that examined its share of units without a match; continue from next_offset."""
 
 RESULT_NAMES: dict[int, str] = {
     SUCCESS: "SUCCESS",
@@ -402,14 +400,14 @@ ERRORS_BY_CODE: dict[int, type[BrokerError]] = {
 
 
 def error_from_answer(code: int, fields: Mapping[str, Any]) -> BrokerError:
-    """The typed error that an error answer carries; an unknown code becomes a plain ``BrokerError`` of that code.
+    """Return the typed error of an error response; an unknown code becomes a plain ``BrokerError`` with that code.
 
-    ``fields``: the fields of the answer; ``message`` and ``retry_after_ms`` are taken out, the rest are ``details``.
+    ``fields``: the fields of the response. All except ``message`` and ``retry_after_ms`` become ``details``.
     """
     details = {name: value for name, value in fields.items() if name not in ("message", "retry_after_ms")}
     message = fields.get("message")
     error = ERRORS_BY_CODE.get(code, BrokerError)(
-        message if isinstance(message, str) else f"the broker answered with code {code}",
+        message if isinstance(message, str) else f"the broker responded with code {code}",
         retry_after_ms=max(_integer_or_zero(fields.get("retry_after_ms")), 0),
     )
     error.details = details

@@ -1,11 +1,11 @@
-"""Text for a screen: nothing that was sent by others may drive a terminal."""
+"""Escaping of untrusted text for a terminal, so that it cannot send control sequences."""
 
 from __future__ import annotations
 
 import re
 
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, what reverses the direction of text, other line ends, and halves of surrogate pairs."""
+"""Control characters, marks that reverse the direction of text, other line ends, and lone surrogates."""
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -16,18 +16,18 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def escape(text: str) -> str:
-    r"""``text`` on one line and without control characters: ``\n``, ``\t``, ``\x1b``, ``\u202e``, … stand for them.
+    r"""Return ``text`` on one line, with control characters escaped as ``\n``, ``\t``, ``\x1b``, ``\u202e``, ….
 
-    A backslash stays as it is, so that JSON in a body can still be read as JSON.
+    A backslash is not escaped, so that JSON in a body remains JSON.
     """
     return text if text.isprintable() else _UNSAFE.sub(_escaped, text)
 
 
 def escape_bytes(data: bytes) -> str:
-    r"""``data`` as text: what is not UTF-8 becomes ``\xNN``, control characters are escaped."""
+    r"""Return ``data`` as text: bytes that are not UTF-8 become ``\xNN``, control characters are escaped."""
     return escape(data.decode("utf-8", "backslashreplace"))
 
 
 def escape_json(text: str) -> str:
-    r"""JSON text whose strings hold no control character: those that JSON itself lets pass become ``\uNNNN``."""
+    r"""Return JSON text without control characters: those that JSON allows unescaped become ``\uNNNN``."""
     return text if text.isprintable() else _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -1,7 +1,7 @@
-"""Typed fields of a request or an answer, checked on arrival.
+"""Typed fields of a request or a response, checked on arrival.
 
 A request is a slotted dataclass whose fields are made with ``text``, ``integer`` or ``boolean``; ``decode_fields``
-builds it from the map of a frame's header. Unknown names are ignored, missing ones take their default or are refused.
+builds it from the map of a frame's header. Unknown names are ignored; missing fields get their default or are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a field's value must be. ``low`` and ``high`` bound an integer, or a text's length in characters."""
+    """Rule for a field's value. ``low`` and ``high`` bound an integer, or the length of a string in characters."""
 
     type: type[Any]
     low: int
@@ -29,7 +29,7 @@ class Rule:
     meaning: str
 
     def describe(self) -> str:
-        """The rule in words, for error messages and the specification."""
+        """Return the rule in words, for error messages and the specification."""
         if self.type is bool:
             return "a boolean"
         if self.type is int:
@@ -38,22 +38,22 @@ class Rule:
 
 
 def integer(meaning: str, low: int = 0, high: int = I64_MAX, default: Any = MISSING) -> Any:
-    """A field that holds an integer in ``[low, high]``; required unless there is a default."""
+    """Declare a field that holds an integer in ``[low, high]``; required unless it has a default."""
     return dataclasses.field(default=default, metadata={"rule": Rule(int, low, high, meaning)})
 
 
 def text(meaning: str, high: int, low: int = 0, default: Any = MISSING) -> Any:
-    """A field that holds a string of ``low`` to ``high`` characters; required unless there is a default."""
+    """Declare a field that holds a string of ``low`` to ``high`` characters; required unless it has a default."""
     return dataclasses.field(default=default, metadata={"rule": Rule(str, low, high, meaning)})
 
 
 def boolean(meaning: str, default: Any = MISSING) -> Any:
-    """A field that holds true or false; required unless there is a default."""
+    """Declare a field that holds true or false; required unless it has a default."""
     return dataclasses.field(default=default, metadata={"rule": Rule(bool, 0, 1, meaning)})
 
 
 class Fields:
-    """How one dataclass is read from and written to a header's map."""
+    """Rules and defaults of one request or response class."""
 
     __slots__ = ("cls", "defaults", "required", "rules")
 
@@ -72,7 +72,7 @@ _FIELDS: dict[type[Any], Fields] = {}
 
 
 def fields_of(cls: type[Any]) -> Fields:
-    """The field rules of a request or answer class."""
+    """Return the field rules of a request or response class."""
     fields = _FIELDS.get(cls)
     if fields is None:
         fields = _FIELDS[cls] = Fields(cls)
@@ -80,7 +80,8 @@ def fields_of(cls: type[Any]) -> Fields:
 
 
 def decode_fields(cls: type[T], values: Mapping[str, Any]) -> T:
-    """An instance of ``cls`` from a header's map; ``InvalidParameter`` names what does not fit, and the rule."""
+    """Build an instance of ``cls`` from a header's map. Raises ``InvalidParameter``, which names the field and its
+    rule."""
     fields = fields_of(cls)
     rules = fields.rules
     known: dict[str, Any] = {}
@@ -94,7 +95,7 @@ def decode_fields(cls: type[T], values: Mapping[str, Any]) -> T:
             if not rule.low <= value <= rule.high:
                 raise InvalidParameter(f"{cls.__name__}.{name} must be {rule.describe()}, not {value}")
         elif rule.type is str and not rule.low <= len(value) <= rule.high:
-            raise InvalidParameter(f"{cls.__name__}.{name} must be {rule.describe()}, not of {len(value)}")
+            raise InvalidParameter(f"{cls.__name__}.{name} must be {rule.describe()}, got {len(value)}")
         known[name] = value
     if not fields.required <= known.keys():
         missing = ", ".join(sorted(fields.required - known.keys()))
@@ -103,7 +104,7 @@ def decode_fields(cls: type[T], values: Mapping[str, Any]) -> T:
 
 
 def encode_fields(message: Any) -> dict[str, Any]:
-    """The header's map of a request or answer; what equals its default is left out."""
+    """Return the header's map of a request or response, without fields that equal their default."""
     fields = fields_of(type(message))
     defaults = fields.defaults
     values: dict[str, Any] = {}

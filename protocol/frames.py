@@ -2,8 +2,8 @@
 
     u32 frame_length | u32 header_length | header: msgpack [kind, code, request_id, fields] | body
 
-``frame_length`` counts what follows it. Both integers are big-endian. The parser owns the receive buffer: a driver
-reads from its socket into ``writable()``, reports with ``received(n)``, and takes frames with ``next_frame()``.
+``frame_length`` counts the bytes that follow it. Both integers are big-endian. The parser owns the receive buffer: a
+driver reads from its socket into ``writable()``, calls ``received(n)``, and takes frames with ``next_frame()``.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ RESPONSE = 1
 ONE_WAY = 2
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
-"""Largest ``frame_length`` by default."""
+"""Default maximum of ``frame_length``."""
 HEADER_BYTES_MAX = 64 * 1024
 INITIAL_BUFFER_BYTES = 64 * 1024
 REQUEST_ID_MAX = 2**31 - 1
 CODE_MAX = 2**31 - 1
 HEADER_ITEMS_MAX = 256
-"""Most items of one array or map in a header."""
+"""Maximum number of items of one array or map in a header."""
 FIELD_DEPTH_MAX = 8
-"""How deep the arrays and maps of a field's value may nest."""
+"""Maximum nesting depth of arrays and maps in the value of a field."""
 
 _LENGTHS = struct.Struct(">II")
 _PREFIX_BYTES = _LENGTHS.size
 _FRAME_LENGTH_MAX = 0xFFFF_FFFF
 _ROOM_BYTES_MIN = 4 * 1024
-"""Less room than this at the end of the buffer is not worth a read of its own."""
+"""Minimum free space at the end of the buffer that is worth a read."""
 
 
 class _ThreadPacker(threading.local):
-    """A packer holds what it has packed so far, so threads must not share one."""
+    """A packer for each thread: a packer has an internal buffer, so threads must not share one."""
 
     def __init__(self) -> None:
         self.pack = msgpack.Packer(autoreset=True).pack
@@ -49,10 +49,10 @@ _packer = _ThreadPacker()
 
 
 class Frame:
-    """One received frame. ``body`` is ``buffer[body_at:body_end]``, valid until the parser is written to again."""
+    """One received frame. ``body`` is ``buffer[body_at:body_end]``, valid until the next read into the parser."""
 
     began: float
-    """For whoever handles the frame to note when it took it up; not set before."""
+    """Time at which handling of the frame began; the handler sets it."""
 
     __slots__ = ("began", "body_at", "body_end", "buffer", "code", "fields", "kind", "request_id")
 
@@ -76,25 +76,25 @@ class Frame:
 
     @property
     def body(self) -> memoryview:
-        """The body, without a copy; copy what must outlive the next read."""
+        """View of the body without a copy; copy whatever must outlive the next read."""
         return memoryview(self.buffer)[self.body_at : self.body_end]
 
 
 def encode_frame(kind: int, code: int, request_id: int, fields: dict[str, Any], body: bytes | bytearray = b"") -> bytes:
-    """A whole frame. Raises ``LocalProtocolError`` as ``encode_head`` does."""
+    """Return a whole frame. Raises ``LocalProtocolError`` as ``encode_head`` does."""
     return encode_head(kind, code, request_id, fields, len(body)) + body
 
 
 def encode_head(kind: int, code: int, request_id: int, fields: dict[str, Any], body_bytes: int) -> bytes:
-    """Everything of a frame in front of its body, which the caller sends itself.
+    """Return everything that precedes the body in a frame; the caller sends the body itself.
 
-    Raises ``LocalProtocolError`` where the header cannot be packed or is larger than a peer takes. The limit of the
-    whole frame is the peer's to say (HELLO) and the caller's to keep.
+    Raises ``LocalProtocolError`` if the header cannot be packed or is larger than a peer accepts. The caller must
+    enforce the maximum frame length that the peer announced in HELLO.
     """
     try:
         header: bytes = _packer.pack((kind, code, request_id, fields))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise LocalProtocolError(f"fields that msgpack cannot hold: {error}") from error
+        raise LocalProtocolError(f"msgpack cannot encode the fields: {error}") from error
     if len(header) > HEADER_BYTES_MAX:
         raise LocalProtocolError(f"a header of {len(header)} bytes; at most {HEADER_BYTES_MAX} are allowed")
     frame_length = 4 + len(header) + body_bytes
@@ -107,11 +107,11 @@ class FrameParser:
     """Turns received bytes into frames.
 
     ``frame_bytes_max`` bounds ``frame_length`` and is compared before anything is allocated. The buffer starts at
-    64 KiB and grows when it is full, to at most four times the bytes that have *arrived* and never beyond one largest
-    frame, so that an announced length alone costs nothing (fourfold, because new pages cost more than copying: a stream
-    of 1 MB frames parses at 5 GB/s, with doubling at 0.6). Once empty it shrinks to ``keep_bytes`` again; a
-    peer that reads one large frame after the other keeps more (12 GB/s). A buffer is never resized in place: views of
-    it stay valid as long as they are held.
+    64 KiB and grows when it is full, to at most four times the bytes that have *arrived* and never beyond one frame of
+    maximum size, so that an announced length alone allocates nothing. The factor is four because new pages cost more
+    than copying: a stream of 1 MB frames parses at 5 GB/s, with doubling at 0.6. Once empty, a buffer larger than
+    ``keep_bytes`` is replaced by a small one; a peer that reads many large frames keeps more (12 GB/s). A buffer is
+    never resized in place, so that views of it stay valid.
     """
 
     __slots__ = ("buffer", "end", "frame_bytes_max", "keep_bytes", "start")
@@ -125,13 +125,14 @@ class FrameParser:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that have arrived and belong to no frame taken yet."""
+        """Number of bytes that have arrived and are not part of a returned frame."""
         return self.end - self.start
 
     def writable(self) -> memoryview:
-        """Where the next bytes go: never empty. Frames taken before lose their bodies.
+        """Return the space for the next bytes, never empty. The bodies of earlier frames become invalid.
 
-        To be called when ``next_frame`` has nothing more: whole frames that nobody took would grow the buffer for ever.
+        Call this only after ``next_frame`` has returned None; otherwise complete frames accumulate in a buffer that
+        grows without limit.
         """
         if self.start == self.end:
             self.start = self.end = 0
@@ -142,13 +143,15 @@ class FrameParser:
         return memoryview(self.buffer)[self.end :]
 
     def _make_room(self) -> None:
-        """Move what is pending to the front, of a larger buffer where the frame it begins needs one."""
+        """Move the pending bytes to the front, into a larger buffer if their frame needs one."""
         pending = self.end - self.start
         size = len(self.buffer)
         if pending > size // 2:
-            # More than half of the buffer has arrived, so the frame's length is there, and next_frame has checked it.
+            # Half of the buffer is pending, so the frame's length has arrived, and next_frame has checked it.
             (frame_length,) = struct.unpack_from(">I", self.buffer, self.start)
-            assert pending < 4 + frame_length <= 4 + self.frame_bytes_max, "take whole frames before reading on"
+            assert pending < 4 + frame_length <= 4 + self.frame_bytes_max, (
+                "take all complete frames before reading more"
+            )
             size = max(size, min(4 * pending, 4 + frame_length + _ROOM_BYTES_MIN, 4 + self.frame_bytes_max))
         if size > len(self.buffer):
             grown = bytearray(size)
@@ -159,20 +162,20 @@ class FrameParser:
         self.start, self.end = 0, pending
 
     def trim(self) -> None:
-        """Give back what a large frame took, where nothing is pending: for a peer that is silent now."""
+        """Release a large buffer if nothing is pending; called for a peer that has become idle."""
         if self.start == self.end and len(self.buffer) > INITIAL_BUFFER_BYTES:
             self.buffer = bytearray(INITIAL_BUFFER_BYTES)
             self.start = self.end = 0
 
     def received(self, count: int) -> None:
-        """``count`` bytes were written into the last ``writable()``."""
-        assert 0 <= count <= len(self.buffer) - self.end, "more bytes than there was room for"
+        """Record that ``count`` bytes were written into the last ``writable()``."""
+        assert 0 <= count <= len(self.buffer) - self.end, "more bytes than writable() had room for"
         self.end += count
 
     def next_frame(self) -> Frame | None:
-        """The next whole frame, or None until more bytes arrive.
+        """Return the next complete frame, or None until more bytes arrive.
 
-        Raises ``RemoteProtocolError`` where the bytes cannot be a frame: nothing behind them can be understood.
+        Raises ``RemoteProtocolError`` if the bytes cannot be a frame; nothing after them can be parsed.
         """
         start = self.start
         if self.end - start < 4:
@@ -206,14 +209,14 @@ class FrameParser:
 
 
 def _other_protocol(frame_length: int) -> str:
-    """A name and a remedy, if the bytes of a frame's length begin HTTP or TLS; else nothing."""
+    """Return a hint if the bytes of a frame's length are the beginning of HTTP or TLS, else an empty string."""
     begins = frame_length.to_bytes(4)
     if begins == b"HTTP":
-        return "it answers in HTTP, as a broker's port for metrics does; connect to the port that the broker listens on"
+        return "it responds with HTTP, as the metrics port does; connect to the broker's own port"
     if begins in _HTTP_REQUESTS:
-        return "a request in HTTP; metrics and health have a port of their own"
+        return "an HTTP request; metrics and health are served on a separate port"
     if begins[:1] in b"\x15\x16" and begins[1:2] == b"\x03":
-        return "it speaks TLS; connect with tls=True, or with tls=FILE for a CA of your own"
+        return "it speaks TLS; connect with tls=True, or with tls=FILE for your own CA"
     return ""
 
 
@@ -248,7 +251,8 @@ def _decode_header(header: memoryview) -> tuple[int, int, int, dict[str, Any]]:
 
 
 def _brief(value: Any) -> str:
-    """What the peer sent, for a message: never its content, which may be long or nested beyond what ``repr`` takes."""
+    """Describe a value for an error message, without its content, which may be long or nested too deeply for
+    ``repr``."""
     return str(value) if type(value) is int else f"of type {type(value).__name__}"
 
 

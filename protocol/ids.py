@@ -1,12 +1,11 @@
 """The two forms of a message id.
 
-A *unique key* (property UNIQ_KEY) is made by the producer: 32 hex digits, RocketMQ's form
+The producer makes a *unique key* (property UNIQ_KEY): 32 hex digits, in RocketMQ's form
 ``ip 4 | pid 2 | loader hash 4 | ms since the month began 4 | counter 2`` (``MessageClientIDSetter``). FlintMQ's
-producers make 10 bytes of prefix of the same meaning and let a 48-bit counter, which starts at the time part shifted by
-16 bits, fill the rest, so that a million messages of one second still differ and RocketMQ's tools read the time as they
-expect.
+producers use the same 10-byte prefix, and fill the rest with a 48-bit counter that starts at the time part shifted by
+16 bits. So a million messages in one second still get different keys, and RocketMQ's tools still read the time.
 
-An *offset id* is the broker's: the advertised address and the physical offset, upper-case hex, 32 digits (56 for IPv6).
+The broker makes an *offset id*: advertised address and physical offset, upper-case hex, 32 digits (56 for IPv6).
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ _OFFSET = struct.Struct(">q")
 
 
 def unique_prefix(address: bytes, pid: int, seed: bytes) -> str:
-    """20 hex digits: 4 bytes of address, 2 of process id, 4 of a hash of ``seed`` (what tells two producers of one
-    process apart)."""
+    """Return 20 hex digits: 4 bytes of address, 2 of process id, 4 of a hash of ``seed``, which distinguishes the
+    producers of one process."""
     return _PREFIX.pack(address[:4].ljust(4, b"\0"), pid & 0xFFFF, zlib.crc32(seed)).hex().upper()
 
 
 def unique_counter_start(now_seconds: float) -> int:
-    """The first value of the 48-bit counter for a producer made at ``now_seconds`` (seconds since 1970 UTC)."""
+    """Return the first 48-bit counter of a producer created at ``now_seconds`` (seconds since 1970 UTC)."""
     now = time.localtime(now_seconds)
     month_start = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
     return (int((now_seconds - month_start) * 1000) << 16) % UNIQUE_COUNTER_MAX
 
 
 def unique_key(prefix: str, counter: int) -> str:
-    """The unique key that the broker's kernel writes for this prefix and counter."""
+    """Return the unique key that the broker's kernel writes for this prefix and counter."""
     return f"{prefix}{counter % UNIQUE_COUNTER_MAX:012X}"
 
 
@@ -51,9 +50,9 @@ def offset_id(store_host: bytes, physical_offset: int) -> str:
 
 
 def parse_offset_id(message_id: str) -> tuple[tuple[str, int], int] | None:
-    """``((host, port), physical_offset)`` of an offset id, or None where the text cannot be one.
+    """Return ``((host, port), physical_offset)`` of an offset id, or None if the text cannot be one.
 
-    Both forms have 32 or 56 digits: whether a record lies there tells which it was.
+    A unique key also has 32 or 56 digits: only the log can tell, by having a record at that offset or not.
     """
     if len(message_id) not in ID_DIGITS:
         return None

@@ -1,4 +1,4 @@
-"""Which names a topic or a group may have."""
+"""Rules for the names of topics and groups, and the names that are the broker's own."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ PRODUCE_FORBIDDEN_TOPICS = frozenset({
     "SELF_TEST_TOPIC",
     "OFFSET_MOVED_EVENT",
 })  # fmt: skip
-"""What a producer may not write to (``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``), beside ``rmq_sys_*``."""
+"""Topics that producers may not write to (``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``), besides ``rmq_sys_*``."""
 
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 
 
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
-"""Groups under which a broker keeps its own progress."""
+"""Prefix of the groups under which a broker stores its own progress."""
 
 
 def check_name(kind: str, name: str) -> str:
-    """``name`` if it is a valid topic's (``kind="topic"``) or group's name; else ``InvalidParameter``, saying why."""
+    """Return ``name`` if it is a valid name of a topic (``kind="topic"``) or group. Raises ``InvalidParameter``."""
     longest = TOPIC_BYTES_MAX if kind == "topic" else GROUP_BYTES_MAX
     if not name:
         raise InvalidParameter(f"the {kind} name is empty; give it a name of 1 to {longest} characters")
@@ -57,7 +57,7 @@ def check_name(kind: str, name: str) -> str:
 
 
 def _use_instead(name: str) -> str:
-    """Return which characters a name may have, and what ``name`` is usually made into: other brokers allow dots."""
+    """Return the allowed characters and two suggestions made of ``name``. Names with dots are common elsewhere."""
     rule = "use % | a-z A-Z 0-9 _ -"
     with_dashes, with_underscores = (_FOREIGN.sub(sign, name).strip("-_") for sign in "-_")
     if not with_dashes:
@@ -66,23 +66,23 @@ def _use_instead(name: str) -> str:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a topic that was found on disk can be a folder of its own: it leads nowhere else. Of names that come from
-    clients ``check_name`` demands more."""
+    """Return whether a topic found on disk is safe as a folder name: it cannot lead elsewhere. ``check_name`` is
+    stricter, for names that come from clients."""
     return name not in ("", ".", "..") and len(name.encode(errors="replace")) <= 255 and not _LEADS_AWAY.search(name)
 
 
 def check_client_group(name: str) -> str:
-    """``name`` if it may be that of a group of clients; ``NoPermission`` where the broker keeps its own progress so."""
+    """Return ``name`` if clients may use it for a group. Raises ``NoPermission`` for the broker's own groups."""
     if name.startswith(SYSTEM_GROUP_PREFIX):
-        raise NoPermission(f"group {name[:GROUP_BYTES_MAX]} is the broker's own; use another")
+        raise NoPermission(f"group {name[:GROUP_BYTES_MAX]} is reserved for the broker; use another name")
     return check_name("group", name)
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether the topic belongs to the broker: not to be deleted, changed or auto-created by a user."""
+    """Return whether the topic is the broker's own: a user cannot delete, change or auto-create it."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 def may_produce_to(topic: str) -> bool:
-    """Whether a producer may write to the topic directly."""
+    """Return whether a producer may write to the topic directly."""
     return topic not in PRODUCE_FORBIDDEN_TOPICS and not topic.startswith(SYSTEM_TOPIC_PREFIX)

@@ -1,14 +1,14 @@
-"""What a user may do: grants of actions on topics, groups and the broker. Whatever no grant allows is refused.
+"""Permissions of users: grants of actions on topics, groups and the broker. Whatever no grant allows is refused.
 
-A grant, as it stands in ``users.json``, names its actions and one object::
+A grant in ``users.json`` names its actions and one object::
 
     {"actions": ["publish"], "topic": "orders"}
     {"actions": ["consume", "query"], "topicPrefix": "flights-"}
     {"actions": ["consume"], "group": "billing"}
     {"actions": ["admin"], "broker": true}
 
-Topics and groups that the broker makes for itself are never covered by a prefix, whatever it is: they take a grant that
-names them, or ``admin`` on the broker. A group's retry topic comes with the group.
+A prefix never covers the broker's own topics and groups: they need a grant that names them, or ``admin`` on the broker.
+A grant on a group includes its retry topic.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from .names import SYSTEM_GROUP_PREFIX, SYSTEM_TOPIC_PREFIX, check_name, is_syst
 
 PUBLISH, CONSUME, QUERY, ADMIN = "publish", "consume", "query", "admin"
 ACTIONS = (PUBLISH, CONSUME, QUERY, ADMIN)
-"""In the order in which they are shown."""
+"""All actions, in the order in which they are shown."""
 
 TOPIC, GROUP, BROKER = "topic", "group", "broker"
-"""What a grant is on."""
+"""Kinds of objects of a grant."""
 
 BROKER_ACTIONS = (QUERY, ADMIN)
 ANY = "*"
-"""In place of a name: some topic or group, whichever. Nothing can be called so."""
+"""Stands for any topic or group; it is not a valid name."""
 GRANTS_MAX = 10_000
-"""Most grants of one user."""
+"""Maximum number of grants of one user."""
 
 PROTECTED_TOPIC_PREFIXES = (RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, "RMQ_SYS_")
-"""Topics that begin so are not covered by a prefix."""
+"""Prefixes of topics that a prefix grant does not cover."""
 
 _OBJECTS = {"topic": TOPIC, "topicPrefix": TOPIC, "group": GROUP, "groupPrefix": GROUP, "broker": BROKER}
 _IMPLIED_BY = {QUERY: (QUERY, CONSUME)}
-"""Who may read every message of a topic may look one up, and see how far a group is."""
+"""Actions that allow each action: a user who may consume a topic may also look up its messages and see offsets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Actions on one object, or (``prefix``) on all whose names begin so. ``name``: empty for the broker."""
+    """Actions on one object, or (``prefix``) on all objects with the prefix ``name``. ``name``: empty for the
+    broker."""
 
     actions: frozenset[str]
     kind: str
@@ -53,11 +54,11 @@ class Grant:
 
     @property
     def on(self) -> tuple[str, str, bool]:
-        """The object."""
+        """The object of the grant."""
         return self.kind, self.name, self.prefix
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in ``users.json``."""
+        """Return the grant as in ``users.json``."""
         actions = [action for action in ACTIONS if action in self.actions]
         if self.kind == BROKER:
             return {"actions": actions, BROKER: True}
@@ -71,7 +72,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a request takes: one of ``actions`` on one object. The first action is the one that refusals name."""
+    """Permission that a request needs: one of ``actions`` on one object. Refusals name the first action."""
 
     actions: tuple[str, ...]
     kind: str
@@ -84,7 +85,7 @@ class Need:
 
 
 def is_protected(kind: str, name: str) -> bool:
-    """Whether the topic or group is the broker's own, so that no prefix covers it."""
+    """Return whether the topic or group is the broker's own, so that no prefix covers it."""
     if kind == GROUP:
         return name.startswith(SYSTEM_GROUP_PREFIX)
     return is_system_topic(name) or name.startswith(PROTECTED_TOPIC_PREFIXES)
@@ -110,7 +111,7 @@ class Permissions:
 
     @classmethod
     def parse(cls, raw: object, user: str) -> Permissions:
-        """The grants of ``user`` as they stand in a file. Raises ``ConfigurationError`` naming what is wrong."""
+        """Parse the grants of ``user`` from a file. Raises ``ConfigurationError``, which names the grant at fault."""
         if not isinstance(raw, list | tuple):
             raise ConfigurationError(f"permissions of user {user}: must be a list of grants, not {type(raw).__name__}")
         if len(raw) > GRANTS_MAX:
@@ -118,11 +119,11 @@ class Permissions:
         return cls(_parse(entry, f"grant {index} of user {user}") for index, entry in enumerate(raw))
 
     def as_json(self) -> list[dict[str, Any]]:
-        """As they stand in ``users.json``."""
+        """Return the grants as in ``users.json``."""
         return [grant.as_json() for grant in self.grants]
 
     def plus(self, grants: Iterable[Grant]) -> Permissions:
-        """These and more; actions on one object stand in one grant."""
+        """Return these permissions with more grants; actions on one object are merged into one grant."""
         found = {grant.on: grant for grant in self.grants}
         for grant in grants:
             before = found.get(grant.on)
@@ -130,7 +131,7 @@ class Permissions:
         return Permissions(found.values())
 
     def minus(self, grants: Iterable[Grant]) -> Permissions:
-        """These without some actions. Raises ``ConfigurationError`` where they have none of them."""
+        """Return these permissions without some actions. Raises ``ConfigurationError`` if they have none of them."""
         found = {grant.on: grant for grant in Permissions().plus(self.grants).grants}
         for grant in grants:
             before = found.pop(grant.on, None)
@@ -141,24 +142,24 @@ class Permissions:
         return Permissions(found.values())
 
     def allows(self, action: str, kind: str, name: str = "") -> bool:
-        """Whether any grant allows ``action`` on that object."""
+        """Return whether any grant allows ``action`` on that object."""
         if ADMIN in self.broker:
             return True
         granted = self._granted(kind, name)
         return not granted.isdisjoint(_IMPLIED_BY.get(action, (action,)))
 
     def meets(self, need: Need) -> bool:
-        """Whether one of the actions of ``need`` is allowed."""
+        """Return whether one of the actions of ``need`` is allowed."""
         if need.name == ANY:
             return any(self.allows_any(action, need.kind) for action in need.actions)
         return any(self.allows(action, need.kind, need.name) for action in need.actions)
 
     def allows_any(self, action: str, kind: str) -> bool:
-        """Whether ``action`` is allowed on some topic, or some group."""
+        """Return whether ``action`` is allowed on at least one topic or group."""
         return ADMIN in self.broker or any(grant.kind == kind and action in grant.actions for grant in self.grants)
 
     def sees(self, kind: str, name: str) -> bool:
-        """Whether there is any right on that object, so that lists show it."""
+        """Return whether the user has any right on that object, so that lists show it."""
         return ADMIN in self.broker or bool(self._granted(kind, name))
 
     def _granted(self, kind: str, name: str) -> frozenset[str]:
@@ -177,13 +178,13 @@ class Permissions:
 
 def _parse(entry: object, where: str) -> Grant:
     if not isinstance(entry, dict):
-        raise ConfigurationError(f"{where}: must be an object with actions and what they are on")
+        raise ConfigurationError(f"{where}: must be an object with actions and their object")
     objects = [key for key in entry if key in _OBJECTS]
     unknown = [str(key)[:40] for key in entry if key not in _OBJECTS and key != "actions"]
     if unknown:
-        raise ConfigurationError(f"{where}: {unknown[0]!r} is not known; there are actions, {', '.join(_OBJECTS)}")
+        raise ConfigurationError(f"{where}: unknown key {unknown[0]!r}; use actions, {', '.join(_OBJECTS)}")
     if len(objects) != 1:
-        raise ConfigurationError(f"{where}: must be on one of {', '.join(_OBJECTS)}, not on {len(objects)} of them")
+        raise ConfigurationError(f"{where}: must have one of {', '.join(_OBJECTS)}, got {len(objects)} of them")
     key = objects[0]
     return make_grant(_actions(entry.get("actions"), where), _OBJECTS[key], entry[key], key.endswith("Prefix"), where)
 
@@ -195,7 +196,7 @@ def _actions(raw: object, where: str) -> Sequence[str]:
 
 
 def make_grant(actions: Iterable[str], kind: str, name: object, prefix: bool, where: str) -> Grant:
-    """A grant that is checked. ``name``: True for the broker; ``where``: what to call it in the error.
+    """Return a grant after checking it. ``name``: True for the broker; ``where``: the grant's name in the error.
 
     Raises ``ConfigurationError``.
     """
@@ -203,9 +204,7 @@ def make_grant(actions: Iterable[str], kind: str, name: object, prefix: bool, wh
     allowed = BROKER_ACTIONS if kind == BROKER else ACTIONS
     for action in sorted(wanted):
         if action not in allowed:
-            raise ConfigurationError(
-                f"{where}: {action[:40]!r} is no action on a {kind}; there are {', '.join(allowed)}"
-            )
+            raise ConfigurationError(f"{where}: {action[:40]!r} is not an action on a {kind}; use {', '.join(allowed)}")
     if kind == BROKER:
         if name is not True:
             raise ConfigurationError(f"{where}: broker must be true")

@@ -1,7 +1,6 @@
 """The CommitLog record in plain Python: encode, decode, check, and its properties.
 
-The broker's kernels do the same on arrays; this is what the client decodes with and what the kernels are tested
-against.
+The broker's kernels do the same on arrays. The client decodes with this module, and the kernels are tested against it.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ FORBIDDEN_PROPERTIES = (
     "TIMER_OUT_MS",
     "TRANSACTION_CHECK_TIMES",
 )
-"""Properties that only a broker may set: from a producer they would make a reader of the log fail or misroute."""
+"""Properties that only a broker may set: set by a producer, they would make a reader of the log fail or misroute."""
 
 FORBIDDEN_PROPERTY_PREFIX = "INNER_MULTI_"
-"""Every property whose name begins so is forbidden too."""
+"""Prefix of further forbidden properties."""
 
 COMMON_ONLY_PROPERTIES = ("TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
-"""Properties that ask for a delayed or transactional delivery (a DELAY above 0 does too). All messages of a frame go
-the same way, so they stand in what is common to them, and are refused of one alone."""
+"""Properties that ask for a delayed or transactional delivery (a DELAY above 0 does too). All messages of a frame take
+the same route, so these properties must be in the frame's ``common`` and are refused in a single message."""
 
 NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"
@@ -73,25 +72,25 @@ _BORN_HOST_AT = RECORD.at["born_host"]
 
 
 class CorruptRecord(FlintError):
-    """Bytes that are not a sound record; the message says what does not check and where."""
+    """Bytes that are not a valid record; the message says which check failed, and where."""
 
 
 def body_crc(body: Buffer) -> int:
-    """The checksum a record keeps of its body as stored: CRC-32 without its sign bit (RocketMQ's ``UtilAll.crc32``)."""
+    """Return the checksum of a record's stored body: CRC-32 without its sign bit (RocketMQ's ``UtilAll.crc32``)."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
 def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
-    """``name \\x01 value \\x02`` for each pair, in order, UTF-8. The caller has checked names and values."""
+    """Return ``name \\x01 value \\x02`` for each pair, in order, as UTF-8. The caller has checked names and values."""
     pairs = properties.items() if isinstance(properties, Mapping) else properties
     return "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode()
 
 
 def decode_properties(blob: Buffer) -> dict[str, str]:
-    """The pairs of a properties field, with or without the last ``\\x02``.
+    """Return the pairs of a properties field, with or without the last ``\\x02``.
 
-    The value runs from the first ``\\x01``; pairs without a name or a value are ignored; of two with the same name the
-    last one wins (RocketMQ's ``MessageDecoder.string2messageProperties``). Bytes that are not UTF-8 become U+FFFD.
+    The value begins after the first ``\\x01``. Pairs without a name or a value are ignored. If a name occurs twice, the
+    last value wins (RocketMQ's ``MessageDecoder.string2messageProperties``). Bytes that are not UTF-8 become U+FFFD.
     """
     properties: dict[str, str] = {}
     for pair in str(blob, "utf-8", "replace").split("\x02"):
@@ -102,18 +101,18 @@ def decode_properties(blob: Buffer) -> dict[str, str]:
 
 
 def split_keys(keys: str | None) -> tuple[str, ...]:
-    """The keys of a KEYS property; empty ones are none."""
+    """Return the non-empty keys of a KEYS property."""
     return tuple(key for key in keys.split(KEY_SEPARATOR) if key) if keys else ()
 
 
 def encode_host(host: str, port: int) -> bytes:
-    """An address as a record holds it: 4 or 16 address bytes, then the port as i32."""
+    """Return an address as in a record: 4 or 16 address bytes, then the port as i32."""
     packed = ipaddress.ip_address(host.partition("%")[0]).packed
     return packed + _I32.pack(port)
 
 
 def decode_host(blob: Buffer) -> tuple[str, int]:
-    """The reverse of ``encode_host``, from 8 or 20 bytes."""
+    """Return host and port from the 8 or 20 bytes that ``encode_host`` makes."""
     if len(blob) == _HOST_V4.size:
         packed, port = _HOST_V4.unpack(blob)
         return str(ipaddress.IPv4Address(packed)), port
@@ -142,14 +141,14 @@ class Record:
     body_crc: int | None = None
 
     def property_map(self) -> dict[str, str]:
-        """The properties as a dict; see ``decode_properties``."""
+        """Return the properties as a dict, as ``decode_properties`` does."""
         return decode_properties(self.properties)
 
     def encode(self, *, checksum: bool = False) -> bytes:
-        """The record's bytes. V2 where the topic needs it; the address-family bits follow the hosts' lengths.
+        """Return the record's bytes: V2 if the topic is too long for V1, address-family bits by the hosts' lengths.
 
-        With ``checksum``, a ``__CRC32#`` over all of it takes the place of one that it may have; properties that leave
-        no room for it stay without (``protocol.record_crc``).
+        With ``checksum``, a new ``__CRC32#`` over the whole record replaces any old one, unless the properties leave no
+        room for it (``protocol.record_crc``).
         """
         if not checksum:
             return self._encode(self.properties)
@@ -196,7 +195,7 @@ class Record:
 
 
 def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, v6_hosts: int = 0) -> int:
-    """Total bytes of a record with these parts; ``v6_hosts``: how many of its two hosts are IPv6."""
+    """Return the total bytes of a record with these parts; ``v6_hosts``: number of its two hosts that are IPv6."""
     topic_length_bytes = 2 if topic_bytes > TOPIC_BYTES_MAX else 1
     head_bytes = RECORD_HEAD_BYTES + v6_hosts * IPV6_EXTRA_BYTES
     return head_bytes + body_bytes + topic_length_bytes + topic_bytes + 2 + properties_bytes
@@ -205,8 +204,8 @@ def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, v6_hos
 def check_record_crc(blob: Buffer, at: int = 0) -> None:
     """Check the ``__CRC32#`` of the record that begins at ``at``, which must have one.
 
-    Raises ``CorruptRecord`` where it is missing or wrong, or the record's parts do not add up. The caller knows who
-    wrote the record: RocketMQ may leave an old checksum in a record that it wrote anew.
+    Raises ``CorruptRecord`` if it is missing or wrong, or if the record's parts do not add up. Only call this if you
+    know who wrote the record: RocketMQ may leave an old checksum in a record that it rewrote.
     """
     record = decode_record(blob, at, check_crc=False)
     total_size: int = _I32.unpack_from(blob, at)[0]
@@ -218,23 +217,23 @@ def check_record_crc(blob: Buffer, at: int = 0) -> None:
 def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
     """Decode and check the record that begins at ``at``.
 
-    Raises ``CorruptRecord`` where a length, the magic or (with ``check_crc``) the body's checksum does not hold. The
-    physical offset is the caller's to compare: only it knows where the bytes came from.
+    Raises ``CorruptRecord`` if a length, the magic or (with ``check_crc``) the body's checksum is wrong. The caller
+    compares the physical offset, because only it knows where the bytes came from.
     """
     room = len(blob) - at
     if room < RECORD_BYTES_MIN:
-        raise CorruptRecord(f"{room} bytes at {at} are too few for a record, which has at least {RECORD_BYTES_MIN}")
+        raise CorruptRecord(f"only {room} bytes at {at}; a record has at least {RECORD_BYTES_MIN}")
     total_size, magic = struct.unpack_from(">ii", blob, at)
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise CorruptRecord(f"no record at {at}: magic {magic & 0xFFFFFFFF:#010x}")
     if not RECORD_BYTES_MIN <= total_size <= room:
-        raise CorruptRecord(f"record at {at} claims {total_size} bytes, {room} are there")
+        raise CorruptRecord(f"record at {at} claims {total_size} bytes, but only {room} are left")
     sys_flag: int = _I32.unpack_from(blob, at + _SYS_FLAG_AT)[0]
     parts = _Parts(blob, at, total_size, magic, sys_flag)
     body = bytes(blob[parts.body_at : parts.body_end])
     head = RECORD_STRUCT.unpack_from(blob, at)
     if check_crc and body and body_crc(body) != head[2]:
-        raise CorruptRecord(f"record at {at}: its body's checksum is {body_crc(body):#010x}, it says {head[2]:#010x}")
+        raise CorruptRecord(f"record at {at}: its body's CRC is {body_crc(body):#010x}, its head says {head[2]:#010x}")
     (store_timestamp,) = struct.unpack_from(">q", blob, parts.store_timestamp_at)
     reconsume_times, prepared = struct.unpack_from(">iq", blob, parts.store_host_end)
     return Record(
@@ -257,7 +256,7 @@ def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Recor
 
 
 class _Parts:
-    """Where the variable parts of one record lie; raises ``CorruptRecord`` where they do not add up to its size."""
+    """Positions of one record's variable parts; raises ``CorruptRecord`` if they do not add up to its size."""
 
     __slots__ = (
         "body_at", "body_end", "properties_at", "store_host_end", "store_timestamp_at", "topic_at", "topic_end",
@@ -285,5 +284,5 @@ class _Parts:
         if properties_length < 0 or self.properties_at + properties_length != end:
             raise CorruptRecord(
                 f"record at {at}: its parts add up to {self.properties_at + properties_length - at} bytes, "
-                f"it says {total_size}"
+                f"but its head says {total_size}"
             )

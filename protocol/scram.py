@@ -1,14 +1,15 @@
-"""SCRAM-SHA-256 (RFC 5802, RFC 7677) without I/O: both sides of the proof that somebody knows a password.
+"""SCRAM-SHA-256 (RFC 5802, RFC 7677) without I/O: both sides of a proof that a client knows a password.
 
-The password never travels, and the broker keeps only a verifier, from which it cannot be had but by guessing. The proof
-goes both ways: a broker that does not have the verifier cannot make the signature that the client checks at the end.
+The client never sends the password, and the broker stores only a salted verifier; recovering the password from it takes
+a brute-force search. The proof is mutual: a broker without the verifier cannot make the signature that the client
+checks at the end.
 
     client first    n,,n=NAME,r=NONCE
     server first    r=NONCE+MORE,s=SALT,i=ITERATIONS
     client final    c=biws,r=NONCE+MORE,p=PROOF
     server final    v=SIGNATURE
 
-There is no channel binding: the proof says nothing about the TLS connection that it came through.
+There is no channel binding: the proof says nothing about the TLS connection that carries it.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from .errors import FlintError
 
 MECHANISM = "SCRAM-SHA-256"
 ITERATIONS = 15_000
-"""Of new verifiers. The client computes them once for each broker and password, the broker never."""
+"""Iterations of new verifiers. A client computes them once for each broker and password; a broker never does."""
 ITERATIONS_MIN = 4_096
 ITERATIONS_MAX = 1_000_000
-"""A broker may not ask a client for more: each takes about 0.3 µs of its processor."""
+"""Maximum that a broker may ask of a client: each iteration takes about 0.3 µs of CPU time."""
 SALT_BYTES = 16
 SALT_BYTES_MAX = 128
 KEY_BYTES = hashlib.sha256().digest_size
 NONCE_BYTES = 18
 NONCE_CHARS_MAX = 256
 MESSAGE_CHARS_MAX = 1_024
-"""Longest message of either side."""
+"""Maximum length of a message of either side."""
 PASSWORD_CHARS_MAX = 256
 
 _NONCE = re.compile(r"[\x21-\x2b\x2d-\x7e]+\Z")
@@ -53,16 +54,16 @@ _SERVER_FINAL = re.compile(r"v=(?P<signature>[^,]+)\Z")
 
 
 class ScramError(FlintError):
-    """A message of the exchange is not what it has to be at this step, or proves nothing."""
+    """A message of the exchange is malformed, out of order, or its proof is wrong."""
 
 
 class ProofWrong(ScramError):
-    """A proof is made as it must be, and not with the right password."""
+    """A well-formed proof was made with the wrong password."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What is kept of a password; with it a proof can be checked, and none be made."""
+    """Stored form of a password: enough to check a proof, not enough to make one."""
 
     iterations: int
     salt: bytes = field(repr=False)
@@ -72,50 +73,50 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a client makes of a password and a broker's salt; it is worth as much as the password."""
+    """Keys that a client derives from a password and a broker's salt; as sensitive as the password."""
 
     client_key: bytes = field(repr=False)
     server_key: bytes = field(repr=False)
 
 
 def derive_keys(password: str, salt: bytes, iterations: int) -> Keys:
-    """The keys of a prepared password (see ``prepare``). Takes milliseconds, and lets other threads run meanwhile."""
+    """Derive the keys of a prepared password (see ``prepare``). This takes milliseconds but releases the GIL."""
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations)
     return Keys(hmac_of(salted, b"Client Key"), hmac_of(salted, b"Server Key"))
 
 
 def make_verifier(password: str, iterations: int = ITERATIONS, salt: bytes | None = None) -> Verifier:
-    """The verifier of a password, with a random salt unless one is given. Raises ``ScramError`` as ``prepare``."""
+    """Return the verifier of a password, with a random salt unless one is given. Raises ``ScramError``."""
     salt = secrets.token_bytes(SALT_BYTES) if salt is None else salt
     keys = derive_keys(prepare(password), salt, iterations)
     return Verifier(iterations, salt, hashlib.sha256(keys.client_key).digest(), keys.server_key)
 
 
 def new_nonce() -> str:
-    """A text that nobody can guess."""
+    """Return an unguessable random string."""
     return base64.b64encode(secrets.token_bytes(NONCE_BYTES)).decode()
 
 
 def prepare(text: str) -> str:
-    """A name or a password as SASLprep (RFC 4013) writes it, so that different ways to type it are the same.
+    """Normalize a name or a password with SASLprep (RFC 4013), so that different ways to type it are equal.
 
-    Raises ``ScramError`` where it is empty, too long, or has characters that must not be; the message has none of it.
+    Raises ``ScramError`` if it is empty, too long, or has forbidden characters; the error does not reveal the text.
     """
     if len(text) > PASSWORD_CHARS_MAX:
-        raise ScramError(f"a text of {len(text)} characters; at most {PASSWORD_CHARS_MAX} are allowed")
+        raise ScramError(f"the text has {len(text)} characters; at most {PASSWORD_CHARS_MAX} are allowed")
     mapped = "".join(
         " " if stringprep.in_table_c12(char) else char for char in text if not stringprep.in_table_b1(char)
     )
     prepared = unicodedata.ucd_3_2_0.normalize("NFKC", mapped)
     if not prepared:
-        raise ScramError("a text that is empty, or has nothing that can be seen")
+        raise ScramError("the text is empty, or has no visible characters")
     for position, char in enumerate(prepared, 1):
         if any(prohibited(char) for prohibited in _PROHIBITED):
             raise ScramError(f"character {position}, U+{ord(char):04X}, cannot be in a name or a password (SASLprep)")
-    if any(map(stringprep.in_table_d1, prepared)):  # text from right to left must not be mixed (RFC 3454, 6)
+    if any(map(stringprep.in_table_d1, prepared)):  # right-to-left text must not be mixed (RFC 3454, section 6)
         ends_right_to_left = stringprep.in_table_d1(prepared[0]) and stringprep.in_table_d1(prepared[-1])
         if any(map(stringprep.in_table_d2, prepared)) or not ends_right_to_left:
-            raise ScramError("a text that mixes directions of writing in a way that SASLprep forbids")
+            raise ScramError("the text mixes writing directions in a way that SASLprep forbids")
     return prepared
 
 
@@ -134,9 +135,9 @@ _PROHIBITED: tuple[Callable[[str], bool], ...] = (
 
 
 class ClientExchange:
-    """The client's side: ``first``, then ``final`` of what the broker answered, then ``check`` of its last word.
+    """The client's side: call ``first``, then ``final`` with the broker's response, then ``check`` with its last one.
 
-    ``password`` is prepared already. ``derive``: ``derive_keys``, or something that remembers what it returned.
+    ``password`` must be prepared. ``derive``: ``derive_keys``, or a version with a cache.
     """
 
     def __init__(
@@ -154,22 +155,22 @@ class ClientExchange:
         self._signature = b""
 
     def first(self) -> str:
-        """The client's first message."""
+        """Return the client's first message."""
         return f"n,,{self._first_bare}"
 
     def final(self, server_first: str) -> str:
-        """The client's proof. Raises ``ScramError`` where the broker's message is none, or asks for what must not be.
+        """Return the client's proof. Raises ``ScramError`` if the broker's message is invalid or asks for too much.
 
         Derives the keys, which takes milliseconds.
         """
         match = _matched(_SERVER_FIRST, server_first, "the broker's first message")
         nonce = match["nonce"]
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce) or not _NONCE.match(nonce):
-            raise ScramError("the broker's nonce does not continue the client's: the answer is not to this exchange")
+            raise ScramError("the broker's nonce does not continue the client's: it belongs to another exchange")
         iterations = int(match["iterations"])
         if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
             raise ScramError(
-                f"the broker asks for {iterations} iterations; {ITERATIONS_MIN} to {ITERATIONS_MAX} are done"
+                f"the broker asks for {iterations} iterations; {ITERATIONS_MIN} to {ITERATIONS_MAX} are allowed"
             )
         salt = _decoded(match["salt"], "salt")
         if not 0 < len(salt) <= SALT_BYTES_MAX:
@@ -187,14 +188,14 @@ class ClientExchange:
         match = _matched(_SERVER_FINAL, server_final, "the broker's last message")
         signature = _decoded(match["signature"], "signature")
         if not self._signature or not hmac.compare_digest(signature, self._signature):
-            raise ScramError("the broker could not prove that it knows the user: it is not the broker that is meant")
+            raise ScramError("the broker could not prove that it knows the user: it is not the expected broker")
 
 
 class ServerExchange:
-    """The broker's side: ``first`` of the client's first message, then ``final`` of its proof.
+    """The broker's side: call ``first`` with the client's first message, then ``final`` with its proof.
 
-    ``find`` gives the verifier of a name, an invented one for a name that nobody has: then no proof can hold, and
-    nothing tells the two apart.
+    ``find`` returns the verifier of a user. For an unknown user it returns an invented one, so that every proof fails
+    and a client cannot tell whether the user exists.
     """
 
     def __init__(self, find: Callable[[str], Verifier], *, nonce: str = "") -> None:
@@ -203,17 +204,15 @@ class ServerExchange:
         self._nonce = self._head = self._signed = ""
         self.verifier: Verifier | None = None
         self.name = ""
-        """Who the client says it is, once ``first`` has returned."""
+        """User name that the client claims; set by ``first``."""
 
     def first(self, client_first: str) -> str:
-        """The answer to the client's first message. Raises ``ScramError`` where it is none."""
+        """Return the response to the client's first message. Raises ``ScramError`` if the message is invalid."""
         if client_first.startswith("p="):
             raise ScramError("channel binding is not supported; begin with 'n,,'")
         match = _matched(_CLIENT_FIRST, client_first, "the client's first message")
         if len(match["nonce"]) > NONCE_CHARS_MAX or not _NONCE.match(match["nonce"]):
-            raise ScramError(
-                f"the client's nonce must be 1 to {NONCE_CHARS_MAX} ASCII characters that can be seen, but ','"
-            )
+            raise ScramError(f"the client's nonce must be 1 to {NONCE_CHARS_MAX} visible ASCII characters except ','")
         self.name = _unquoted(match["name"])
         verifier = self.verifier = self._find(self.name)
         self._head = match["head"]
@@ -223,7 +222,7 @@ class ServerExchange:
         return answer
 
     def final(self, client_final: str) -> str:
-        """The broker's signature, where the proof holds. Raises ``ScramError`` where it does not, or is none."""
+        """Return the broker's signature. Raises ``ProofWrong``, or ``ScramError`` if the message is invalid."""
         match = _matched(_CLIENT_FINAL, client_final, "the client's last message")
         verifier = self.verifier
         if verifier is None:
@@ -240,12 +239,12 @@ class ServerExchange:
         holds = hmac.compare_digest(hashlib.sha256(client_key).digest(), verifier.stored_key)
         signature = hmac_of(verifier.server_key, signed)
         if not holds:
-            raise ProofWrong("the proof does not hold")
+            raise ProofWrong("the proof is wrong")
         return f"v={base64.b64encode(signature).decode()}"
 
 
 def hmac_of(key: bytes, message: bytes) -> bytes:
-    """HMAC-SHA-256."""
+    """Return the HMAC-SHA-256 of a message."""
     return hmac.digest(key, message, "sha256")
 
 
@@ -258,12 +257,12 @@ def _matched(pattern: re.Pattern[str], message: str, what: str) -> re.Match[str]
         raise ScramError(f"{what} has {len(message)} characters; at most {MESSAGE_CHARS_MAX} are allowed")
     match = pattern.match(message)
     if match is None:
-        raise ScramError(f"{what} is not one of {MECHANISM}")
+        raise ScramError(f"{what} is not a message of {MECHANISM}")
     return match
 
 
 def _decoded(text: str, what: str) -> bytes:
-    """Base64, but only as it is written by who wants to be understood: one text for each value."""
+    """Decode canonical base64 only, so that each value has exactly one encoding."""
     try:
         value = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,8 +1,8 @@
-"""The file of users in a store's folder, read and replaced; a running broker notices.
+"""Reading and replacing the users file in a store's folder, which a running broker reloads.
 
-A change writes a new file that takes the place of the old one: a reader gets either the one or the other, whole. Its
-copy gets the same, and first: see ``protocol.users``. A lock on the folder keeps two changes from undoing each other.
-The broker and ``flintmq user --store`` use it alike.
+A change writes a new file and renames it over the old one, so that a reader always gets a complete file. The copy is
+replaced first (see ``protocol.users``). A lock on the folder keeps two concurrent changes from undoing each other. Both
+the broker and ``flintmq user --store`` use this module.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from .users import BACKUP_SUFFIX, USERS_FILE, Users, choose_users, encode_users
 
 FILE_MODE = 0o600
 STORE_FOLDERS = ("commitlog", "config")
-"""One of them is in every store."""
+"""Folders of which every store has at least one."""
 
 
 class UserFile:
-    """The users of the store in a folder. Every method raises ``ConfigurationError`` for what cannot be done."""
+    """The users file of a store. Every method raises ``ConfigurationError`` if it fails."""
 
     def __init__(self, store: str | os.PathLike[str]) -> None:
         self.store = Path(store).expanduser()
         self.path = self.store / USERS_FILE
         self.backup = self.path.with_name(self.path.name + BACKUP_SUFFIX)
         self.damage = ""
-        """What was wrong with the file when it was last read and its copy had to serve; empty: nothing."""
+        """What was wrong with the file when the last read had to use its copy; empty: nothing."""
         refuse_backup(self.store)
         if not any((self.store / name).is_dir() for name in STORE_FOLDERS):
             raise ConfigurationError(
-                f"there is no store in {str(self.store)!r}: name the folder with --store; a broker makes it when it "
-                f"first starts (flintmq-broker serve --store {self.store})"
+                f"there is no store in {str(self.store)!r}: pass the folder with --store; a broker creates it at its "
+                f"first start (flintmq-broker serve --store {self.store})"
             )
 
     def read(self) -> Users:
-        """Return the users; ``damage`` says whether their copy had to serve."""
+        """Return the users, and set ``damage`` if the copy had to be used."""
         users, self.damage = choose_users(self._content(self.path), self._content(self.backup), str(self.path))
         return users
 
@@ -52,14 +52,15 @@ class UserFile:
             raise self._refusal("cannot be read", error) from None
 
     def change(self, edit: Callable[[Users], Users]) -> Users:
-        """Replace the users by what ``edit`` makes of them, if it does not raise; what there is now."""
+        """Replace the users by the result of ``edit`` unless it raises; return the new users."""
         with self._locked():
             users = edit(self.read())
             try:
                 for left in self.path.parent.glob(f".{self.path.name}*.tmp"):
-                    left.unlink()  # of a change that was killed
+                    left.unlink()  # left over from a change that was killed
                 text = encode_users(users)
-                # The copy is never older than the file; alone it would be a file that was lost.
+                # The copy must never be older than the file, so it is written first. Only if there is no file yet, the
+                # file comes first: a copy without a file means that the file was lost.
                 for path in (self.backup, self.path) if self.path.exists() else (self.path, self.backup):
                     self._write(path, text)
             except OSError as error:
@@ -70,8 +71,8 @@ class UserFile:
     def _locked(self) -> Iterator[None]:
         try:
             import fcntl
-        except ImportError:  # no store is kept on such a system
-            raise ConfigurationError("users can be changed only where brokers run: on Linux") from None
+        except ImportError:  # a broker does not run on such a system
+            raise ConfigurationError("users can be changed only on Linux, where the broker runs") from None
         folder = self.path.parent
         try:
             if not folder.is_dir():
@@ -106,7 +107,7 @@ class UserFile:
             os.close(folder)
 
     def _give_to_owner(self, path: Path) -> None:
-        """What root makes must be readable for the broker, which runs as the one who owns the store."""
+        """Give a file that root created to the owner of the store, so that the broker can read it."""
         if os.geteuid() == 0:
             owner = self.store.stat()
             os.chown(path, owner.st_uid, owner.st_gid)
@@ -114,4 +115,4 @@ class UserFile:
     def _refusal(self, what: str, error: Exception) -> ConfigurationError:
         remedy = "; do it as the user that the broker runs as" if isinstance(error, PermissionError) else ""
         reason = getattr(error, "strerror", None) or error
-        return ConfigurationError(f"the users in {str(self.path)!r} {what}: {reason}{remedy}")
+        return ConfigurationError(f"the users file {str(self.path)!r} {what}: {reason}{remedy}")

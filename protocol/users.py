@@ -1,14 +1,13 @@
-"""The file of users: who may connect, how each proves it, and what each may do. Bytes in, values out.
+"""The users file: the users of a store, a verifier for the password of each, and their grants. Bytes in, values out.
 
     {"version": 1, "decoy": "…", "users": {"billing": {"scram": {"iterations": …, "salt": "…", "storedKey": "…",
     "serverKey": "…"}, "permissions": []}}, "flintmqCrc32": "…"}
 
-Beside it lies a copy, ``.bak``, which is written first: it is never older, so where it has to serve instead, nobody
-gets in who was removed. A file that is readable and is not what its checksum was made of may have been changed by hand,
-to keep somebody out: then the copy must not decide, and it is refused.
+The file has a copy, ``.bak``, which is written first and is never older: if the broker must use it, no removed user
+gets in. A file that is readable but does not match its checksum may have been edited by hand, perhaps to lock a
+user out. In that case the copy must not take precedence, and the file is refused.
 
-Names that are not known here are kept as they are, at every level: who reads and writes the file with an older release
-loses nothing.
+Unknown keys are kept at every level, so that an older release can rewrite the file without losing anything.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from .permissions import ADMIN, Grant, Permissions
 from .scram import ITERATIONS_MAX, ITERATIONS_MIN, KEY_BYTES, SALT_BYTES_MAX, Verifier
 
 USERS_FILE = "flintmq/users.json"
-"""Where it is, within a store."""
+"""Path of the users file in a store."""
 BACKUP_SUFFIX = ".bak"
-"""What the name of its copy has behind it."""
+"""Suffix of the copy's name."""
 VERSION = 1
 NAME_CHARS_MAX = 64
 DECOY_BYTES = 32
 USERS_MAX = 10_000
-"""Most users of one store."""
+"""Maximum number of users in a store."""
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._@+-]{{0,{NAME_CHARS_MAX - 1}}}\Z")
 
 
 def check_user_name(name: str) -> str:
-    """``name``, if a user may be called so; else raises ``ConfigurationError``."""
+    """Return ``name`` if it is a valid user name. Raises ``ConfigurationError``."""
     if not _NAME.match(name):
         raise ConfigurationError(
-            f"{name!r} cannot be a user's name: use 1 to {NAME_CHARS_MAX} of the characters A-Z a-z 0-9 . _ @ + -, "
+            f"{name!r} is not a valid user name: use 1 to {NAME_CHARS_MAX} of the characters A-Z a-z 0-9 . _ @ + -, "
             "beginning with a letter or a digit"
         )
     return name
@@ -53,7 +52,7 @@ def check_user_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user. ``permissions`` are grants as they stand in the file; ``other``: what else stands there."""
+    """One user. ``permissions``: the grants as in the file; ``other``: all unknown keys of the user."""
 
     name: str
     verifier: Verifier
@@ -63,7 +62,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """All of them, by name. ``decoy``: the key from which salts of users that do not exist are made."""
+    """All users by name. ``decoy``: the key from which the salts of unknown users are derived."""
 
     by_name: dict[str, User] = field(default_factory=dict)
     decoy: bytes = field(default_factory=lambda: secrets.token_bytes(DECOY_BYTES), repr=False)
@@ -74,7 +73,7 @@ class Users:
 
 
 def is_admin(user: User) -> bool:
-    """Return whether the user may do everything; one whose grants cannot be read may do nothing."""
+    """Return whether the user has ``admin`` on the broker. A user with unreadable grants has no rights at all."""
     try:
         return ADMIN in Permissions.parse(user.permissions, user.name).broker
     except ConfigurationError:
@@ -82,43 +81,43 @@ def is_admin(user: User) -> bool:
 
 
 def with_user(users: Users, name: str, verifier: Verifier, grants: Sequence[Grant] = ()) -> Users:
-    """Return the users and a new one. Raises ``UserExistsAlready``, ``ConfigurationError`` for a name that cannot be
-    and for one user too many."""
+    """Return the users with a new one. Raises ``UserExistsAlready``, or ``ConfigurationError`` if the name is invalid
+    or there are too many users."""
     check_user_name(name)
     if name in users.by_name:
-        raise UserExistsAlready(f"there is a user {name!r} already; flintmq user passwd {name} changes its password")
+        raise UserExistsAlready(f"user {name!r} already exists; flintmq user passwd {name} changes its password")
     if len(users.by_name) >= USERS_MAX:
-        raise ConfigurationError(f"user {name!r} cannot be added: a store has at most {USERS_MAX:,} users; remove some")
+        raise ConfigurationError(f"cannot add user {name!r}: a store has at most {USERS_MAX:,} users; remove some")
     permissions = tuple(Permissions().plus(grants).as_json())
     return _replaced(users, User(name, verifier, permissions))
 
 
 def without_user(users: Users, name: str) -> Users:
-    """Return the users except one. Raises ``UserNotExist``."""
+    """Return the users without one of them. Raises ``UserNotExist``."""
     user_named(users, name)
     return replace(users, by_name={key: row for key, row in users.by_name.items() if key != name})
 
 
 def with_password(users: Users, name: str, verifier: Verifier) -> Users:
-    """Return the users, one of them with another password. Raises ``UserNotExist``."""
+    """Return the users after changing the password of one. Raises ``UserNotExist``."""
     return _replaced(users, replace(user_named(users, name), verifier=verifier))
 
 
 def with_grants(users: Users, name: str, grants: Sequence[Grant]) -> Users:
-    """Return the users, one of them with more grants. Raises ``UserNotExist``."""
+    """Return the users after adding grants to one. Raises ``UserNotExist``."""
     user = user_named(users, name)
     permissions = Permissions.parse(user.permissions, name).plus(grants)
     return _replaced(users, replace(user, permissions=tuple(permissions.as_json())))
 
 
 def without_grants(users: Users, name: str, grants: Sequence[Grant] | None) -> Users:
-    """Return the users, one of them with fewer grants, or (None) without any. Raises ``UserNotExist``, and
+    """Return the users after revoking some or (None) all grants of one. Raises ``UserNotExist``, or
     ``ConfigurationError`` for a grant that the user does not have."""
     user = user_named(users, name)
     try:
         left = Permissions() if grants is None else Permissions.parse(user.permissions, name).minus(grants)
     except ConfigurationError as error:
-        raise ConfigurationError(f"user {name}: {error}; flintmq user show {name} has what it may do") from None
+        raise ConfigurationError(f"user {name}: {error}; flintmq user show {name} lists its grants") from None
     return _replaced(users, replace(user, permissions=tuple(left.as_json())))
 
 
@@ -140,45 +139,46 @@ def _replaced(users: Users, user: User) -> Users:
 
 
 class DamagedUsers(ConfigurationError):
-    """What is there is no JSON: the file was damaged."""
+    """The users file is not JSON: it was damaged."""
 
 
 class ChangedUsers(ConfigurationError):
-    """It is readable, and not what its checksum was made of: damaged, or changed by hand."""
+    """The users file is readable but does not match its checksum: it was damaged, or edited by hand."""
 
 
 def choose_users(content: bytes | None, copy: bytes | None, where: str) -> tuple[Users, str]:
-    """The users in the file ``where``, else in its copy (None: not there), and what was wrong where that had to serve.
+    """Return the users from the content of the file ``where``, or from its copy if the file is damaged.
 
-    Raises ``ConfigurationError`` saying what is wrong, and what helps.
+    ``content`` and ``copy`` are None if the file does not exist. The second item says what was wrong with the file if
+    the copy was used. Raises ``ConfigurationError`` if neither can be used.
     """
     backup = f"{where}{BACKUP_SUFFIX}"
     if content is None:
         if copy is None:
             return Users(), ""
         raise ConfigurationError(
-            f"{where} is missing, but its copy {backup} is there. If the file was lost, copy that to it; if nobody is "
-            "to be a user any more, remove both"
+            f"{where} is missing, but its copy {backup} exists. If the file was lost, restore it from the copy; if "
+            "the store should no longer have users, remove both"
         )
     try:
         return parse_users(content, where), ""
     except ChangedUsers as error:
         raise ConfigurationError(
-            f"{error}, and remove {backup}; else copy that, which has the users, over it"
+            f"{error}, and remove {backup}; otherwise overwrite it with that copy, which has the users"
         ) from None
     except DamagedUsers as error:
         damage = error
     if copy is None:
         raise ConfigurationError(f"{damage}. Restore it from a backup of the store")
     try:
-        return parse_users(copy, backup), f"{damage}. Its copy {backup} is taken instead, which has the same users"
+        return parse_users(copy, backup), f"{damage}. Using its copy {backup} instead, which has the same users"
     except ConfigurationError as error:
         raise ConfigurationError(f"{damage}; {error}. Restore one of them from a backup of the store") from None
 
 
 def parse_users(content: bytes, where: str) -> Users:
-    """The users in the file ``where``. Raises ``ConfigurationError`` saying what is wrong with which of them, a
-    ``DamagedUsers`` or ``ChangedUsers`` where that is so."""
+    """Return the users from the content of the file ``where``. Raises ``DamagedUsers``, ``ChangedUsers``, or another
+    ``ConfigurationError`` that names the user at fault."""
     try:
         table = json.loads(content.decode("utf-8"))
     except (RecursionError, ValueError) as error:
@@ -189,10 +189,11 @@ def parse_users(content: bytes, where: str) -> Users:
     except ChecksumMismatch as error:
         raise ChangedUsers(f"{where}: {error}") from None
     if not isinstance(table, dict) or not isinstance(table.get("users"), dict):
-        raise ConfigurationError(f"{where} is no file of users: it has no object 'users'")
+        raise ConfigurationError(f"{where} is not a users file: it has no object 'users'")
     if table.get("version") != VERSION:
         raise ConfigurationError(
-            f"{where} is of version {table.get('version')!r}, this release reads {VERSION}; use that which wrote it"
+            f"{where} has version {table.get('version')!r}, but this release reads only {VERSION}; use the release "
+            "that wrote it"
         )
     users = {name: _parse_user(name, row, where) for name, row in table["users"].items()}
     decoy = _bytes_of(table.get("decoy"), 1, 1_024) or secrets.token_bytes(DECOY_BYTES)
@@ -215,7 +216,7 @@ def _parse_user(name: str, row: Any, where: str) -> User:
 
 
 def parse_verifier(scram: dict[str, Any], where: str) -> Verifier:
-    """Return the verifier that an object ``scram`` holds. Raises ``ConfigurationError`` naming the field at fault."""
+    """Return the verifier in an object ``scram``. Raises ``ConfigurationError``, which names the field at fault."""
     iterations = scram.get("iterations")
     salt = _bytes_of(scram.get("salt"), 1, SALT_BYTES_MAX)
     stored_key = _bytes_of(scram.get("storedKey"), KEY_BYTES, KEY_BYTES)
@@ -226,14 +227,14 @@ def parse_verifier(scram: dict[str, Any], where: str) -> Verifier:
         )
     if not (salt and stored_key and server_key):
         raise ConfigurationError(
-            f"{where} needs scram.salt, scram.storedKey and scram.serverKey in base64, the keys of "
-            f"{KEY_BYTES} bytes; flintmq user passwd writes them again"
+            f"{where} needs scram.salt, scram.storedKey and scram.serverKey in base64, the two keys with "
+            f"{KEY_BYTES} bytes each; flintmq user passwd writes them again"
         )
     return Verifier(iterations, salt, stored_key, server_key)
 
 
 def encode_users(users: Users) -> str:
-    """The text of the file, and of its copy."""
+    """Return the text of the users file and of its copy."""
     rows = {user.name: _user_row(user) for user in users.by_name.values()}
     table = {"version": VERSION, "decoy": _text_of(users.decoy), **users.other, "users": rows}
     return encode_checked(table)
@@ -244,7 +245,7 @@ def _user_row(user: User) -> dict[str, Any]:
 
 
 def verifier_row(verifier: Verifier) -> dict[str, Any]:
-    """Return the object ``scram`` of a verifier, as ``parse_verifier`` takes it."""
+    """Return the object ``scram`` of a verifier, as ``parse_verifier`` reads it."""
     return {
         "iterations": verifier.iterations,
         "salt": _text_of(verifier.salt),
@@ -258,7 +259,7 @@ def _text_of(value: bytes) -> str:
 
 
 def _bytes_of(text: Any, low: int, high: int) -> bytes:
-    """The bytes of a base64 text of ``low`` to ``high`` bytes; none where it is something else."""
+    """Decode base64; return no bytes if ``text`` is not base64 of ``low`` to ``high`` bytes."""
     try:
         value = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
     except (binascii.Error, ValueError):

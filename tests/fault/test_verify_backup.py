@@ -249,7 +249,7 @@ def test_an_interrupted_backup_is_said_to_be_one(tmp_path: Path) -> None:
         verified(tmp_path / "backup")
     done = tool("verify", tmp_path / "backup")
     assert done.code == 2
-    assert "holds a backup that is not complete" in done.errors
+    assert "holds an incomplete backup" in done.errors
 
 
 def test_a_whole_backup_into_which_a_later_run_was_interrupted_still_is_one(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_copy_without_its_manifest_is_no_store(folder: Path) -> None:
     for arguments in (["verify", folder], ["rebuild", folder], ["serve", "--store", folder, "--listen", "127.0.0.1:0"]):
         done = tool(*arguments)
         assert done.code == 2
-        assert "backup that is not complete" in done.errors
+        assert "incomplete backup" in done.errors
         assert MANIFEST in done.errors
     assert everything(folder) == before
 
@@ -304,7 +304,7 @@ def test_a_command_that_needs_a_store_says_restore_first_and_changes_nothing(
     before = everything(folder)
     done = tool(*(each.format(folder) for each in arguments))
     assert done.code == 2
-    assert f"{folder} is a backup, no store" in done.errors
+    assert f"{folder} is a backup, not a store" in done.errors
     assert f"flintmq-broker restore {folder} STORE" in done.errors
     assert everything(folder) == before
     assert not Path(f"{folder}-2").exists()
@@ -362,7 +362,7 @@ def test_a_manifest_that_was_changed_is_refused_by_restore_too(folder: Path, tmp
     assert manifest is not None
     text = (folder / MANIFEST).read_text()
     (folder / MANIFEST).write_text(text.replace(f'"log_end": {manifest.log_end}', f'"log_end": {manifest.log_end - 1}'))
-    with pytest.raises(BackupError, match="changed since it was written"):
+    with pytest.raises(BackupError, match="changed after it was written"):
         restore(folder, tmp_path / "restored", quiet)
     assert not (tmp_path / "restored").exists()
     shutil.rmtree(folder)

@@ -148,8 +148,8 @@ def test_connecting_to_the_metrics_port_is_explained(cli: Cli, shared_broker: Ru
         metrics = admin.status()["metrics_address"]
     done = cli.run("-b", metrics, "status")
     assert done.code == EXIT_UNREACHED
-    assert f"the server at {metrics} is not a FlintMQ broker: it answers in HTTP" in done.err
-    assert "the port that the broker listens on" in done.err
+    assert f"the server at {metrics} is not a FlintMQ broker: it responds with HTTP" in done.err
+    assert "connect to the broker's own port" in done.err
 
 
 def test_a_port_without_a_host_is_refused(cli: Cli) -> None:

@@ -87,8 +87,8 @@ class TestFile:
     @pytest.mark.parametrize(
         ("arguments", "why"),
         [
-            (["add", "a/b", "--generate"], "cannot be a user's name"),
-            (["add", "there", "--generate"], "there is a user 'there' already; flintmq user passwd there"),
+            (["add", "a/b", "--generate"], "is not a valid user name"),
+            (["add", "there", "--generate"], "user 'there' already exists; flintmq user passwd there"),
             (["add", "x"], "needs a password: --generate makes one up"),
             (["passwd", "ther", "--generate"], "there is no user 'ther'; did you mean 'there'?"),
             (["remove", "nobody", "--yes"], "there is no user 'nobody'"),

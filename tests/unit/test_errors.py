@@ -133,7 +133,7 @@ def test_an_unknown_code_becomes_a_plain_error_of_that_code() -> None:
 def test_an_answer_without_a_usable_message_still_says_something(fields: dict[str, Any]) -> None:
     error = error_from_answer(2, fields)
     assert type(error) is SystemBusy
-    assert str(error) == "the broker answered with code 2"
+    assert str(error) == "the broker responded with code 2"
     assert error.retry_after_ms == 0
 
 

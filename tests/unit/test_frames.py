@@ -303,7 +303,7 @@ def test_a_body_that_the_length_field_cannot_hold_is_a_local_error() -> None:
 @pytest.mark.parametrize(
     ("sent", "named"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n", "answers in HTTP, as a broker's port for metrics does"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "responds with HTTP, as the metrics port does"),
         (b"GET /metrics HTTP/1.1\r\n", "a request in HTTP"),
         (b"\x15\x03\x03\x00\x02\x02\x46\x00", "speaks TLS"),
         (b"SSH-2.0-OpenSSH\r\n", "a frame of 1397966893 bytes"),

@@ -54,9 +54,9 @@ class TestTheFile:
     @pytest.mark.parametrize(
         ("change", "why"),
         [
-            (lambda table: table.update(version=2), "of version 2"),
+            (lambda table: table.update(version=2), "has version 2"),
             (lambda table: table.pop("users"), "no object 'users'"),
-            (lambda table: table["users"].update({"../x": table["users"]["billing"]}), "cannot be a user's name"),
+            (lambda table: table["users"].update({"../x": table["users"]["billing"]}), "is not a valid user name"),
             (lambda table: table["users"]["billing"].pop("scram"), "user 'billing' has no object 'scram'"),
             (lambda table: table["users"]["billing"]["scram"].update(iterations=1), "scram.iterations 1"),
             (lambda table: table["users"]["billing"]["scram"].update(iterations=10**9), "scram.iterations 1000000000"),
@@ -92,7 +92,7 @@ class TestTheFile:
         changed = json.dumps(table).encode()
         with pytest.raises(
             ConfigurationError,
-            match=rf"x/users\.json: it was changed.*take {CHECKSUM_KEY} out, and remove x/users\.json\.bak; else copy",
+            match=rf"x/users\.json: it was changed.*remove {CHECKSUM_KEY}, and remove x/users\.json\.bak; otherwise",
         ):
             choose_users(changed, content, "x/users.json")
         del table[CHECKSUM_KEY]
@@ -100,14 +100,14 @@ class TestTheFile:
 
     def test_one_that_is_gone_is_not_taken_for_nobody_while_its_copy_is_there(self) -> None:
         with pytest.raises(
-            ConfigurationError, match=r"x/users\.json is missing, but its copy x/users\.json\.bak is there"
+            ConfigurationError, match=r"x/users\.json is missing, but its copy x/users\.json\.bak exists"
         ):
             choose_users(None, encode_users(users("billing")).encode(), "x/users.json")
         assert choose_users(None, None, "x/users.json")[0].by_name == {}
 
     @pytest.mark.parametrize("name", ["", "a b", "a/b", "../a", ".a", "a\n", "é", "x" * 65, "a,b", "a=b", "-a"])
     def test_names_that_could_be_something_else_are_refused(self, name: str) -> None:
-        with pytest.raises(ConfigurationError, match="cannot be a user's name"):
+        with pytest.raises(ConfigurationError, match="is not a valid user name"):
             check_user_name(name)
 
     def test_secrets_are_in_no_repr(self) -> None:
