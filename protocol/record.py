@@ -233,7 +233,7 @@ def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Recor
     body = bytes(blob[parts.body_at : parts.body_end])
     head = RECORD_STRUCT.unpack_from(blob, at)
     if check_crc and body and body_crc(body) != head[2]:
-        raise CorruptRecord(f"record at {at}: its body's CRC is {body_crc(body):#010x}, its head says {head[2]:#010x}")
+        raise CorruptRecord(f"record at {at}: body checksum is {body_crc(body):#010x}, expected {head[2]:#010x}")
     (store_timestamp,) = struct.unpack_from(">q", blob, parts.store_timestamp_at)
     reconsume_times, prepared = struct.unpack_from(">iq", blob, parts.store_host_end)
     return Record(

@@ -87,7 +87,7 @@ class TestTheCommand:
     def test_an_invalid_first_message_is_refused(self, guarded: RunningBroker, connect: ConnectionFactory) -> None:
         connection = connect(guarded)
         connection.send(AUTH, {"message": "n,,x", "mechanism": MECHANISM})
-        refused(connection, AuthenticationFailed, "not one of SCRAM-SHA-256")
+        refused(connection, AuthenticationFailed, "not a message of SCRAM-SHA-256")
 
     def test_an_unauthenticated_client_may_send_only_small_frames(
         self, guarded: RunningBroker, connect: ConnectionFactory

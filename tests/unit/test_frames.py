@@ -270,7 +270,7 @@ def test_reading_on_over_whole_frames_that_nobody_took_is_a_programmers_mistake(
     data = raw_frame(header_with(), bytes(40_000)) * 2
     parser.writable()[:] = data[:INITIAL_BUFFER_BYTES]
     parser.received(INITIAL_BUFFER_BYTES)
-    with pytest.raises(AssertionError, match="take whole frames"):
+    with pytest.raises(AssertionError, match="take all complete frames"):
         parser.writable()
 
 
@@ -304,7 +304,7 @@ def test_a_body_that_the_length_field_cannot_hold_is_a_local_error() -> None:
     ("sent", "named"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n", "responds with HTTP, as the metrics port does"),
-        (b"GET /metrics HTTP/1.1\r\n", "a request in HTTP"),
+        (b"GET /metrics HTTP/1.1\r\n", "an HTTP request"),
         (b"\x15\x03\x03\x00\x02\x02\x46\x00", "speaks TLS"),
         (b"SSH-2.0-OpenSSH\r\n", "a frame of 1397966893 bytes"),
     ],

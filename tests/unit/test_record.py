@@ -139,7 +139,7 @@ PROPERTIES_LENGTH_AT = TOPIC_LENGTH_AT + 1 + 6
     [
         pytest.param(b"", "too few", id="nothing"),
         pytest.param(EXAMPLE_BYTES[:90], "too few", id="less than the smallest record"),
-        pytest.param(EXAMPLE_BYTES[:-1], "claims 119 bytes, 118 are there", id="last byte missing"),
+        pytest.param(EXAMPLE_BYTES[:-1], "claims 119 bytes, but only 118 are left", id="last byte missing"),
         pytest.param(bytes(200), "magic 0x00000000", id="zeros"),
         pytest.param(patched(4, ">i", MAGIC_BLANK), "magic 0xcbd43194", id="blank record"),
         pytest.param(patched(4, ">i", MAGIC_V2), "topic of", id="V2 magic on a V1 record"),
@@ -156,7 +156,7 @@ PROPERTIES_LENGTH_AT = TOPIC_LENGTH_AT + 1 + 6
         pytest.param(patched(PROPERTIES_LENGTH_AT, ">h", -1), "parts add up to", id="negative properties length"),
         pytest.param(patched(PROPERTIES_LENGTH_AT, ">h", 18), "parts add up to 120", id="properties one too long"),
         pytest.param(patched(PROPERTIES_LENGTH_AT, ">h", 16), "parts add up to 118", id="properties one too short"),
-        pytest.param(patched(8, ">i", 1), "checksum is 0x3610a686, it says 0x00000001", id="wrong checksum"),
+        pytest.param(patched(8, ">i", 1), "checksum is 0x3610a686, expected 0x00000001", id="wrong checksum"),
         pytest.param(patched(88, ">b", ord("H")), "checksum", id="changed body"),
     ],
 )

@@ -128,15 +128,15 @@ class TestBadMessages:
         [
             (SERVER_FIRST.replace("i=4096", "i=4095"), "4095 iterations"),
             (SERVER_FIRST.replace("i=4096", "i=1000001"), "1000001 iterations"),
-            (SERVER_FIRST.replace("i=4096", "i=9999999999999999"), "not one of SCRAM"),
+            (SERVER_FIRST.replace("i=4096", "i=9999999999999999"), "not a message of SCRAM"),
             (SERVER_FIRST.replace("r=r", "r=s"), "does not continue"),
             (f"r=rOprNGfwEbeRWgbNEkqO,s={SALT},i=4096", "does not continue"),
             (SERVER_FIRST.replace(SALT, "W22Z!J0SNY7soEsUEjb6gQ=="), "not base64"),
             (SERVER_FIRST.replace(SALT, "W22ZaJ0SNY7soEsUEjb6gR=="), "not base64"),
             (SERVER_FIRST.replace(SALT, "A" * 300), "salt has 225 bytes"),
-            ("m=ext," + SERVER_FIRST, "not one of SCRAM"),
-            ("e=unknown-user", "not one of SCRAM"),
-            ("", "not one of SCRAM"),
+            ("m=ext," + SERVER_FIRST, "not a message of SCRAM"),
+            ("e=unknown-user", "not a message of SCRAM"),
+            ("", "not a message of SCRAM"),
         ],
     )
     def test_a_challenge_that_is_none_costs_no_derivation(self, message: str, why: str) -> None:

@@ -61,7 +61,7 @@ class TestTheFile:
             (lambda table: table["users"]["billing"]["scram"].update(iterations=1), "scram.iterations 1"),
             (lambda table: table["users"]["billing"]["scram"].update(iterations=10**9), "scram.iterations 1000000000"),
             (lambda table: table["users"]["billing"]["scram"].update(salt=""), "needs scram.salt"),
-            (lambda table: table["users"]["billing"]["scram"].update(storedKey="AAAA"), "the keys of 32 bytes"),
+            (lambda table: table["users"]["billing"]["scram"].update(storedKey="AAAA"), "the two keys with 32 bytes"),
             (lambda table: table["users"]["billing"]["scram"].update(serverKey=7), "in base64"),
             (lambda table: table["users"]["billing"].update(permissions=["all"]), "'permissions' of user 'billing'"),
         ],
@@ -190,7 +190,7 @@ class TestTheTable:
         table.load()
         assert table.get("billing") is not None
         assert f"{path} is" in caplog.text
-        assert f"{path}{BACKUP_SUFFIX} is taken instead" in caplog.text
+        assert f"Using its copy {path}{BACKUP_SUFFIX} instead" in caplog.text
 
     def test_a_name_that_nobody_has_gets_the_same_salt_each_time_and_after_a_restart(
         self, tmp_path: Path, path: Path
