@@ -137,8 +137,8 @@ PROPERTIES_LENGTH_AT = TOPIC_LENGTH_AT + 1 + 6
 @pytest.mark.parametrize(
     ("blob", "says"),
     [
-        pytest.param(b"", "too few", id="nothing"),
-        pytest.param(EXAMPLE_BYTES[:90], "too few", id="less than the smallest record"),
+        pytest.param(b"", "at least 91", id="nothing"),
+        pytest.param(EXAMPLE_BYTES[:90], "at least 91", id="less than the smallest record"),
         pytest.param(EXAMPLE_BYTES[:-1], "claims 119 bytes, but only 118 are left", id="last byte missing"),
         pytest.param(bytes(200), "magic 0x00000000", id="zeros"),
         pytest.param(patched(4, ">i", MAGIC_BLANK), "magic 0xcbd43194", id="blank record"),
