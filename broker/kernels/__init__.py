@@ -1,21 +1,21 @@
 """The loops over bytes, compiled by Numba: arrays and integers in, integers and arrays out.
 
-Importing a module of this package compiles its kernels or loads them from the cache; ``warm`` does it one by one. With
-``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests use.
+Importing a module of this package compiles its kernels or loads them from the cache; ``warm`` imports them one by one.
+With ``NUMBA_DISABLE_JIT=1`` the same source runs interpreted, which the tests use.
 
 =============  ======================================================================================
-``words``      big-endian loads and stores, the one place that knows the machine's byte order
+``words``      big-endian loads and stores, the only module that depends on the machine's byte order
 ``crc32``      CRC-32, sixteen bytes a step
-``record_crc`` the checksum over a whole record: written behind it, and checked
+``record_crc`` the checksum over a whole record: written at its end, and checked
 ``text``       UTF-8 checks and Java's string hash
 ``produce``    a PRODUCE frame's messages: validate, then write records into the mapped CommitLog
 ``dispatch``   CommitLog records: check, and turn them into ConsumeQueue units and index keys
 ``index``      put entries into an IndexFile, check one
-``gather``     choose ConsumeQueue units, copy and check the records of an answer
-``sequences``  what producers stored, read back from the log
-``deliver``    stored messages that are due, as new records of the topics that they are for
-``search``     the next sound record behind damage; loaded where there is some
-``examine``    for the offline tools: everything that can be wrong with records; no broker loads it
+``gather``     choose ConsumeQueue units, copy and check the records of a response
+``sequences``  producer runs, read back from the log
+``deliver``    stored messages that are due, as new records of their target topics
+``search``     the next sound record after damage; loaded only if there is damage
+``examine``    for the offline tools: find everything that is wrong with records; no broker loads it
 =============  ======================================================================================
 """
 

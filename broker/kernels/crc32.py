@@ -3,8 +3,8 @@
 Slicing by sixteen: table k holds the checksum of a byte followed by k zero bytes, so that the sixteen look-ups of a
 step do not wait for each other.
 
-A checksum over parts of which one is summed already needs no second pass over that one: ``crc32_behind`` puts it in.
-Checksums in the making are "states": what a checksum is before its last inversion.
+If the checksum of one part is already known, ``crc32_behind`` combines it without a second pass over that part. A
+"state" is an unfinished checksum: its value before the last inversion.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ZERO_LEVELS = 31
 
 
 def _zeros() -> np.ndarray:
-    """What a state becomes over 2^k zero bytes: 4 * 256 values for each k, one for each value of each of its bytes."""
+    """Return the effect of 2^k zero bytes on a state: 4 * 256 values for each k, one per value of each of its bytes."""
     byte = np.arange(256, dtype=np.uint32)
     levels = [np.stack([TABLES[:256], byte, byte << np.uint32(8), byte << np.uint32(16)])]
     for _ in range(1, _ZERO_LEVELS):
@@ -57,13 +57,13 @@ FRESH = 0xFFFFFFFF
 
 @inlined
 def crc32_of(array: np.ndarray, at: int, end: int) -> int:
-    """CRC-32 of ``array[at:end]``, 0 to 2^32 - 1."""
+    """Return the CRC-32 of ``array[at:end]``, 0 to 2^32 - 1."""
     return crc32_on(array, at, end, FRESH) ^ FRESH
 
 
 @inlined
 def crc32_on(array: np.ndarray, at: int, end: int, crc: int) -> int:
-    """The state ``crc``, gone on with ``array[at:end]``."""
+    """Return the state ``crc`` after ``array[at:end]``."""
     while at + 16 <= end:
         a = load_le32(array, at) ^ crc
         b = load_le32(array, at + 4)
@@ -88,7 +88,7 @@ def crc32_on(array: np.ndarray, at: int, end: int, crc: int) -> int:
 
 @inlined
 def crc32_words(crc: int, first: int, second: int) -> int:
-    """The state ``crc``, gone on with two words as they are stored: big-endian, of 32 bits each."""
+    """Return the state ``crc`` after two words of 32 bits, stored big-endian."""
     a = _swapped(first) ^ crc
     b = _swapped(second)
     return np.int64(
@@ -106,9 +106,9 @@ def _swapped(word: int) -> int:
 
 @inlined
 def crc32_behind(crc: int, part_crc: int, part_bytes: int) -> int:
-    """The state ``crc``, gone on with a part of that length whose own CRC-32, of all 32 bits, is ``part_crc``.
+    """Return the state ``crc`` after a part of that length whose own CRC-32, with all 32 bits, is ``part_crc``.
 
-    Checksums are linear: two states that go over the same bytes differ by what their difference becomes over zeros.
+    CRCs are linear: after the same bytes, two states differ by what their difference becomes after as many zeros.
     """
     difference = crc ^ FRESH
     level = 0
@@ -125,7 +125,7 @@ def crc32_behind(crc: int, part_crc: int, part_bytes: int) -> int:
 
 @inlined
 def body_crc_of(array: np.ndarray, at: int, end: int) -> int:
-    """The checksum as a record keeps it: without the sign bit; an empty body has 0."""
+    """Return the checksum as stored in a record: without the sign bit; 0 for an empty body."""
     if at == end:
         return 0
     return crc32_of(array, at, end) & 0x7FFFFFFF
@@ -133,5 +133,5 @@ def body_crc_of(array: np.ndarray, at: int, end: int) -> int:
 
 @kernel(i64, bytes_array, i64, i64)
 def crc32(array: np.ndarray, at: int, end: int) -> int:
-    """CRC-32 of ``array[at:end]``."""
+    """Return the CRC-32 of ``array[at:end]``."""
     return crc32_of(array, at, end)

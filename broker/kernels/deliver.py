@@ -1,10 +1,11 @@
-"""Messages that wait in a topic of the broker's become messages of the topic that they are for.
+"""Redelivery: messages that wait in one of the broker's topics become messages of their target topic.
 
-``find_targets`` looks at many stored records: where each goes to, grouped by topic and queue, and when a timed one is
-due. The caller says of each group which queue offset its first message gets; ``deliver`` then writes the new records
-into the mapped CommitLog. A new record has another topic, queue, queue offset, physical offset, store time and store
-host; body, flag, what kind of body it is, birth, reconsume times and properties stay. A ``__CRC32#`` is left out: it is
-of the old record. With ``N_CHECKSUM_BYTES`` the new one gets its own, where its properties leave room for it.
+``find_targets`` examines many stored records: it finds the target of each, grouped by topic and queue, and the time at
+which a timed one is due. The caller gives each group the queue offset of its first message; ``deliver`` then writes the
+new records into the mapped CommitLog. A new record has another topic, queue, queue offset, physical offset, store time
+and store host; body, flag, compression, born time and host, reconsume times and properties stay. ``__CRC32#`` is left
+out because it covers the old record. With ``N_CHECKSUM_BYTES`` the new record gets its own, if its properties leave
+room for it.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from .record_crc import record_crc_sound, store_record_crc
 from .text import find_byte
 from .words import copy_bytes, load_be32, load_be64, store_be16, store_be32, store_be64
 
-# Columns of the plan, one row a record.
+# Columns of the plan, one row per record.
 P_AT = 0
 P_GROUP = 1
-"""Its group; UNSOUND where the bytes are not the record that was asked for."""
+"""Group of the record; UNSOUND if the bytes are not the requested record."""
 P_DUE_MS = 2
 """TIMER_OUT_MS, or -1."""
 P_BODY_AT = 3
@@ -48,30 +49,30 @@ P_BODY_END = 4
 P_PROPERTIES_AT = 5
 P_END = 6
 P_DROPPED_BYTES = 7
-"""Of its properties, what is left out."""
+"""Bytes of its properties that are left out."""
 P_UNENDED = 8
-"""1 where what stays of them does not end with a separator; else 0."""
+"""1 if the remaining properties do not end with a separator; else 0."""
 P_BODY_CRC = 9
 """CRC-32 of the body, all 32 bits."""
 PLAN_ROW = 10
 
 # Columns of a group.
 G_TOPIC_AT = 0
-"""Where the topic's name stands in the records."""
+"""Position of the topic's name in the records."""
 G_TOPIC_BYTES = 1
 G_QUEUE_ID = 2
 G_COUNT = 3
 G_NAME_AT = 4
-"""From here on the caller's answer: where the name of the topic to write to stands in ``texts``."""
+"""The caller fills this and the following columns. Position of the target topic's name in ``texts``."""
 G_NAME_END = 5
 G_TO_QUEUE_ID = 6
 G_NEXT = 7
-"""The queue offset that its next message gets; -1: they are not written."""
+"""Queue offset of the group's next message; -1: its messages are not written."""
 GROUP_ROW = 8
 
 UNSOUND = -1
 NOWHERE = 0
-"""The first group: records that do not say where they go to."""
+"""The first group: records that do not name their target."""
 
 # Slots of ``numbers``.
 N_POSITION = 0
@@ -79,15 +80,15 @@ N_LIMIT = 1
 N_FILE_BASE = 2
 N_STORE_MS = 3
 N_STORE_HOST_END = 4
-"""The store host stands at the beginning of ``texts``."""
+"""Length of the store host, which is at the beginning of ``texts``."""
 N_COMMITTED = 5
-"""Not 0: a transaction prepared these messages and commits them now. The new records say so, and where the prepared
-ones lie, as those of committed half messages do."""
+"""Not 0: these are prepared messages of a transaction that commits now. Like those of committed half messages, the new
+records are marked as committed and hold the physical offset of the prepared ones."""
 N_CHECKSUM_BYTES = 6
-"""What a checksum over the whole record takes: 20, or 0 where none is written."""
+"""Size of a checksum over the whole record: 20, or 0 if none is written."""
 N_LENGTH = 7
 
-# Slots of ``found``: where values begin and end; begin = end: none.
+# Slots of ``found``: begin and end of each value; begin = end: none.
 _TOPIC = 0
 _QUEUE = 2
 _DUE = 4
@@ -123,7 +124,7 @@ _BLANK_ROOM = 8
 
 @inlined
 def _is_checksum(records: np.ndarray, at: int, stop: int) -> bool:
-    """Whether the property ``records[at:stop]`` is a whole-record checksum."""
+    """Return whether the property ``records[at:stop]`` is a whole-record checksum."""
     if stop - at < _RECORD_CRC_BYTES or not _same_bytes(records, at, _RECORD_CRC, 0, _RECORD_CRC_BYTES):
         return False
     return stop - at == _RECORD_CRC_BYTES or records[at + _RECORD_CRC_BYTES] == 1
@@ -131,7 +132,7 @@ def _is_checksum(records: np.ndarray, at: int, stop: int) -> bool:
 
 @inlined
 def _find_values(records: np.ndarray, at: int, end: int, found: np.ndarray) -> None:
-    """The last value of each property that matters here; see ``_find_properties`` of ``dispatch``."""
+    """Find the last value of each property needed here, by the rules of ``_find_properties`` in ``dispatch``."""
     for k in range(FOUND):
         found[k] = 0
     while at < end:
@@ -160,7 +161,7 @@ def _find_values(records: np.ndarray, at: int, end: int, found: np.ndarray) -> N
 
 @inlined
 def _read_digits(records: np.ndarray, at: int, end: int, digits_max: int) -> int:
-    """A number of decimal digits alone; -1: none, something else, or too many."""
+    """Return a number of decimal digits only; -1 if there are none, too many, or other characters."""
     if at == end or end - at > digits_max:
         return -1
     value = 0
@@ -175,7 +176,7 @@ def _read_digits(records: np.ndarray, at: int, end: int, digits_max: int) -> int
 @inlined
 def _group_of(records: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, groups: np.ndarray,
               group_count: int) -> int:  # fmt: skip
-    """The group of a topic and queue; ``group_count`` where it is a new one, which is entered."""
+    """Return the group of a topic and queue; add it, and return ``group_count``, if it is new."""
     mask = len(slots) - 1
     slot = _queue_hash(records, at, end, queue_id) & mask
     while slots[slot] != 0:
@@ -200,7 +201,7 @@ def _group_of(records: np.ndarray, at: int, end: int, queue_id: int, slots: np.n
 @inlined
 def _plan_body(records: np.ndarray, at: int, parts: np.ndarray, plan: np.ndarray, row: int,
                is_checksummed: bool) -> bool:  # fmt: skip
-    """Sum the body; whether it is the one that the record speaks of, and the checksum over all holds if one is due."""
+    """Sum the body; return whether it matches the record's checksum, and any required ``__CRC32#`` matches too."""
     body_crc = crc32_of(records, parts[R_BODY_AT], parts[R_BODY_END])
     plan[row + P_BODY_CRC] = body_crc
     if parts[R_BODY_AT] < parts[R_BODY_END] and body_crc & 0x7FFFFFFF != load_be32(records, at + _AT_BODY_CRC):
@@ -214,12 +215,12 @@ def _plan_body(records: np.ndarray, at: int, parts: np.ndarray, plan: np.ndarray
 def find_targets(records: np.ndarray, chosen: np.ndarray, count: int, slots: np.ndarray, plan: np.ndarray,
                  groups: np.ndarray, scratch: np.ndarray, checksummed_from: int,
                  checksummed_to: int) -> int:  # fmt: skip
-    """Plan ``count`` records that lie one behind the other in ``records``; returns how many groups there are.
+    """Plan ``count`` consecutive records in ``records``; return the number of groups.
 
-    ``chosen``: (physical offset, size, anything) of each, as ``gather`` has it. ``slots``: zeros, a power of two of
-    them, more than twice as many as records; ``plan`` has a row for each record, ``groups`` one more; ``scratch``:
+    ``chosen``: (physical offset, size, anything) of each, as in ``gather``. ``slots``: zeros, a power of two of them,
+    more than twice the number of records; ``plan`` has a row for each record, ``groups`` one more; ``scratch``:
     ``PARTS`` + ``FOUND`` integers. Records in ``[checksummed_from, checksummed_to)``, physical offsets, must have a
-    checksum over all of them.
+    checksum over the whole record.
     """
     found = scratch[PARTS:]
     for k in range(GROUP_ROW):
@@ -272,7 +273,7 @@ def _copy(source: np.ndarray, at: int, end: int, target: np.ndarray, target_at: 
 
 @inlined
 def _copy_properties(records: np.ndarray, at: int, end: int, log: np.ndarray, to: int) -> int:
-    """All but checksums."""
+    """Copy all properties except checksums."""
     while at < end:
         stop = find_byte(records, at, end, 2)
         following = min(stop + 1, end)
@@ -284,13 +285,13 @@ def _copy_properties(records: np.ndarray, at: int, end: int, log: np.ndarray, to
 
 @inlined
 def _properties_bytes(plan: np.ndarray, row: int) -> int:
-    """What the properties of a planned record take that stay."""
+    """Return the size of the properties that a planned record keeps."""
     return plan[row + P_END] - plan[row + P_PROPERTIES_AT] - plan[row + P_DROPPED_BYTES]
 
 
 @inlined
 def _checksum_bytes(plan: np.ndarray, row: int, numbers: np.ndarray) -> int:
-    """What a checksum adds to them, with the separator in front of it if that is missing; 0: there is to be none."""
+    """Return the bytes that a checksum adds, with a missing separator before it; 0 if there is no checksum."""
     if numbers[N_CHECKSUM_BYTES] == 0 or _properties_bytes(plan, row) + plan[row + P_UNENDED] > PROPERTIES_WITH_CRC_MAX:
         return 0
     return plan[row + P_UNENDED] + numbers[N_CHECKSUM_BYTES]
@@ -313,7 +314,7 @@ def _write_record(records: np.ndarray, plan: np.ndarray, row: int, groups: np.nd
         sys_flag = sys_flag & ~_TRANSACTION_MASK | _COMMITTED
         prepared_at = load_be64(records, source + _AT_PHYSICAL_OFFSET)
     elif sys_flag & _TRANSACTION_MASK != _COMMITTED:
-        sys_flag &= ~_TRANSACTION_MASK  # a record that is prepared or rolled back would get no unit
+        sys_flag &= ~_TRANSACTION_MASK  # dispatch makes no unit of a record that is prepared or rolled back
     copy_bytes(records, source + 8, log, position + 8, 12)  # body_crc, queue_id, flag
     store_be32(log, position + _AT_QUEUE_ID, groups[group + G_TO_QUEUE_ID])
     store_be64(log, position + _AT_QUEUE_OFFSET, groups[group + G_NEXT])
@@ -353,11 +354,10 @@ def _write_record(records: np.ndarray, plan: np.ndarray, row: int, groups: np.nd
 @kernel(results(i64, i64), bytes_array, i64_array, i64, i64, i64_array, bytes_array, i64_array, bytes_array)
 def deliver(records: np.ndarray, plan: np.ndarray, first: int, count: int, groups: np.ndarray, texts: np.ndarray,
             numbers: np.ndarray, log: np.ndarray) -> tuple[int, int]:  # fmt: skip
-    """Write the planned records from ``first`` on to their groups' queues, into ``log``, a CommitLog file's map.
+    """Write the planned records, starting with ``first``, to their groups' queues in ``log``, a CommitLog file's map.
 
-    Counts each group's ``G_NEXT`` up. Records go to ``[numbers[N_POSITION], numbers[N_LIMIT])``, and each leaves room
-    for a blank record behind it. Returns (records done, position behind them): fewer than ``count`` where the file is
-    full.
+    Increments ``G_NEXT`` of each group. Records go to ``[numbers[N_POSITION], numbers[N_LIMIT])``, and each leaves room
+    for a blank record after it. Returns (records done, position after them): fewer than ``count`` if the file is full.
     """
     position = numbers[N_POSITION]
     for k in range(first, count):

@@ -1,9 +1,9 @@
 """CommitLog records: check them, and turn them into ConsumeQueue units and index keys.
 
-``scan`` finds the end of a log and its damage. ``dispatch`` is the heart of reput: one pass over a stretch of the log
-gives the units of each queue, grouped by queue, and the hash of every key. What the kernel needs to know of the queues
-stands in ``QueueTable``'s arrays: a row of integers a queue (``Q_``), the topics' names, and a hash table from (topic,
-queue id) to the row. A queue that is not there ends the call, so that the caller can add it and go on.
+``scan`` finds the end of a log and its damage. ``dispatch`` is the core of reput: one pass over a range of the log
+returns the units of each queue, grouped by queue, and the hash of every key. The kernel's view of the queues is in
+``QueueTable``'s arrays: a row of integers per queue (``Q_``), the topics' names, and a hash table from (topic, queue
+id) to the row. An unknown queue ends the call, so that the caller can add it and continue.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .record_crc import record_crc_sound
 from .text import find_byte, index_hash, java_hash_on, signed32
 from .words import copy_bytes, load_be16, load_be32, load_be64, store_be32, store_be64
 
-# Why a kernel stopped.
+# Reasons why a kernel stopped.
 DONE = 0
-"""It reached the end of the stretch."""
+"""The kernel reached the end of its range."""
 BLANK = 1
-"""A blank record: the log goes on in the next file."""
+"""A blank: the log continues in the next file."""
 NO_RECORD = 2
-"""Zeros where a record's size would stand: the end of the log, or a hole."""
+"""Zeros instead of a record's size: the end of the log, or a hole."""
 BAD_LENGTH = 3
 BAD_MAGIC = 4
 BAD_PHYSICAL_OFFSET = 5
@@ -31,24 +31,24 @@ BAD_CRC = 6
 BAD_PARTS = 7
 BAD_TIME = 8
 NEW_QUEUE = 9
-"""A (topic, queue) that has no row yet; the record begins at the position returned."""
+"""A (topic, queue) without a row; its record begins at the returned position."""
 GAP = 10
-"""A record's queue offset is beyond the queue's next one."""
+"""The queue offset of a record is beyond the queue's next one."""
 FULL = 11
-"""No room for more units or keys; go on with a new call."""
+"""No room for more units or keys; continue with a new call."""
 BAD_RECORD_CRC = 12
 BAD_QUEUE_OFFSET = 13
 
 BAD_NAMES = {
     NO_RECORD: "zeros where a record should begin",
-    BAD_LENGTH: "a record length that cannot be",
-    BAD_MAGIC: "no record's magic",
-    BAD_PHYSICAL_OFFSET: "a record that says it lies elsewhere",
-    BAD_CRC: "a body whose checksum is wrong",
-    BAD_RECORD_CRC: "a record whose checksum over all of it is missing or wrong",
+    BAD_LENGTH: "an impossible record length",
+    BAD_MAGIC: "a wrong magic number",
+    BAD_PHYSICAL_OFFSET: "a record with the physical offset of another place",
+    BAD_CRC: "a body with a wrong checksum",
+    BAD_RECORD_CRC: "a record with a missing or wrong checksum over the whole record",
     BAD_PARTS: "a record whose parts do not add up to its length",
-    BAD_QUEUE_OFFSET: "a queue offset that cannot be",
-    BAD_TIME: "a store time before the record in front of it",
+    BAD_QUEUE_OFFSET: "an impossible queue offset",
+    BAD_TIME: "a store time earlier than that of the previous record",
 }
 
 # Columns of a queue's row.
@@ -56,7 +56,7 @@ Q_TOPIC_AT = 0
 Q_TOPIC_BYTES = 1
 Q_QUEUE_ID = 2
 Q_TOPIC_HASH = 3
-"""Java hash of ``topic#``, 0 to 2^32 - 1: an index key's hash goes on from it."""
+"""Java hash of ``topic#``, 0 to 2^32 - 1: the hash of an index key continues from it."""
 Q_NEXT = 4
 Q_KIND = 5
 Q_PENDING = 6
@@ -65,12 +65,12 @@ Q_DELETED_BELOW = 7
 QUEUE_ROW = 8
 
 QUEUE_OFFSET_MAX = (2**63 - 1) // UNIT_BYTES - 1
-"""The last message of a queue whose files end at a place that has a number."""
+"""Largest queue offset: the byte position after its unit still fits an i64."""
 
 KIND_ORDINARY = 0
 KIND_SCHEDULE = 1
 
-# Slots of ``parts``: where a record's parts lie.
+# Slots of ``parts``: positions of a record's parts.
 R_SIZE = 0
 R_BODY_AT = 1
 R_BODY_END = 2
@@ -95,9 +95,9 @@ S_KEYS = 3
 S_TOUCHED = 4
 S_GAP_QUEUE = 5
 S_INDEX_FROM = 6
-"""In: records below this physical offset are in the index already."""
+"""In: records below this physical offset are already in the index."""
 S_CHECKSUMMED = 7
-"""In: not 0 where every record must have a checksum over all of it (``__CRC32#``)."""
+"""In: not 0 if every record must have a checksum over the whole record (``__CRC32#``)."""
 STATE = 8
 
 _AT_MAGIC = RECORD.at["magic"]
@@ -132,7 +132,7 @@ DELAY_LEVELS_MS = np.array(
 
 @inlined
 def _locate(log: np.ndarray, at: int, end: int, physical_offset: int, parts: np.ndarray) -> int:
-    """Find a record's parts; DONE, or why there is no sound record at ``at``. The body's checksum is not looked at."""
+    """Find a record's parts; return DONE, or why there is no sound record at ``at``. The body's CRC is not checked."""
     if end - at < 8:
         return NO_RECORD
     size = load_be32(log, at)
@@ -185,7 +185,7 @@ def _body_sound(log: np.ndarray, at: int, parts: np.ndarray) -> bool:
 
 @inlined
 def _check_sums(log: np.ndarray, at: int, parts: np.ndarray, is_checksummed: bool) -> int:
-    """DONE, or which checksum of a record does not hold."""
+    """Return DONE, or which checksum of a record is wrong."""
     body_at, body_end = parts[R_BODY_AT], parts[R_BODY_END]
     body_crc = crc32_of(log, body_at, body_end)
     if body_at < body_end and body_crc & 0x7FFFFFFF != load_be32(log, at + _AT_BODY_CRC):
@@ -200,11 +200,11 @@ def _check_sums(log: np.ndarray, at: int, parts: np.ndarray, is_checksummed: boo
 
 @kernel(results(i64, i64), bytes_array, i64, i64, i64, i64_array, i64_array)
 def scan(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray, state: np.ndarray) -> tuple[int, int]:
-    """Check the records of ``log[at:end]``, body checksums included, and with ``state[S_CHECKSUMMED]`` those over all.
+    """Check the records of ``log[at:end]``, body checksums included, and ``__CRC32#`` with ``state[S_CHECKSUMMED]``.
 
     ``file_base``: physical offset of the array's first byte. Counts into ``state[S_RECORDS]`` and leaves the last store
-    time in ``state[S_LAST_STORE_MS]``. Returns (why it stopped, where): DONE where a record would begin at or behind
-    ``end``.
+    time in ``state[S_LAST_STORE_MS]``. Returns (why it stopped, where): DONE if the next record would begin at ``end``
+    or after it.
     """
     while at < end:
         status = _locate(log, at, len(log), file_base + at, parts)
@@ -220,7 +220,7 @@ def scan(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray, 
 
 @kernel(i64, bytes_array, i64, i64, i64, i64_array)
 def locate(log: np.ndarray, at: int, end: int, physical_offset: int, parts: np.ndarray) -> int:
-    """Check one record whole, its body's checksum included; DONE, with its parts in ``parts``, or what is wrong."""
+    """Check one whole record, its body's checksum included; return DONE, with its parts in ``parts``, or the error."""
     status = _locate(log, at, end, physical_offset, parts)
     if status == DONE and not _body_sound(log, at, parts):
         return BAD_CRC
@@ -247,7 +247,7 @@ def _queue_hash(array: np.ndarray, at: int, end: int, queue_id: int) -> int:
 @inlined
 def _find_queue(array: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, queues: np.ndarray,
                 topics: np.ndarray) -> int:  # fmt: skip
-    """The row of a queue, or -1. ``slots`` has a power of two of places and always a free one."""
+    """Return the row of a queue, or -1. ``slots`` has a power of two of slots, at least one of them free."""
     mask = len(slots) - 1
     slot = _queue_hash(array, at, end, queue_id) & mask
     while True:
@@ -266,19 +266,19 @@ def _find_queue(array: np.ndarray, at: int, end: int, queue_id: int, slots: np.n
 @kernel(i64, bytes_array, i64, i64, i64, i32_array, i64_table, bytes_array)
 def find_queue(array: np.ndarray, at: int, end: int, queue_id: int, slots: np.ndarray, queues: np.ndarray,
                topics: np.ndarray) -> int:  # fmt: skip
-    """The row of the queue whose topic's name is ``array[at:end]``, or -1."""
+    """Return the row of the queue whose topic's name is ``array[at:end]``, or -1."""
     return _find_queue(array, at, end, queue_id, slots, queues, topics)
 
 
 @kernel(i64, bytes_array, i64, i64, i64)
 def queue_hash(array: np.ndarray, at: int, end: int, queue_id: int) -> int:
-    """Where a (topic, queue) belongs in ``slots``, before the mask."""
+    """Return the hash of a (topic, queue) for ``slots``, before masking."""
     return _queue_hash(array, at, end, queue_id)
 
 
 @inlined
 def _delay_level(log: np.ndarray, at: int, end: int) -> int:
-    """The level of a DELAY value that is not empty, as Java's ``parseInt`` reads it; 0: none, or no integer."""
+    """Return the level of a non-empty DELAY value as Java's ``parseInt`` reads it; 0: no level, or not an integer."""
     if log[at] == 0x2B and end - at > 1:
         at += 1
     level = 0
@@ -292,9 +292,9 @@ def _delay_level(log: np.ndarray, at: int, end: int) -> int:
 
 @inlined
 def _find_properties(log: np.ndarray, at: int, end: int, found: np.ndarray) -> None:
-    """Where the values of UNIQ_KEY, KEYS, TAGS and DELAY lie: pairs of (begin, end) in ``found``; begin = end: none.
+    """Find the values of UNIQ_KEY, KEYS, TAGS and DELAY: pairs of (begin, end) in ``found``; begin = end: none.
 
-    The value runs from the first 0x01; pairs without a name or a value are ignored; the last of a name wins.
+    The value begins after the first 0x01; pairs without a name or a value are ignored; the last value of a name wins.
     """
     for k in range(8):
         found[k] = 0
@@ -333,7 +333,7 @@ def _put_key(log: np.ndarray, at: int, end: int, topic_hash: int, physical_offse
 
 @inlined
 def _key_count(log: np.ndarray, found: np.ndarray) -> int:
-    """At most how many index entries the record needs."""
+    """Return an upper bound of the number of index entries of the record."""
     count = 1 if found[1] > found[0] else 0
     if found[3] > found[2]:
         count += 1
@@ -346,7 +346,7 @@ def _key_count(log: np.ndarray, found: np.ndarray) -> int:
 @inlined
 def _put_keys(log: np.ndarray, found: np.ndarray, topic_hash: int, physical_offset: int, store_ms: int,
               keys: np.ndarray, state: np.ndarray) -> None:  # fmt: skip
-    """The unique key first, then each of KEYS, as RocketMQ's IndexService does."""
+    """Put the unique key first, then each of KEYS, as RocketMQ's IndexService does."""
     if found[1] > found[0]:
         _put_key(log, found[0], found[1], topic_hash, physical_offset, store_ms, keys, state)
     at = found[2]
@@ -399,11 +399,10 @@ def dispatch(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarr
              keys: np.ndarray, scratch: np.ndarray, state: np.ndarray) -> tuple[int, int]:  # fmt: skip
     """Turn the records of ``log[at:end]`` into units and keys.
 
-    ``units``, ``unit_rows`` (one integer a unit) and ``scratch`` (``PARTS`` + 8 integers) are work space. Out:
+    ``units``, ``unit_rows`` (one integer per unit) and ``scratch`` (``PARTS`` + 8 integers) are work space. Out:
     ``grouped``, the units sorted by queue; ``touched``, (row, first unit, units) for each queue that got any; ``keys``;
-    and counts in ``state``. A record whose queue offset is below its queue's next one has its unit already; one whose
-    queue offset no queue can have ends the call. Returns
-    (why it stopped, where); what came before is complete.
+    and counts in ``state``. A record whose queue offset is below its queue's next one already has its unit; one whose
+    queue offset no queue can have ends the call. Returns (why it stopped, where); everything before that is complete.
     """
     found = scratch[PARTS:]
     unit_room = len(unit_rows)

@@ -1,9 +1,9 @@
-"""What the offline tools look at: everything that can be wrong with the records of a log, and what queues and index
-should hold of them.
+"""Record checks of the offline tools: find everything that is wrong with the records of a log, and derive the units and
+index entries that should exist.
 
-``dispatch`` stops at the first thing that it cannot go on from; ``examine`` notes it as a flaw and goes on as far as
-the records can still be told apart. What should be in the queues comes out in runs: units of one queue whose queue
-offsets follow each other, so that each run is compared with the files at once.
+``dispatch`` stops at the first error; ``examine`` notes it as a flaw and continues as long as it can find the next
+record. It returns the expected units in runs, units of one queue with consecutive queue offsets, so that a whole run is
+compared with the files at once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from .words import copy_bytes, load_be32, load_be64, load_le64, store_be32, stor
 
 # Columns that ``examine`` adds to a queue's row.
 Q_OTHER = QUEUE_ROW
-"""The queue offset behind the last record that was not the expected one: a second of that kind shows that it was right;
+"""Queue offset after the last unexpected record: a next record at this offset proves that the unexpected one was right;
 -1: none."""
 Q_FIRST = QUEUE_ROW + 1
 """Queue offset of the queue's first record in this stretch; -1: none yet."""
@@ -85,7 +85,7 @@ EXAMINED_ROW = QUEUE_ROW + 4
 S_FLAWS = STATE
 S_OPTIONAL_KEYS = STATE + 1
 S_CLOCK_MARGIN_MS = STATE + 2
-"""In: a store time may lie so far before the one in front of it."""
+"""In: tolerance by which a store time may be before the previous one."""
 EXAMINED_STATE = STATE + 3
 
 # Columns of a run.
@@ -99,22 +99,22 @@ RUN_ROW = 4
 # Columns of a flaw, and its kinds.
 F_KIND = 0
 F_AT = 1
-"""Where the record begins, in the array."""
+"""Position of the record in the array."""
 F_DETAIL = 2
 FLAW_ROW = 3
 
 FLAW_CRC = 0
 """The body's checksum is wrong."""
 FLAW_PROPERTIES = 1
-"""The properties are not pairs of a name and a value, or no UTF-8."""
+"""The properties are not pairs of a name and a value, or not UTF-8."""
 FLAW_TIME = 2
-"""The store time lies before the one in front of it, which is the detail."""
+"""The store time is before that of the previous record, which is the detail."""
 FLAW_QUEUE_OFFSET = 3
-"""The queue offset is not the next of its queue, which is the detail."""
+"""The queue offset is not the next one of its queue, which is the detail."""
 FLAW_RECORD_CRC = 4
-"""The checksum over the whole record is missing or wrong, though that of its body holds."""
+"""The checksum over the whole record is missing or wrong, although that of its body is right."""
 FLAW_NO_QUEUE_OFFSET = 5
-"""No queue has a message of that queue offset. Such a record gets no unit."""
+"""The queue offset is impossible. Such a record gets no unit."""
 FLAWS_OF_ONE_RECORD = 4
 
 _AT_MAGIC = RECORD.at["magic"]
@@ -131,8 +131,8 @@ _PREPARED, _ROLLBACK, _TRANSACTION_MASK = 0x4, 0xC, 0xC
 
 @inlined
 def _properties_sound(log: np.ndarray, at: int, end: int) -> bool:
-    """Whether ``log[at:end]`` is UTF-8 and every pair in it has a name and a separator. A value may be empty: RocketMQ
-    stores such, and passes over them."""
+    """Return whether ``log[at:end]`` is UTF-8 and every pair has a name and a separator. A value may be empty: RocketMQ
+    stores empty values and ignores them."""
     k = at
     while k < end:
         if k + 8 <= end and load_le64(log, k) & _HIGH_BITS == 0:
@@ -165,10 +165,9 @@ def _flaw(kind: int, at: int, detail: int, flaws: np.ndarray, state: np.ndarray)
 
 @inlined
 def _follow(queues: np.ndarray, row: int, queue_offset: int, physical_offset: int) -> int:
-    """Take note of a record's queue offset; the one that was expected, or -1 where it is that one.
+    """Track a record's queue offset; return -1 if it is the expected one, else the expected one.
 
-    A record that does not fit may lie, or messages may be missing in front of it: where the next one fits behind it,
-    they are missing.
+    Either the record is wrong, or messages before it are missing. If the next record follows it, they are missing.
     """
     queues[row, Q_RECORDS] += 1
     expected = queues[row, Q_NEXT]
@@ -188,7 +187,7 @@ def _follow(queues: np.ndarray, row: int, queue_offset: int, physical_offset: in
 
 @inlined
 def _pass_over(queues: np.ndarray, row: int) -> None:
-    """Take note of a record whose queue offset cannot be: it stands for the one that was expected."""
+    """Count a record with an impossible queue offset as the expected one."""
     if queues[row, Q_NEXT] >= 0:
         queues[row, Q_NEXT] += 1
     if queues[row, Q_OTHER] >= 0:
@@ -242,17 +241,17 @@ def examine(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarra
             topics: np.ndarray, units: np.ndarray, unit_runs: np.ndarray, grouped: np.ndarray, runs: np.ndarray,
             keys: np.ndarray, optional_keys: np.ndarray, flaws: np.ndarray, scratch: np.ndarray, state: np.ndarray,
             optional_state: np.ndarray) -> tuple[int, int]:  # fmt: skip
-    """Check the records of ``log[at:end]``, and say what queues and index should hold of them.
+    """Check the records of ``log[at:end]``, and derive the units and index entries that should exist.
 
-    ``queues`` has rows of ``EXAMINED_ROW``; where ``Q_NEXT`` is -1, a queue's first record is taken at its word.
-    ``units``, ``unit_runs`` (one integer a unit), ``scratch`` (``PARTS`` + 8 integers) and ``optional_state``
-    (``STATE`` integers) are work space; ``runs`` has room for as many runs as ``unit_runs`` for units. Out: ``runs``,
-    with their units in ``grouped``; ``keys`` that the index must have, and ``optional_keys``, of deleted topics, that
-    it may have; ``flaws``; counts in ``state``, where ``S_LAST_STORE_MS`` goes on from call to call (0: none yet) and
-    ``S_CHECKSUMMED`` is taken as by ``scan``.
+    ``queues`` has rows of ``EXAMINED_ROW``; if ``Q_NEXT`` is -1, the queue's first record is trusted. ``units``,
+    ``unit_runs`` (one integer per unit), ``scratch`` (``PARTS`` + 8 integers) and ``optional_state`` (``STATE``
+    integers) are work space; ``runs`` has room for as many runs as ``unit_runs`` for units. Out: ``runs``, with their
+    units in ``grouped``; ``keys`` that the index must have, and ``optional_keys``, of deleted topics, that it may have;
+    ``flaws``; counts in ``state``, where ``S_LAST_STORE_MS`` is carried from call to call (0: none yet) and
+    ``S_CHECKSUMMED`` has the same meaning as for ``scan``.
 
-    Returns (why it stopped, where): DONE, FULL (no room for more), NEW_QUEUE, BLANK, or why no record can be told apart
-    there. All before that is complete.
+    Returns (why it stopped, where): DONE, FULL (no room for more), NEW_QUEUE, BLANK, or the error that hides the next
+    record. Everything before that is complete.
     """
     found = scratch[PARTS:]
     unit_room = len(unit_runs)
@@ -336,8 +335,8 @@ def examine(log: np.ndarray, at: int, end: int, file_base: int, slots: np.ndarra
 
 @kernel(i64, bytes_array, i64, i64, i64, i64_array)
 def next_record(log: np.ndarray, at: int, end: int, file_base: int, parts: np.ndarray) -> int:
-    """Where the next thing begins in ``log[at:end]`` that can be a record of this place: magic, physical offset and
-    parts fit, or a blank record that ends the file. ``end`` where there is none.
+    """Return the position of the next plausible record in ``log[at:end]``, with the right magic, physical offset and
+    parts, or of a blank that ends the file. Return ``end`` if there is none.
 
     ``file_base``: physical offset of the array's first byte.
     """
@@ -345,7 +344,7 @@ def next_record(log: np.ndarray, at: int, end: int, file_base: int, parts: np.nd
     while at < last:
         magic = load_be32(log, at + _AT_MAGIC)
         if magic in (MAGIC_V1, MAGIC_V2):
-            # Not what lies behind the array: a record has at least these bytes.
+            # Do not read beyond the array: a record has at least these bytes.
             if len(log) - at >= RECORD_BYTES_MIN and _locate(log, at, len(log), file_base + at, parts) == DONE:
                 return at
         elif magic == MAGIC_BLANK and load_be32(log, at) == len(log) - at:
@@ -357,11 +356,11 @@ def next_record(log: np.ndarray, at: int, end: int, file_base: int, parts: np.nd
 @kernel(i64, bytes_array, i64, i64, i64_array, i64, i64, i64)
 def compare_entries(index: np.ndarray, entries_at: int, number: int, keys: np.ndarray, first: int, count: int,
                     begin_ms: int) -> int:  # fmt: skip
-    """Compare the keys ``[first, count)`` with the index entries from ``number`` on; the first key whose entry is
-    another, or ``count``.
+    """Compare the keys ``[first, count)`` with the index entries that begin at ``number``; return the first key whose
+    entry differs, or ``count``.
 
-    ``entries_at``: where entry 0 begins; ``begin_ms``: the header's begin time. The file must have the entries. The
-    time of entry 1 is not compared: RocketMQ reckons it from the end of the file before.
+    ``entries_at``: position of entry 0; ``begin_ms``: the header's begin time. The file must have the entries. The
+    time of entry 1 is not compared because RocketMQ counts it from the end of the previous file.
     """
     for key in range(first, count):
         row = key * KEY_ROW
@@ -380,11 +379,11 @@ def compare_entries(index: np.ndarray, entries_at: int, number: int, keys: np.nd
 @kernel(results(i64, i64, i64), bytes_array, i64, i64, i64, bytes_array, i64, i64, i64, i64, i64_array, i64_array)
 def pick(log: np.ndarray, at: int, end: int, file_base: int, topic: np.ndarray, topic_bytes: int, queue_id: int,
          begin_ms: int, end_ms: int, picked: np.ndarray, parts: np.ndarray) -> tuple[int, int, int]:  # fmt: skip
-    """Choose the records of ``log[at:end]`` that have the topic ``topic[:topic_bytes]`` (none: any), the queue
-    ``queue_id`` (negative: any) and a store time in ``[begin_ms, end_ms]``.
+    """Choose the records of ``log[at:end]`` with the topic ``topic[:topic_bytes]`` (empty: any), the queue ``queue_id``
+    (negative: any) and a store time in ``[begin_ms, end_ms]``.
 
-    ``picked`` gets where each begins. Returns (why it stopped, where, how many): DONE, FULL, BLANK, or why no record
-    can be told apart there. Body checksums are not looked at.
+    ``picked`` gets the position of each. Returns (why it stopped, where, how many): DONE, FULL, BLANK, or the error
+    that hides the next record. Body checksums are not checked.
     """
     count = 0
     while at < end:

@@ -1,4 +1,4 @@
-"""What a pull does with bytes: choose ConsumeQueue units, plan the reads, copy and check the records."""
+"""The byte work of a pull: choose ConsumeQueue units, plan the reads, copy and check the records."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ CHOSEN_ROW = 3
 def choose(units: np.ndarray, unit_count: int, first_queue_offset: int, tags: np.ndarray, tag_count: int,
            physical_min: int, physical_max: int, count_max: int, bytes_max: int, chosen: np.ndarray,
            ) -> tuple[int, int, int]:  # fmt: skip
-    """Choose records from ConsumeQueue units, in order, until one limit is met.
+    """Choose records from ConsumeQueue units, in order, until a limit is reached.
 
-    ``tags``: the tag codes wanted, none (``tag_count`` 0): all. A unit that lies outside ``[physical_min,
-    physical_max)`` or says no size is passed over. One record is always taken, however large. Returns (units looked at,
-    records chosen, their bytes); ``chosen`` gets (physical offset, size, queue offset) of each.
+    ``tags``: the wanted tag codes; none (``tag_count`` 0): all. A unit outside ``[physical_min, physical_max)`` or
+    without a size is skipped. At least one record is chosen, however large. Returns (units examined, records chosen,
+    their bytes); ``chosen`` gets (physical offset, size, queue offset) of each.
     """
     taken = 0
     taken_bytes = 0
@@ -76,8 +76,8 @@ def plan_reads(chosen: np.ndarray, count: int, file_bytes: int, gap_max: int, sp
                reads: np.ndarray) -> int:  # fmt: skip
     """Join the chosen records into few reads: (physical offset, bytes, first record, records) each, in order.
 
-    A read goes on over a gap of up to ``gap_max`` bytes while it is at most ``sparse_max`` times what is wanted of it
-    and at most ``span_max`` bytes; it never crosses a CommitLog file of ``file_bytes``. Returns how many there are.
+    A read spans a gap of up to ``gap_max`` bytes while it has at most ``sparse_max`` times the wanted bytes and at most
+    ``span_max`` bytes; it never crosses a CommitLog file of ``file_bytes``. Returns the number of reads.
     """
     number = 0
     wanted = 0
@@ -112,8 +112,8 @@ def plan_reads(chosen: np.ndarray, count: int, file_bytes: int, gap_max: int, sp
 @kernel(i64, bytes_array, i64, i64_array, i64, i64, bytes_array, i64)
 def gather(span: np.ndarray, span_physical: int, chosen: np.ndarray, first: int, count: int, out: np.ndarray, at: int,
            ) -> int:  # fmt: skip
-    """Copy ``count`` chosen records from ``first`` on out of a span read from ``span_physical``; returns behind
-    them."""
+    """Copy ``count`` chosen records, starting with ``first``, from a span read at ``span_physical``; return the
+    position after them."""
     for k in range(first, first + count):
         size = chosen[k * CHOSEN_ROW + C_SIZE]
         copy_bytes(span, chosen[k * CHOSEN_ROW + C_PHYSICAL_OFFSET] - span_physical, out, at, size)
@@ -123,15 +123,15 @@ def gather(span: np.ndarray, span_physical: int, chosen: np.ndarray, first: int,
 
 @kernel(i64, bytes_array, i64, i64_array, i64, i64)
 def finish(out: np.ndarray, records_at: int, chosen: np.ndarray, count: int, queue_id: int) -> int:
-    """Write the sizes in front of an answer's records, and check that each is the record that its unit promised.
+    """Write the sizes before a response's records, and check that each is the record that its unit points at.
 
-    Size, magic, physical offset and, where ``queue_id`` is not negative, queue and queue offset are compared. Returns
-    SOUND, or the number of the first record that is not.
+    Compares size, magic, physical offset and, unless ``queue_id`` is negative, queue and queue offset. Returns SOUND,
+    or the number of the first wrong record.
     """
     at = records_at
     for k in range(count):
         size = chosen[k * CHOSEN_ROW + C_SIZE]
-        if size < RECORD_BYTES_MIN:  # what is compared would lie behind it, perhaps behind the array
+        if size < RECORD_BYTES_MIN:  # the compared fields would be outside the record, perhaps outside the array
             return k
         magic = load_be32(out, at + _AT_MAGIC)
         if (

@@ -1,4 +1,4 @@
-"""Entries of an IndexFile: put them, and check that a file is whole."""
+"""Entries of an IndexFile: put them, and check that a file is consistent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _SECONDS_MAX = 2**31 - 1
 
 SOUND = 0
 REPAIRED = 1
-"""Slots pointed at entries that a stopped process had not counted yet; they point at the newest counted one again."""
+"""Slots pointed at entries that a killed process had not counted yet; ``check`` reset them to the newest counted
+one."""
 DAMAGED = 2
 
 
@@ -35,11 +36,11 @@ def _seconds_since(begin_ms: int, store_ms: int) -> int:
 
 @kernel(i64, bytes_array, i64, i64, i64_array, i64, i64)
 def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: int, count: int) -> int:
-    """Put the keys from ``first`` to ``count`` of ``dispatch``'s ``keys`` into the file mapped at ``index``.
+    """Put the keys ``[first, count)`` of ``dispatch``'s ``keys`` into the file mapped at ``index``.
 
-    Returns how many of ``count`` are in now; fewer than ``count`` where the file is full. An entry is stored before its
-    slot, and the header last: a reader beside it, and a process that starts after this one was killed, find whole
-    chains.
+    Returns how many of the ``count`` keys are in the file now; fewer than ``count`` if it is full. An entry is stored
+    before its slot, and the header last, so that a concurrent reader, and a process that starts after this one was
+    killed, find complete chains.
     """
     if first >= count:
         return count
@@ -60,7 +61,7 @@ def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: in
         at = entries_at + INDEX_ENTRY_BYTES * number
         store_be32(index, at, key_hash)
         store_be64(index, at + _AT_PHYSICAL, keys[row + K_PHYSICAL_OFFSET])
-        # The first entry sets the file's time: it lies at second 0, whatever time the header took from the file before.
+        # The first entry sets the file's begin time: it is at second 0, whatever time the previous file ended with.
         store_be32(index, at + _AT_SECONDS, 0 if number == 1 else _seconds_since(begin_ms, store_ms))
         store_be32(index, at + _AT_PREVIOUS, previous)
         store_be32(index, slot_at, number)
@@ -82,10 +83,10 @@ def put(index: np.ndarray, slots: int, entries: int, keys: np.ndarray, first: in
 @kernel(results(i64, i64), bytes_array, i64, i64, i64, i64, i64, i64, i64, i64_array)
 def select(index: np.ndarray, slots: int, entries: int, begin_timestamp: int, key_hash: int, begin_ms: int, end_ms: int,
            number: int, found: np.ndarray) -> tuple[int, int]:  # fmt: skip
-    """Follow the chain of one hash from entry ``number`` on (0: from its slot), newest first.
+    """Follow the chain of one hash, starting at entry ``number`` (0: at its slot), newest first.
 
     ``found`` gets (physical offset, entry number) of each entry that has the hash and whose second touches
-    ``[begin_ms, end_ms]``, until it is full. Returns (how many, the entry to go on from; 0: the chain has ended).
+    ``[begin_ms, end_ms]``, until it is full. Returns (how many, the entry to continue from; 0: end of the chain).
     """
     entries_at = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots
     if number == 0:
@@ -95,7 +96,8 @@ def select(index: np.ndarray, slots: int, entries: int, begin_timestamp: int, ke
         if 2 * count == len(found):
             return count, number
         at = entries_at + INDEX_ENTRY_BYTES * number
-        # RocketMQ reckons a later file's first entry from the end of the file before, although it begins this one.
+        # RocketMQ counts the first entry of a later file from the end of the previous file, although it begins this
+        # one.
         entry_ms = begin_timestamp + (1000 * load_be32(index, at + _AT_SECONDS) if number > 1 else 0)
         if load_be32(index, at) == key_hash and entry_ms <= end_ms and entry_ms + 1000 > begin_ms:
             found[2 * count] = load_be64(index, at + _AT_PHYSICAL)
@@ -110,11 +112,11 @@ def select(index: np.ndarray, slots: int, entries: int, begin_timestamp: int, ke
 
 @kernel(i64, bytes_array, i64, i64, i32_array)
 def check(index: np.ndarray, slots: int, entries: int, heads: np.ndarray) -> int:
-    """Whether every chain of the file is whole; slots of an interrupted ``put`` are set right.
+    """Check whether every chain of the file is complete; repair slots left by an interrupted ``put``.
 
-    ``heads``: ``slots`` zeros, work space. The entries are gone through in order, and ``heads`` follows what each slot
-    held after each of them: an entry must name the one before it in its slot, physical offsets must not go back, and in
-    the end every slot must hold its head.
+    ``heads``: ``slots`` zeros, work space. The kernel replays the entries in order and tracks in ``heads`` what each
+    slot held: an entry must name the previous one of its slot, physical offsets must not decrease, and in the end every
+    slot must hold its head.
     """
     count = load_be32(index, _AT_INDEX_COUNT)
     if count < 1 or count > entries:

@@ -1,8 +1,8 @@
-"""How kernels are compiled, and where the compiled code is kept.
+"""Compilation of kernels, and the cache of the compiled code.
 
-Every kernel has an explicit signature: it is compiled at import, once, and a call with another array type is an error
-instead of a compilation on the event loop. Numba's cache does not notice a changed constant of another module, so its
-folder's name carries a digest of every source that kernels take constants from.
+Every kernel has an explicit signature: it is compiled once, at import, and a call with another array type is an error
+instead of a compilation on the event loop. Numba's cache does not notice a changed constant in another module, so the
+cache folder's name contains a digest of every source file that kernels take constants from.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _digest() -> str:
 
 
 def _private_folder(path: Path) -> bool:
-    """Make ``path`` if need be; whether it is the user's own, closed to others and writable."""
+    """Create ``path`` if it is missing; return whether it is the user's own, closed to others and writable."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
@@ -59,28 +59,27 @@ def _private_folder(path: Path) -> bool:
 
 
 def _is_trusted(path: Path, owners: Set[int]) -> bool:
-    """Whether ``path`` is a folder of one of these users that nobody else could have put anything into: its content is
-    pickle, and loading that runs whatever is in it."""
+    """Return whether ``path`` is a folder of one of these users that no one else can write to. The cache is pickled:
+    loading it runs any code in it."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
         return False
     if status.st_mode & 0o022:
-        log.warning("%s could be written by others: the compiled kernels in it are not used; remove it", path)
+        log.warning("other users can write to %s: the compiled kernels in it are not used; remove it", path)
         return False
     return True
 
 
 def _cache_folder() -> Path | None:
-    """``FLINTMQ_KERNEL_CACHE``, else beside this package, else the XDG cache; None where none can be used.
-
-    Each is taken as a parent: the folder itself is named by the digest.
+    """Return the cache folder: in ``FLINTMQ_KERNEL_CACHE``, else beside this package, else in the XDG cache; None if
+    none is usable. The folder in it is named by the digest.
     """
     xdg = os.environ.get("XDG_CACHE_HOME")
     user = Path(xdg) if xdg else Path("~/.cache").expanduser()
     chosen = os.environ.get(CACHE_VARIABLE)
     parents = [Path(chosen)] if chosen else [Path(__file__).parent / "__kernelcache__", user / "flintmq" / "kernels"]
     name = _digest()
-    # A folder that is filled already wins, also where it cannot be written (an image run by another user).
+    # Prefer a folder that is already filled, even if it is read-only (a container image run by another user).
     for parent in parents:
         folder = parent / name
         if folder.is_dir() and os.access(folder, os.R_OK) and _is_trusted(folder, {0, os.geteuid()}):
@@ -95,18 +94,16 @@ CACHE_FOLDER = None if INTERPRETED else _cache_folder()
 if CACHE_FOLDER is not None:
     config.CACHE_DIR = str(CACHE_FOLDER)  # type: ignore[attr-defined]
 elif not INTERPRETED:
-    log.warning(
-        "no folder for compiled kernels can be written: they are compiled at every start; set %s", CACHE_VARIABLE
-    )
+    log.warning("no folder for compiled kernels is writable: they are compiled at every start; set %s", CACHE_VARIABLE)
 
 
 _COMPILE: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "_nrt": False}
-"""``_nrt``: no reference counts. Kernels allocate nothing, and the atomic counts of the arrays that they hand to each
-other cost more than the work on a small message."""
+"""``_nrt``: no reference counts. Kernels allocate nothing, and atomic reference counts of the arrays that they pass to
+each other would cost more than the work on a small message."""
 
 
 def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
-    """Compile a function for exactly these argument types; it runs without the GIL."""
+    """Return a decorator that compiles a function for exactly these argument types, to run without the GIL."""
 
     def decorate(function: F) -> F:
         if INTERPRETED:
@@ -118,8 +115,8 @@ def kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
 
 
 def _with_plain_results(function: F) -> F:
-    """An interpreted kernel that gives Python's integers, as a compiled one does: NumPy's, which it reckons with, would
-    travel on into tables and answers, and JSON and msgpack take none."""
+    """Make an interpreted kernel return Python integers, as a compiled one does. NumPy's integers would end up in
+    tables and responses, and neither JSON nor msgpack accepts them."""
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
@@ -132,7 +129,7 @@ def _with_plain_results(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """A helper that kernels call; compiled as part of each of them."""
+    """Compile a helper as part of each kernel that calls it."""
     if INTERPRETED:
         return function
     compiled: F = numba.njit(**_COMPILE)(function)
@@ -140,5 +137,5 @@ def inlined(function: F) -> F:
 
 
 def results(*kinds: Any) -> Any:
-    """The type of a tuple result."""
+    """Return the type of a tuple result."""
     return types.Tuple(kinds)  # type: ignore[no-untyped-call]

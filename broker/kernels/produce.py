@@ -1,12 +1,12 @@
 """The messages of a PRODUCE frame: validate all of them, then write them as records into the mapped CommitLog.
 
-``plan`` walks the msgpack of the body without making objects, checks every rule a producer must keep, and notes per
-message where its parts lie. Only when the whole frame is sound does ``produce`` call ``write``, so a refused frame
-leaves no byte behind the tail that recovery could take for a record. Within a record, magic and size are stored last.
+``plan`` walks the msgpack of the body without creating objects, checks every rule that a producer must keep, and notes
+the positions of each message's parts. ``produce`` calls ``write`` only if the whole frame is valid, so that a refused
+frame leaves no bytes after the log's end that recovery could mistake for a record. Within a record, magic and size are
+stored last for the same reason.
 
-What is the same for all messages comes in two arrays: ``numbers`` (see ``N_``) and ``texts``, a run of bytes whose
-parts ``numbers`` locates.
-"""
+Values common to all messages come in two arrays: ``numbers`` (see ``N_``) and ``texts``, bytes that ``numbers``
+locates."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ N_LIMIT = 22
 N_FILE_BASE = 23
 N_RECORDS_MAX = 24
 N_CHECKSUM_BYTES = 25
-"""What a checksum over the whole record takes of its properties: 20, or 0 where none is written."""
+"""Size of the property with a checksum over the whole record: 20, or 0 if none is written."""
 N_LENGTH = 26
 
-# Columns of the plan, one row a message.
+# Columns of the plan, one row per message.
 P_BODY_AT = 0
 P_BODY_BYTES = 1
 P_PROPERTIES_AT = 2
@@ -61,7 +61,7 @@ P_SYS_FLAG = 6
 P_UNIQUE = 7
 PLAN_WIDTH = 8
 
-# What ``plan`` finds wrong.
+# Errors that ``plan`` finds.
 OK = 0
 TRUNCATED = 1
 NOT_A_MESSAGE = 2
@@ -86,10 +86,10 @@ UNIQUE_PROPERTY_BYTES = len("UNIQ_KEY") + 1 + 32 + 1
 KEYS_PROPERTY_BYTES = len("KEYS") + 2
 
 PRODUCED_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX - 1024
-"""What a producer may fill of the properties; the rest is room for what retry, delay and the checksum add."""
+"""Maximum properties of a produced message; the rest is reserved for retry, delay and the checksum."""
 
 COMMON_ONLY_PROPERTIES = ("TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
-"""Properties that ask for a delayed or transactional delivery: of all messages of a frame, or of none."""
+"""Properties that ask for a delayed or transactional delivery: all messages of a frame have them, or none."""
 
 MSGPACK_BIN = (0xC4, 0xC5, 0xC6)
 _UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", np.uint8)
@@ -99,7 +99,7 @@ _HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 
 
 def _pack_names(names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The names' bytes in a row, and their starts (one more than there are names)."""
+    """Return the concatenated bytes of the names, and their starts (one more than there are names)."""
     blob = np.frombuffer("".join(names).encode(), np.uint8)
     return blob, np.cumsum([0] + [len(name) for name in names]).astype(np.int64)
 
@@ -140,7 +140,7 @@ def _one_of(array: np.ndarray, at: int, length: int, names: np.ndarray, starts: 
 
 @inlined
 def _read_length(frame: np.ndarray, at: int, end: int, code: int) -> tuple[int, int]:
-    """The unsigned length of 1, 2 or 4 bytes (``code`` 0, 1, 2) at ``at``: (length, where the content begins) or -1."""
+    """Read an unsigned length of 1, 2 or 4 bytes (``code`` 0, 1, 2): (length, start of the content), or length -1."""
     if code == 0:
         if at + 1 > end:
             return -1, at
@@ -156,7 +156,7 @@ def _read_length(frame: np.ndarray, at: int, end: int, code: int) -> tuple[int, 
 
 @inlined
 def _read_bin(frame: np.ndarray, at: int, end: int) -> tuple[int, int]:
-    """A msgpack bin: (length, where its bytes begin); length -1: cut off, -2: something else."""
+    """Read the head of a msgpack bin: (length, start of its bytes); length -1: truncated, -2: another type."""
     if at >= end:
         return -1, at
     code = np.int64(frame[at]) - 0xC4
@@ -170,7 +170,7 @@ def _read_bin(frame: np.ndarray, at: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _read_str(frame: np.ndarray, at: int, end: int) -> tuple[int, int]:
-    """A msgpack str; as ``_read_bin``."""
+    """Read the head of a msgpack str, as ``_read_bin`` does for a bin."""
     if at >= end:
         return -1, at
     first = np.int64(frame[at])
@@ -187,7 +187,7 @@ def _read_str(frame: np.ndarray, at: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _read_container(frame: np.ndarray, at: int, end: int, fixed: int, fixed_max: int, wide: int) -> tuple[int, int]:
-    """The head of a msgpack array or map: (items, where the first begins); -1: cut off, -2: something else."""
+    """Read the head of a msgpack array or map: (items, start of the first); -1: truncated, -2: another type."""
     if at >= end:
         return -1, at
     first = np.int64(frame[at])
@@ -200,7 +200,7 @@ def _read_container(frame: np.ndarray, at: int, end: int, fixed: int, fixed_max:
 
 @inlined
 def _read_i32(frame: np.ndarray, at: int, end: int) -> tuple[int, int, bool]:
-    """A msgpack integer that fits 32 signed bits: (value, behind it, whether it is one)."""
+    """Read a msgpack integer that fits 32 signed bits: (value, position after it, whether it is one)."""
     if at >= end:
         return 0, at, False
     first = np.int64(frame[at])
@@ -236,7 +236,7 @@ def _read_i32(frame: np.ndarray, at: int, end: int) -> tuple[int, int, bool]:
 
 @inlined
 def _delay_status(frame: np.ndarray, at: int, length: int) -> int:
-    """A DELAY value: an integer as Java's ``parseInt`` takes it; above 0 it asks for a delayed delivery."""
+    """Check a DELAY value, an integer as Java's ``parseInt`` reads it; above 0 it asks for a delayed delivery."""
     digits = at
     if frame[at] == 0x2D or frame[at] == 0x2B:
         digits += 1
@@ -275,7 +275,7 @@ def _check_property(frame: np.ndarray, name_at: int, name_bytes: int, value_at: 
 
 @inlined
 def _plan_properties(frame: np.ndarray, at: int, end: int, plan: np.ndarray, row: int) -> tuple[int, int]:
-    """The properties map of a row at ``at``: (status, behind it, or where it is wrong)."""
+    """Plan the properties map of a row: (status, position after it or of the error)."""
     pairs, at = _read_container(frame, at, end, 0x80, 15, 0xDE)
     if pairs < 0:
         return TRUNCATED if pairs == -1 else PROPERTIES_NOT_MAP, at
@@ -293,7 +293,7 @@ def _plan_properties(frame: np.ndarray, at: int, end: int, plan: np.ndarray, row
         if status != OK:
             return status, name_at
         if name_bytes == 8 and _same(frame, name_at, 8, _UNIQ_KEY, 0):
-            plan[row + P_UNIQUE] = 0  # the message brings its own
+            plan[row + P_UNIQUE] = 0  # the message has its own unique key
         stored_bytes += name_bytes + value_bytes + 2
         at = value_at + value_bytes
     plan[row + P_PROPERTIES_BYTES] = stored_bytes
@@ -374,7 +374,7 @@ def _plan_columns(frame: np.ndarray, numbers: np.ndarray, plan: np.ndarray) -> t
 
 @inlined
 def _record_bytes_fixed(numbers: np.ndarray) -> int:
-    """What every record of the frame has beside its body and the properties that the plan counts."""
+    """Return the size of a record of this frame without its body and the properties that the plan counts."""
     hosts = numbers[N_BORN_HOST_END] - numbers[N_BORN_HOST_AT] + numbers[N_STORE_HOST_END] - numbers[N_STORE_HOST_AT]
     topic_bytes = numbers[N_TOPIC_END] - numbers[N_TOPIC_AT]
     return RECORD_HEAD_BYTES - 16 + hosts + 1 + topic_bytes + 2 + numbers[N_CHECKSUM_BYTES]
@@ -522,7 +522,7 @@ _PLAN_FIRST = -1
 @kernel(results(i64, i64, i64), bytes_array, i64_array, bytes_array, i64_array, bytes_array, bytes_array, i64)
 def _produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
              physical_offsets: np.ndarray, first: int) -> tuple[int, int, int]:  # fmt: skip
-    """Both functions below in one kernel: what writes records takes long to compile and is compiled once."""
+    """Implement both functions below in one kernel, because the code that writes records is slow to compile."""
     if first == _PLAN_FIRST:
         status, message, at = _plan(frame, numbers, plan)
         if status != OK:
@@ -536,21 +536,22 @@ def produce(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.
             physical_offsets: np.ndarray) -> tuple[int, int, int]:  # fmt: skip
     """Validate a frame's messages and write their records into ``log``, a CommitLog file's map.
 
-    ``plan`` has room for ``PLAN_WIDTH`` integers a message, ``physical_offsets`` for 8 bytes a message (big-endian).
-    Records go to ``[numbers[N_POSITION], numbers[N_LIMIT])``; each must leave room for a blank record behind it.
+    ``plan`` has room for ``PLAN_WIDTH`` integers per message, ``physical_offsets`` for 8 bytes per message
+    (big-endian). Records go to ``[numbers[N_POSITION], numbers[N_LIMIT])``; each must leave room for a blank record
+    after it.
 
-    Returns ``(OK, messages written, position behind them)``: fewer than ``N_COUNT`` where the file is full and
-    ``produce_on`` must go on in the next; or ``(what is wrong, number of the message, byte of the frame or the size
-    that is too large)`` with nothing written.
+    Returns ``(OK, messages written, position after them)``: fewer than ``N_COUNT`` if the file is full and
+    ``produce_on`` must continue in the next; or ``(error, number of the message, byte of the frame or the size that is
+    too large)`` with nothing written.
     """
     return _produce(frame, numbers, texts, plan, log, physical_offsets, _PLAN_FIRST)
 
 
 def produce_on(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: np.ndarray, log: np.ndarray,
                physical_offsets: np.ndarray, first: int) -> tuple[int, int]:  # fmt: skip
-    """Write the messages from ``first`` on, which ``produce`` has planned, into the next file.
+    """Write the messages that ``produce`` has planned, starting with ``first``, into the next file.
 
-    Returns ``(messages written in all, position behind them)``.
+    Returns ``(messages written in all, position after them)``.
     """
     _, message, position = _produce(frame, numbers, texts, plan, log, physical_offsets, first)
     return message, position
@@ -558,5 +559,5 @@ def produce_on(frame: np.ndarray, numbers: np.ndarray, texts: np.ndarray, plan: 
 
 @kernel(i64, bytes_array, i64, i64, i64, i64)
 def property_status(array: np.ndarray, name_at: int, name_bytes: int, value_at: int, value_bytes: int) -> int:
-    """Whether a producer may set this property: OK or what is wrong, as in ``produce``."""
+    """Return whether a producer may set this property: OK or an error of ``produce``."""
     return _check_property(array, name_at, name_bytes, value_at, value_bytes)

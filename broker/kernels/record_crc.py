@@ -1,6 +1,6 @@
-"""``__CRC32#``, the checksum over a whole record: written behind it, and checked.
+"""``__CRC32#``, the checksum over a whole record: written at its end, and checked.
 
-What it is stands in ``protocol.record_crc``. The body is not gone over for it: its own checksum is put in.
+``protocol.record_crc`` specifies it. The kernels do not read the body again for it: they combine its known checksum.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ assert len(RECORD_CRC_PREFIX) == _NAME_BYTES + 1
 def store_record_crc(
     log: np.ndarray, at: int, size: int, magic: int, body_at: int, body_end: int, body_crc: int
 ) -> None:
-    """Write the last 20 bytes of the record at ``at``. All before them stand there, but for size and magic, which are
-    stored last. ``body_crc``: CRC-32 of the body with all 32 bits, 0 where it is empty."""
+    """Write the last 20 bytes of the record at ``at``. Everything else is written, except size and magic, which are
+    stored last. ``body_crc``: CRC-32 of the body with all 32 bits, 0 if it is empty."""
     end = at + size - RECORD_CRC_BYTES
     crc = crc32_on(log, at + 8, body_at, crc32_words(FRESH, size, magic))
     crc = crc32_on(log, body_end, end, crc32_behind(crc, body_crc, body_end - body_at))
@@ -44,9 +44,9 @@ def store_record_crc(
 @inlined
 def record_crc_sound(log: np.ndarray, at: int, end: int, body_at: int, body_end: int, properties_at: int,
                      body_crc: int) -> bool:  # fmt: skip
-    """Whether the record ``log[at:end]``, which must have a checksum, has the right one, or no room for any.
+    """Return whether the record ``log[at:end]``, which must have a checksum, has the right one, or no room for one.
 
-    ``body_crc``: as above, computed from the body that is there.
+    ``body_crc``: CRC-32 with all 32 bits, computed from the stored body.
     """
     crc_at = end - RECORD_CRC_BYTES
     if crc_at < properties_at or load_be64(log, crc_at) != _NAME or log[crc_at + _NAME_BYTES] != 1:

@@ -1,4 +1,4 @@
-"""The search for the next sound record behind damage, byte by byte. Loaded where there is damage, and only there."""
+"""The search for the next sound record after damage, byte by byte. Loaded only if there is damage."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _AT_PHYSICAL_OFFSET = RECORD.at["physical_offset"]
 
 @kernel(i64, bytes_array, i64, i64, i64, i64, i64_array)
 def find_record(log: np.ndarray, at: int, end: int, file_base: int, store_ms_min: int, parts: np.ndarray) -> int:
-    """The first position in ``[at, end)`` where a sound record of that place lies, stored at ``store_ms_min`` or later;
-    ``end`` where there is none.
+    """Return the first position in ``[at, end)`` of a sound record with the right physical offset, stored at
+    ``store_ms_min`` or later; ``end`` if there is none.
 
     ``file_base``: physical offset of the array's first byte; ``parts`` (``PARTS`` integers) gets the record's parts.
-    The record ends within the array, not necessarily in front of ``end``.
+    The record ends within the array, not necessarily before ``end``.
     """
     last = min(end, len(log) - RECORD_BYTES_MIN + 1)
     while at < last:

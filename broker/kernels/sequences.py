@@ -1,8 +1,8 @@
-"""What producers stored, read back from the log: records become runs of one producer's counters.
+"""Producer runs, read back from the log after a restart.
 
-A record that the broker gave a unique key says who sent it and which of its messages it is: 20 hex digits of prefix, 12
-of counter. Records behind each other whose counters and queue offsets both go on are one run. Only the first occurrence
-of a message counts: what was delivered, committed or retried carries the same key.
+A unique key that the broker wrote identifies the producer and the message: 20 hex digits of prefix, 12 of counter.
+Consecutive records whose counters and queue offsets are both consecutive form one run. Only the first occurrence of a
+message counts, because a delivered, committed or retried copy carries the same key.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .jit import bytes_array, i64, i64_array, inlined, kernel, results
 from .text import find_byte
 from .words import load_be32, load_be64
 
-# Columns of a run; places are indexes into the log's array.
+# Columns of a run; positions are indexes into the log's array.
 U_AT = 0
-"""Where its first record begins."""
+"""Position of the run's first record."""
 U_PREFIX_AT = 1
 U_FIRST = 2
-"""Counter of its first message."""
+"""Counter of the run's first message."""
 U_COUNT = 3
 U_ASKED_AT = 4
-"""The topic that the messages were sent to."""
+"""Topic that the messages were sent to."""
 U_ASKED_BYTES = 5
 U_TOPIC_AT = 6
-"""The topic that they are stored in."""
+"""Topic that they are stored in."""
 U_TOPIC_BYTES = 7
 U_QUEUE_ID = 8
 U_QUEUE_OFFSET = 9
@@ -52,7 +52,7 @@ _RETRY_TOPIC = PARTS + 4
 
 PREFIX_DIGITS = 20
 KEY_DIGITS = 32
-"""Of a unique key, the prefix's included."""
+"""Number of digits of a unique key, the prefix included."""
 _AT_QUEUE_ID = RECORD.at["queue_id"]
 _AT_QUEUE_OFFSET = RECORD.at["queue_offset"]
 _RECONSUME_BEFORE_BODY = RECORD.size - RECORD.at["reconsume_times"]
@@ -65,13 +65,13 @@ _NAME_RETRY_TOPIC = np.frombuffer(b"RETRY_TOPIC", np.uint8)
 WAITING_TOPICS = (
     "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_flintmq_prepared",
 )  # fmt: skip
-"""Where a message is stored first that is to be delivered later; REAL_TOPIC says what it was sent to."""
+"""Topics in which delayed, timed and half messages are stored first; REAL_TOPIC is the topic they were sent to."""
 _SCHEDULE, _TIMER, _HALF, _PREPARED = (np.frombuffer(name.encode(), np.uint8) for name in WAITING_TOPICS)
 
 
 @inlined
 def _digit(byte: int) -> int:
-    """The value of an upper-case hex digit; -1: it is none."""
+    """Return the value of an upper-case hex digit, or -1."""
     if 0x30 <= byte <= 0x39:
         return byte - 0x30
     if 0x41 <= byte <= 0x46:
@@ -81,7 +81,7 @@ def _digit(byte: int) -> int:
 
 @inlined
 def _counter(log: np.ndarray, at: int) -> int:
-    """The counter of the unique key at ``at``; -1 where a producer's prefix and counter do not stand there."""
+    """Return the counter of the unique key at ``at``; -1 if it is not a producer's prefix and counter."""
     for k in range(PREFIX_DIGITS):
         byte = np.int64(log[at + k])
         # A producer may write its prefix in lower case.
@@ -98,10 +98,10 @@ def _counter(log: np.ndarray, at: int) -> int:
 
 @inlined
 def _find_values(log: np.ndarray, at: int, end: int, found: np.ndarray) -> None:
-    """Where the values of UNIQ_KEY, REAL_TOPIC and RETRY_TOPIC lie: (begin, end) each, begin = end: none.
+    """Find the values of UNIQ_KEY, REAL_TOPIC and RETRY_TOPIC: (begin, end) each, begin = end: none.
 
-    The rules are those of dispatch: the value runs from the first 0x01, pairs without a name or a value are ignored,
-    the last of a name wins.
+    The rules are those of dispatch: the value begins after the first 0x01, pairs without a name or a value are ignored,
+    the last value of a name wins.
     """
     for k in range(_UNIQUE, SCRATCH):
         found[k] = 0
@@ -132,7 +132,8 @@ def _is(log: np.ndarray, at: int, end: int, name: np.ndarray) -> bool:
 
 @inlined
 def _first_occurrence(log: np.ndarray, parts: np.ndarray) -> bool:
-    """Whether the record is a producer's message as it was stored first, with its ``parts`` and values found."""
+    """Return whether the record is the first stored copy of a producer's message; its ``parts`` and values are
+    known."""
     if parts[_UNIQUE + 1] - parts[_UNIQUE] != KEY_DIGITS or parts[R_SYS_FLAG] & _COMMIT:
         return False
     if parts[_RETRY_TOPIC + 1] > parts[_RETRY_TOPIC]:
@@ -152,8 +153,8 @@ def _first_occurrence(log: np.ndarray, parts: np.ndarray) -> bool:
 @inlined
 def _continues(log: np.ndarray, run: int, row: np.ndarray, asked: int, counter: int, queue_id: int, queue_offset: int,
                parts: np.ndarray) -> bool:  # fmt: skip
-    """Whether a record is the next one of the run at ``run``. ``asked``: which slot says the topic that was asked for
-    (of ``parts``, its end in the slot behind)."""
+    """Return whether a record continues the run at ``run``. ``asked``: slot of ``parts`` with the begin of the topic
+    that the message was sent to (its end is in the next slot)."""
     count = row[run + U_COUNT]
     topic_at, topic_bytes = parts[R_TOPIC_AT], parts[R_TOPIC_END] - parts[R_TOPIC_AT]
     asked_at, asked_bytes = parts[asked], parts[asked + 1] - parts[asked]
@@ -176,8 +177,8 @@ def stored_runs(log: np.ndarray, at: int, end: int, file_base: int, runs: np.nda
     """Find the runs in ``log[at:end]``, in the order of their first records.
 
     ``file_base``: physical offset of the array's first byte; ``runs``: room for ``RUN_ROW`` integers a run;
-    ``scratch``: ``SCRATCH`` integers. Records that are no producer's message are passed over. Returns (why it stopped,
-    where, how many runs): dispatch's DONE, FULL where there is no room for another run, or why there is no record.
+    ``scratch``: ``SCRATCH`` integers. Records that are not a producer's message are skipped. Returns (why it stopped,
+    where, how many runs): dispatch's DONE, FULL if there is no room for another run, or why there is no record.
     """
     room = len(runs) // RUN_ROW
     count = 0

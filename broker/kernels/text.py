@@ -1,4 +1,4 @@
-"""UTF-8 in arrays: is it valid, and what is Java's hash of it."""
+"""UTF-8 in arrays: validation, and Java's hash."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TWOS = 0x0202020202020202
 
 @inlined
 def find_byte(array: np.ndarray, at: int, end: int, wanted: int) -> int:
-    """Where the first byte of that value (0 to 127) stands in ``array[at:end]``; ``end`` where none does."""
+    """Return the position of the first byte of that value (0 to 127) in ``array[at:end]``; ``end`` if there is none."""
     pattern = wanted * _ONES
     while at + 8 <= end:
         word = load_le64(array, at) ^ pattern
         if (word - _ONES) & ~word & _HIGH_BITS != 0:
-            break  # one of the eight is zero: look one by one
+            break  # one of the eight is zero: compare one by one
         at += 8
     while at < end and array[at] != wanted:
         at += 1
@@ -32,10 +32,11 @@ def find_byte(array: np.ndarray, at: int, end: int, wanted: int) -> int:
 
 @inlined
 def _sequence(array: np.ndarray, at: int, end: int) -> tuple[int, int]:
-    """One UTF-8 sequence that begins with a byte >= 0x80: (code point, its bytes), or (-1, bytes of the bad prefix).
+    """Decode one UTF-8 sequence that begins with a byte >= 0x80: (code point, its bytes), or (-1, bytes of the bad
+    prefix).
 
-    A bad sequence is as long as its longest prefix that could have been good, as Unicode recommends. Java does the
-    same, but for surrogates: it takes the three bytes of one as one bad sequence.
+    A bad sequence is as long as its longest valid prefix, as Unicode recommends. Java does the same, except that it
+    treats the three bytes of a surrogate as one bad sequence.
     """
     first = np.int64(array[at])
     if first < 0xC2 or first > 0xF4:
@@ -64,13 +65,13 @@ def _sequence(array: np.ndarray, at: int, end: int) -> tuple[int, int]:
 
 @inlined
 def check_text(array: np.ndarray, at: int, end: int) -> int:
-    """Whether ``array[at:end]`` is UTF-8 and free of the property separators 0x01 and 0x02; one of the TEXT_ codes."""
+    """Check that ``array[at:end]`` is UTF-8 without the property separators 0x01 and 0x02; return a TEXT_ code."""
     while at < end:
         if at + 8 <= end:
             word = load_le64(array, at)
             ones = word ^ _ONES
             twos = word ^ _TWOS
-            # A byte is zero in x where (x - 0x01…) & ~x has its high bit; only exact while no byte is >= 0x80.
+            # A byte of x is zero if (x - 0x01…) & ~x has its high bit; only exact while no byte is >= 0x80.
             if (word | (ones - _ONES) & ~ones | (twos - _ONES) & ~twos) & _HIGH_BITS == 0:
                 at += 8
                 continue
@@ -89,12 +90,12 @@ def check_text(array: np.ndarray, at: int, end: int) -> int:
 
 @inlined
 def java_hash_on(array: np.ndarray, at: int, end: int, value: int) -> int:
-    """Go on with a Java ``hashCode``: ``value`` (0 to 2^32 - 1) over the UTF-16 units of ``array[at:end]``.
+    """Continue a Java ``hashCode`` from ``value`` (0 to 2^32 - 1) over the UTF-16 units of ``array[at:end]``.
 
     Malformed bytes count as U+FFFD, as Java decodes them.
     """
     while at + 4 <= end:
-        # Four ASCII bytes a step, from one load: the multiplications do not wait for each other.
+        # Four ASCII bytes per step, from one load: the multiplications do not depend on each other.
         word = load_le32(array, at)
         if word & 0x80808080:
             break
@@ -123,24 +124,24 @@ def java_hash_on(array: np.ndarray, at: int, end: int, value: int) -> int:
 
 @inlined
 def signed32(value: int) -> int:
-    """0 to 2^32 - 1 as the signed integer with the same bits."""
+    """Convert 0 to 2^32 - 1 to the signed integer with the same bits."""
     return value - 0x100000000 if value & 0x80000000 else value
 
 
 @inlined
 def index_hash(value: int) -> int:
-    """An index key's hash from its Java hash: absolute, 0 for the smallest integer."""
+    """Return an index key's hash from its Java hash: the absolute value, 0 for the smallest integer."""
     value = abs(signed32(value))
     return 0 if value == 0x80000000 else value
 
 
 @kernel(i64, bytes_array, i64, i64)
 def text_status(array: np.ndarray, at: int, end: int) -> int:
-    """``check_text`` for callers outside of kernels."""
+    """Run ``check_text`` for callers outside of kernels."""
     return check_text(array, at, end)
 
 
 @kernel(i64, bytes_array, i64, i64)
 def java_hash(array: np.ndarray, at: int, end: int) -> int:
-    """Java's ``hashCode`` of the UTF-8 text ``array[at:end]``, signed 32 bit."""
+    """Return Java's ``hashCode`` of the UTF-8 text ``array[at:end]``, signed 32 bit."""
     return signed32(java_hash_on(array, at, end, 0))

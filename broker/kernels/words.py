@@ -1,8 +1,8 @@
 """Loads and stores of whole words at any byte of an array.
 
 Compiled, each is one unaligned machine access with a byte swap; interpreted, its twin below does the same with
-``int.from_bytes``. Results are signed 64-bit integers, as everything in the kernels is. No bounds are checked: the
-caller has compared with the array's length before.
+``int.from_bytes``. Results are signed 64-bit integers, like everything in the kernels. Bounds are not checked: the
+caller must do that first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from .jit import INTERPRETED
 
 if sys.byteorder != "little":  # the intrinsics below swap bytes
-    raise ImportError("FlintMQ's kernels know little-endian machines only")
+    raise ImportError("FlintMQ's kernels support only little-endian machines")
 
 
 def _load_twin(width: int, order: str, signed: bool) -> Callable[[Any, int], int]:
@@ -55,7 +55,7 @@ else:
 
     @intrinsic
     def copy_bytes(typing_context: Any, source: Any, at: Any, target: Any, target_at: Any, length: Any) -> Any:
-        """memcpy: a loop over bytes is vectorised with checks that cost more than a short copy."""
+        """Emit memcpy: a loop over bytes would be vectorised, with checks that cost more than a short copy."""
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             read = context.make_array(signature.args[0])(context, builder, args[0])

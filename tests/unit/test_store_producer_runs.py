@@ -167,7 +167,7 @@ class TestTail:
         store.commitlog.queue.files[0].array()[damaged + 4] ^= 0xFF
         with caplog.at_level(logging.WARNING):
             assert tail(store) == [run_of(0, 1, 0)]
-        assert f"no record's magic at byte {damaged}" in caplog.text
+        assert f"a wrong magic number at byte {damaged}" in caplog.text
 
 
 class TestPlaces:

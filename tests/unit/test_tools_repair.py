@@ -69,7 +69,7 @@ def test_a_dry_run_says_what_apply_then_does(tmp_path: Path, sent: list[Sent]) -
 
     result = run(repair, path, "--apply")
     assert result.exit_code == 0, result.output
-    assert f"at physical offset {lost.physical_offset:,} (a body whose checksum is wrong)" in result.output
+    assert f"at physical offset {lost.physical_offset:,} (a body with a wrong checksum)" in result.output
     assert "1 message is lost (orders queue 0: 1)" in result.output
     assert result.output.splitlines()[-1] == "sound     nothing is wrong any more"
     after = tree(path)
