@@ -75,7 +75,7 @@ class SecuritySection(Section):
 
     @property
     def knows_clients(self) -> bool:
-        """Whether every client has to authenticate, as a user or with a certificate."""
+        """True if every client has to authenticate, as a user or with a certificate."""
         return self.auth != "off" or bool(self.tls_client_ca)
 
 

@@ -81,7 +81,7 @@ class Waiting(Asking):
         self.check_end()
 
     def unexpected(self, frame: Frame, error: Exception) -> None:
-        """Log an unexpected exception with its traceback, and answer ``frame`` with BROKER_FAILURE."""
+        """Log an unexpected exception with its traceback, and answer ``frame`` with ``BrokerFailure``."""
         log.error("command %d from %s:%d failed", frame.code, *self.address, exc_info=error)
         of_a_file = isinstance(error, OSError) and error.filename is not None
         cause = f"{error}. Check the disk" if of_a_file else type(error).__name__

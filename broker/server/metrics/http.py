@@ -131,7 +131,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def answering(self) -> bool:
-        """Whether a response is being produced or sent."""
+        """True while a response is being produced or sent."""
         return self._task is not None or self._transport.get_write_buffer_size() > 0
 
     def abort(self) -> None:
