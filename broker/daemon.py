@@ -299,7 +299,7 @@ class _Signals:
 def _fatal(part: str, error: BaseException) -> None:
     """Log why the broker cannot continue and end at once. The abort file stays, so that the next start recovers."""
     of_a_file = isinstance(error, OSError) and error.filename is not None
-    next_step = ". Check the disk, then restart the broker" if of_a_file else ""
+    next_step = ". Check the disk, then start the broker again" if of_a_file else ""
     log.critical("%s failed, the broker ends: %s%s", part, error, next_step, exc_info=error)
     logging.shutdown()
     sys.stdout.flush()
