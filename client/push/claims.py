@@ -32,9 +32,9 @@ Row = tuple[str, int, int, int]
 class Work:
     """Messages of one queue that are handled together, in order.
 
-    ``next_offset``: what can be committed when they and all before them are done; ``tries``: number of attempts after
-    which the first message was kept in its place; ``taken_at``: when a listener got the work; ``begun_at``: when the
-    listener got its current message.
+    ``next_offset``: what can be committed when they and all before them are done; ``tries``: number of failed
+    attempts of the first message, which stays in its place; ``taken_at``: when a listener got the work; ``begun_at``:
+    when the listener got its current message.
     """
 
     claim: Claim
@@ -242,7 +242,7 @@ class Claims:
             claim.stop()
 
     def release(self, *, commit_first: bool) -> bool:
-        """Release the revoked queues of which nothing runs; returns whether there were any. ``commit_first``: keep
+        """Release the revoked queues without running works; returns whether there were any. ``commit_first``: keep
         those whose progress is not committed yet."""
         free = [
             claim

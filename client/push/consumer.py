@@ -65,7 +65,7 @@ class PushConsumer:
     redelivery (1 to 18: 1 s to 2 h), 0: 10 s at first, then increasing. ``retry_reason``: whether the broker stores the
     listener's exception with a message (it may contain personal data).
 
-    ``run()`` starts the consumer and closes it in order when the process gets SIGTERM or SIGINT. Alternatively,
+    ``run()`` starts the consumer and closes it gracefully when the process gets SIGTERM or SIGINT. Alternatively,
     ``start()`` joins the group, and ``wait()`` returns when the consumer is closed and raises if it cannot continue. As
     a context manager it starts and closes itself.
     """
@@ -161,9 +161,9 @@ class PushConsumer:
         return self
 
     def run(self, timeout: float = 30.0) -> None:
-        """Start, and return after the process got SIGTERM or SIGINT (Ctrl-C) and the consumer has ended in order: the
-        listeners have finished, their progress is committed, and the member has left the group. Also returns after
-        ``close()``.
+        """Start, and return after the process got SIGTERM or SIGINT (Ctrl-C) and the consumer has shut down
+        gracefully: the listeners have finished, their progress is committed, and the member has left the group. Also
+        returns after ``close()``.
 
         ``timeout``: as in ``close()``. Raises the errors of ``start()``, ``wait()`` and ``close()``. A second signal
         interrupts at once. Only the main thread of a program receives signals; in another thread use ``close()``.
@@ -182,7 +182,7 @@ class PushConsumer:
                     with contextlib.suppress(queue.Empty):
                         self._wakeups.get(timeout=_WAIT_SECONDS_MAX)
                 if signals.received is not None:
-                    log.info("group %s: %s: closing in order", self.group, signals.received.name)
+                    log.info("group %s: %s: shutting down", self.group, signals.received.name)
                 self.close(seconds)
             except BaseException:
                 self._engine.abandon()
@@ -225,9 +225,9 @@ class PushConsumer:
         """Begin no more messages, let the listeners finish, commit, and leave the group. Idempotent.
 
         If a listener calls it, it returns at once, and the consumer ends when all listeners have returned. Raises
-        ``ListenerTimeout`` if a listener does not return within ``timeout`` seconds; the consumer has left even so, and
-        the broker redelivers the unfinished messages to other members. Raises ``ClientFailed`` if it failed before.
-        """
+        ``ListenerTimeout`` if a listener does not return within ``timeout`` seconds; the consumer leaves
+        nevertheless, and the broker redelivers the unfinished messages to other members. Raises ``ClientFailed`` if
+        it failed before."""
         if self._guard.closed or not self._started:
             self._guard.closed = True
             return

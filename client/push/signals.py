@@ -1,4 +1,4 @@
-"""Signals that close a consumer in order."""
+"""Signals that close a consumer gracefully."""
 
 from __future__ import annotations
 

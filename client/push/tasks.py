@@ -161,9 +161,9 @@ class PushConsumer:
         return self
 
     async def run(self, timeout: float = 30.0) -> None:
-        """Start, and return after the process got SIGTERM or SIGINT (Ctrl-C) and the consumer has ended in order: the
-        listeners have finished, their progress is committed, and the member has left the group. Also returns after
-        ``close()``.
+        """Start, and return after the process got SIGTERM or SIGINT (Ctrl-C) and the consumer has shut down
+        gracefully: the listeners have finished, their progress is committed, and the member has left the group. Also
+        returns after ``close()``.
 
         ``timeout``: as in ``close()``. Raises the errors of ``start()``, ``wait()`` and ``close()``. If it is
         cancelled, it first closes the consumer in the same way. A second signal, or cancellation, interrupts at once.
@@ -189,7 +189,7 @@ class PushConsumer:
             finally:
                 starting.cancel()
                 if signals.received is not None:
-                    log.info("group %s: %s: closing in order", self.group, signals.received.name)
+                    log.info("group %s: %s: shutting down", self.group, signals.received.name)
                 await self.close(seconds)
         await self.wait()
 
@@ -208,7 +208,7 @@ class PushConsumer:
         """Begin no more messages, let the listeners finish, commit, and leave the group. Idempotent.
 
         Raises ``ListenerTimeout`` if a listener does not return within ``timeout`` seconds: it is cancelled, the
-        consumer has left even so, and the broker redelivers the unfinished messages to other members. Raises
+        consumer leaves nevertheless, and the broker redelivers the unfinished messages to other members. Raises
         ``ClientFailed`` if it failed before.
         """
         if self._life.closed or not self._started:

@@ -31,7 +31,7 @@ def not_ended(decisions: Decisions, transaction_id: str, outcome: Outcome, error
     elif isinstance(error, RequestTimeout):
         late = RequestTimeout(
             f"the broker did not confirm in time that transaction {transaction_id} is {_VERBS[outcome]}; it is decided "
-            "even so: try again, or leave it to the broker's check"
+            "nevertheless: try again, or leave it to the broker's check"
         )
         late.__cause__ = error
         return late

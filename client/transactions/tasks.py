@@ -93,7 +93,7 @@ class Transaction:
     async def commit(self, *, timeout: float | None = None) -> None:
         """Have the message delivered; returns once that is acknowledged.
 
-        Raises like the synchronous producer's. If the call is cancelled, the commit is decided even so.
+        Raises like the synchronous producer's. If the call is cancelled, the commit is decided nevertheless.
         """
         await self._end(Outcome.COMMIT, timeout)
 

@@ -105,7 +105,7 @@ class Program:
         """Send it the first signal; returns when the program has noticed."""
         self.process.send_signal(number)
         until(
-            lambda: f"{signal.Signals(number).name}: closing in order" in self.stderr.read_text(), "noticing the signal"
+            lambda: f"{signal.Signals(number).name}: shutting down" in self.stderr.read_text(), "noticing the signal"
         )
 
     def end(self) -> tuple[int, str]:
