@@ -194,7 +194,7 @@ class TestContexts:
         assert again.options == {"prod": options | whole}
         assert "correct horse" not in contexts_path().read_text()
         again.add("prod", "mq:1")
-        assert again.options == {}, "what is added again says it anew"
+        assert again.options == {}, "adding a context again replaces its options"
 
     def test_a_password_that_others_can_read_is_refused(self, home: Path, tmp_path: Path) -> None:
         secret = tmp_path / "secret"

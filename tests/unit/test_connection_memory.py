@@ -78,7 +78,7 @@ def test_all_frames_of_all_connections_arrive_complete_within_the_memory_bound(
     largest = max(len(frame(body)) for bodies in sent for body in bodies)
     while any(reader.unread for reader in readers):
         ready = [reader for reader in readers if reader.unread and not reader.waits]
-        assert ready, "somebody can always go on"
+        assert ready, "there is always a connection that can resume"
         reader = order.choice(ready)  # type: ignore[attr-defined]
         reader.read(order.choice([1, 1000, 70_000, MIB]))  # type: ignore[attr-defined]
         run()
