@@ -104,9 +104,7 @@ class Program:
     def signal(self, number: int) -> None:
         """Send it the first signal; returns when the program has noticed."""
         self.process.send_signal(number)
-        until(
-            lambda: f"{signal.Signals(number).name}: shutting down" in self.stderr.read_text(), "noticing the signal"
-        )
+        until(lambda: f"{signal.Signals(number).name}: shutting down" in self.stderr.read_text(), "noticing the signal")
 
     def end(self) -> tuple[int, str]:
         """The exit code, and standard output."""
