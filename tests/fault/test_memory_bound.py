@@ -1,4 +1,4 @@
-"""However much clients send at a time: the broker's own memory stays within its bound, and it goes on."""
+"""However much clients send at a time, the broker's own memory stays within its bound, and it keeps serving."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Connect: TypeAlias = Callable[..., RawConnection]
 
 MIB = 1024 * 1024
 BOUND_BYTES = 512 * MIB
-"""What broker/server/README.md promises for the default limits."""
+"""The bound that broker/server/README.md promises for the default limits."""
 ROOT = Path(__file__).parents[2]
 
 
 class Peak:
-    """The most memory of its own that a process took while this was entered."""
+    """Peak of a process's own memory while this context was entered."""
 
     def __init__(self, pid: int) -> None:
         self.bytes = 0
@@ -70,7 +70,7 @@ class Peak:
 def flood(
     running: RunningBroker, *, connections: int, bytes_each: int, frame_bytes: int, body_bytes: int
 ) -> Iterator[str]:
-    """Producers that read no answer, once all that they have is on its way; see ``tests.flood``."""
+    """Producers that read no response, after they have sent everything; see ``tests.flood``."""
     arguments = map(str, (running.port, connections, bytes_each, frame_bytes, body_bytes))
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.flood", *arguments],
@@ -86,12 +86,12 @@ def flood(
         process.stdout.close()
 
 
-def test_a_thousand_producers_that_read_no_answer_stay_within_the_bound_while_the_disk_hangs(
+def test_a_thousand_producers_that_read_no_response_stay_within_the_bound_while_the_disk_hangs(
     broker: Factory, connect: Connect, tmp_path: Path
 ) -> None:
-    """They send 4 GiB in large frames, half of which are never complete."""
+    """The producers send 4 GiB in large frames, half of which are never completed."""
     switch = tmp_path / "flushes hang"
-    # Nothing but the limits holds them back: the disk is never noticed to hang.
+    # Only the limits hold them back: the broker never notices that the disk hangs.
     settings = {"flush.stall_ms": HOUR_MS, "flush.sync_timeout_ms": HOUR_MS}
     running = broker("--flush", "sync", settings=settings, program=["-c", HANGING_DISK, str(switch)])
     witness = connect(running)
@@ -105,7 +105,7 @@ def test_a_thousand_producers_that_read_no_answer_stay_within_the_bound_while_th
             ) as said,
         ):
             assert said.startswith("sent "), "it came through"
-            assert witness.pull("flood").fields["count"] == 1, "whoever reads is served"
+            assert witness.pull("flood").fields["count"] == 1, "a client that reads is served"
     finally:
         switch.unlink()
     assert peak.bytes < BOUND_BYTES
@@ -117,7 +117,7 @@ def test_a_thousand_producers_that_read_no_answer_stay_within_the_bound_while_th
     [({}, False), ({"filter": "colour IS NULL"}, False), ({}, True)],
     ids=["everything", "what a filter finds", "over TLS"],
 )
-def test_readers_that_take_no_answer_stay_within_the_bound(
+def test_readers_that_take_no_response_stay_within_the_bound(
     broker: Factory, connect: Connect, tmp_path: Path, selection: dict[str, str], encrypted: bool
 ) -> None:
     authority = Authority(tmp_path)
@@ -133,13 +133,13 @@ def test_readers_that_take_no_answer_stay_within_the_bound(
             for _ in range(3):
                 reader.send(PULL, large | selection)
         for _ in range(20):
-            assert witness.pull("orders", max_bytes=100).fields["count"] == 1, "whoever reads is served"
+            assert witness.pull("orders", max_bytes=100).fields["count"] == 1, "a client that reads is served"
         late = connect(running)
-        assert late.pull("orders", max_bytes=16 * MIB, max_count=100).fields["count"] >= 1, "if only with little"
+        assert late.pull("orders", max_bytes=16 * MIB, max_count=100).fields["count"] >= 1, "if only in small parts"
     assert peak.bytes < BOUND_BYTES
 
 
-def test_a_message_for_many_that_wait_stays_within_the_bound(broker: Factory, connect: Connect) -> None:
+def test_a_message_for_many_held_pulls_stays_within_the_bound(broker: Factory, connect: Connect) -> None:
     running = broker("--flush", "async")
     witness = connect(running)
     witness.produce("orders", b"first", queue=0).raise_for_error()
@@ -157,7 +157,7 @@ EMPTY_MAP, EMPTY_ARRAY = b"\x80", b"\x90"
 
 
 def array(count: int, item: bytes) -> bytes:
-    """A msgpack array of the same item over and over."""
+    """Return a msgpack array of ``count`` equal items."""
     return b"\xdd" + count.to_bytes(4, "big") + item * count
 
 
@@ -180,23 +180,23 @@ def test_a_body_of_sixteen_million_items_is_refused_for_its_first_wrong_one(
         answer = peer.call(command, fields, body)
     assert answer.code == InvalidParameter.code
     assert "the body is not" in answer.fields["message"]
-    assert peak.bytes - before < 100 * MIB, "the frame, once while it grows, and once in hand"
+    assert peak.bytes - before < 100 * MIB, "the frame twice: once while it grows, once complete"
 
 
 TWO = [a + b for a in ascii_letters for b in ascii_letters]
 
 
 def many_tags(number: int, chars: int) -> str:
-    """Tags that are another set for each number."""
+    """Return a set of tags that differs for each number."""
     return "||".join([f"tag{number}", *TWO[: chars // 4 - 3]])
 
 
 def properties(number: int, chars: int) -> str:
-    """Common properties of delayed messages, others for each number. They take four bytes a character in memory."""
+    """Return common properties of delayed messages, different for each number; a character takes four bytes."""
     return f"DELAY\x011\x02note\x01{number}\N{WAVE DASH}\N{GRINNING FACE}{'x' * chars}\x02"
 
 
-def test_nothing_long_that_clients_sent_is_remembered(broker: Factory, connect: Connect) -> None:
+def test_long_texts_that_clients_sent_are_not_cached(broker: Factory, connect: Connect) -> None:
     running = broker("--flush", "async")
     peer = connect(running)
 
@@ -208,10 +208,10 @@ def test_nothing_long_that_clients_sent_is_remembered(broker: Factory, connect: 
 
     peer.produce("orders", b"x", queue=0).raise_for_error()
     before = ask(0, 10, 30_000)
-    assert ask(10, 300, 30_000) - before < 16 * MIB, "else it is 90"
+    assert ask(10, 300, 30_000) - before < 16 * MIB, "with a cache it would be 90"
 
 
-def test_pulls_that_wait_take_what_the_table_says_however_long_their_tags_and_fields(
+def test_held_pulls_take_the_documented_memory_however_long_their_tags_and_fields(
     broker: Factory, connect: Connect
 ) -> None:
     running = broker("--flush", "async")
@@ -225,7 +225,7 @@ def test_pulls_that_wait_take_what_the_table_says_however_long_their_tags_and_fi
         greedy[1].send(PULL, {**waits, "unknown": f"{number}{'x' * 60_000}"})
         greedy[2].send(PULL, {**waits, "filter": f"{'a=b OR ' * 250}c={number}"})
     codes = {greedy[0].receive().code, greedy[2].receive().code}
-    assert codes == {SystemBusy.code}, "one connection's tags and filters count as pulls that wait"
+    assert codes == {SystemBusy.code}, "one connection's tags and filters count as held pulls"
     soon(lambda: held_pulls(witness) >= 1_000)
     assert anonymous_bytes(running.process.pid) - before < 48 * MIB
     witness.produce("orders", b"y", queue=0).raise_for_error()
@@ -233,11 +233,13 @@ def test_pulls_that_wait_take_what_the_table_says_however_long_their_tags_and_fi
 
 
 def held_pulls(peer: RawConnection) -> int:
-    """How many pulls wait."""
+    """Return the number of held pulls."""
     return int(msgpack.unpackb(peer.call(GET_BROKER_RUNTIME_INFO).body)["held_pulls"])
 
 
-def test_open_transactions_take_what_the_table_says_however_long_their_keys(broker: Factory, connect: Connect) -> None:
+def test_open_transactions_take_the_documented_memory_however_long_their_keys(
+    broker: Factory, connect: Connect
+) -> None:
     running = broker("--flush", "async", settings={"transactions.timeout_ms": HOUR_MS})
     peer = connect(running)
 
@@ -260,7 +262,7 @@ def test_open_transactions_take_what_the_table_says_however_long_their_keys(brok
     assert anonymous_bytes(running.process.pid) - before < 24 * MIB, "with keys of 15,500 characters it would be 160"
 
 
-def test_groups_and_offsets_of_ever_new_names_take_what_the_table_says(broker: Factory, connect: Connect) -> None:
+def test_groups_and_offsets_of_ever_new_names_take_the_documented_memory(broker: Factory, connect: Connect) -> None:
     running = broker("--flush", "async", settings={"flush.checkpoint_interval_ms": 100})
     peer = connect(running)
     peer.produce("orders", b"x", queue=0).raise_for_error()
@@ -272,5 +274,5 @@ def test_groups_and_offsets_of_ever_new_names_take_what_the_table_says(broker: F
             peer.send(UPDATE_CONSUMER_OFFSET, fields, CONSUMER_OFFSET_STRUCT.pack(0, 1))
         codes |= {peer.receive().code for _ in range(1_000)}
     assert codes == {SUCCESS, LimitReached.code}
-    # Both tables are written as they are changed; what that takes goes with it.
+    # Both tables are written after changes; the memory for that is freed afterwards.
     assert anonymous_bytes(running.process.pid) - before < 10_000 * 3 * 1024 + 96 * MIB

@@ -1,4 +1,4 @@
-"""The log's next file cannot be had: nothing of a frame is written, whoever writes it, and all that was there stays."""
+"""If the log's next file cannot be created, nothing of a frame is written, and everything stored before stays."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from tests.tools_runs import findings
 
 FILE_BYTES = SMALL.commitlog_file_bytes
 BODY_BYTES, COUNT = 300_000, 30
-"""Messages over three files."""
+"""Number of messages that fill three files."""
 Write = Callable[[MessageStore], None]
 
 
 class NamelessFiles(UnsyncedFiles):
-    """The log's folder takes ``names`` more files, then fails with ``error``; None: any number."""
+    """Files whose log folder accepts ``names`` more files, then fails with ``error``; None: any number."""
 
     names: int | None = None
     error = errno.ENOSPC
 
     def rename(self, source: Path, target: Path) -> None:
-        """Perhaps fail."""
+        """Fail if no more names are allowed."""
         if self.names is not None and target.parent.name == "commitlog":
             if self.names == 0:
                 raise OSError(self.error, "no name for it")
@@ -56,17 +56,17 @@ class NamelessFiles(UnsyncedFiles):
 
 
 def produce(store: MessageStore) -> None:
-    """A frame of a producer."""
+    """Append a frame of a producer."""
     append(store, "orders", 0, plain(COUNT, size=BODY_BYTES))
 
 
 def append_records(store: MessageStore) -> None:
-    """Records of the broker's own making."""
+    """Append records that the broker itself creates."""
     store.append_records([Record(topic=b"orders", body=each.body) for each in plain(COUNT, size=BODY_BYTES)])
 
 
 def deliver(store: MessageStore) -> None:
-    """Messages that waited and are due."""
+    """Deliver waiting messages that are due."""
     queue = store.queues.get("waiting", 0)
     assert queue is not None
     rows = [(*queue.unit(number, hot=False)[:2], number) for number in range(COUNT)]
@@ -84,7 +84,7 @@ def files() -> NamelessFiles:
 
 @pytest.fixture
 def store(tmp_path: Path, files: NamelessFiles) -> MessageStore:
-    """With a message to read, and messages that wait to be delivered."""
+    """Make a store with a message to read, and messages that wait for delivery."""
     store = open_store(tmp_path / "store", files=files)
     make_topic(store, "orders")
     make_topic(store, "waiting")
@@ -99,19 +99,19 @@ def store(tmp_path: Path, files: NamelessFiles) -> MessageStore:
 
 
 def assert_orders(store: MessageStore, *, whole: bool) -> None:
-    """The first message is there, and behind it all that was written, or nothing."""
+    """Check that the first message is there, followed by everything that was written, or by nothing."""
     expected = plain(1, first=900) + (plain(COUNT, size=BODY_BYTES) if whole else [])
     assert [record.body for record in pull_all(store, "orders", 0)] == [each.body for each in expected]
 
 
 def written(store: MessageStore) -> dict[str, bytes]:
-    """The log's files, as far as anything is in them."""
+    """Return the log's files that are not empty."""
     files = {path.name: path.read_bytes().rstrip(b"\0") for path in (store.path / "commitlog").iterdir()}
     return {name: content for name, content in files.items() if content}
 
 
 @every_writer
-def test_without_room_for_a_name_nothing_is_written_and_it_goes_on_when_there_is(
+def test_without_space_for_a_name_nothing_is_written_until_there_is_space(
     store: MessageStore, files: NamelessFiles, write: Write
 ) -> None:
     end, before = store.write_offset, written(store)
@@ -122,7 +122,7 @@ def test_without_room_for_a_name_nothing_is_written_and_it_goes_on_when_there_is
             write(store)
             break
         except ServiceNotAvailable as refused:
-            assert "is full" in str(refused)  # noqa: PT017 - it need not be raised
+            assert "is full" in str(refused)  # noqa: PT017 - it may also be returned
             assert "nothing was written" in str(refused)  # noqa: PT017
         assert store.write_offset == end
         assert written(store) == before
@@ -161,11 +161,11 @@ def test_a_name_that_the_disk_fails_to_write_ends_the_store_before_anything_is_w
 
 
 def quiet(stage: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
 
 
 @pytest.mark.parametrize("end", [MessageStore.close, kill], ids=["stopped", "killed"])
-def test_a_next_file_that_nothing_was_written_to_is_no_finding_and_gone_after_the_next_start(
+def test_an_empty_next_file_is_no_finding_and_gone_after_the_next_start(
     store: MessageStore, files: NamelessFiles, tmp_path: Path, end: Callable[[MessageStore], None]
 ) -> None:
     files.names = 1
@@ -209,29 +209,29 @@ Files.rename = fail
 from flintmq.broker.daemon import main
 main(sys.argv[2:])
 """
-"""A broker whose log gets no new files while the file of its first argument, which says the error, is there."""
+"""A broker whose log gets no new files while the file of its first argument, with the error in it, exists."""
 
 SENDS_MAX = 30
-"""So many frames need a next file in any case."""
+"""Number of frames that always needs a next file."""
 
 
 @dataclass
 class Disk:
-    """Of a broker whose log gets no new files while ``switch`` is there."""
+    """Disk of a broker whose log gets no new files while ``switch`` exists."""
 
     switch: Path
 
     def fail(self, error: str) -> None:
-        """From now on."""
+        """Fail from now on."""
         self.switch.write_text(error)
 
     def go_on(self) -> None:
-        """It has room for names again."""
+        """Accept new names again."""
         self.switch.unlink()
 
     @property
     def refused(self) -> list[str]:
-        """The files that got no name."""
+        """Return the files that could not be named."""
         happened = self.switch.with_name(self.switch.name + " happened")
         return happened.read_text().splitlines() if happened.exists() else []
 
@@ -248,19 +248,19 @@ def running(broker: BrokerFactory, disk: Disk) -> RunningBroker:
 
 SECOND = f"{FILE_BYTES:020d}"
 BIG_BYTES = 500_000
-"""Eight bodies of it fit into a file."""
+"""A body of which eight fit into a file."""
 
 
 @pytest.fixture
 def connection(running: RunningBroker, connect: ConnectionFactory) -> RawConnection:
-    """To a broker with a message of `orders`, whose first file so has its name."""
+    """Connect to a broker with a message in `orders`, so that the first file has its name."""
     connection = connect(running)
     connection.produce("orders", b"first", queue=0).raise_for_error()
     return connection
 
 
 def send_until_refused(connection: RawConnection, sent: list[bytes]) -> Answer:
-    """Send frames of three messages; the first answer that is an error. Raises as the connection where it ends."""
+    """Send frames of three messages; return the first error response. Raises as the connection does if it ends."""
     for number in range(SENDS_MAX):
         frame = [bytes([3 * number + each]) * BODY_BYTES for each in range(3)]
         answer = connection.produce("orders", *frame, queue=0)
@@ -271,13 +271,13 @@ def send_until_refused(connection: RawConnection, sent: list[bytes]) -> Answer:
 
 
 def bodies_of(running: RunningBroker) -> list[bytes]:
-    """Every message of `orders`, in order."""
+    """Return every message of `orders`, in order."""
     with Consumer(running.address) as consumer:
         return [message.body for message in consumer.iter("orders", from_="earliest", until="latest")]
 
 
 def assert_says_why(running: RunningBroker, disk: Disk) -> None:
-    """It ended in the way that a supervisor knows, and its log has the file and the reason."""
+    """Check that the broker ended with the exit code for a supervisor, and logged the file and the reason."""
     assert running.wait() == 70
     assert disk.refused == [SECOND]
     assert "writing the log failed, the broker ends" in running.log
@@ -299,7 +299,7 @@ def test_a_broker_whose_disk_fails_to_make_the_next_file_ends_says_why_and_ackno
     assert bodies_of(again) == sent
 
 
-def test_a_broker_whose_disk_fails_while_it_delivers_what_waited_ends_too(
+def test_a_broker_whose_disk_fails_during_a_delivery_ends_too(
     running: RunningBroker, connection: RawConnection, broker: BrokerFactory, disk: Disk
 ) -> None:
     disk.fail("EIO")
@@ -315,7 +315,7 @@ def test_a_broker_whose_disk_fails_while_it_delivers_what_waited_ends_too(
     assert bodies_of(again) == [b"first", *at_once, b"late" * (BIG_BYTES // 4)]
 
 
-def test_a_broker_without_room_for_the_next_file_refuses_reads_on_and_resumes(
+def test_a_broker_without_space_for_the_next_file_refuses_messages_serves_reads_and_resumes(
     running: RunningBroker, connection: RawConnection, disk: Disk
 ) -> None:
     disk.fail("ENOSPC")

@@ -1,4 +1,4 @@
-"""A disk so full that not even a small file fits: the broker lives on, loses nothing, and goes on when it can."""
+"""On a disk so full that not even a small file fits, the broker keeps running, loses nothing, and resumes later."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.store_tools import UnsyncedFiles, assert_holds, open_store, plain, pu
 
 
 class FullDisk(UnsyncedFiles):
-    """No new file can be written while ``full``."""
+    """Files that refuse new files while ``full``."""
 
     full = False
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """ENOSPC for a file that a table is written to."""
+        """Raise ENOSPC for a file that a table is written to."""
         if self.full and create and path.suffix == ".tmp":
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().open(path, create=create)
@@ -38,7 +38,7 @@ def nobody(*arguments: object) -> None:
     raise AssertionError(arguments)
 
 
-def test_queues_and_index_are_synced_all_the_same(store: MessageStore, files: FullDisk) -> None:
+def test_queues_and_index_are_synced_nevertheless(store: MessageStore, files: FullDisk) -> None:
     sent = put(store, "orders", 0, plain(20))
     files.full = True
     store.sync_derived()
@@ -51,7 +51,7 @@ def test_queues_and_index_are_synced_all_the_same(store: MessageStore, files: Fu
     store.close()
 
 
-def test_retention_removes_nothing_that_it_cannot_note(store: MessageStore, files: FullDisk) -> None:
+def test_retention_removes_nothing_that_it_cannot_record(store: MessageStore, files: FullDisk) -> None:
     while len(store.commitlog.queue.files) < 3:
         put(store, "orders", 0, plain(8, size=60_000))
     files.full = True

@@ -1,4 +1,4 @@
-"""The power goes at any moment: what was acknowledged after a sync is there, and of the rest only ends are lost.
+"""Power cuts at random moments: acknowledged messages are there after a sync, and only ends of the rest are lost.
 
 Here at random, in stores that grow; ``test_power_cut_everywhere.py`` cuts a small one at each of its moments.
 """
@@ -22,7 +22,7 @@ TOPICS = ("orders", "bills", "%x|y")
 
 
 def tiny(policy: str) -> StoreSettings:
-    """Files that roll all the time; smaller than a broker allows."""
+    """Settings with files that roll all the time, smaller than a broker allows."""
     return StoreSettings(
         commitlog_file_bytes=64 * KIB,
         consumequeue_file_bytes=20 * 30,
@@ -35,7 +35,7 @@ def tiny(policy: str) -> StoreSettings:
 
 
 class RandomLife(Life):
-    """Does things at random until the power goes."""
+    """A store that does random operations until the power cut."""
 
     def __init__(self, path: Path, source: random.Random, policy: str, lives: int) -> None:
         self._source = source
@@ -43,7 +43,7 @@ class RandomLife(Life):
         super().__init__(PowerCutFiles(path, lives), path, tiny(policy))
 
     def live(self) -> None:
-        """Until the power goes: raises ``PowerCut``."""
+        """Run until the power cut, which raises ``PowerCut``."""
         self.store.open()
         while True:
             self._source.choice(
@@ -55,7 +55,7 @@ class RandomLife(Life):
             )()
 
     def next(self, found: MessageStore, lives: int) -> RandomLife:
-        """The life of the store that came back; all that it holds counts as being on the disk."""
+        """Continue with the recovered store; everything in it counts as being on disk."""
         after = RandomLife(found.path, self._source, found.settings.flush_policy, lives)
         after._number = self._number
         after.named = self.named
@@ -100,7 +100,7 @@ class RandomLife(Life):
 
 @pytest.mark.parametrize("policy", ["sync", "async"])
 @pytest.mark.parametrize("seed", range(3))
-def test_whenever_the_power_goes_the_store_comes_back_with_what_was_synced(
+def test_after_any_power_cut_the_store_recovers_everything_that_was_synced(
     memory_path: Path, seed: int, policy: str
 ) -> None:
     source = random.Random(f"{seed} {policy}")
@@ -121,7 +121,7 @@ def test_whenever_the_power_goes_the_store_comes_back_with_what_was_synced(
 
 
 def cut_in_recovery(path: Path, source: random.Random, policy: str) -> Path:
-    """Begin a start, and let the power go again in the middle of it; where what is left lies."""
+    """Begin a start, and cut the power again during it; return the folder with what is left."""
     files = PowerCutFiles(path, source.randrange(1, 150))
     store = MessageStore(path, tiny(policy), store_host=HOST, files=files)
     with contextlib.suppress(PowerCut):
@@ -134,8 +134,8 @@ def cut_in_recovery(path: Path, source: random.Random, policy: str) -> Path:
     return path
 
 
-def test_the_cut_itself_forgets_what_was_not_synced(tmp_path: Path) -> None:
-    """The layer of these tests: neither too kind nor too cruel."""
+def test_the_power_cut_itself_drops_what_was_not_synced(tmp_path: Path) -> None:
+    """The file layer of these tests drops neither too little nor too much."""
     seen = set()
     for seed in range(80):
         root, target = tmp_path / f"root-{seed}", tmp_path / f"cut-{seed}"

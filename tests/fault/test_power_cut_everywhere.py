@@ -1,4 +1,4 @@
-"""The power goes at each moment of a small store's life: before every call of its file layer, behind every operation,
+"""Power cuts at each moment of a small store's life: before every call of its file layer, after every operation,
 and with the log torn at the boundary and in the middle of every record."""
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.store_tools import kill, reopen, tree
 
 STEPS = 9
 SEED = os.environ.get("FLINTMQ_SEED", "20261122")
-"""Of the pages that survive."""
+"""Seed of the choice of the pages that survive."""
 
 
 class WatchedFiles(PowerCutFiles):
-    """``look`` is called before each call."""
+    """Files that call ``look`` before each call."""
 
     look: Callable[[], None]
 
@@ -37,7 +37,7 @@ class WatchedFiles(PowerCutFiles):
 
 
 class Sweep:
-    """A life that is cut at all of its moments. What each cut leaves is opened, looked at, and opened again."""
+    """A store's life with a power cut at each moment. What each cut leaves is opened, checked, and opened again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,15 +45,15 @@ class Sweep:
         self._doing = "nothing"
         self._watching = True
         self._judged: set[bytes] = set()
-        """Trees that a cut left, with what was promised by then."""
+        """Hashes of the trees that cuts left, with the promises made by then."""
         self._recovered: set[bytes] = set()
-        """Trees that a recovery left."""
+        """Hashes of the trees that recoveries left."""
         self.moments = 0
         self.life = Life(self._watch(folder / "store"), folder / "store", SMALLEST)
 
     @property
     def cuts(self) -> int:
-        """Those that left another tree, or of which more was promised."""
+        """Number of cuts that left a new tree, or more promises."""
         return len(self._judged)
 
     def _watch(self, path: Path) -> WatchedFiles:
@@ -62,33 +62,33 @@ class Sweep:
         return files
 
     def begin_with(self, left: Tree, name: str) -> None:
-        """The power went, and the next start works on what it left."""
+        """Cut the power; the next start works on what is left."""
         kill(self.life.store)
         path = self._folder / name
         write_tree(path, left)
         self.life.begin(self._watch(path), path)
 
     def do(self, name: str, operation: Callable[[], object]) -> None:
-        """Do something, and cut before each of its calls, and behind it."""
+        """Run an operation, with a cut before each of its calls, and after it."""
         self._doing = f"in {name}"
         operation()
         self._doing = f"behind {name}"
         self.look()
 
     def do_unseen(self, operation: Callable[[], object]) -> None:
-        """Do something, and cut nowhere."""
+        """Run an operation without cuts."""
         self._watching = False
         operation()
         self._watching = True
 
     def look(self) -> None:
-        """The power may go now."""
+        """Cut the power at this moment."""
         self.moments += self._watching
         for fate in (Nothing(), Everything(), AtRandom(random.Random(f"{SEED} {self.moments}"))):
             self._cut(fate, type(fate).__name__)
 
     def look_at_torn_logs(self) -> None:
-        """The power may go now, with the log on disk up to any record, or into it, and the rest or not."""
+        """Cut the power at this moment, with the log on disk up to any record, or into it, with or without the rest."""
         for at in self.life.unacknowledged_offsets():
             for end in (at, at + 60):
                 self._cut(TornLog(end, Nothing()), f"the log up to {end}")
@@ -132,14 +132,14 @@ class Sweep:
 
 
 def work(sweep: Sweep) -> None:
-    """A store is made, and takes dozens of messages."""
+    """Create a store and append dozens of messages."""
     life = sweep.life
     sweep.do("open", life.store.open)
     for step in range(STEPS):
         for queue in (0, 1) if step % 3 else (0,):
             topic, count = ("orders", "orders", "bills")[(step + queue) % 3], step % 4 + 1
             frame = sweep.messages.take(count, queue)
-            sweep.do(f"append {topic} {queue}", lambda: life.append(topic, queue, frame))  # noqa: B023 - done at once
+            sweep.do(f"append {topic} {queue}", lambda: life.append(topic, queue, frame))  # noqa: B023 - called at once
         if step % 2:
             sweep.do("dispatch before the flush", life.dispatch)
         if step % 4 == 1:
@@ -157,7 +157,7 @@ def work(sweep: Sweep) -> None:
                 sweep.do("delete", lambda: life.delete("bills"))
 
 
-def test_wherever_the_power_goes_what_was_acknowledged_or_shown_is_there(memory_path: Path) -> None:
+def test_after_any_power_cut_acknowledged_and_served_messages_are_there(memory_path: Path) -> None:
     sweep = Sweep(memory_path)
     work(sweep)
     store = sweep.life.store
@@ -171,7 +171,7 @@ def test_wherever_the_power_goes_what_was_acknowledged_or_shown_is_there(memory_
     kill(store)
 
 
-def test_wherever_the_power_goes_in_a_start_that_has_much_to_put_right_or_a_stop_nothing_is_lost(
+def test_no_power_cut_in_a_start_with_much_to_recover_or_in_a_stop_loses_anything(
     memory_path: Path,
 ) -> None:
     sweep = Sweep(memory_path)
@@ -186,10 +186,10 @@ def test_wherever_the_power_goes_in_a_start_that_has_much_to_put_right_or_a_stop
     assert sweep.moments > sweep.cuts > 100
 
 
-def test_wherever_the_power_goes_while_retention_takes_what_no_checkpoint_knows_offsets_go_on(
+def test_after_any_power_cut_while_retention_deletes_undispatched_files_offsets_continue(
     memory_path: Path,
 ) -> None:
-    """All messages of one queue go, and its units are not on disk by themselves yet."""
+    """Retention deletes all messages of one queue whose units are not on disk yet."""
     sweep = Sweep(memory_path)
     life = sweep.life
     sweep.do_unseen(life.store.open)
@@ -204,7 +204,7 @@ def test_wherever_the_power_goes_while_retention_takes_what_no_checkpoint_knows_
     kill(life.store)
 
 
-# The sweep itself: what a broken flush or a store that shows too much loses is found.
+# The sweep itself: it finds the losses of a broken flush, or of a store that serves messages too early.
 
 
 def test_a_flush_that_does_nothing_is_found(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_a_flush_that_does_nothing_is_found(memory_path: Path, monkeypatch: pyte
         work(Sweep(memory_path))
 
 
-def test_messages_that_are_shown_before_they_are_on_disk_are_found(
+def test_messages_that_are_served_before_they_are_on_disk_are_found(
     memory_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(MessageStore, "dispatchable_offset", property(lambda store: store.write_offset))

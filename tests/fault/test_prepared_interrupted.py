@@ -1,4 +1,4 @@
-"""Prepared messages whose broker ends at any moment: each transaction is there as a whole, once, or not at all."""
+"""Staged transactions while the broker ends at any moment: each is stored as a whole, once, or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOPICS = ("a", "b")
 
 
 def tiny(policy: str) -> StoreSettings:
-    """Files that roll all the time."""
+    """Settings with files that roll all the time."""
     return StoreSettings(
         commitlog_file_bytes=64 * KIB,
         consumequeue_file_bytes=20 * 30,
@@ -36,7 +36,7 @@ def tiny(policy: str) -> StoreSettings:
 
 @dataclass
 class Transaction:
-    """What a transaction was to store, by topic; ``acknowledged``: whoever asked for it heard that it is."""
+    """The messages of a transaction, by topic; ``acknowledged``: the client got the response to its commit."""
 
     series: str
     number: int
@@ -45,7 +45,7 @@ class Transaction:
 
 
 class Life:
-    """Attempts that prepare at random, and are committed or dropped, until something ends it."""
+    """Attempts that prepare at random, and are committed or dropped, until something ends the store."""
 
     def __init__(self, made: PreparedStore, chance: random.Random) -> None:
         self.made = made
@@ -55,11 +55,11 @@ class Life:
         self._attempts: dict[str, list[tuple[str, bytes]]] = {}
 
     def begin_again(self) -> None:
-        """The store was opened again: nobody goes on with the attempts of before."""
+        """Continue after the store was opened again; no client continues the earlier attempts."""
         self._attempts.clear()
 
     def act(self) -> None:
-        """One thing that a broker may do."""
+        """Do one random operation of a broker."""
         made = self.made
         actions: list[Callable[[], object]] = (
             [self._prepare] * 8 + [self._commit] * 2 + [made.step] * 6 + [made.dispatch] * 3
@@ -107,7 +107,7 @@ class Life:
         self.made.now_ms += self._chance.choice([1_000, 10_000, TIMEOUT_MS])
 
     def check(self, *, none_lost: bool) -> None:
-        """Let everything end, and look. ``none_lost``: what was acknowledged is on disk."""
+        """Finish all commits, and check. ``none_lost``: all acknowledged transactions are on disk."""
         made = self.made
         made.run()
         found = [(topic, body) for topic in TOPICS for body in made.counted(topic, 2).elements()]
@@ -120,12 +120,12 @@ class Life:
             stored -= transaction.bodies
             if transaction.bodies and there:
                 assert made.commit(transaction.number, {}, series=transaction.series).already
-        assert not stored, "messages that nobody committed"
+        assert not stored, "messages that no client committed"
 
 
 @pytest.mark.parametrize("policy", ["sync", "async"])
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_after_a_power_cut_each_transaction_is_whole_or_not_there(tmp_path: Path, seed: int, policy: str) -> None:
+def test_after_a_power_cut_each_transaction_is_complete_or_absent(tmp_path: Path, seed: int, policy: str) -> None:
     chance = random.Random(f"{seed} {policy}")
     path = tmp_path / "store"
     path.mkdir()
@@ -168,12 +168,12 @@ def test_kills_and_clean_stops_lose_nothing(tmp_path: Path, seed: int) -> None:
         if chance.randrange(2):
             life.begin_again()
     for transaction in life.transactions:
-        transaction.acknowledged = True  # a kill takes nothing away that was written
+        transaction.acknowledged = True  # a kill loses nothing that was written
     life.check(none_lost=True)
     life.made.stop()
 
 
-def test_an_attempt_that_was_half_written_is_not_committed_in_silence(tmp_path: Path) -> None:
+def test_a_partly_written_attempt_is_not_committed_silently(tmp_path: Path) -> None:
     made = PreparedStore(tmp_path / "store", settings=tiny("async"))
     made.prepare("attempt", "a", [b"one"])
     made.store.flush()

@@ -1,4 +1,4 @@
-"""A broker among clients that do what they should not, in any order, while one behaves: that one is never disturbed.
+"""A broker with clients that violate the protocol in any order, and one good client that must never be disturbed.
 
 Everything random comes from a seed, which is printed: ``FLINTMQ_FUZZ_SEED`` sets it, ``FLINTMQ_FUZZ_ROUNDS`` how long.
 """
@@ -41,7 +41,7 @@ REQUESTS = tuple(command for command in COMMANDS.values() if not command.from_br
 
 
 def say(what: str) -> None:
-    """For whoever runs this with ``-s``, or reads why it failed."""
+    """Print a line for a run with ``-s``, or for the report of a failure."""
     sys.stdout.write(f"\n{what}\n")
 
 
@@ -66,7 +66,7 @@ class Witness:
         self.connection.close()
         if self.failure is not None:
             raise self.failure
-        assert self.seconds, "it came to send"
+        assert self.seconds, "the witness sent nothing"
         taken = sorted(self.seconds)
         say(
             f"witness: {len(taken)} messages sent and pulled, p50 {taken[len(taken) // 2] * 1e3:.2f} ms, "
@@ -86,13 +86,13 @@ class Witness:
                 assert body in pulled.body
                 self.seconds.append(time.monotonic() - began)
                 number += 1
-        except BaseException as failure:  # noqa: BLE001 - raised again by who stops it
+        except BaseException as failure:  # noqa: BLE001 - raised again by the thread that stops it
             self.failure = failure
 
 
 @pytest.fixture
 def under_fire(broker: Factory) -> Iterator[RunningBroker]:
-    """A broker that a witness uses during the whole test; afterwards it must be as sound as before."""
+    """A broker that a witness uses during the whole test, and that must work afterwards as before."""
     running = broker("--flush", "async", settings={"limits.half_frame_timeout_ms": 2000})
     with Peak(running.process.pid) as peak, Witness(running):
         yield running
@@ -103,7 +103,7 @@ def under_fire(broker: Factory) -> Iterator[RunningBroker]:
     assert " CRITICAL " not in running.log
 
 
-# ---- what is sent ----
+# ---- requests ----
 
 STRANGE_VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31 - 1, 2**31, 2**63 - 1, 2**64 - 1, -(2**63), 1.5, float("nan"), "", "x", "x" * 200,
@@ -119,7 +119,7 @@ BODIES = (
 
 
 def plausible(source: random.Random, field: dataclasses.Field[Any]) -> Any:
-    """A value of the type that the field wants, mostly."""
+    """Return a value, usually of the type that the field needs."""
     if source.random() < 0.15:
         return source.choice(STRANGE_VALUES)
     kind = str(field.type)
@@ -133,7 +133,7 @@ def plausible(source: random.Random, field: dataclasses.Field[Any]) -> Any:
 
 
 def random_fields(source: random.Random, command: Command) -> dict[str, Any]:
-    """Fields for a command: some missing, some strange, some that it does not have."""
+    """Return fields for a command: some missing, some invalid, some unknown."""
     fields = {
         field.name: plausible(source, field) for field in dataclasses.fields(command.request) if source.random() < 0.9
     }
@@ -148,14 +148,14 @@ def random_fields(source: random.Random, command: Command) -> dict[str, Any]:
 
 
 def random_frame(source: random.Random, command: Command) -> bytes:
-    """A frame of a command whose layout is right, whatever is in it."""
+    """Return a frame of a command with a valid layout and arbitrary content."""
     kind = source.choice((REQUEST, REQUEST, REQUEST, ONE_WAY, RESPONSE))
     body = source.choice(BODIES) if source.random() < 0.8 else source.randbytes(source.randrange(200))
     return encode_frame(kind, command.code, source.randrange(2**31), random_fields(source, command), body)
 
 
 def mutated(source: random.Random, frame: bytes) -> bytes:
-    """The frame with something wrong in its bytes."""
+    """Return the frame with damaged bytes."""
     changed = bytearray(frame)
     how = source.randrange(6)
     if how == 0:
@@ -174,7 +174,7 @@ def mutated(source: random.Random, frame: bytes) -> bytes:
 
 
 def is_sound(connection: RawConnection) -> bool:
-    """Take answers for as long as some are there; whether the broker left the connection open."""
+    """Read responses as long as there are any; return whether the broker left the connection open."""
     connection.sock.settimeout(0.02)
     try:
         while True:
@@ -190,9 +190,7 @@ def is_sound(connection: RawConnection) -> bool:
 # ---- the tests ----
 
 
-def test_frames_of_every_command_with_anything_in_them_and_damaged_ones(
-    under_fire: RunningBroker, connect: Connect
-) -> None:
+def test_frames_of_every_command_with_any_content_and_damaged_ones(under_fire: RunningBroker, connect: Connect) -> None:
     source = random.Random(SEED)
     connection = connect(under_fire)
     for number in range(ROUNDS):
@@ -230,7 +228,7 @@ def test_half_frames_slow_readers_and_bombs_at_once(under_fire: RunningBroker, c
     halves = [connect(under_fire) for _ in range(150)]
     for half in halves:
         half.sock.settimeout(0.5)
-        with suppress(TimeoutError, ConnectionError):  # what finds no memory waits
+        with suppress(TimeoutError, ConnectionError):  # a frame without memory waits
             half.send_bytes(whole[: source.randrange(1, len(whole))])
     for depth in (10, 1000, 60_000):
         for opening in (b"\x91", b"\x81\xa1a"):
@@ -283,7 +281,7 @@ def figures(connection: RawConnection) -> dict[str, Any]:
 
 
 class Client(RuleBasedStateMachine):
-    """Legal and illegal steps in any order; what is legal must be answered, on a connection that did nothing else."""
+    """Legal and illegal steps in any order; the legal ones must succeed, on a connection that does nothing else."""
 
     running: RunningBroker
 
@@ -305,21 +303,21 @@ class Client(RuleBasedStateMachine):
 
     @rule(body=st.binary(max_size=300))
     def send(self, body: bytes) -> None:
-        """A message gets the next offset, whatever happened in between."""
+        """Send a message, which must get the next offset whatever happened in between."""
         answer = self.connection.produce(self.topic, body, queue=0).raise_for_error()
         assert answer.fields["queue_offset"] == self.sent
         self.sent += 1
 
     @rule()
     def read(self) -> None:
-        """All that was acknowledged is there."""
+        """Check that all acknowledged messages are there."""
         if self.sent:
             answer = self.connection.pull(self.topic, 0, 0, max_count=1000).raise_for_error()
             assert answer.fields["count"] == self.sent
 
     @rule(number=st.integers(0, len(REQUESTS) - 1), chance=st.integers(0, 2**32))
     def ask_anything(self, number: int, chance: int) -> None:
-        """A request with strange fields is answered: with an error that names itself, or with what it asked for."""
+        """Send a request with invalid fields, which must get a named error or a result."""
         command = REQUESTS[number]
         if command is HELLO:
             return
@@ -333,7 +331,7 @@ class Client(RuleBasedStateMachine):
 
     @rule(chance=st.integers(0, 2**32))
     def damage(self, chance: int) -> None:
-        """A damaged frame ends its connection at most."""
+        """Send a damaged frame, which may end only its own connection."""
         source = random.Random(chance)
         with suppress(ConnectionError):
             self.connection.send_bytes(mutated(source, random_frame(source, source.choice(REQUESTS))))
@@ -341,7 +339,7 @@ class Client(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 100_000))
     def leave_in_a_frame(self, size: int) -> None:
-        """A frame that never ends."""
+        """Begin a frame that is never completed."""
         with suppress(ConnectionError):
             self.connection.send_bytes(struct.pack(">II", 200_000, 16) + bytes(size))
         self._again()

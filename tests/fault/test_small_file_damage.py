@@ -1,4 +1,4 @@
-"""Damage of checkpoint, abort and lock: a start needs none of them, loses nothing, and says what it went by."""
+"""Damage of checkpoint, abort and lock: a start needs none of them, loses nothing, and logs what it used."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def damage(path: Path, how: str) -> None:
 
 
 def filled(path: Path, *, stopped: bool) -> list[Sent]:
-    """A store that ended orderly, or was killed with messages on disk that are in no queue yet."""
+    """A store that was stopped cleanly, or killed with messages on disk that were not dispatched yet."""
     store = open_store(path)
     sent = put(store, "orders", 0, plain(70))
     store.sync_derived()
@@ -59,7 +59,7 @@ def filled(path: Path, *, stopped: bool) -> list[Sent]:
 
 
 def start(path: Path, sent: list[Sent]) -> None:
-    """All is there, and the next start has nothing to say."""
+    """Check that everything is there, and that the next start logs nothing."""
     store, report = reopen(path)
     assert (report.truncated_bytes, report.quarantined) == (0, [])
     assert_holds(store, sent)
@@ -68,7 +68,7 @@ def start(path: Path, sent: list[Sent]) -> None:
 
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
-def test_a_damaged_checkpoint_costs_nothing_and_is_said(
+def test_a_damaged_checkpoint_loses_nothing_and_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str, stopped: bool
 ) -> None:
     path = tmp_path / "store"
@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_costs_nothing_and_is_said(
     result = verified(path).findings
     said = [each.kind for each in result] or [note for note in result.notes if "checkpoint" in note]
     start(path, sent)
-    if how == "longer":  # what stands behind its end is nobody's
+    if how == "longer":  # the bytes after its end are ignored
         assert MARK_LOST not in caplog.text
     else:
         assert MARK_LOST in caplog.text
@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_costs_nothing_and_is_said(
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
-def test_no_bit_of_the_checkpoint_can_cost_a_message(
+def test_no_flipped_bit_of_the_checkpoint_loses_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stopped: bool
 ) -> None:
     path = tmp_path / "store"
@@ -108,8 +108,8 @@ def test_no_bit_of_the_checkpoint_can_cost_a_message(
 
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize(("name", "stopped"), [("lock", True), ("lock", False), ("abort", False)])
-def test_a_damaged_lock_or_abort_costs_nothing(tmp_path: Path, name: str, stopped: bool, how: str) -> None:
-    """That they are there is all that counts: the content of abort is for people, that of the lock for nobody."""
+def test_a_damaged_lock_or_abort_loses_nothing(tmp_path: Path, name: str, stopped: bool, how: str) -> None:
+    """Only their existence counts: the content of abort is for people, and the lock has none."""
     path = tmp_path / "store"
     sent = filled(path, stopped=stopped)
     damage(path / name, how)
@@ -118,7 +118,7 @@ def test_a_damaged_lock_or_abort_costs_nothing(tmp_path: Path, name: str, stoppe
     assert not (path / "abort").exists()
 
 
-def test_an_abort_that_nobody_left_makes_a_start_as_after_a_crash(tmp_path: Path) -> None:
+def test_an_unexpected_abort_file_makes_a_start_recover_as_after_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "store"
     sent = filled(path, stopped=True)
     (path / "abort").write_bytes(b"\xff" * 50)

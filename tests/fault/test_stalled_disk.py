@@ -1,4 +1,4 @@
-"""A disk that hangs in a flush: who asks for more is told so at once, and nothing is lost or stored twice."""
+"""A disk that hangs in a flush: the broker refuses new messages at once, and nothing is lost or stored twice."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ HOUR_MS = 3_600_000
 
 @dataclass
 class Disk:
-    """Where the broker's flushes of the log hang while ``switch`` is there."""
+    """A disk on which the broker's flushes of the log hang while ``switch`` exists."""
 
     switch: Path
 
     def hang(self) -> None:
-        """From now on they do not end."""
+        """Let flushes hang from now on."""
         self.switch.touch()
 
     def go_on(self) -> None:
-        """They end again."""
+        """Let flushes finish again."""
         self.switch.unlink(missing_ok=True)
 
 
@@ -76,7 +76,7 @@ def readiness(running: RunningBroker) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_while_a_flush_hangs_new_messages_are_refused_with_the_reason_and_those_before_are_answered_when_it_ends(
+def test_while_a_flush_hangs_new_messages_are_refused_and_earlier_ones_are_answered_when_it_ends(
     start: Factory, connect: Connect, disk: Disk, flush: str
 ) -> None:
     running = start(stall_ms=200, flush=flush)
@@ -94,7 +94,7 @@ def test_while_a_flush_hangs_new_messages_are_refused_with_the_reason_and_those_
     ) as busy:
         other.produce("orders", b"refused", queue=0).raise_for_error()
     assert busy.value.retry_after_ms == 100
-    assert other.pull("orders", 0, 0).fields["count"] >= 1, "reads go on"
+    assert other.pull("orders", 0, 0).fields["count"] >= 1, "reads continue"
     scrape = Scrape(running)
     assert scrape("flintmq_flush_stalled_seconds") > 0.2
     assert scrape("flintmq_writable") == 0
@@ -107,7 +107,7 @@ def test_while_a_flush_hangs_new_messages_are_refused_with_the_reason_and_those_
     assert running.log.count("has not finished a flush") == running.log.count("the hanging flush finished") == 1
 
 
-def test_who_waits_too_long_for_a_flush_is_told_so_and_may_send_again(
+def test_a_producer_that_waits_too_long_for_a_flush_gets_an_error_and_may_resend(
     start: Factory, connect: Connect, disk: Disk
 ) -> None:
     running = start(sync_timeout_ms=200)
@@ -125,7 +125,7 @@ def test_who_waits_too_long_for_a_flush_is_told_so_and_may_send_again(
     assert connection.produce("orders", b"y", queue=0).raise_for_error().fields["queue_offset"] == 2
 
 
-def test_a_producer_bears_a_hanging_disk_by_itself(start: Factory, clients: Clients, disk: Disk) -> None:
+def test_a_producer_survives_a_hanging_disk_without_help(start: Factory, clients: Clients, disk: Disk) -> None:
     running = start(stall_ms=150, sync_timeout_ms=300)
     with clients.Producer(running.address, delivery_timeout=100) as producer:
         producer.send(Message("orders", b"0"), queue=0)
@@ -138,7 +138,7 @@ def test_a_producer_bears_a_hanging_disk_by_itself(start: Factory, clients: Clie
 
         sending = threading.Thread(target=send)
         sending.start()
-        # Sent again after the timeout, its message is refused as all others are.
+        # Its message, resent after the timeout, is refused like all others.
         soon(lambda: Scrape(running)("flintmq_errors_total", result="SYSTEM_BUSY") >= 3)
         disk.go_on()
         sending.join()

@@ -1,4 +1,4 @@
-"""A broker that is cut off between half message, commit and note: each is committed once, and none is lost."""
+"""A broker that is killed between half message, commit and note: each transaction commits once, none is lost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def middle(record: Record) -> int:
 
 
 def cut(history: Path, at: int, to: Path) -> Path:
-    """The store as a broker left it that was cut off when its log ended at ``at``, before it had saved any progress."""
+    """Make the store that a broker leaves if it is killed when its log ends at ``at``, before it saved any progress."""
     (to / "commitlog").mkdir(parents=True)
     (to / "config").mkdir()
     shutil.copy(history / "config" / "topics.json", to / "config")
@@ -71,10 +71,12 @@ def cut(history: Path, at: int, to: Path) -> Path:
     return to
 
 
-def test_wherever_it_is_cut_off_each_is_committed_once_and_none_is_lost(history: Path, tmp_path: Path) -> None:
+def test_wherever_the_broker_is_killed_each_transaction_is_committed_once_and_none_is_lost(
+    history: Path, tmp_path: Path
+) -> None:
     log = (history / "commitlog" / f"{0:020d}").read_bytes()
     records = records_of(log)
-    # Where each record begins, and in the middle of it.
+    # At the beginning and in the middle of each record.
     cuts = [at for record in records for at in (record.physical_offset, middle(record))]
     assert len(cuts) > 50
     for at in cuts:
@@ -89,7 +91,7 @@ def test_wherever_it_is_cut_off_each_is_committed_once_and_none_is_lost(history:
 
 
 async def finish_and_check(path: Path, stored: set[int]) -> None:
-    """Every producer ends its transactions, again where it had done so before, then the log has each once."""
+    """Let every producer end its transactions, again if it had already; then the log must contain each message once."""
     async with parts(path) as made:
         already = {int(record.body) for queue in range(4) for record in made.records("orders", queue)}
         for number in BODIES:
@@ -106,13 +108,13 @@ async def finish_and_check(path: Path, stored: set[int]) -> None:
         assert len(made.service.table) == 0
         assert made.records(TRANSACTION_PARKED_TOPIC) == []
         made.service.close()
-        # Whatever was noted twice or late: a start after this one has nothing to do.
+        # Even if notes were written twice or late, the start after this one has nothing to do.
         assert made.service.history.at_start().halves == []
         assert made.records(OP_HALF_TOPIC) or not stored
 
 
 def known_as(number: int) -> Half:
-    """A half message as a producer knows it that does not remember where it lies."""
+    """Return a half message as a producer knows it that does not remember its offsets."""
     return Half(
         transaction_id(number), GROUP, "orders", number % 4, queue_offset=-1, physical_offset=-1, born_ms=0, store_ms=0
     )

@@ -152,7 +152,7 @@ class TestEnds:
     def test_a_stranger_ends_nothing(self, connection: RawConnection, topic: str, number: int) -> None:
         half = send_half(connection, topic, b"pay", number)
         for ended in (False, True):
-            with pytest.raises(TransactionGroupWrong, match="not of producer group thieves"):
+            with pytest.raises(TransactionGroupWrong, match="does not belong to producer group thieves"):
                 end(connection, half, group="thieves").raise_for_error()
             if not ended:
                 end(connection, half).raise_for_error()
