@@ -76,8 +76,8 @@ def test_single_messages_and_bulks_take_the_same_delays(
     ("delay", "why"),
     [
         ({"deliver_at": datetime.now(UTC) - timedelta(hours=2)}, "has passed: the broker's clock says"),
-        ({"deliver_at": datetime.now(UTC) + timedelta(days=41)}, "delivery.delay_max_days is 40"),
-        ({"delay": timedelta(days=4000)}, "delivery.delay_max_days is 40"),
+        ({"deliver_at": datetime.now(UTC) + timedelta(days=41)}, "delivery.delay_max_days"),
+        ({"delay": timedelta(days=4000)}, "delivery.delay_max_days"),
     ],
 )
 def test_a_delay_that_cannot_be_has_its_error_and_the_others_are_stored(

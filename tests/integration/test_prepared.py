@@ -167,7 +167,7 @@ class TestRefusals:
         prepare(connection, "a/1", topic, b"two")
         assert abort(connection, "a/") == 2
         assert abort(connection, "a/") == 0
-        refused(commit(connection, 0, {"a/0": 1}, series=series), PreparedIncomplete, "is not there")
+        refused(commit(connection, 0, {"a/0": 1}, series=series), PreparedIncomplete, "does not exist")
         assert bodies(connection, topic) == []
 
     def test_a_frame_with_a_bad_message_prepares_nothing(
@@ -276,7 +276,7 @@ def test_a_start_knows_all_of_it(broker: BrokerFactory, connect: ConnectionFacto
     running = broker("--flush", flush, store=running.store)
     connection = connect(running)
     assert commit(connection, 0, {"q/0/a": 1}).raise_for_error().fields == {"already": True}
-    refused(commit(connection, 1, {"q/1/b": 1}), PreparedIncomplete, "is not there")
+    refused(commit(connection, 1, {"q/1/b": 1}), PreparedIncomplete, "does not exist")
     assert commit(connection, 1, {"q/1/a": 2}).raise_for_error().fields == {"messages": 2}
     assert running.stop() == 0
     connection = connect(broker("--flush", flush, store=running.store))
