@@ -1,4 +1,7 @@
-"""How the command line gets in, and where its password comes from: never from an argument, which others can see."""
+"""User, password and TLS options of the command line.
+
+A password is never an argument: other users of the machine could see it in the process list.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ STDIN = "-"
 
 
 def access_options(settings: Settings) -> AccessOptions:
-    """The options of every client that a command opens. Asks for the password where there is somebody to ask.
+    """Return the access options for every client that a command opens. Prompts for the password on a terminal.
 
-    Raises ``ConfigurationError`` where a user has no password.
+    Raises ``ConfigurationError`` if there is a user and no password.
     """
     options: AccessOptions = {}
     said = settings.context_options
@@ -45,31 +48,31 @@ def access_options(settings: Settings) -> AccessOptions:
         options["user"] = user
         options["password"] = given_password(file) or _ask(user, settings.may_ask)
     elif settings.password_file:
-        raise ConfigurationError("--password-file is given without --user (or FLINTMQ_USER)")
+        raise ConfigurationError("--password-file needs a user: pass --user or set FLINTMQ_USER")
     return options
 
 
 def _chosen(settings: Settings, name: str, variable: str) -> str:
-    """An option, else what the context of ``--context`` says, else the variable, else what the context in use says."""
+    """Return the option; else the value of the ``--context`` context, the variable, or the context in use."""
     said = str(settings.context_options.get(name) or "")
     given = getattr(settings, name)
     return given or (said if settings.context else "") or os.environ.get(variable, "") or said
 
 
 def given_password(file: str | None) -> str:
-    """The first line of ``file``, else what ``FLINTMQ_PASSWORD`` says; empty where there is neither.
+    """Return the first line of ``file``, else the value of ``FLINTMQ_PASSWORD``, else an empty string.
 
-    Raises ``ConfigurationError`` for a file that has none.
+    Raises ``ConfigurationError`` if the file cannot be read or its first line is empty.
     """
     if not file:
         return os.environ.get(PASSWORD_VARIABLE, "")
     try:
         text = sys.stdin.readline() if file == STDIN else Path(file).read_text(encoding="utf-8").partition("\n")[0]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"the password cannot be read from {file!r}: {error}") from None
+        raise ConfigurationError(f"cannot read the password from {file!r}: {error}") from None
     password = text.rstrip("\r\n")
     if not password:
-        raise ConfigurationError(f"the first line of {file!r} is empty; it must be the password")
+        raise ConfigurationError(f"the first line of {file!r} is empty; expected the password")
     return password
 
 
@@ -77,8 +80,10 @@ def _ask(user: str, may_ask: bool) -> str:
     from .command import is_interactive
 
     if not may_ask or not is_interactive():
-        raise ConfigurationError(f"user {user!r} needs a password: {PASSWORD_VARIABLE}, or --password-file FILE")
-    password: str = click.prompt(f"password of {user}", hide_input=True, err=True)
+        raise ConfigurationError(
+            f"user {user!r} needs a password: set {PASSWORD_VARIABLE}, or pass --password-file FILE"
+        )
+    password: str = click.prompt(f"password for {user}", hide_input=True, err=True)
     return password
 
 
@@ -88,4 +93,4 @@ def _is_on(variable: str) -> bool:
         return False
     if value in ("1", "yes", "on", "true"):
         return True
-    raise ConfigurationError(f"{variable} is {value!r}; it must be 1 or 0")
+    raise ConfigurationError(f"{variable} must be 1 or 0, got {value!r}")

@@ -1,4 +1,4 @@
-"""``flintmq TOPIC``: produce what is piped in, else follow the topic."""
+"""``flintmq TOPIC``: send the lines that are piped in, or follow the topic if there are none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .words import looks_like_command
 
 
 def stdin_has_lines() -> bool:
-    """Whether something was piped or redirected to standard input: not a terminal, not ``/dev/null``."""
+    """Return whether standard input is a pipe or a file: neither a terminal nor ``/dev/null``."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # closed
@@ -28,9 +28,10 @@ def stdin_has_lines() -> bool:
 
 
 def automatic(ctx: click.Context, word: str, known: list[str]) -> click.Command:
-    """The command for a word that is none: ``send`` or ``tail``, once the word proved to be a topic.
+    """Return ``send`` or ``tail`` for a word that is not a command.
 
-    A word that looks like a command never makes a topic: unless there is such a topic, it is refused.
+    The returned command refuses a word that looks like a command, unless a topic of that name exists: a typing
+    mistake must not create a topic.
     """
     if stdin_has_lines():
         from .commands.send import send as chosen
@@ -45,7 +46,7 @@ def automatic(ctx: click.Context, word: str, known: list[str]) -> click.Command:
         if extra := click.get_current_context().args:
             _refuse_extra(ctx, word, known, extra)
         if looks_like_command(word, known) and not _is_topic(ctx, word, known):
-            refuse_command(ctx, word, known, f" and no such topic (flintmq send {word} makes one)")
+            refuse_command(ctx, word, known, f" and no such topic (flintmq send {word} creates one)")
         return call(*args, **kwargs)
 
     made.callback = checked
@@ -53,12 +54,13 @@ def automatic(ctx: click.Context, word: str, known: list[str]) -> click.Command:
 
 
 def _refuse_extra(ctx: click.Context, word: str, known: list[str], extra: list[str]) -> NoReturn:
-    """Raise for a word with others after it, which can only be meant as a command."""
+    """Raise ``UsageError`` for a word with further arguments, which can only be meant as a command."""
     if looks_like_command(word, known):
         refuse_command(ctx, word, known)
     body = escape(shlex.join(extra))
     raise click.UsageError(
-        f"there is no command {escape(word)}; to send to a topic of that name: flintmq send {escape(word)} {body}", ctx
+        f"there is no command {escape(word)}; to send to a topic of that name, use flintmq send {escape(word)} {body}",
+        ctx,
     )
 
 

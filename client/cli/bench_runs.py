@@ -1,4 +1,4 @@
-"""What ``flintmq bench`` measures, against the running broker."""
+"""The measurements of ``flintmq bench``, against the running broker."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ SAMPLED_KEYS = 10_000
 PULL_BYTES = 1 << 20
 FILL_BATCH = 1000
 ARRIVAL_SECONDS = 10.0
-"""How long ``latency`` waits for messages that it has sent and not received."""
+"""Seconds that ``latency`` waits for messages that it has sent and not yet received."""
 
 Advance = Callable[[int], None]
-"""Told how many more messages (or queries) are done."""
+"""Callback that takes the number of messages (or queries) done since its last call."""
 
 
 @dataclass
 class Report:
-    """What was measured. ``about``: with which settings; ``latencies`` by what they are of.
+    """The result of one measurement. ``about``: the settings in words; ``latencies``: by the step that they measure.
 
-    ``messages`` are queries for a bench of queries.
+    ``messages`` counts the queries in ``bench query``.
     """
 
     bench: str
@@ -48,18 +48,18 @@ class Report:
 
     @property
     def per_second(self) -> float:
-        """Messages a second."""
+        """Messages per second."""
         return self.messages / self.seconds if self.seconds else 0.0
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes of bodies a second."""
+        """Body bytes per second."""
         return self.body_bytes / self.seconds if self.seconds else 0.0
 
 
 @contextmanager
 def _timed(report: Report) -> Iterator[None]:
-    """Takes the time; Ctrl-C ends the measurement and leaves what was measured so far."""
+    """Measure the time of the block. Ctrl-C ends the block and keeps the figures up to then."""
     began = time.perf_counter()
     try:
         yield
@@ -70,13 +70,13 @@ def _timed(report: Report) -> Iterator[None]:
 
 
 def _flush(settings: Settings, asked: str | None) -> str:
-    """What an acknowledgement means: the stricter of the broker's policy and the one that was asked for."""
+    """Return the flush policy in force: the stricter of the broker's and the requested one."""
     policy = "sync" if "sync" in (asked, settings.hello.flush) else "async"
     return f"flush {policy}"
 
 
 def _body(size: int) -> bytes:
-    return random.Random(size).randbytes(size)  # noqa: S311 - not a secret; random, so that nothing compresses it
+    return random.Random(size).randbytes(size)  # noqa: S311 - not a secret; random, so that it does not compress
 
 
 def _key(number: int) -> str:
@@ -88,7 +88,7 @@ def _key(number: int) -> str:
 
 @dataclass
 class Produce:
-    """Produces ``count`` messages of ``size`` bytes in batches, from several threads with a producer each."""
+    """Producers of ``count`` messages of ``size`` bytes in batches, one producer per thread."""
 
     settings: Settings
     topic: str
@@ -100,7 +100,7 @@ class Produce:
     keys: bool
 
     def run(self, advance: Advance) -> Report:
-        """Measure; latencies are those of a batch's acknowledgement."""
+        """Run the measurement. Each latency is the time until a batch is acknowledged."""
         about = (
             f"bodies of {show_bytes(self.size)}{' with a key' if self.keys else ''}, batches of {self.batch:,}, "
             f"{plural(self.producers, 'producer')}, {_flush(self.settings, self.flush)}"
@@ -119,7 +119,7 @@ class Produce:
         return report
 
     def _take(self) -> range:
-        """The next batch: the numbers of its messages."""
+        """Return the message numbers of the next batch; empty if all are taken."""
         with self._lock:
             first, self._taken = self._taken, min(self.count, self._taken + self.batch)
             return range(first, self._taken)
@@ -141,7 +141,7 @@ class Produce:
 
 
 def fill(settings: Settings, topic: str, count: int, size: int, advance: Advance) -> None:
-    """Produce messages with a key each, to be read by a measurement."""
+    """Produce messages, each with a key, for a measurement to read."""
     if Produce(settings, topic, count, size, FILL_BATCH, 1, None, keys=True).run(advance).interrupted:
         raise KeyboardInterrupt
 
@@ -150,7 +150,7 @@ def fill(settings: Settings, topic: str, count: int, size: int, advance: Advance
 
 
 def run_pull(settings: Settings, topic: str, count: int, batch: int, advance: Advance) -> Report:
-    """Pull up to ``count`` messages from all queues and look at every body; latencies are those of a pull."""
+    """Pull up to ``count`` messages from all queues and check every body. Each latency is the time of one pull."""
     about = f"pulls of up to {plural(batch, 'message')} or {show_bytes(PULL_BYTES)}, every body checked"
     report = Report("pull", topic, about, latencies={"pull": Latencies()})
     with settings.consumer() as consumer:
@@ -178,14 +178,14 @@ def run_pull(settings: Settings, topic: str, count: int, batch: int, advance: Ad
 
 
 def run_query(settings: Settings, topic: str, count: int, advance: Advance) -> Report:
-    """Ask ``count`` times for a message by one of its keys; latencies are those of a query."""
+    """Query ``count`` times for a message by one of its keys. Each latency is the time of one query."""
     with settings.consumer() as consumer:
         keys = _keys_of(consumer, topic)
         if not keys:
-            raise FlintError(f"topic {topic} has no messages with keys among its first; bench query needs some")
+            raise FlintError(f"the first messages of topic {topic} have no keys; bench query needs messages with keys")
         about = f"one after the other, by one of {plural(len(keys), 'key')}"
         report = Report("query", topic, about, latencies={"query": Latencies()})
-        chosen = random.Random(count).choices(keys, k=count)  # noqa: S311 - the same at every run
+        chosen = random.Random(count).choices(keys, k=count)  # noqa: S311 - the same keys in every run
         with _timed(report):
             for key in chosen:
                 began = time.perf_counter()
@@ -212,8 +212,8 @@ def _keys_of(consumer: Consumer, topic: str) -> list[str]:
 
 
 class LatencyRun:
-    """Sends one message at a time, so many a second, and follows the topic: how long until each is acknowledged and
-    until it has arrived."""
+    """Sender of one message at a time, at a fixed rate, that also follows the topic: measures the time until each
+    message is acknowledged and until it arrives."""
 
     def __init__(
         self, settings: Settings, topic: str, count: int, size: int, per_second: float, flush: Flush | None
@@ -229,7 +229,7 @@ class LatencyRun:
         self._all_arrived = threading.Event()
 
     def run(self, advance: Advance) -> Report:
-        """Measure. What another producer sends to the topic meanwhile is ignored."""
+        """Run the measurement. Messages that other producers send to the topic meanwhile are ignored."""
         about = (
             f"bodies of {show_bytes(len(self._body) + 8)}, one at a time, at most {show_rate(self._per_second)}, "
             f"{_flush(self._settings, self._flush)}"
@@ -246,7 +246,7 @@ class LatencyRun:
                         self._send(producer, report, acknowledged, advance)
                         self._all_arrived.wait(ARRIVAL_SECONDS)
                 finally:
-                    consumer.close()  # ends the follower, which waits for more
+                    consumer.close()  # ends the follower, which would wait for more messages
                     ended = follower.exception()
         if ended is not None and not isinstance(ended, ClientClosed):
             raise ended
@@ -258,7 +258,7 @@ class LatencyRun:
             message = Message(self._topic, number.to_bytes(8, "big") + self._body)
             pause = due - time.perf_counter()
             if pause > 0:
-                time.sleep(pause)  # the rate that was asked for
+                time.sleep(pause)  # keep to the requested rate
             due = max(due, time.perf_counter() - 1.0) + 1 / self._per_second
             began = self._sent_at[number] = time.perf_counter()
             producer.send(message)

@@ -1,4 +1,4 @@
-"""The shape of every command: the common options, the nearest name for an unknown one, settings for who asks."""
+"""Base classes of all commands: common options, suggestions for unknown names, and the settings object."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ F = TypeVar("F", bound=Callable[..., Any])
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _ACCESS = ("user", "password_file", "tls", "tls_ca", "tls_certificate", "tls_key")
 COMMON = ("broker", "context", "timeout", "mode", "quiet", *_ACCESS)
-"""The names of the common options."""
+"""Names of the common options."""
 
 
 def common_options() -> list[click.Parameter]:
-    """The options that every command has, before its name or behind it."""
+    """Return the options that every command takes, before or after its name."""
     return [
-        click.Option(["-b", "--broker"], metavar="HOST:PORT", help="The broker, or several: a:1,b:2."),
-        click.Option(["--context"], metavar="NAME", help="The broker of this context (flintmq context)."),
+        click.Option(["-b", "--broker"], metavar="HOST:PORT", help="Address of the broker, or several: a:1,b:2."),
+        click.Option(["--context"], metavar="NAME", help="Use the broker of this context (flintmq context)."),
         click.Option(
             ["--timeout"], type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-            help=f"How long to wait for an answer.  [default: {TIMEOUT_SECONDS:g}]",
+            help=f"How long to wait for a response.  [default: {TIMEOUT_SECONDS:g}]",
         ),
         click.Option(
-            ["-o", "--output", "mode"], type=click.Choice(MODES), help="How to print.  [default: plain in a pipe]"
+            ["-o", "--output", "mode"], type=click.Choice(MODES),
+            help="Output format.  [default: table on a terminal, else plain]",
         ),
-        click.Option(["-q", "--quiet"], is_flag=True, default=None, help="No progress and no summaries."),
-        click.Option(["--user"], metavar="NAME", help="Who you are.  [FLINTMQ_USER; password: FLINTMQ_PASSWORD]"),
-        click.Option(["--password-file"], metavar="FILE", help="Its first line is the password; -: standard input."),
-        click.Option(["--tls"], is_flag=True, default=None, help="Speak TLS.  [FLINTMQ_TLS=1]"),
-        click.Option(["--tls-ca"], metavar="FILE", help="The CA of the broker's certificate.  [FLINTMQ_TLS_CA]"),
-        click.Option(["--tls-certificate"], metavar="FILE", help="Your certificate.  [FLINTMQ_TLS_CERTIFICATE]"),
-        click.Option(["--tls-key"], metavar="FILE", help="Its key.  [FLINTMQ_TLS_KEY]"),
+        click.Option(["-q", "--quiet"], is_flag=True, default=None, help="Print no progress and no summaries."),
+        click.Option(["--user"], metavar="NAME", help="User name.  [FLINTMQ_USER; password: FLINTMQ_PASSWORD]"),
+        click.Option(["--password-file"], metavar="FILE", help="Password in the first line of FILE (-: stdin)."),
+        click.Option(["--tls"], is_flag=True, default=None, help="Connect with TLS.  [FLINTMQ_TLS=1]"),
+        click.Option(["--tls-ca"], metavar="FILE", help="CA of the broker's certificate.  [FLINTMQ_TLS_CA]"),
+        click.Option(["--tls-certificate"], metavar="FILE", help="Client certificate.  [FLINTMQ_TLS_CERTIFICATE]"),
+        click.Option(["--tls-key"], metavar="FILE", help="Key of the client certificate.  [FLINTMQ_TLS_KEY]"),
     ]  # fmt: skip
 
 
 class Command(click.Command):
-    """A command with the common options; ``usage_exit_code``: what a wrong command line ends with."""
+    """A command with the common options. ``usage_exit_code``: exit code for an invalid command line."""
 
     usage_exit_code = EXIT_USAGE
 
@@ -56,7 +57,7 @@ class Command(click.Command):
         self.context_settings = {**CONTEXT_SETTINGS, **self.context_settings}
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it, with the common options in the settings."""
+        """Move the common options to the settings and run the command."""
         settings = take_common_options(ctx)
         try:
             return super().invoke(ctx)
@@ -68,7 +69,7 @@ class Command(click.Command):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Its own options first, then the common ones."""
+        """Write the command's own options first, then the common ones."""
         own: list[tuple[str, str]] = []
         common: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
@@ -82,7 +83,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Commands about one thing."""
+    """A group of commands about one subject."""
 
     command_class = Command
 
@@ -93,7 +94,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant; suggests the nearest for one that is not there."""
+        """Return the command that is meant. Raises ``UsageError`` with a suggestion if there is none."""
         name = args[0]
         if ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name) is not None:
             return super().resolve_command(ctx, args)
@@ -103,13 +104,13 @@ class Group(click.Group):
         return self.unknown(ctx, args)
 
     def unknown(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """What to do with a name that no command has: refuse it."""
+        """Refuse a name that no command has; ``Root`` overrides this."""
         refuse_command(ctx, args[0], self.list_commands(ctx))
 
 
 def refuse_command(ctx: click.Context, name: str, known: list[str], also: str = "") -> NoReturn:
-    """Raise for a command that is not there."""
-    suggestion = advice(name) or nearest(name.lower(), known) or f"; there are {', '.join(known)}"
+    """Raise ``UsageError`` for a command that does not exist, with a suggestion."""
+    suggestion = advice(name) or nearest(name.lower(), known) or f"; the commands are {', '.join(known)}"
     place = " ".join([*ctx.command_path.split()[1:], name])
     raise click.UsageError(f"there is no command {escape(place)}{also}{suggestion}", ctx)
 
@@ -125,19 +126,22 @@ def _groups(settings: Settings) -> list[str]:
 
 
 def _suggest(error: FlintError, asked: Any, known: Callable[[], list[str]]) -> None:
-    """Add to an error the names that are there and resemble the one that was asked for."""
+    """Add the existing names that resemble ``asked`` to the error."""
     if not isinstance(asked, str):
         return
     try:
         suggestion = nearest(asked, known())
     except FlintError:
-        return  # the first error is the one to show
+        return  # the user must see the first error, not this one
     if suggestion:
         error.add_note(suggestion.removeprefix("; "))
 
 
 def take_common_options(ctx: click.Context) -> Settings:
-    """Move the common options from a command's parameters to the settings, over those given further left."""
+    """Move the common options from a command's parameters to the settings.
+
+    They override options that were given before the command's name.
+    """
     settings = ctx.find_object(Settings)
     if settings is None:
         settings = ctx.find_root().obj = ctx.obj = Settings()
@@ -149,11 +153,11 @@ def take_common_options(ctx: click.Context) -> Settings:
 
 
 pass_settings = click.make_pass_decorator(Settings, ensure=True)
-"""Gives a command the settings as its first argument."""
+"""Decorator that passes the settings to a command as its first argument."""
 
 
 def command(name: str | None = None, **attrs: Any) -> Callable[[Callable[..., Any]], Command]:
-    """A command of the root, whose function takes the settings first."""
+    """Return a decorator for a command of the root, whose function takes the settings first."""
 
     def decorate(function: Callable[..., Any]) -> Command:
         made = click.command(name, cls=Command, **attrs)(pass_settings(function))
@@ -164,20 +168,25 @@ def command(name: str | None = None, **attrs: Any) -> Callable[[Callable[..., An
 
 
 def note(settings: Settings, text: str) -> None:
-    """A line on standard error for the person in front of it; not with ``--quiet``."""
+    """Print a line for the user on standard error, unless ``--quiet`` is set."""
     if not settings.quiet:
         click.echo(text, err=True)
 
 
 def is_interactive() -> bool:
-    """Whether there is somebody to ask."""
+    """Return whether the command can prompt the user: standard input and standard error are terminals."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirm(question: str, does: str = "deletes", done: str = "deleted") -> None:
-    """Ask; the command ends where the answer is not yes. ``does``, ``done``: what ``--yes`` does, and what was not."""
+    """Ask the user, and end the command unless the answer is yes.
+
+    ``does``, ``done``: the verb in the two messages ("--yes *deletes* without asking", "nothing was *deleted*").
+    """
     if not is_interactive():
-        raise click.UsageError(f"nobody can be asked here; --yes {does} without asking", click.get_current_context())
+        raise click.UsageError(
+            f"cannot ask for confirmation without a terminal; --yes {does} without asking", click.get_current_context()
+        )
     if not click.confirm(question, err=True):
         click.echo(f"nothing was {done}", err=True)
         raise click.exceptions.Exit(EXIT_ERROR)

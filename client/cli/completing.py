@@ -1,4 +1,4 @@
-"""What the shell completes beside commands and options: topics, groups, contexts. Never an error, never long."""
+"""Shell completion of topics, groups, settings and contexts. It never reports an error and never takes long."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .command import COMMON
 from .settings import Settings
 
 COMPLETION_SECONDS = 0.5
-"""A broker that does not answer within this completes nothing."""
+"""Seconds to wait for the broker; without a response, nothing is completed."""
 
 
 def _settings(ctx: Context) -> Settings:
     settings = Settings(may_ask=False)
     context: Context | None = ctx
-    while context is not None:  # what was typed nearest to the word counts
+    while context is not None:  # the option nearest to the word overrides
         for name in COMMON:
             if getattr(settings, name) is None:
                 setattr(settings, name, context.params.get(name))
@@ -28,7 +28,7 @@ def _settings(ctx: Context) -> Settings:
 
 
 def complete_topics(ctx: Context, incomplete: str) -> list[CompletionItem]:
-    """The broker's topics that begin with ``incomplete``; those of the broker itself only where they are asked for."""
+    """Return the topics that begin with ``incomplete``; the broker's own topics only if something has been typed."""
     try:
         with _settings(ctx).admin() as admin:
             topics = admin.topics(system=True)
@@ -42,7 +42,7 @@ def complete_topics(ctx: Context, incomplete: str) -> list[CompletionItem]:
 
 
 def complete_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
-    """The consumer groups that begin with ``incomplete``."""
+    """Return the consumer groups that begin with ``incomplete``."""
     try:
         with _settings(ctx).admin() as admin:
             groups = admin.groups()
@@ -52,7 +52,7 @@ def complete_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
 
 
 def complete_dead_letter_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
-    """The groups that have or had dead letters and begin with ``incomplete``."""
+    """Return the groups that have or had dead letters and begin with ``incomplete``."""
     try:
         with _settings(ctx).admin() as admin:
             topics = admin.topics()
@@ -67,7 +67,7 @@ def complete_dead_letter_groups(ctx: Context, incomplete: str) -> list[Completio
 
 
 def complete_settings(ctx: Context, incomplete: str, *, to_set: bool) -> list[CompletionItem]:
-    """The broker's settings that begin with ``incomplete``; ``to_set``: those that can be set now, as ``NAME=``."""
+    """Return the settings that begin with ``incomplete``; ``to_set``: only those that can be changed, as ``NAME=``."""
     try:
         with _settings(ctx).admin() as admin:
             found = admin.settings()
@@ -81,7 +81,7 @@ def complete_settings(ctx: Context, incomplete: str, *, to_set: bool) -> list[Co
 
 
 def complete_contexts(incomplete: str) -> list[CompletionItem]:
-    """The contexts that begin with ``incomplete``."""
+    """Return the contexts that begin with ``incomplete``."""
     from .contexts import Contexts
 
     try:

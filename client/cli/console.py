@@ -1,4 +1,4 @@
-"""rich's console, with this command line's exit codes."""
+"""A rich console that keeps to this command line's exit codes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from rich.console import Console
 
 
 class StrictConsole(Console):
-    """A console that raises ``BrokenPipeError`` where nobody reads it any more, as every other write does."""
+    """A console that raises ``BrokenPipeError`` when the reader of the output is gone, as every other write does."""
 
     def on_broken_pipe(self) -> None:
-        """Called while the error is handled: raise it, instead of ending the process."""
+        """Raise the error that is being handled; rich would end the process."""
         raise

@@ -1,6 +1,6 @@
-"""Contexts: names for brokers and for how to get in, kept in a TOML file in the user's configuration folder.
+"""Contexts: named brokers with their access options, in a TOML file in the user's configuration folder.
 
-The file holds no password, only where one is.
+The file holds no password, only the path of a file with one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .output import MODES
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Options = dict[str, str | bool | float]
-"""What a context says beside its broker, by the names of ``OPTIONS``."""
+"""Options of a context besides its broker, by the names of ``OPTIONS``."""
 
 OPTIONS: dict[str, type] = {
     "user": str,
@@ -40,58 +40,60 @@ READABLE_BY_OTHERS = 0o077
 
 
 def contexts_path() -> Path:
-    """Where the contexts are: ``$XDG_CONFIG_HOME/flintmq/contexts.toml``, else below ``~/.config``."""
+    """Return the path of the contexts: ``$XDG_CONFIG_HOME/flintmq/contexts.toml``, else below ``~/.config``."""
     configured = os.environ.get("XDG_CONFIG_HOME", "")
     folder = Path(configured) if Path(configured).is_absolute() else Path.home() / ".config"
     return folder / "flintmq" / "contexts.toml"
 
 
 def check_context_name(name: str) -> str:
-    """``name`` if a context can have it. Raises ``ConfigurationError``."""
+    """Return ``name`` if it is valid for a context. Raises ``ConfigurationError``."""
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"{name!r} cannot name a context; use letters, digits, '-' and '_', up to 64")
+        raise ConfigurationError(f"{name!r} is not a valid context name; use up to 64 letters, digits, '-' and '_'")
     return name
 
 
 def _checked(options: dict[str, Any], where: str) -> Options:
-    """``options`` if a context can have them, in the order of ``OPTIONS``. Raises ``ConfigurationError``."""
+    """Return valid ``options`` in the order of ``OPTIONS``. Raises ``ConfigurationError``."""
     for key, value in options.items():
         kind = OPTIONS.get(key)
         if kind is None:
-            known = nearest(key, OPTIONS) or f"; there are {', '.join(OPTIONS)}"
-            raise ConfigurationError(f"{where} has {key!r}, which no context has{known}")
+            known = nearest(key, OPTIONS) or f"; the options are {', '.join(OPTIONS)}"
+            raise ConfigurationError(f"{where} has the unknown option {key!r}{known}")
         number = kind is float and type(value) is int
         if not (number or type(value) is kind) or (kind is str and not (value and value.isprintable())):
-            raise ConfigurationError(f"{where} has the {key} {value!r}; it must be {_KINDS[kind]}")
+            raise ConfigurationError(f"{where}: {key} must be {_KINDS[kind]}, got {value!r}")
     if options.get("output", MODES[0]) not in MODES:
-        raise ConfigurationError(f"{where} has the output {options['output']!r}; there are {', '.join(MODES)}")
+        raise ConfigurationError(f"{where}: output must be one of {', '.join(MODES)}, got {options['output']!r}")
     if options.get("timeout", 1) <= 0:
-        raise ConfigurationError(f"{where} has the timeout {options['timeout']}; it must be more than 0 seconds")
+        raise ConfigurationError(f"{where}: timeout must be more than 0 seconds, got {options['timeout']}")
     if "password_file" in options and "user" not in options:
-        raise ConfigurationError(f"{where} has a password_file and no user; name the user, too")
+        raise ConfigurationError(f"{where} has a password_file but no user; add the user")
     return {key: options[key] for key in OPTIONS if key in options}
 
 
-_KINDS = {str: "a text", bool: "true or false", float: "a number of seconds"}
+_KINDS = {str: "a printable string", bool: "true or false", float: "a number of seconds"}
 
 
 def _checked_file(key: str, name: str) -> str:
-    """The whole path of a file that a context names. Raises ``ConfigurationError`` if it is not there, and for a
-    password that others can read."""
+    """Return the absolute path of a file that a context names.
+
+    Raises ``ConfigurationError`` if the file does not exist, or if it holds a password and other users can read it.
+    """
     path = Path(name).expanduser().absolute()
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise ConfigurationError(f"the file {str(path)!r} ({key}) cannot be used: {error.strerror}") from None
+        raise ConfigurationError(f"cannot use the file {str(path)!r} ({key}): {error.strerror}") from None
     if key == "password_file" and os.name == "posix" and mode & READABLE_BY_OTHERS:
-        raise ConfigurationError(f"the password in {str(path)!r} can be read by others; chmod 600 keeps it")
+        raise ConfigurationError(f"other users can read the password in {str(path)!r}; run chmod 600 on it")
     return str(path)
 
 
 @dataclass(slots=True)
 class Contexts:
-    """``brokers``: address(es) by context; ``options``: what else contexts say; ``current``: the context in use, empty
-    for none."""
+    """The contexts of a user. ``brokers``: address(es) by context; ``options``: other options by context; ``current``:
+    the context in use, empty for none."""
 
     path: Path
     brokers: dict[str, str] = field(default_factory=dict)
@@ -100,14 +102,15 @@ class Contexts:
 
     @classmethod
     def load(cls) -> Contexts:
-        """The contexts of this user; none where there is no file. Raises ``ConfigurationError`` for a broken one."""
+        """Return the contexts of this user, empty if there is no file. Raises ``ConfigurationError`` for an invalid
+        file."""
         path = contexts_path()
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls(path)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ConfigurationError(f"{path} cannot be read: {error}; mend it or move it away") from error
+            raise ConfigurationError(f"cannot read {path}: {error}; fix the file or move it away") from error
         contexts = cls(path)
         rows = table.get("contexts", {})
         for name, row in rows.items() if isinstance(rows, dict) else ():
@@ -123,28 +126,29 @@ class Contexts:
         return contexts
 
     def broker_of(self, name: str) -> str:
-        """The address(es) of a context. Raises ``ConfigurationError`` that names those that there are."""
+        """Return the address(es) of a context. Raises ``ConfigurationError`` with the existing contexts."""
         if name not in self.brokers:
             known = ", ".join(sorted(self.brokers)) or "none yet"
-            raise ConfigurationError(f"there is no context {name!r} in {self.path}; there are: {known}")
+            raise ConfigurationError(f"there is no context {name!r} in {self.path}; existing contexts: {known}")
         return self.brokers[name]
 
     def add(self, name: str, broker: str, options: Mapping[str, Any] | None = None) -> None:
-        """Add a context or replace it; files that ``options`` name are kept with their whole paths.
+        """Add or replace a context. Files in ``options`` are stored with absolute paths.
 
-        Raises for a name or an address that cannot be one, and for a file that is not there or that tells a password.
+        Raises ``ConfigurationError`` or ``InvalidArgument`` for an invalid name, option or address, and for a file that
+        does not exist or shows a password to other users.
         """
         check_context_name(name)
         kept = _checked(dict(options or {}), f"context {name}")
         if not broker.isprintable():
-            raise ConfigurationError(f"{broker!r} is no broker address; write it as host:port")
+            raise ConfigurationError(f"{broker!r} is not a broker address; write it as host:port")
         self.brokers[name] = ",".join(str(address) for address in parse_addresses(broker))
         self.options.pop(name, None)
         if kept:
             self.options[name] = kept | {key: _checked_file(key, str(kept[key])) for key in FILES if key in kept}
 
     def remove(self, name: str) -> None:
-        """Forget a context; where it was in use, none is. Raises ``ConfigurationError``."""
+        """Remove a context. If it was in use, no context is in use afterwards. Raises ``ConfigurationError``."""
         self.broker_of(name)
         del self.brokers[name]
         self.options.pop(name, None)
@@ -152,7 +156,7 @@ class Contexts:
             self.current = ""
 
     def save(self) -> None:
-        """Replace the file, whole or not at all. Raises ``ConfigurationError`` where that cannot be done."""
+        """Replace the file atomically. Raises ``ConfigurationError`` if it cannot be written."""
         lines = [f'current = "{self.current}"', ""] if self.current else []
         for name, broker in sorted(self.brokers.items()):
             lines += [f"[contexts.{name}]", f"broker = {json.dumps(broker, ensure_ascii=False)}"]
@@ -167,4 +171,4 @@ class Contexts:
                 file.write("\n".join(lines))
             Path(file.name).replace(self.path)
         except OSError as error:
-            raise ConfigurationError(f"{self.path} cannot be written: {error.strerror}") from error
+            raise ConfigurationError(f"cannot write {self.path}: {error.strerror}") from error

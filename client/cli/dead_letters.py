@@ -1,7 +1,7 @@
-"""Dead letters: which of a group's are not dealt with, and what is sent again of one.
+"""Dead letters of a group: reading those that wait, and sending them again.
 
-A group's dead letters lie in ``%DLQ%group``. What the group has committed there says which are dealt with: those in
-front of it were sent again or purged.
+A group's dead letters are in ``%DLQ%group``. The group's committed offset in that topic records progress: the dead
+letters before it have been sent again or purged.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ if TYPE_CHECKING:
     from ..sync.producer import Producer
 
 BATCH_COUNT = 500
-"""Dead letters that are sent again before that is noted: an interruption may send so many a second time."""
+"""Number of dead letters that are sent between two commits of the progress; after an interruption, at most this many
+are sent a second time."""
 PROPERTY_DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
-"""On a message that was sent again: the id that it had before, the same each time."""
+"""Property of a message that was sent again: its original id, which stays the same each time."""
 _BOOKKEEPING = frozenset({
     PROPERTY_DELAY, PROPERTY_TIMER_DELIVER_MS, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELAY_SECONDS,
     PROPERTY_HALF, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION_ID,
     "RECONSUME_TIME", "MAX_RECONSUME_TIMES",
     *FORBIDDEN_PROPERTIES,
 })  # fmt: skip
-"""What says how a message was to be delivered, and what happened to it on its way: it is sent again as a plain one."""
+"""Properties about delivery, left out when a message is sent again: the copy is an ordinary message, not delayed and
+not part of a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Dead letters of a queue, from ``first`` up to ``end``. Damage may have taken some, or all; they are gone."""
+    """Dead letters of a queue with offsets from ``first`` to before ``end``. Lost ones are missing in ``messages``."""
 
     first: int
     messages: list[StoredMessage]
@@ -61,8 +63,7 @@ class Stretch:
 
 @dataclass(slots=True)
 class DeadQueue:
-    """One queue of a group's dead letters. ``next_offset``: the first that is not dealt with; ``end``: behind the
-    last."""
+    """One queue of a group's dead letters. ``next_offset``: the first that waits; ``end``: one after the last."""
 
     group: str
     queue: int
@@ -72,23 +73,23 @@ class DeadQueue:
 
     @property
     def waiting(self) -> int:
-        """How many are not dealt with."""
+        """Number of dead letters that are still to be dealt with."""
         return self.end - self.next_offset
 
     def check_has(self, first: int, end: int) -> None:
-        """Raise ``MessageNotFound`` where none of these offsets is kept."""
+        """Raise ``MessageNotFound`` if the queue keeps none of these offsets."""
         if first >= self.end or end <= self.min_offset:
             raise MessageNotFound(
-                f"no dead letter of group {self.group} has an offset from {first} to {end - 1}: kept are those from "
+                f"no dead letter of group {self.group} has an offset from {first} to {end - 1}; the queue keeps "
                 f"{self.min_offset} to {self.end - 1}"
             )
 
     def read(
         self, consumer: Consumer, first: int, end: int, pass_over: Callable[[MessageDamaged], None] | None = None
     ) -> Iterator[Stretch]:
-        """The dead letters from ``first`` up to ``end``; those with damaged bodies are among them.
+        """Yield the dead letters from ``first`` to before ``end``, including those with damaged bodies.
 
-        ``pass_over``: told of one whose record the broker cannot read; without, that is raised.
+        ``pass_over`` is called with the error of a record that the broker cannot read; without it, the error is raised.
         """
         topic = dead_letter_topic(self.group)
         first, end = max(first, self.min_offset), min(end, self.end)
@@ -97,9 +98,7 @@ class DeadQueue:
                 batch = consumer.pull(topic, self.queue, first, min(BATCH_COUNT, end - first))
             except MessageDamaged as error:
                 if pass_over is None:
-                    error.add_note(
-                        f"next: flintmq dlq purge {self.group} --before {error.queue_offset + 1} passes over it"
-                    )
+                    error.add_note(f"next: flintmq dlq purge {self.group} --before {error.queue_offset + 1} skips it")
                     raise
                 pass_over(error)
                 first = error.queue_offset + 1
@@ -109,7 +108,7 @@ class DeadQueue:
 
 
 def dead_queues(consumer: Consumer, group: str) -> list[DeadQueue]:
-    """Where the group's dead letters lie; nothing where it never had any. Raises ``GroupNotExist``."""
+    """Return the queues with the group's dead letters; empty if it never had any. Raises ``GroupNotExist``."""
     topic = dead_letter_topic(group)
     try:
         stats = consumer.topic_stats(topic)
@@ -129,14 +128,14 @@ def dead_queues(consumer: Consumer, group: str) -> list[DeadQueue]:
 
 
 def check_group(admin: Admin, group: str) -> None:
-    """Raise ``GroupNotExist`` where there is neither such a group nor a dead letter of one."""
+    """Raise ``GroupNotExist`` if there is neither a group of this name nor a dead-letter topic for it."""
     if dead_letter_topic(group) in admin.topics() or group in {info.group for info in admin.groups()}:
         return
-    raise GroupNotExist(f"there is no group {group}: nobody has consumed or committed under that name")
+    raise GroupNotExist(f"there is no group {group}: no consumer has joined or committed under that name")
 
 
 def groups_with_dead_letters(admin: Admin) -> list[str]:
-    """The groups that have a topic of dead letters."""
+    """Return the groups that have a dead-letter topic."""
     prefix = DEAD_LETTER_TOPIC_PREFIX
     return sorted(topic.removeprefix(prefix) for topic in admin.topics() if topic.startswith(prefix))
 
@@ -145,7 +144,7 @@ def groups_with_dead_letters(admin: Admin) -> list[str]:
 
 
 def own_properties(message: StoredMessage) -> dict[str, str]:
-    """The properties that its sender gave, without what brokers and clients noted on its way."""
+    """Return the properties that the sender set, without those that brokers and clients added."""
     return {
         name: value
         for name, value in message.user_properties.items()
@@ -154,24 +153,24 @@ def own_properties(message: StoredMessage) -> dict[str, str]:
 
 
 def original_topic(message: StoredMessage) -> str | None:
-    """The topic that a dead letter was first sent to; None where it does not say."""
+    """Return the topic that a dead letter was first sent to, or None if the message does not record it."""
     return message.properties.get(PROPERTY_RETRY_TOPIC)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where dead letters go: each to its own topic, all to ``topic``, or ``to_group``: to that group alone."""
+    """Destination of dead letters: each to its original topic, all to ``topic``, or only to the group ``to_group``."""
 
     topic: str = ""
     to_group: str = ""
 
     def message(self, dead: StoredMessage) -> Message:
-        """What is sent again of a dead letter. Raises what makes that impossible."""
+        """Return the message to send for a dead letter. Raises ``CorruptMessage`` or ``InvalidMessage``."""
         properties = own_properties(dead)
         properties.setdefault(PROPERTY_DLQ_ORIGIN_MESSAGE_ID, dead.message_id)
         topic = self.topic or original_topic(dead)
         if topic is None:
-            raise InvalidMessage("it does not say which topic it was sent to")
+            raise InvalidMessage("it does not record its original topic")
         if self.to_group:
             properties[PROPERTY_RETRY_TOPIC] = topic
             topic = retry_topic(self.to_group)
@@ -181,25 +180,25 @@ class Target:
 
 
 class DeadLetterStays(FlintError):
-    """A dead letter that cannot be sent again, and why; nothing behind it was sent either."""
+    """Error: a dead letter cannot be sent again. The command sends none after it either."""
 
     def __init__(self, dead: StoredMessage, reason: FlintError) -> None:
         super().__init__(
-            f"the dead letter at offset {dead.queue_offset} of {dead.topic} cannot be sent again: {reason}; those "
-            "behind it wait, too"
+            f"the dead letter at offset {dead.queue_offset} of {dead.topic} cannot be sent again: {reason}; the "
+            "later ones wait, too"
         )
         group = dead.topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
         self.add_note(
             f"next: --to-topic TOPIC sends it elsewhere; flintmq dlq purge {group} --before {dead.queue_offset + 1} "
-            "passes over it"
+            "skips it"
         )
 
 
 class Resending:
-    """Sends dead letters of a group again. ``sent``: how many by topic; ``stopped``: what it could not get past.
+    """A sender of the dead letters of a group. ``sent``: number of messages sent, by topic.
 
-    ``read_topics``: those that the group has read, empty where nobody knows. A dead letter that says that it was sent
-    to another one stays: with a broker of an earlier release its producer may have set that.
+    ``read_topics``: topics that the group has read; empty if unknown. A dead letter whose recorded topic is another one
+    is not sent: a broker of an earlier release let producers set that property.
     """
 
     def __init__(
@@ -216,14 +215,14 @@ class Resending:
         self._may_note: set[int] = set()
 
     def prepare(self, batch: list[StoredMessage]) -> tuple[list[Message], FlintError | None]:
-        """What to send of the dead letters, up to the first that cannot be sent, and why not that one."""
+        """Return the messages to send, up to the first dead letter that cannot be sent, and the error for that one."""
         messages: list[Message] = []
         for dead in batch:
             try:
                 message = self._target.message(dead)
                 self._check_was_read(dead)
                 if message.topic not in self._topics:
-                    raise InvalidMessage(f"its topic {message.topic} does not exist (any more)")
+                    raise InvalidMessage(f"its topic {message.topic} does not exist or was deleted")
             except (CorruptMessage, InvalidMessage) as error:
                 return messages, DeadLetterStays(dead, error)
             messages.append(message)
@@ -234,19 +233,19 @@ class Resending:
         if self._read_topics and not self._target.topic and topic not in self._read_topics:
             group = dead.topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
             raise InvalidMessage(
-                f"it says that it was sent to topic {topic}, which group {group} has never read; if that is where it "
-                f"belongs, send it with --to-topic {topic}"
+                f"its recorded topic is {topic}, which group {group} has never read; to send it there anyway, use "
+                f"--to-topic {topic}"
             )
 
     def send(self, queue: DeadQueue, stretch: Stretch) -> None:
-        """Send neighbouring dead letters, and note that where nothing in front of them waits.
+        """Send consecutive dead letters, and commit the progress if none before them waits.
 
-        Raises why one could not be sent; what is in front of it is sent and noted.
+        If one cannot be sent, raises the reason after sending and recording those before it.
         """
         batch = stretch.messages
         notes = not self._dry_run and stretch.first <= queue.next_offset
         if notes and queue.queue not in self._may_note:
-            self.note(queue, queue.next_offset)  # whether it may: before anything is sent
+            self.note(queue, queue.next_offset)  # fails before anything is sent if the user may not commit
             self._may_note.add(queue.queue)
         messages, trouble = self.prepare(batch)
         acknowledged = len(messages)
@@ -265,7 +264,7 @@ class Resending:
             raise trouble
 
     def note(self, queue: DeadQueue, next_offset: int) -> None:
-        """The dead letters in front of ``next_offset`` are dealt with. Raises ``GroupRunning`` where a member of the
-        group consumes its dead letters itself."""
+        """Record that the dead letters before ``next_offset`` are dealt with. Raises ``GroupRunning`` if a member of
+        the group consumes its dead letters itself."""
         queue.next_offset = max(next_offset, queue.next_offset)
         self._consumer.commit(queue.group, dead_letter_topic(queue.group), {queue.queue: queue.next_offset})

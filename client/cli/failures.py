@@ -1,4 +1,4 @@
-"""Errors as a shell sees them: one or two lines on standard error, and an exit code."""
+"""Errors as the shell shows them: one or two lines on standard error, and an exit code."""
 
 from __future__ import annotations
 
@@ -16,47 +16,48 @@ EXIT_OK = 0
 EXIT_ERROR = 1
 """The broker refused, or something failed."""
 EXIT_USAGE = 2
-"""The command line cannot be used; nothing was asked of a broker."""
+"""The command line is invalid; no request was sent."""
 EXIT_UNREACHED = 3
-"""No broker was reached, or it did not answer in time."""
+"""No broker could be reached, or it did not respond in time."""
 EXIT_NOT_FOUND = 4
-"""The topic, the queue, the group or the message is not there."""
+"""The topic, queue, group, message or user does not exist."""
 EXIT_INTERRUPTED = 130
 """Ctrl-C, as 128 + SIGINT."""
 EXIT_CLOSED_PIPE = 141
-"""Nobody reads the output any more, as 128 + SIGPIPE."""
+"""The reader of the output is gone, as 128 + SIGPIPE."""
 
 NEXT_STEPS = {
-    "TOPIC_NOT_EXIST": "flintmq topic list shows those there are; flintmq topic create makes one",
+    "TOPIC_NOT_EXIST": "flintmq topic list shows the topics; flintmq topic create creates one",
     "QUEUE_NOT_EXIST": "flintmq topic status TOPIC shows its queues; flintmq topic update TOPIC --queues N adds some",
-    "SUBSCRIPTION_GROUP_NOT_EXIST": "flintmq group list shows those there are",
+    "SUBSCRIPTION_GROUP_NOT_EXIST": "flintmq group list shows the groups",
     "GROUP_RUNNING": "flintmq group status GROUP shows its members",
     "NO_PERMISSION": "flintmq topic list shows what each topic allows; flintmq topic update TOPIC --perm rw changes it",
-    "AUTHENTICATION_REQUIRED": "--user NAME (or FLINTMQ_USER) with FLINTMQ_PASSWORD or --password-file FILE",
-    "AUTHENTICATION_FAILED": "flintmq user list --store DIR, where the broker runs, shows its users",
-    "USER_NOT_EXIST": "flintmq user list shows those there are",
-    "PULL_OFFSET_MOVED": "--from earliest reads from the first message that is there",
-    "SUBSCRIPTION_PARSE_FAILED": "a filter is such as \"amount > 5 AND region IN ('eu', 'us')\"; it has = <> < <= > >= "
+    "AUTHENTICATION_REQUIRED": "pass --user NAME (or FLINTMQ_USER) with FLINTMQ_PASSWORD or --password-file FILE",
+    "AUTHENTICATION_FAILED": "flintmq user list --store DIR, on the broker's machine, shows its users",
+    "USER_NOT_EXIST": "flintmq user list shows the users",
+    "PULL_OFFSET_MOVED": "--from earliest starts at the first stored message",
+    "SUBSCRIPTION_PARSE_FAILED": "example: \"amount > 5 AND region IN ('eu', 'us')\"; the operators are = <> < <= > >= "
     "AND OR NOT, and BETWEEN, IN, CONTAINS, STARTSWITH, ENDSWITH, IS NULL",
     "REQUEST_CODE_NOT_SUPPORTED": "the broker is older than this client; update it",
-    "TRANSACTION_ENDED": "flintmq tx list shows what is open or was parked",
+    "TRANSACTION_ENDED": "flintmq tx list shows the open and parked transactions",
     "SERVICE_NOT_AVAILABLE": "flintmq status shows the broker's disk",
-    "REQUEST_TIMEOUT": "--timeout SECONDS waits longer; flintmq status shows how the broker is",
+    "REQUEST_TIMEOUT": "--timeout SECONDS waits longer; flintmq status shows the state of the broker",
 }
-"""What to do after an error, where its message does not say so already."""
+"""Next step after an error, by code, for errors whose message does not name one."""
 TLS_STEP = (
-    "--tls-ca FILE (or FLINTMQ_TLS_CA), or --tls where the system trusts it; --tls-certificate and --tls-key for yours"
+    "pass --tls-ca FILE (or FLINTMQ_TLS_CA), or --tls if the system trusts the CA; --tls-certificate and --tls-key for "
+    "a client certificate"
 )
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the known words that ``word`` resembles; empty where there is none."""
+    """Return ``; did you mean 'x'?`` with the known words that resemble ``word``; empty if there are none."""
     close = get_close_matches(word, list(known), n=2, cutoff=0.6)
     return f"; did you mean {' or '.join(repr(match) for match in close)}?" if close else ""
 
 
 def error_code(error: FlintError) -> str:
-    """The stable code of an error: ``TOPIC_NOT_EXIST (17)``, or a name alone for what no broker answers."""
+    """Return the stable code of an error: ``TOPIC_NOT_EXIST (17)``, or only a name for an error of the client."""
     from ...protocol.errors import BrokerError, ConnectionFailed, RequestTimeout
     from ..errors import CorruptMessage, DeliveryFailed
 
@@ -74,7 +75,7 @@ def error_code(error: FlintError) -> str:
 
 
 def exit_code(error: FlintError) -> int:
-    """The exit code of a command that ended with this error."""
+    """Return the exit code of a command that ended with this error."""
     from ...protocol.errors import (
         ConfigurationError,
         ConnectionFailed,
@@ -99,14 +100,14 @@ def exit_code(error: FlintError) -> int:
 
 
 def describe(error: FlintError) -> list[str]:
-    """What to print of an error: the code and what happened, then what to do next where that is not said yet."""
+    """Return the lines to print for an error: the code and the message, then the next step if the message has none."""
     from ...protocol.errors import ConfigurationError
     from ..errors import DeliveryFailed
 
     prefix = ""
     if isinstance(error, DeliveryFailed):
         reasons = {str(reason): reason for reason in error.errors.values()}
-        if len(reasons) == 1:  # the same for all: it says more than that something failed
+        if len(reasons) == 1:  # one reason for all: show it instead of the summary
             if len(error.receipts) > 1:
                 prefix = f"{len(error.errors):,} of {len(error.receipts):,} messages were not acknowledged: "
             error = next(iter(reasons.values()))
@@ -116,8 +117,8 @@ def describe(error: FlintError) -> list[str]:
     code = error_code(error)
     lines = [f"{code}: {message}", *map(escape, getattr(error, "__notes__", ()))]
     step = NEXT_STEPS.get(code.partition(" ")[0])
-    if code == "CONNECTION_FAILED" and "tls" in message:  # it names a client's arguments
+    if code == "CONNECTION_FAILED" and "tls" in message:  # the message names the arguments of a client, not options
         step = TLS_STEP
-    if step and "`flintmq " not in message:  # the broker says more exactly what to do
+    if step and "`flintmq " not in message:  # the broker's own advice is more exact
         lines.append(f"next: {step}")
     return lines

@@ -1,4 +1,4 @@
-"""``--format``: how a message is printed, as kcat's, with FlintMQ's letters."""
+"""The option ``--format``, which prints a message by a template: like kcat's, with FlintMQ's letters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .failures import nearest
 from .units import iso
 
 Part: TypeAlias = Callable[[StoredMessage, bool], bytes]
-"""Bytes of a message; the flag says whether they are to be raw."""
+"""Function that returns a part of a message; the flag asks for raw bytes."""
 
 
 def _text(value: str, raw: bool) -> bytes:
@@ -40,9 +40,9 @@ DIRECTIVES: dict[str, tuple[str, Part]] = {
     "P": ("all properties as stored, as JSON", lambda message, raw: _json(dict(message.properties))),
     "s": ("store time, ISO 8601 in UTC", lambda message, raw: iso(message.stored_at).encode()),
     "S": ("store time, ms since 1970", lambda message, raw: b"%d" % message.stored_ms),
-    "b": ("time at which it was made, ISO 8601 in UTC", lambda message, raw: iso(message.born_at).encode()),
+    "b": ("time of creation, ISO 8601 in UTC", lambda message, raw: iso(message.born_at).encode()),
 }
-"""Letter → what it prints. ``%%`` is a percent sign."""
+"""Description and function of each directive, by letter. ``%%`` is a percent sign."""
 
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _TOKEN = re.compile(r"%(.)|\\x([0-9A-Fa-f]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)
@@ -51,7 +51,7 @@ _TOKEN = re.compile(r"%(.)|\\x([0-9A-Fa-f]{2})|\\(.)|([^%\\]+)|(.)", re.DOTALL)
 class Format:
     r"""A parsed ``--format``: text, ``%`` directives, and ``\n``, ``\t``, ``\r``, ``\0``, ``\\``, ``\xNN``.
 
-    Raises ``ValueError`` that names what is no directive.
+    Raises ``ValueError`` that names an unknown directive or escape.
     """
 
     def __init__(self, text: str) -> None:
@@ -68,14 +68,16 @@ class Format:
         elif directive is not None:
             if directive not in DIRECTIVES:
                 known = " ".join(f"%{letter}" for letter in DIRECTIVES)
-                raise ValueError(f"%{directive} is no directive{nearest(directive, [])}; there are {known} and %%")
+                raise ValueError(
+                    f"%{directive} is not a directive{nearest(directive, [])}; the directives are {known} and %%"
+                )
             self._end_literal()
             self._parts.append(DIRECTIVES[directive][1])
         elif hexadecimal is not None:
             self._literal += codecs.decode(hexadecimal, "hex")
         elif escaped is not None:
             if escaped not in _ESCAPES:
-                raise ValueError(f"\\{escaped} is no escape; there are \\n \\t \\r \\0 \\\\ and \\xNN")
+                raise ValueError(f"\\{escaped} is not an escape; the escapes are \\n \\t \\r \\0 \\\\ and \\xNN")
             self._literal += _ESCAPES[escaped]
         elif literal is not None:
             self._literal += literal.encode("utf-8", "surrogateescape")
@@ -88,5 +90,5 @@ class Format:
             self._parts.append(lambda message, raw: literal)
 
     def render(self, message: StoredMessage, *, raw: bool = False) -> bytes:
-        """The message's bytes; ``raw``: values as they are, control characters too. May raise ``CorruptMessage``."""
+        """Return the formatted message; ``raw``: without escaping control characters. Raises ``CorruptMessage``."""
         return b"".join([part(message, raw) for part in self._parts])

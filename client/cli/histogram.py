@@ -1,4 +1,4 @@
-"""Latencies: percentiles, and how they are spread."""
+"""Latencies: percentiles and distribution."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _STEPS = (1, 2, 5)
 
 
 class Bucket(NamedTuple):
-    """``latencies``: how many took less than ``below`` seconds and are in no bucket before."""
+    """Number of latencies below ``below`` seconds that are in no earlier bucket."""
 
     below: float
     latencies: int
 
 
 class Latencies:
-    """Latencies in seconds, each kept: eight bytes."""
+    """Latencies in seconds. All are kept, in eight bytes each, so percentiles are exact."""
 
     def __init__(self, seconds: Iterable[float] = ()) -> None:
         self._seconds = array("d", seconds)
         self._sorted = False
 
     def add(self, seconds: float) -> None:
-        """Note one."""
+        """Add one latency."""
         self._seconds.append(seconds)
         self._sorted = False
 
     def extend(self, others: Latencies) -> None:
-        """Note those of ``others``, too."""
+        """Add all latencies of ``others``."""
         self._seconds.extend(others._seconds)
         self._sorted = False
 
@@ -45,7 +45,7 @@ class Latencies:
         return self._seconds
 
     def percentile(self, percent: float) -> float | None:
-        """The latency that ``percent`` of all do not exceed; None where there is none."""
+        """Return the latency that ``percent`` of all do not exceed; None if there are none."""
         ordered = self._in_order()
         if not ordered:
             return None
@@ -53,16 +53,16 @@ class Latencies:
 
     @property
     def greatest(self) -> float | None:
-        """The greatest, None where there is none."""
+        """Maximum, or None if there are no latencies."""
         return self.percentile(100)
 
     def summary(self) -> dict[str, float | None]:
-        """``p50``, ``p90``, ``p99``, ``p99_9`` and ``max`` in seconds."""
+        """Return ``p50``, ``p90``, ``p99``, ``p99_9`` and ``max`` in seconds."""
         named = {f"p{percent:g}".replace(".", "_"): self.percentile(percent) for percent in PERCENTILES}
         return {**named, "max": self.greatest}
 
     def buckets(self) -> list[Bucket]:
-        """All of them in buckets that end at 1, 2 and 5 times powers of ten, from the first that is not empty."""
+        """Return buckets that end at 1, 2 and 5 times powers of ten, from the first that is not empty."""
         ordered = self._in_order()
         if not ordered:
             return []

@@ -1,4 +1,4 @@
-"""How far groups are, summed up: what ``group list``, ``top`` and ``check`` share."""
+"""Lag of consumer groups, summed over queues: shared by ``group list``, ``top`` and ``check``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 BROADCASTING = "broadcasting"
 MEMBER_SEPARATORS = (MEMBER_SEPARATOR, "|")
-"""The second: brokers of earlier releases."""
+"""Separators between group and member; brokers of earlier releases use the second one."""
 
 
 def read_rows(rows: Iterable[ConsumeStats]) -> list[ConsumeStats]:
-    """Without the groups' own dead letters: they do not read those."""
+    """Return the rows without the groups' own dead-letter topics, which they do not read."""
     return [row for row in rows if row.topic != dead_letter_topic(row.group)]
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Messages that a group has still to read, as far as that is known.
+    """Number of messages that a group has still to read, as far as it is known.
 
-    ``unknown_queues``: queues with messages of which nobody knows how many the group will read; ``partial``: it has
-    topics that the user may not see.
+    ``unknown_queues``: number of queues in which the broker does not know where the group will start; ``partial``: the
+    group has topics that the user may not see.
     """
 
     messages: int = 0
@@ -37,23 +37,23 @@ class Lag:
 
     @property
     def known(self) -> int | None:
-        """The lag; None if it is not known of all queues."""
+        """Lag, or None unless it is known for all queues."""
         return None if self.unknown_queues or self.partial else self.messages
 
     @property
     def why_unknown(self) -> str:
-        """Why the lag is not known; empty if it is."""
+        """Reason why the lag is unknown; empty if it is known."""
         reasons = []
         if self.unknown_queues:
             reasons.append(
-                f"it has not begun with {plural(self.unknown_queues, 'queue')}, and its first member will say where"
+                f"it has not started {plural(self.unknown_queues, 'queue')}, and its first member decides where"
             )
         if self.partial:
-            reasons.append("the user may not see all of its topics: query on each (flintmq user grant NAME --query)")
+            reasons.append("the user needs the permission query on all of its topics (flintmq user grant NAME --query)")
         return "; ".join(reasons)
 
     def __add__(self, other: Lag) -> Lag:
-        """Of both."""
+        """Return the sum of both lags."""
         return Lag(
             self.messages + other.messages,
             self.unknown_queues + other.unknown_queues,
@@ -62,12 +62,12 @@ class Lag:
 
 
 def lag_in(row: ConsumeStats | GroupQueue) -> Lag:
-    """The lag in one queue."""
+    """Return the lag in one queue."""
     return Lag(row.lag) if row.known else Lag(unknown_queues=1)
 
 
 def lag_by_group(rows: Iterable[ConsumeStats]) -> dict[str, Lag]:
-    """The lag of each group over all topics. ``rows``: with those of queues of which nothing is committed."""
+    """Return the lag of each group over all topics. ``rows`` must include queues without a committed offset."""
     lags: dict[str, Lag] = {}
     for row in read_rows(rows):
         lags[row.group] = lags.get(row.group, Lag()) + lag_in(row)
@@ -75,7 +75,7 @@ def lag_by_group(rows: Iterable[ConsumeStats]) -> dict[str, Lag]:
 
 
 def lag_of(info: GroupInfo, lags: dict[str, Lag]) -> Lag:
-    """The lag of one group; of a broadcasting one that of the member which is furthest behind."""
+    """Return the lag of one group; for a broadcasting group, the largest lag of a member."""
     if info.mode != BROADCASTING:
         found = lags.get(info.group, Lag())
     else:

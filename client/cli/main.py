@@ -1,4 +1,4 @@
-"""The entry point: which commands there are, and how each run ends."""
+"""Entry point: the list of commands, and the exit code of every run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .words import ALIASES, HELP, VERSION, other_words
 
 
 class Lazy(NamedTuple):
-    """A command that is imported when it is called; ``summary`` is its line in the list of commands."""
+    """A command that is imported when it is called. ``summary``: its line in the list of commands."""
 
     module: str
     summary: str
@@ -27,51 +27,51 @@ class Lazy(NamedTuple):
 
 SECTIONS: dict[str, dict[str, Lazy]] = {
     "Messages": {
-        "send": Lazy("send", "Send messages: arguments, lines of standard input, or files."),
-        "pull": Lazy("pull", "Read messages that are there."),
+        "send": Lazy("send", "Send messages from arguments, lines of standard input, or files."),
+        "pull": Lazy("pull", "Show stored messages."),
         "tail": Lazy("tail", "Follow a topic: show messages as they arrive."),
         "query": Lazy("query", "Find messages by key, id or time."),
-        "copy": Lazy("copy", "Send messages of a topic again, to another topic or the same."),
+        "copy": Lazy("copy", "Copy messages to another topic or to the same one."),
         "export": Lazy("export", "Print messages as JSON lines."),
         "import": Lazy("import_", "Send messages from JSON lines."),
     },
     "Topics and groups": {
-        "topic": Lazy("topic", "List, create, change, delete topics, and what they hold."),
-        "group": Lazy("group", "List, look into, reset, delete consumer groups."),
-        "dlq": Lazy("dlq", "Dead letters: list, show, send again, purge."),
-        "offset": Lazy("offset", "Show, reset, export and import the offsets of groups."),
-        "tx": Lazy("tx", "List transactions that are open or parked; commit or roll back by hand."),
-        "delay": Lazy("delay", "What waits to be delivered later."),
+        "topic": Lazy("topic", "List, inspect, create, change and delete topics."),
+        "group": Lazy("group", "List, inspect, reset and delete consumer groups."),
+        "dlq": Lazy("dlq", "List, show, resend and purge dead letters."),
+        "offset": Lazy("offset", "Show, reset, export and import committed offsets."),
+        "tx": Lazy("tx", "List open and parked transactions; commit or roll back by hand."),
+        "delay": Lazy("delay", "Count the messages waiting for later delivery."),
     },
     "Broker": {
-        "status": Lazy("status", "How the broker is."),
-        "top": Lazy("top", "Rates, lag and disk, live."),
-        "check": Lazy("check", "One line and an exit code for a monitor."),
-        "config": Lazy("config", "The broker's settings: list, show, change while it runs."),
+        "status": Lazy("status", "Show the state of the broker."),
+        "top": Lazy("top", "Show rates, lag and disk space live."),
+        "check": Lazy("check", "Print one line and an exit code for a monitor."),
+        "config": Lazy("config", "List, show and change the broker's settings."),
         "bench": Lazy("bench", "Measure the running broker."),
-        "user": Lazy("user", "Who may connect: add, grant, remove, list users."),
+        "user": Lazy("user", "Add, remove and list users, and grant permissions."),
     },
     "Spark": {
-        "pipeline": Lazy("pipeline", "The example with Spark: flights, counted by hour."),
+        "pipeline": Lazy("pipeline", "Run the example with Spark: count flights by hour."),
     },
     "Shell": {
-        "context": Lazy("context", "Name brokers and choose one."),
-        "cheat": Lazy("cheat", "Examples by subject."),
-        "completion": Lazy("completion", "How to switch on completion in bash, zsh or fish."),
+        "context": Lazy("context", "Save brokers under names and choose one."),
+        "cheat": Lazy("cheat", "Show examples by subject."),
+        "completion": Lazy("completion", "Print the lines that switch on completion in a shell."),
     },
 }
 COMMANDS = {name: lazy for section in SECTIONS.values() for name, lazy in section.items()}
 
 
 class Root(Group):
-    """``flintmq``: a word that is no command is a topic, which is produced to or followed."""
+    """The command ``flintmq``. A word that is not a command is a topic to send to or to follow."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands, in the order of the help."""
+        """Return the commands in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
+        """Import and return a command."""
         lazy = COMMANDS.get(cmd_name)
         if lazy is None:
             return None
@@ -82,7 +82,7 @@ class Root(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant, also by another broker's word for it."""
+        """Return the command that is meant; also accepts the words of other brokers' command lines."""
         word, *rest = args
         if word == HELP:
             return self._help(ctx, rest)
@@ -92,30 +92,30 @@ class Root(Group):
         return super().resolve_command(ctx, [*ALIASES.get(word, word).split(" "), *rest])
 
     def _help(self, ctx: click.Context, words: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """The help of the command that ``words`` name, of ``flintmq`` itself where there are none."""
+        """Resolve ``help``: show the help of the command that ``words`` name, or of ``flintmq`` if there are none."""
         if not words or words[0] == HELP:
             if not ctx.resilient_parsing:
                 click.echo(ctx.get_help())
                 ctx.exit()
-            return HELP, self, words[1:]  # to be completed as after flintmq itself
+            return HELP, self, words[1:]  # complete as after flintmq itself
         words = [*ALIASES.get(words[0], words[0]).split(" "), *words[1:]]
         if self.get_command(ctx, words[0]) is None:
             refuse_command(ctx, words[0], [*COMMANDS, *ALIASES])
         return super().resolve_command(ctx, words if ctx.resilient_parsing else [*words, "--help"])
 
     def unknown(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """A topic, unless it cannot be one."""
+        """Treat the word as a topic, unless it cannot be one."""
         from .auto import automatic
 
         return args[0], automatic(ctx, args[0], [*COMMANDS, *ALIASES, HELP, VERSION]), args
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands first: the options fill a screen."""
+        """Write the commands before the options, which fill a screen."""
         self.format_commands(ctx, formatter)
         click.Command.format_options(self, ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands by section, without importing any."""
+        """Write the commands by section, without importing any."""
         for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, lazy.summary) for name, lazy in commands.items()])
@@ -123,7 +123,7 @@ class Root(Group):
         formatter.write_text(other_words())
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, or where none begins so, topics."""
+        """Return the commands that begin with ``incomplete``, or topics if there are none."""
         items = [CompletionItem(name, help=COMMANDS[name].summary) for name in COMMANDS if name.startswith(incomplete)]
         if not incomplete or incomplete.startswith("-"):
             return items + click.Command.shell_complete(self, ctx, incomplete)
@@ -136,7 +136,7 @@ class Root(Group):
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
-        """Run one command line and exit. Errors are told in one or two lines."""
+        """Run one command line and exit. Errors take one or two lines."""
         extra["standalone_mode"] = False
         try:
             result = super().main(args, "flintmq", **extra)
@@ -154,7 +154,7 @@ class Root(Group):
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; its errors become lines on standard error and an exit code."""
+        """Run the command. Its errors become lines on standard error and an exit code."""
         from ...protocol.errors import FlintError
 
         try:
@@ -170,7 +170,7 @@ class Root(Group):
 
 
 def _usage_error(error: click.ClickException) -> int:
-    """Say what is wrong with the command line, and where its help is."""
+    """Print the error in the command line and the command that shows its help; return the exit code."""
     ctx = getattr(error, "ctx", None)
     message = error.format_message().rstrip(".")
     click.echo(f"flintmq: {message[:1].lower()}{message[1:]}", err=True)
@@ -183,7 +183,7 @@ def _usage_error(error: click.ClickException) -> int:
 
 
 def _closed_pipe() -> int:
-    """Whoever read the output is gone: what is left of it goes nowhere, also at the end of the process."""
+    """Redirect the output to the null device, so that flushing it at exit does not fail too; return the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -194,9 +194,9 @@ def _closed_pipe() -> int:
 @click.version_option(None, "-V", "--version", package_name="flintmq", prog_name="flintmq")
 @click.pass_context
 def root(ctx: click.Context, /, **options: Any) -> None:
-    """FlintMQ from a shell.
+    """The command line of FlintMQ.
 
-    A topic alone is enough: with lines piped in they are sent to it, else it is followed.
+    flintmq TOPIC sends the lines that are piped in, or follows the topic if there are none.
 
     \b
         flintmq orders                          follow the topic orders
@@ -209,10 +209,10 @@ def root(ctx: click.Context, /, **options: Any) -> None:
 
 
 def main() -> NoReturn:
-    """The console script. What it prints is UTF-8, whatever the locale."""
+    """Run the console script. Its output is UTF-8 in every locale."""
     nowhere = None
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who called
+        if getattr(sys, name) is None:  # the calling process has closed it
             nowhere = nowhere or open(os.devnull, "r+", encoding="utf-8")  # noqa: PTH123, SIM115 - for as long as we run
             setattr(sys, name, nowhere)
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""One message with everything that is known of it: what ``query id`` shows."""
+"""One message with all its fields, as ``query id`` shows it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RECORD_COLUMNS = (
 
 
 def message_record(message: StoredMessage) -> dict[str, Any]:
-    """Everything that is known of a message, under its JSON names: those of ``message_row`` and more."""
+    """Return all fields of a message under their JSON names: those of ``message_row`` and more."""
     user_properties = message.user_properties
     return message_row(message) | {
         "offset_id": message.offset_id,
@@ -55,14 +55,14 @@ def message_record(message: StoredMessage) -> dict[str, Any]:
 
 
 def show_record(output: Output, message: StoredMessage) -> None:
-    """Print a message whole, as JSON or for people. Raises ``CorruptMessage`` if it is damaged."""
+    """Print all fields of a message, as JSON or for people. Raises ``CorruptMessage`` if it is damaged."""
     row = message_record(message)
     words = _words(row, message.body) if output.mode == TABLE else row
     output.record(RECORD_COLUMNS, words)
 
 
 def _words(row: dict[str, Any], body: bytes) -> dict[str, Any]:
-    """The values of ``RECORD_COLUMNS``, without what the message does not have."""
+    """Return the values of ``RECORD_COLUMNS``, without those that the message does not have."""
     words = {
         "message_id": row["message_id"],
         "topic": row["topic"],

@@ -14,9 +14,9 @@ from .output import JSON, PLAIN, TABLE, Column, Output, to_json
 from .units import show_moment, show_second, show_seconds
 
 BODY_CHARS_SHOWN = 1000
-"""A terminal gets no more of a body than this."""
+"""Maximum characters of a body that a terminal shows."""
 NARROW, WIDE = 100, 150
-"""A narrow terminal is shown the time without the date; a wide one ids and properties, too."""
+"""Widths: below the first, times have no date; from the second on, ids and properties are shown too."""
 CLOCK_AT = len("2026-11-21 ")
 
 PLAIN_RECEIPT_COLUMNS = tuple(
@@ -26,7 +26,7 @@ RECEIPT_COLUMNS = (*PLAIN_RECEIPT_COLUMNS, Column("deliver_at", "deliver_at"))
 
 
 def message_row(message: StoredMessage) -> dict[str, Any]:
-    """A message under its JSON names; a body that is not UTF-8 as ``body_base64``."""
+    """Return a message under its JSON names, with a body that is not UTF-8 as ``body_base64``."""
     body = message.body
     row: dict[str, Any] = {
         "topic": message.topic,
@@ -50,7 +50,7 @@ def message_row(message: StoredMessage) -> dict[str, Any]:
 
 
 def receipt_row(receipt: Receipt) -> dict[str, Any]:
-    """A receipt under its JSON names."""
+    """Return a receipt under its JSON names."""
     return {
         "topic": receipt.topic,
         "queue": receipt.queue,
@@ -63,7 +63,7 @@ def receipt_row(receipt: Receipt) -> dict[str, Any]:
 
 
 def receipt_line(receipt: Receipt) -> str:
-    """A receipt for people, in one line."""
+    """Return a receipt as one line for people."""
     delivered = receipt.deliver_at
     if delivered is None:
         place = f"{receipt.queue}:{receipt.queue_offset}  id={receipt.message_id}"
@@ -75,7 +75,7 @@ def receipt_line(receipt: Receipt) -> str:
 
 
 def show_receipts(output: Output, receipts: Iterable[Receipt]) -> None:
-    """Print receipts: for people a line for each."""
+    """Print receipts; a table has one line per receipt."""
     if output.mode == TABLE:
         for receipt in receipts:
             output.line(receipt_line(receipt))
@@ -85,9 +85,9 @@ def show_receipts(output: Output, receipts: Iterable[Receipt]) -> None:
 
 
 class MessagePrinter:
-    """Prints messages one by one: JSON objects, by a format, or for a terminal a line with what is known of each.
+    """A printer of messages: as JSON objects, by a format, or as lines for a terminal.
 
-    ``raw``: bodies as they are, control characters too. ``follow``: hand over each message at once.
+    ``raw``: print bodies without escaping control characters. ``follow``: flush after each message.
     """
 
     def __init__(self, output: Output, *, template: Format | None = None, raw: bool = False, follow: bool) -> None:
@@ -106,7 +106,7 @@ class MessagePrinter:
             self._render = self._body_alone
 
     def show(self, message: StoredMessage) -> None:
-        """Print one message. Raises ``CorruptMessage`` where it is damaged; then nothing of it was printed."""
+        """Print one message. Raises ``CorruptMessage`` if it is damaged, before printing any of it."""
         self._output.write_bytes(self._render(message))
         if self._follow:
             self._output.flush()

@@ -1,4 +1,4 @@
-"""What a command that follows the broker says on standard error while it is away."""
+"""Notes on standard error about outages of the broker, for commands that follow a topic."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _TOLD = frozenset({connection_log.LOST, connection_log.WAITING, connection_log.B
 
 
 class _Notes(logging.Handler):
-    """Writes what the log of connections says of outages."""
+    """A log handler that prints the connection log's records about outages."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(logging.INFO)
         self._settings = settings
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
+        """Print one line."""
         if getattr(record, "event", None) in _TOLD:
             self._settings.output.flush()
             note(self._settings, escape(str(getattr(record, "said", record.getMessage()))))
@@ -30,7 +30,7 @@ class _Notes(logging.Handler):
 
 @contextlib.contextmanager
 def outages_told(settings: Settings) -> Iterator[None]:
-    """Say that the broker went, that it is waited for, and that it is back."""
+    """Within the context, tell the user when the connection is lost, when the client waits, and when it is back."""
     log, notes = connection_log.log, _Notes(settings)
     level = log.level
     log.addHandler(notes)

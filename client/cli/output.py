@@ -1,8 +1,8 @@
-"""Rows and records on standard output: as a table, as JSON lines or plain.
+"""Rows and records on standard output: as a table, as JSON lines, or plain.
 
-- ``table``: for people; drawn by rich, and row by row below one another where the terminal is too narrow.
-- ``json``: one object a line. Names are stable; moments are ISO 8601 in UTC, sizes bytes, spans of time seconds.
-- ``plain``: the same values separated by tabs, one row a line and no heading, for ``cut`` and ``awk``.
+- ``table``: for people; drawn by rich, or as blocks of lines if the terminal is too narrow for a table.
+- ``json``: one object per line. Names are stable; times are ISO 8601 in UTC, sizes in bytes, durations in seconds.
+- ``plain``: the same values separated by tabs, one row per line without a heading, for ``cut`` and ``awk``.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ WIDTH_WITHOUT_TERMINAL = 160
 _ANY_WIDTH = 100_000
 TIGHT_GAP = 2
 FOLD_CHARS_MIN = 16
-"""A column that folds is at least so wide."""
+"""Minimum width of a column that folds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One value of a row. ``name``: in JSON; ``show``: its text in a table; ``number``: set flush right.
+    """One value of a row. ``name``: its JSON name; ``show``: function that returns its text in a table; ``number``:
+    aligned to the right.
 
-    If a terminal is too narrow, ``spare`` columns are left out, the last one first; then the text of a ``fold`` column
-    is broken into lines.
+    If a terminal is too narrow, the table leaves out the ``spare`` columns, the last one first; then it breaks the text
+    of a ``fold`` column into lines.
     """
 
     name: str
@@ -51,17 +52,17 @@ class Column:
 
 
 def number(name: str, heading: str, show: Callable[[Any], str] = "{:,}".format) -> Column:
-    """A column of figures."""
+    """Return a column of figures."""
     return Column(name, heading, show, number=True)
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal that shows colours, and the user has not asked for none (``NO_COLOR``)."""
+    """Return whether ``stream`` is a terminal with colours, and the user has not switched them off (``NO_COLOR``)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def to_json(row: Mapping[str, Any]) -> str:
-    """One line of JSON, without control characters."""
+    """Return one line of JSON, with control characters escaped."""
     return escape_json(_encode(row))
 
 
@@ -75,7 +76,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, default=_json_value).encode
 
 
 def to_plain(value: Any) -> str:
-    """One value of a plain line: no tab, no line end."""
+    """Return one value of a plain line, without tabs and line ends."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -90,7 +91,7 @@ def to_plain(value: Any) -> str:
 
 
 class Output:
-    """Prints in one of the three modes. Everything that comes from a broker is escaped here."""
+    """Output in one of the three modes. It escapes all values that come from a broker."""
 
     def __init__(self, mode: str, stream: TextIO) -> None:
         self.mode = mode
@@ -98,23 +99,23 @@ class Output:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Text as it is, already escaped."""
+        """Write text that is already escaped."""
         self.write_bytes(text.encode("utf-8", "backslashreplace"))
 
     def write_bytes(self, data: bytes) -> None:
-        """Bytes as they are."""
+        """Write bytes unchanged."""
         self._stream.buffer.write(data)
 
     def flush(self) -> None:
-        """Hand everything over to whoever reads it."""
+        """Flush the stream, so that the reader gets everything written so far."""
         self._stream.flush()
 
     def line(self, text: str) -> None:
-        """One line of text, escaped."""
+        """Escape and write one line of text."""
         self.write(escape(text) + "\n")
 
     def rows(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, empty: str = "") -> None:
-        """Rows of the same columns; ``empty``: what a table says instead where there is none."""
+        """Print rows of the same columns. ``empty``: line that a table shows if there are no rows."""
         if self.mode == TABLE:
             several = list(rows)
             if several:
@@ -129,7 +130,8 @@ class Output:
                 self.write("\t".join(to_plain(row.get(column.name)) for column in columns) + "\n")
 
     def record(self, columns: Sequence[Column], row: Mapping[str, Any]) -> None:
-        """One thing: in JSON and plain all of ``row`` (plain: a name and a value a line), in a table ``columns``."""
+        """Print one record: JSON and plain have all of ``row`` (plain: one name and value per line), a table only
+        ``columns``."""
         if self.mode == JSON:
             self.write(to_json(row) + "\n")
         elif self.mode == PLAIN:
@@ -140,14 +142,14 @@ class Output:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal, or what is assumed without one."""
+        """Width of the terminal in characters, or a default without a terminal."""
         fallback = WIDTH_WITHOUT_TERMINAL if not self._stream.isatty() else 80
         return shutil.get_terminal_size((fallback, 24)).columns if self._stream.isatty() else fallback
 
     # ---- tables
 
     def console(self) -> Console:
-        """A console of rich on standard output that takes no text for markup."""
+        """Return a rich console on standard output that does not interpret markup in texts."""
         from .console import StrictConsole
 
         terminal = self._stream.isatty()
@@ -185,14 +187,14 @@ class Output:
         console.print(table)
         if len(shown) < len(columns):
             left_out = ", ".join(column.heading for column in columns if column not in shown)
-            console.print(Text(f"too narrow for {left_out}; -o json has everything", style="dim"))
-        self._stream.flush()  # what is written next does not pass through this layer
+            console.print(Text(f"no room for {left_out}; -o json shows all columns", style="dim"))
+        self._stream.flush()  # later writes go to the buffer below this text layer
 
     @staticmethod
     def _drawn(
         columns: Sequence[Column], rows: list[Mapping[str, Any]], *, tight: bool = False, over: int = 0
     ) -> Table:
-        """The table; ``over``: by how many characters the widest column that folds is narrowed, if it is that wide."""
+        """Return the table. ``over``: number of characters by which the widest ``fold`` column is narrowed."""
         from rich import box
         from rich.table import Table
         from rich.text import Text
@@ -225,7 +227,7 @@ class Output:
         return table
 
     def _blocks(self, columns: Sequence[Column], rows: list[Mapping[str, Any]]) -> None:
-        """Each row as lines of heading and value: what a terminal of any width can show."""
+        """Print each row as lines of heading and value, which fit a terminal of any width."""
         from rich.table import Table
         from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""Types of arguments: positions, times, formats, sizes, topics with live completion."""
+"""Types of arguments: positions, times, formats, sizes, and names with live completion."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _PERMISSIONS = {"rw": 6, "wr": 6, "r": 4, "w": 2, "none": 0}
 
 
 class _Checked(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """A type whose ``parse`` raises ``ValueError``; its message becomes the error."""
+    """Base class of types whose ``parse`` raises ``ValueError``; its message becomes the usage error."""
 
     def parse(self, text: str) -> Any:
         raise NotImplementedError
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The value that the text stands for."""
+        """Return the parsed value."""
         if not isinstance(value, str):
             return value
         try:
@@ -39,7 +39,7 @@ class _Checked(click.ParamType):  # type: ignore[type-arg] # generic since click
 
 POSITION_EXAMPLES = {
     "earliest": "the first messages",
-    "latest": "the end, as it is now",
+    "latest": "the present end",
     "-10": "the last ten",
     "0=17": "offset 17 of queue 0",
 }
@@ -49,7 +49,7 @@ TIME_EXAMPLES = {
     "@-1d": "a day ago",
     "@now": "now",
 }
-"""What the shell completes for a time: with ``@``, so that no shell and no command takes it for an option."""
+"""Completions for a time. They begin with ``@`` so that no shell or command takes them for an option."""
 
 
 def _examples(forms: dict[str, str], incomplete: str) -> list[CompletionItem]:
@@ -59,174 +59,176 @@ def _examples(forms: dict[str, str], incomplete: str) -> list[CompletionItem]:
 
 
 class PositionType(_Checked):
-    """A place in a topic: see ``positions.py``; completed with examples of its forms."""
+    """A position in a topic (``positions.py`` parses it); completed with examples of its forms."""
 
     name = "position"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The forms that begin so."""
+        """Return the forms that begin with ``incomplete``."""
         return _examples(POSITION_EXAMPLES | TIME_EXAMPLES, incomplete)
 
     def parse(self, text: str) -> Any:
-        """The position."""
+        """Return the position."""
         from .positions import parse_position
 
         return parse_position(text)
 
 
 class TimeType(_Checked):
-    """A moment, with or without ``@``; completed with examples of its forms."""
+    """A time, with or without ``@``; completed with examples of its forms."""
 
     name = "time"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The forms that begin so."""
+        """Return the forms that begin with ``incomplete``."""
         return _examples(TIME_EXAMPLES, incomplete)
 
     def parse(self, text: str) -> Any:
-        """The moment, aware."""
+        """Return the time as an aware datetime."""
         from .positions import parse_time
 
         return parse_time(text.removeprefix("@"))
 
 
 class FormatType(_Checked):
-    """A ``--format``."""
+    """A format template for ``--format``."""
 
     name = "format"
 
     def parse(self, text: str) -> Any:
-        """The parsed format."""
+        """Return the parsed format."""
         from .formats import Format
 
         return Format(text)
 
 
 class SizeType(_Checked):
-    """Bytes: ``512``, ``64k``, ``1.5MB``, ``1Gi``."""
+    """A size in bytes: ``512``, ``64k``, ``1.5MB``, ``1Gi``."""
 
     name = "size"
 
     def parse(self, text: str) -> int:
-        """The number of bytes."""
+        """Return the number of bytes."""
         found = _SIZE.fullmatch(text.strip())
         if found is None or found[2] not in _SIZE_UNITS:
-            raise ValueError(f"{text!r} is no size; write bytes, or with a unit: 64k, 1.5MB, 1Gi")
+            raise ValueError(f"{text!r} is not a size; use bytes, or a unit: 64k, 1.5MB, 1Gi")
         return int(float(found[1]) * _SIZE_UNITS[found[2]])
 
 
 class SpanType(_Checked):
-    """A span of time in seconds: ``0.5``, ``10ms``, ``2min``."""
+    """A duration in seconds: ``0.5``, ``10ms``, ``2min``."""
 
     name = "span"
 
     def parse(self, text: str) -> float:
-        """The seconds."""
+        """Return the number of seconds."""
         found = _SPAN.fullmatch(text.strip())
         if found is None:
-            raise ValueError(f"{text!r} is no span of time; write seconds, or with a unit: 10ms, 2min, 1h")
+            raise ValueError(f"{text!r} is not a duration; use seconds, or a unit: 10ms, 2min, 1h")
         return float(found[1]) * _SPAN_UNITS[found[2] or ""]
 
 
 class PropertyType(_Checked):
-    """``NAME=VALUE``."""
+    """A property, ``NAME=VALUE``."""
 
     name = "property"
 
     def parse(self, text: str) -> tuple[str, str]:
-        """Name and value."""
+        """Return name and value."""
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise ValueError(f"{text!r} is no property; write NAME=VALUE")
+            raise ValueError(f"{text!r} is not a property; use NAME=VALUE")
         return name, value
 
 
 class PermissionType(_Checked):
-    """What a topic allows: ``rw``, ``r``, ``w``, ``none``."""
+    """A topic's permission: ``rw``, ``r``, ``w``, ``none``."""
 
     name = "permission"
 
     def parse(self, text: str) -> int:
-        """4 read + 2 write."""
+        """Return the bits: 4 to read, 2 to write."""
         if text not in _PERMISSIONS:
-            raise ValueError(f"{text!r} is no permission; write rw, r, w or none")
+            raise ValueError(f"{text!r} is not a permission; use rw, r, w or none")
         return _PERMISSIONS[text]
 
 
 class RetentionType(_Checked):
-    """How long a topic keeps its messages, in hours: ``24h``, ``7d``, ``forever`` (-1), ``default`` (0)."""
+    """A topic's retention in hours: ``24h``, ``7d``, ``forever`` (-1), ``default`` (0)."""
 
     name = "retention"
 
     def parse(self, text: str) -> int:
-        """The hours."""
+        """Return the number of hours."""
         named = {"forever": -1, "default": 0}.get(text.strip().lower())
         if named is not None:
             return named
         found = re.fullmatch(r"([1-9]\d{0,5})\s*(h|d|w)", text.strip())
         if found is None:
-            raise ValueError(f"{text!r} is no retention; write whole hours or days (24h, 7d, 2w), forever or default")
+            raise ValueError(
+                f"{text!r} is not a retention; use whole hours, days or weeks (24h, 7d, 2w), forever or default"
+            )
         return int(found[1]) * {"h": 1, "d": 24, "w": 168}[found[2]]
 
 
 class RetentionBytesType(SizeType):
-    """Most bytes that a topic keeps: a size, or ``none`` (0)."""
+    """Maximum bytes that a topic keeps: a size, or ``none`` (0)."""
 
     def parse(self, text: str) -> int:
-        """The number of bytes."""
+        """Return the number of bytes."""
         return 0 if text.strip().lower() == "none" else super().parse(text)
 
 
 class TopicType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """A topic's name; completed with those of the broker."""
+    """A topic's name; completed from the broker."""
 
     name = "topic"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The topics that begin so."""
+        """Return the topics that begin with ``incomplete``."""
         from .completing import complete_topics
 
         return complete_topics(ctx, incomplete)
 
 
 class GroupType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """A consumer group's name; completed with those of the broker."""
+    """A consumer group's name; completed from the broker."""
 
     name = "group"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The groups that begin so."""
+        """Return the groups that begin with ``incomplete``."""
         from .completing import complete_groups
 
         return complete_groups(ctx, incomplete)
 
 
 class DeadLetterGroupType(GroupType):
-    """A group whose dead letters are meant; completed with those that have some."""
+    """A group with dead letters; completed with the groups that have a dead-letter topic."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The groups that begin so."""
+        """Return the groups that begin with ``incomplete``."""
         from .completing import complete_dead_letter_groups
 
         return complete_dead_letter_groups(ctx, incomplete)
 
 
 class OffsetsType(_Checked):
-    """A range of queue offsets: ``17``, ``17:20`` (without 20), ``17:``, ``:20``."""
+    """A range of queue offsets: ``17``, ``17:20`` (20 excluded), ``17:``, ``:20``."""
 
     name = "offsets"
 
     def parse(self, text: str) -> tuple[int, int | None]:
-        """The first, and the first behind the last; None: to the end."""
+        """Return the first offset and the end (exclusive); the end None means that of the queue."""
         found = _OFFSETS.fullmatch(text.strip())
         first, last = (int(found[1] or 0), int(found[3]) if found[3] else None) if found else (0, -1)
         if found is None or (not found[2] and not found[1]) or (last is not None and last <= first):
-            raise ValueError(f"{text!r} is no range of offsets; write 17, 17:20 (17 to 19), 17: or :20")
+            raise ValueError(f"{text!r} is not a range of offsets; use 17, 17:20 (17 to 19), 17: or :20")
         return first, last if found[2] else first + 1
 
 
 class SettingType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """The name of a broker's setting, or with ``to_set`` NAME=VALUE; completed with those of the broker."""
+    """The name of a broker setting, or NAME=VALUE with ``to_set``; completed from the broker."""
 
     name = "setting"
 
@@ -234,26 +236,26 @@ class SettingType(click.ParamType):  # type: ignore[type-arg] # generic since cl
         self._to_set = to_set
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The settings that begin so."""
+        """Return the settings that begin with ``incomplete``."""
         from .completing import complete_settings
 
         return complete_settings(ctx, incomplete, to_set=self._to_set)
 
 
 class ContextType(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """A context's name; completed with those that there are."""
+    """A context's name; completed with the existing ones."""
 
     name = "context"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The contexts that begin so."""
+        """Return the contexts that begin with ``incomplete``."""
         from .completing import complete_contexts
 
         return complete_contexts(incomplete)
 
 
 def show_permission(perm: int) -> str:
-    """``rw`` for 6."""
+    """Return the text of a permission: ``rw`` for 6."""
     return ("r" if perm & 4 else "") + ("w" if perm & 2 else "") or "none"
 
 

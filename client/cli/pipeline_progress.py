@@ -1,4 +1,4 @@
-"""How far the pipeline's queries are: a table that is drawn anew on a terminal, lines elsewhere. On standard error."""
+"""Progress of the pipeline's queries on standard error: a table that is redrawn on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Show = Callable[[Sequence[QueryProgress]], None]
 
 LINE_SECONDS = 5.0
-"""Elsewhere than on a terminal a query is told of so often at most, and at its end."""
+"""Minimum seconds between two lines about a query without a terminal; its end is always reported."""
 
 COLUMNS = (
     Column("query", "QUERY"),
@@ -33,15 +33,15 @@ COLUMNS = (
     number("unreadable", "UNREADABLE", show_count),
     Column("watermark", "CLOSED BEFORE, UTC", lambda moment: moment[:16].replace("T", " ")),
 )
-"""Fields of ``QueryProgress``."""
+"""Columns of the table; their names are fields of ``QueryProgress``."""
 NARROW = 90
 NARROW_COLUMNS = ("query", "state", "messages", "behind")
-"""What a terminal shows that is narrower than so many characters."""
+"""Columns on a terminal narrower than ``NARROW`` characters."""
 
 
 @contextmanager
 def shown_progress() -> Iterator[Show]:
-    """A function that shows how far the queries are, as often as it is called."""
+    """Yield a function that shows the progress of the queries at each call."""
     if sys.stderr.isatty():
         with _live() as show:
             yield show
@@ -77,7 +77,7 @@ def _table(progress: Sequence[QueryProgress], seconds: float, width: int) -> Tab
 
 
 class _Lines:
-    """A line for each query that got on, not too often."""
+    """Progress as lines: one for each query that has advanced, at most every ``LINE_SECONDS``."""
 
     def __init__(self) -> None:
         self._shown: dict[str, tuple[int, str, float]] = {}
@@ -93,7 +93,7 @@ class _Lines:
 
 
 def line_of(row: QueryProgress) -> str:
-    """``departures: working, 150,000 messages in 3 batches, 186,888 behind, closed before 2013-04-19T15:00:00Z``."""
+    """Return a line such as ``departures: working, 150,000 messages in 3 batches, 186,888 behind``."""
     done = f"{plural(row.messages, 'message')} in {plural(row.batches, 'batch', 'batches')}"
     parts = [f"{row.query}: {row.state}", done]
     if row.behind is not None:

@@ -1,4 +1,4 @@
-"""What ``--from``, ``--until``, ``--to`` and times mean, as they are typed."""
+"""Parser of the positions and times that ``--from``, ``--until`` and ``--to`` take."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class EveryQueue:
 
 
 Typed: TypeAlias = End | int | datetime | dict[int, int] | EveryQueue
-"""``"earliest"``, ``"latest"``, −n, an aware datetime, offsets by queue, or one for all queues."""
+"""``"earliest"``, ``"latest"``, −n, an aware datetime, offsets by queue, or one offset for all queues."""
 
 
 def is_before_now(text: str) -> bool:
-    """Whether ``text`` is a time such as ``-1h``, which looks like an option."""
+    """Return whether ``text`` is a time such as ``-1h``, which looks like an option."""
     return text.startswith("-") and _RELATIVE.fullmatch(text) is not None
 
 
 def parse_time(text: str, now: datetime | None = None) -> datetime:
-    """The moment that ``text`` names, aware. Raises ``ValueError`` that says which forms there are."""
+    """Return the time that ``text`` names, as an aware datetime. Raises ``ValueError`` that lists the valid forms."""
     now = now or datetime.now(UTC)
     stripped = text.strip()
     try:
@@ -56,7 +56,7 @@ def parse_time(text: str, now: datetime | None = None) -> datetime:
     except (OverflowError, ValueError, OSError):
         moment = None
     if moment is None:
-        raise ValueError(f"{text!r} is no time; write {TIME_FORMS}")
+        raise ValueError(f"{text!r} is not a time; use {TIME_FORMS}")
     return moment
 
 
@@ -73,13 +73,13 @@ def _parse_time(text: str, now: datetime) -> datetime | None:
         today = now.astimezone().date().isoformat()
         text = f"{today}T{text.rjust(5, '0') if text.count(':') == 1 else text.rjust(8, '0')}"
     if not text[:4].isdigit() or "-" not in text[:8]:
-        return None  # fromisoformat takes digits alone for a date
+        return None  # fromisoformat would parse plain digits as a date
     moment = datetime.fromisoformat(text)
     return moment.astimezone() if moment.tzinfo is None else moment
 
 
 def parse_position(text: str, now: datetime | None = None) -> Typed:
-    """The position that ``text`` names. Raises ``ValueError`` that says which forms there are."""
+    """Return the position that ``text`` names. Raises ``ValueError`` that lists the valid forms."""
     stripped = text.strip()
     if stripped in ENDS:
         return ENDS[stripped]
@@ -92,7 +92,7 @@ def parse_position(text: str, now: datetime | None = None) -> Typed:
     if _CLOCK_OR_QUEUE.fullmatch(stripped):
         queue, _, offset = stripped.partition(":")
         raise ValueError(
-            f"{text!r} may be a time or an offset in a queue: write @{stripped} for the time, "
+            f"{text!r} may be a time or an offset in a queue: use @{stripped} for the time, "
             f"{int(queue)}={int(offset)} for offset {int(offset)} of queue {int(queue)}"
         )
     if _BY_QUEUE.fullmatch(stripped):
@@ -104,14 +104,14 @@ def parse_position(text: str, now: datetime | None = None) -> Typed:
     try:
         return parse_time(stripped, now)
     except ValueError:
-        raise ValueError(f"{text!r} is no position; write {POSITION_FORMS}") from None
+        raise ValueError(f"{text!r} is not a position; use {POSITION_FORMS}") from None
 
 
 def start_of(position: Typed, topic: str, stats: list[QueueStats]) -> Position:
-    """``position`` as the beginning of reading a topic.
+    """Return where to start reading a topic.
 
-    An offset for all queues begins at the end of a queue that does not reach that far; where no queue does, it is
-    refused with ``OffsetOutOfRange``, as are offsets by queue outside of what a queue holds.
+    One offset for all queues starts at the end of a queue that is shorter. Raises ``OffsetOutOfRange`` if all queues
+    are shorter.
     """
     if isinstance(position, EveryQueue):
         check_reached(position.offset, topic, stats)
@@ -123,7 +123,7 @@ def start_of(position: Typed, topic: str, stats: list[QueueStats]) -> Position:
 
 
 def end_of(position: Typed | None, topic: str, stats: list[QueueStats]) -> Position | None:
-    """``position`` as the end of reading a topic, before that offset; None: no end."""
+    """Return where to stop reading a topic (exclusive); None: never."""
     if isinstance(position, EveryQueue):
         return {queue.queue: position.offset for queue in stats}
     if isinstance(position, dict):
@@ -133,29 +133,30 @@ def end_of(position: Typed | None, topic: str, stats: list[QueueStats]) -> Posit
 
 
 def check_reached(offset: int, topic: str, stats: list[QueueStats]) -> None:
-    """Raise ``OffsetOutOfRange`` where no queue of the topic has the offset."""
+    """Raise ``OffsetOutOfRange`` if no queue of the topic has the offset."""
     if any(queue.min_offset <= offset <= queue.max_offset for queue in stats):
         return
     low = min((queue.min_offset for queue in stats), default=0)
     high = max((queue.max_offset for queue in stats), default=0)
-    perhaps_time = f"; as a time it is @{offset}" if len(str(offset)) in (_SECONDS_DIGITS, _MILLIS_DIGITS) else ""
+    perhaps_time = (
+        f"; to use it as a time, write @{offset}" if len(str(offset)) in (_SECONDS_DIGITS, _MILLIS_DIGITS) else ""
+    )
     raise OffsetOutOfRange(
-        f"offset {offset} is in none of the {len(stats)} queues of topic {topic!r}, which hold {low} to {high}"
-        f"{perhaps_time}",
+        f"no queue of topic {topic!r} has offset {offset}; its {len(stats)} queues hold {low} to {high}{perhaps_time}",
         min_offset=low,
         max_offset=min(high, I64_MAX),
     )
 
 
 def check_queues(offsets: dict[int, int], topic: str, stats: list[QueueStats]) -> None:
-    """Raise where ``offsets`` names a queue that the topic does not have."""
+    """Raise ``InvalidArgument`` if ``offsets`` names a queue that the topic does not have."""
     for queue in offsets:
         if queue not in {row.queue for row in stats}:
             raise InvalidArgument(f"topic {topic!r} has the queues 0 to {len(stats) - 1}, not {queue}")
 
 
 def check_committable(offset: int, topic: str, queue: QueueStats) -> None:
-    """Raise where a group cannot have committed ``offset``; it may be one whose message is gone."""
+    """Raise ``InvalidArgument`` for an offset that no group can have committed. Its message may have expired."""
     if not 0 <= offset <= queue.max_offset:
         raise InvalidArgument(
             f"offset {offset} cannot be committed for queue {queue.queue} of topic {topic!r}: its next message will "
@@ -164,10 +165,10 @@ def check_committable(offset: int, topic: str, queue: QueueStats) -> None:
 
 
 def check_held(offset: int, topic: str, queue: QueueStats) -> None:
-    """Raise ``OffsetOutOfRange`` where a queue does not reach to ``offset``, or no longer has it."""
+    """Raise ``OffsetOutOfRange`` if a queue does not hold ``offset`` yet or any longer."""
     if not queue.min_offset <= offset <= queue.max_offset:
         raise OffsetOutOfRange(
-            f"offset {offset} is outside of queue {queue.queue} of topic {topic!r}, which holds "
+            f"offset {offset} is not in queue {queue.queue} of topic {topic!r}, which holds "
             f"{queue.min_offset} to {queue.max_offset}",
             min_offset=queue.min_offset,
             max_offset=queue.max_offset,

@@ -1,4 +1,4 @@
-"""Reading messages onto the screen: what ``pull``, ``tail`` and ``query`` share."""
+"""Options and loop for showing messages, shared by ``pull``, ``tail`` and ``query``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from .settings import Settings
 from .units import plural, show_rate, show_seconds
 
 FORMAT_HELP = (
-    "What to print of each message: "
+    "Template for each message: "
     + ", ".join(f"%{letter} {meaning}" for letter, (meaning, _) in DIRECTIVES.items())
     + "; %%, \\n, \\t, \\xNN."
 )
 
 FILTER_HELP = "Only messages whose properties meet this condition: \"amount > 5 AND region IN ('eu', 'us')\"."
 POINTED_CHARS = 72
-"""So much of a filter is shown around the place that is wrong."""
+"""Number of characters of a filter that an error shows around the wrong place."""
 
 
 def format_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--format`` and ``--raw``."""
-    function = click.option("--raw", is_flag=True, help="Bodies as they are, control characters too.")(function)
+    """Add ``--format`` and ``--raw``."""
+    function = click.option("--raw", is_flag=True, help="Print bodies unchanged, including control characters.")(
+        function
+    )
     return click.option("--format", "template", type=FORMAT, metavar="FORMAT", help=FORMAT_HELP)(function)
 
 
@@ -47,11 +49,10 @@ def show_messages(
     condition: str | None = None,
     nothing: str = "",
 ) -> int:
-    """Print messages until there are no more, ``count`` are printed, or Ctrl-C; the exit code.
+    """Print messages until there are no more, ``count`` are printed, or Ctrl-C; return the exit code.
 
-    A damaged message is told on standard error and passed over; then the exit code says so. ``condition``: the filter
-    that they were asked for with, to point into where the broker refuses it. ``nothing``: a line for standard error if
-    there was no message at all.
+    A damaged message is reported on standard error and skipped; the exit code is then ``EXIT_ERROR``. ``condition``:
+    the filter, for the error if the broker refuses it. ``nothing``: line for standard error if there is no message.
     """
     began, shown, code = time.monotonic(), 0, EXIT_OK
     try:
@@ -71,7 +72,7 @@ def show_messages(
     except KeyboardInterrupt:
         seconds = time.monotonic() - began
         settings.output.flush()
-        new_line = "\n" if sys.stderr.isatty() else ""  # behind the terminal's ^C
+        new_line = "\n" if sys.stderr.isatty() else ""  # after the ^C that the terminal shows
         note(settings, f"{new_line}{plural(shown, 'message')} in {show_seconds(seconds)}, {show_rate(shown / seconds)}")
         return EXIT_INTERRUPTED
     if nothing and not shown:
@@ -80,14 +81,14 @@ def show_messages(
 
 
 def nothing_found(topic: str, tag: str | None, condition: str | None) -> str:
-    """A line that says that a part of a topic has no message at all, or none that is asked for."""
-    asked = [*([f"with the tag {tag}"] if tag else []), *([f"that meets the filter {condition}"] if condition else [])]
-    return escape(f"no message of topic {topic} was found there{' ' if asked else ''}{' and '.join(asked)}")
+    """Return a line for the user: the requested part of a topic has no message, or none that matches."""
+    asked = [*([f"with the tag {tag}"] if tag else []), *([f"matching the filter {condition}"] if condition else [])]
+    return escape(f"found no message of topic {topic} there{' ' if asked else ''}{' and '.join(asked)}")
 
 
 def pointed_at(condition: str, column: int) -> list[str]:
-    """Two lines: the part of ``condition`` around a column, counted from 1, and a mark below it; none where there is no
-    such column."""
+    """Return two lines: the part of ``condition`` around a column (counted from 1), and a mark below the column. Empty
+    if there is no such column."""
     if not 0 < column <= len(condition) + 1:
         return []
     line = "".join(letter if letter.isprintable() else " " for letter in condition)

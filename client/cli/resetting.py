@@ -1,4 +1,4 @@
-"""Moving a group's progress: what ``offset reset`` and ``group reset`` share."""
+"""Reset of a group's committed offsets, shared by ``offset reset`` and ``group reset``."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ RESET_COLUMNS = (
 
 
 def reset_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments of ``reset_group``, as they are typed."""
+    """Add the arguments and options of ``reset_group``."""
     for decorate in (
-        click.option("-n", "--dry-run", is_flag=True, help="Show what would be committed; commit nothing."),
-        click.option("--force", is_flag=True, help="Also while the group has members: they begin anew from there."),
-        click.option("--queue", "queues", type=QUEUE, multiple=True, help="Only this queue; may be given again."),
+        click.option("-n", "--dry-run", is_flag=True, help="Show what would be committed, but commit nothing."),
+        click.option("--force", is_flag=True, help="Reset even while the group has members: they restart from there."),
+        click.option("--queue", "queues", type=QUEUE, multiple=True, help="Only this queue; repeatable."),
         click.option("--to", type=POSITION, required=True, metavar="POSITION", help=f"{RESET_FORMS}."),
         click.argument("topic", type=TOPIC),
         click.argument("group", type=GROUP),
@@ -45,7 +45,7 @@ def reset_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def reset_group(
     settings: Settings, group: str, topic: str, to: Typed, queues: tuple[int, ...], force: bool, dry_run: bool
 ) -> None:
-    """Move the group's progress in the topic to ``to``, and show what was committed before and is now."""
+    """Commit the position ``to`` for the group in the topic, and show the offsets before and after."""
     with settings.consumer() as consumer:
         stats = consumer.topic_stats(topic)
         check_queues(dict.fromkeys(queues, 0), topic, stats)
@@ -67,10 +67,10 @@ def reset_group(
 
 
 def _offsets(consumer: Consumer, topic: str, to: Typed, stats: list[QueueStats]) -> dict[int, int]:
-    """The offsets by queue that ``to`` stands for; where it names queues, those alone."""
+    """Return the offsets by queue that ``to`` stands for; if ``to`` names queues, only those."""
     if isinstance(to, int):
         raise click.BadParameter(
-            f"{to} counts messages of the topic, not of a queue; {RESET_FORMS}", param_hint="'--to'"
+            f"{to} counts messages of the topic, not of a queue; use {RESET_FORMS}", param_hint="'--to'"
         )
     if isinstance(to, EveryQueue):
         check_reached(to.offset, topic, stats)

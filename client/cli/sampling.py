@@ -1,4 +1,4 @@
-"""What ``flintmq top`` shows: samples of the broker's figures, and the rates between two of them."""
+"""Data of ``flintmq top``: samples of the broker's figures, and the rates between two samples."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .lags import Lag, lag_in, read_rows
 from .topics import is_own
 
 TOPICS_ASKED_MAX = 1000
-"""Of more topics than this only the first are looked at: each is a request."""
+"""Maximum number of topics per sample, because each topic takes a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The figures at one moment. ``ends``: the sum of a topic's max offsets; ``held``: its messages;
-    ``groups``: by (group, topic), (sum of committed offsets, lag)."""
+    """The figures at one time. ``ends``: sum of the max offsets by topic; ``held``: number of messages by topic;
+    ``groups``: (sum of committed offsets, lag) by (group, topic)."""
 
     at: float
     condition: Condition
@@ -32,7 +32,7 @@ class Sample:
 
 
 def take(admin: Admin, *, system: bool = False) -> Sample:
-    """Ask the broker for everything; ``system``: also for the topics that it made for itself and for groups."""
+    """Request all figures from the broker; ``system``: include the topics that it created for itself and for groups."""
     ends: dict[str, int] = {}
     held: dict[str, int] = {}
     condition = Condition(admin.status())
@@ -62,7 +62,7 @@ def _groups(admin: Admin) -> dict[tuple[str, str], tuple[int, Lag]]:
 
 @dataclass(frozen=True, slots=True)
 class TopicRate:
-    """A topic: messages a second produced to it, and how many it holds."""
+    """Rate of messages produced to a topic, and the number of messages that it holds."""
 
     topic: str
     produced_per_second: float
@@ -71,7 +71,7 @@ class TopicRate:
 
 @dataclass(frozen=True, slots=True)
 class GroupRate:
-    """A group in a topic: messages a second that it committed, and how many it has still to read; None: not known."""
+    """Rate of messages that a group commits in a topic, and its lag there; None: unknown."""
 
     group: str
     topic: str
@@ -81,8 +81,8 @@ class GroupRate:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What happened between two samples; the busiest topics and the groups that lag most first. ``per_second``: None
-    for a figure that the broker does not give."""
+    """Rates between two samples. The busiest topics and the groups with the largest lag come first. ``per_second`` is
+    None for a figure that the broker does not report."""
 
     condition: Condition
     per_second: Mapping[str, float | None]
@@ -95,7 +95,7 @@ COUNTERS = ("produced_messages", "produced_bytes", "pulled_messages", "pulled_by
 
 
 def between(before: Sample, after: Sample) -> Rates:
-    """The rates from one sample to the next. A broker that was started anew meanwhile began to count at 0."""
+    """Return the rates between two samples. A broker that was restarted in between has counted from 0."""
     seconds = max(after.at - before.at, 1e-9)
     restarted = before.condition.info.get("pid") != after.condition.info.get("pid")
 
@@ -124,7 +124,7 @@ def between(before: Sample, after: Sample) -> Rates:
 
 
 def rates_row(rates: Rates) -> dict[str, Any]:
-    """The rates under their JSON names."""
+    """Return the rates under their JSON names."""
     condition, per_second = rates.condition, rates.per_second
     return {
         "time": datetime.now(UTC),

@@ -1,4 +1,4 @@
-"""What every command is told: which broker, how long to wait, how to print."""
+"""Settings of every command: broker, access, timeout and output."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 DEFAULT_BROKER = "127.0.0.1:10911"
 TIMEOUT_SECONDS = 10.0
 REACH_SECONDS_MAX = 5.0
-"""How long a broker may take to answer HELLO before it counts as not there."""
+"""Maximum seconds to wait for the response to HELLO before the broker counts as unreachable."""
 
 
 @dataclass
 class Settings:
-    """The common options as they were given; None: not given. Says where the broker is and opens clients.
+    """The common options; None: not given. Finds the broker's address and opens clients.
 
-    Opening one connects once, without trying again: a broker that is not there is said at once.
+    Before opening a client, it connects once without retries, so that an unreachable broker is reported at once.
     """
 
     broker: str | None = None
@@ -44,29 +44,29 @@ class Settings:
     tls_certificate: str | None = None
     tls_key: str | None = None
     may_ask: bool = True
-    """Whether somebody can be asked for a password."""
+    """Predicate: may the command prompt for a password?"""
 
     @cached_property
     def output(self) -> Output:
-        """How to print: as told, as the context says, else a table on a terminal, and plain elsewhere."""
+        """Output in the mode of the option or the context; else a table on a terminal, and plain elsewhere."""
         mode = self.mode or str(self.context_options.get("output") or "")
         return Output(mode or (TABLE if sys.stdout.isatty() else PLAIN), sys.stdout)
 
     @property
     def seconds(self) -> float:
-        """How long to wait for an answer."""
+        """Seconds to wait for a response."""
         return self.timeout or float(self.context_options.get("timeout") or TIMEOUT_SECONDS)
 
     @property
     def is_json(self) -> bool:
-        """Whether JSON was asked for."""
+        """Predicate: is the output JSON?"""
         return self.output.mode == JSON
 
     @cached_property
     def addresses(self) -> str:
-        """Where the broker is: ``--broker``, ``--context``, ``FLINTMQ_BROKER``, the context in use, or loopback.
+        """Address(es) from ``--broker``, ``--context``, ``FLINTMQ_BROKER``, the context in use, or the default.
 
-        Raises ``ConfigurationError`` for a context that is not there, ``InvalidArgument`` for what is no address.
+        Raises ``ConfigurationError`` for an unknown context, and ``InvalidArgument`` for an invalid address.
         """
         from ..core.address import parse_addresses
 
@@ -74,13 +74,13 @@ class Settings:
 
     @property
     def context_options(self) -> Options:
-        """What the context says beside its broker's address; nothing if the address is not the context's: who a user is
-        at one broker is not for another."""
+        """Other options of the context; empty if the address does not come from it, because the user and password for
+        one broker must not be sent to another."""
         return self._place[1]
 
     @cached_property
     def _place(self) -> tuple[str, Options]:
-        """The address(es) as they were given, and what their context says."""
+        """Address(es) as given, and the other options of their context."""
         from .contexts import Contexts
 
         if self.broker:
@@ -94,9 +94,9 @@ class Settings:
 
     @cached_property
     def access(self) -> AccessOptions:
-        """How to get in: from the options, else from ``FLINTMQ_USER``, ``FLINTMQ_PASSWORD`` and so on.
+        """Access options from the command line, else from ``FLINTMQ_USER``, ``FLINTMQ_PASSWORD`` and so on.
 
-        Raises ``ConfigurationError`` for a password that is nowhere.
+        Raises ``ConfigurationError`` if there is a user and no password.
         """
         from .access import access_options
 
@@ -104,7 +104,7 @@ class Settings:
 
     @cached_property
     def hello(self) -> HelloAnswer:
-        """What the broker says of itself, asked for by connecting once. Raises ``ConnectionFailed``."""
+        """The broker's response to HELLO, from a single connection attempt. Raises ``ConnectionFailed``."""
         from ..connection_log import ConnectionLog
         from ..core.access import access_of
         from ..core.address import parse_addresses
@@ -118,21 +118,21 @@ class Settings:
             connection.close()
 
     def admin(self) -> Admin:
-        """An admin of the broker, which was reached."""
+        """Return an admin client, after checking that the broker is reachable."""
         from ..sync.admin import Admin
 
         _ = self.hello
         return Admin(self.addresses, timeout=self.seconds, **self.access)
 
     def consumer(self) -> Consumer:
-        """A consumer of the broker, which was reached."""
+        """Return a consumer, after checking that the broker is reachable."""
         from ..sync.consumer import Consumer
 
         _ = self.hello
         return Consumer(self.addresses, timeout=self.seconds, **self.access)
 
     def producer(self, flush: Flush | None = None) -> Producer:
-        """A producer of the broker, which was reached."""
+        """Return a producer, after checking that the broker is reachable."""
         from ..sync.producer import Producer
 
         _ = self.hello

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to end in order."""
+"""Graceful stop of a command on Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """``event`` is set when somebody asks. Who asks a second time interrupts the process."""
+    """A request to stop. The first signal sets ``event``; the second one raises ``KeyboardInterrupt``."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
         self._signal: int | None = None
 
     def take_signals(self) -> None:
-        """Handle both signals from now on: again, where a library has taken one of them."""
+        """Install the handlers for both signals; call it again after a library has replaced one."""
         for each in SIGNALS:
             signal.signal(each, self._ask)
 
@@ -33,13 +33,13 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with. SIGTERM is how a service is ended: that is success."""
+        """Exit code of the command. SIGTERM is the normal way to stop a service, so it counts as success."""
         return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_OK
 
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Within, both signals are a request; afterwards they are what they were."""
+    """Handle both signals as a request to stop within the context; restore the old handlers afterwards."""
     before = {each: signal.getsignal(each) for each in SIGNALS}
     request = StopRequest()
     request.take_signals()

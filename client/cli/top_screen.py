@@ -24,7 +24,7 @@ _DISK_WARNING_SHARE = 0.15
 
 
 class Screen:
-    """Draws rates. ``away``: why the broker cannot be asked at the moment; then the last figures stay."""
+    """The screen that draws the rates. ``away``: reason why the broker is unreachable; the last figures stay."""
 
     def __init__(self, address: str, interval: float) -> None:
         self.address = address
@@ -34,19 +34,19 @@ class Screen:
         self.view = View()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines, no more of them than the terminal has."""
+        """Yield the lines, no more than the height of the terminal."""
         width, height = console.size
         parts: list[Text | Table] = [self._title(width)]
         if self.away:
             parts.append(Text(escape(self.away), style="bold red", overflow="ellipsis", no_wrap=True))
         if self.rates is None:
-            parts.append(Text("asking …", style="dim"))
+            parts.append(Text("waiting for the broker …", style="dim"))
         else:
             if self.rates.condition.withheld:
-                text = f"most is not shown: {escape(self.rates.condition.withheld)}"
+                text = f"most figures are hidden: {escape(self.rates.condition.withheld)}"
                 parts.append(Text(text, style="bold yellow", overflow="ellipsis", no_wrap=True))
             if self.rates.condition.write_refusal:
-                refusal = f"refuses messages: {escape(self.rates.condition.write_refusal)}"
+                refusal = f"the broker refuses messages: {escape(self.rates.condition.write_refusal)}"
                 parts.append(Text(refusal, style="bold red", overflow="ellipsis", no_wrap=True))
             columns = 1 if width < NARROW else 2 if width < WIDE else 4
             figures = _figures(self.rates)[: (height - len(parts)) * columns]
@@ -150,18 +150,18 @@ def _tables(rates: Rates, view: View, width: int, lines: int) -> list[Text | Tab
 
 
 def _others(others: str, view: View, table: str, not_asked: int = 0) -> list[Text]:
-    """The line on the rows that are not shown, marked where the keys scroll them."""
+    """Return the line about the rows that are not shown; it is bold for the table that the keys scroll."""
     if not others:
         return []
     if not_asked:
-        others += f", and {not_asked:,} that are not asked for"
+        others += f", and {not_asked:,} not sampled"
     here = view.focus == table
     style, key = ("bold", "↑ ↓") if here else ("dim", "Tab")
     return [Text(f"{others} ({key})", style=style, overflow="ellipsis", no_wrap=True)]
 
 
 def _table(names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> Table:
-    """Rows whose names are cut where there is no room, and whose figures are whole."""
+    """Return a table that truncates names if there is no room, and never figures."""
     table = Table(box=None, pad_edge=False, padding=(0, GAP_CHARS, 0, 0), header_style="bold")
     widths = [
         max(len(heading), *(row[place].cell_len for row in rows)) for place, heading in enumerate([*names, *figures])

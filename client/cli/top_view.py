@@ -1,4 +1,4 @@
-"""The part of its two tables that ``flintmq top`` shows, as keys choose it: sorted in some order, scrolled so far."""
+"""Sort order and scroll position of the two tables of ``flintmq top``, and the keys that change them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _ENDS = {"\x1b[H": 0, "\x1b[1~": 0, "g": 0, "\x1b[F": 1, "\x1b[4~": 1, "G": 1}
 
 @dataclass
 class View:
-    """``focus``: the table that is scrolled; ``first``: the number of its first row by table; ``shown``: how many rows
-    there was room for when it was last drawn."""
+    """The visible part of the tables. ``focus``: the table that the keys scroll; ``first``: number of the first visible
+    row, by table; ``shown``: number of rows that were visible when the table was last drawn."""
 
     focus: str = TOPICS
     order: str = BUSIEST
@@ -35,7 +35,7 @@ class View:
     shown: dict[str, int] = field(default_factory=lambda: {TOPICS: 1, GROUPS: 1})
 
     def press(self, key: str) -> None:
-        """Scroll, sort or go to the other table; any other key does nothing."""
+        """Scroll, sort or switch to the other table; ignore any other key."""
         if key == OTHER_TABLE_KEY:
             self.focus = GROUPS if self.focus == TOPICS else TOPICS
         elif key == SORT_KEY:
@@ -47,7 +47,7 @@ class View:
             self.first[self.focus] = max(0, self.first[self.focus] + step)
 
     def topics(self, rates: Rates) -> list[TopicRate]:
-        """The topics in their order."""
+        """Return the topics in the chosen order."""
         if self.order == BY_NAME:
             return sorted(rates.topics, key=lambda row: row.topic)
         if self.order == LARGEST:
@@ -55,17 +55,17 @@ class View:
         return rates.topics
 
     def groups(self, rates: Rates) -> list[GroupRate]:
-        """The groups in their order, without those rows of a group's own topics in which nothing waits."""
+        """Return the groups in the chosen order, without the rows of retry and dead-letter topics that have no lag."""
         rows = [row for row in rates.groups if row.lag != 0 or not is_group_topic(row.topic)]
         return sorted(rows, key=lambda row: (row.group, row.topic)) if self.order == BY_NAME else rows
 
     def window(self, table: str, rows: Sequence[R], room: int) -> tuple[Sequence[R], str]:
-        """The rows of a table that ``room`` lines show, and a line on the others; it is empty if there are none, or no
-        room for it."""
+        """Return the rows of a table that fit into ``room`` lines, and a line about the others. The line is empty if
+        there are no others or no room for it."""
         if len(rows) <= room:
             self.first[table], self.shown[table] = 0, max(1, len(rows))
             return rows, ""
-        count = max(1, room - 1)  # the line on the others
+        count = max(1, room - 1)  # one line for the line about the others
         first = self.first[table] = min(self.first[table], len(rows) - count)
         self.shown[table] = count
         above, below = first, len(rows) - first - count

@@ -1,4 +1,4 @@
-"""Which topics are the users' own: what ``topic list`` and ``top`` share."""
+"""Predicates that separate users' topics from the broker's, shared by ``topic list`` and ``top``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def is_group_topic(name: str) -> bool:
-    """Whether the broker made the topic for a group: what the group tries again, or its dead letters."""
+    """Return whether the topic is a group's retry topic or dead-letter topic."""
     return name.startswith(GROUP_TOPIC_PREFIXES)
 
 
 def is_own(info: TopicInfo) -> bool:
-    """Whether the broker made the topic, for itself or for a group."""
+    """Return whether the broker created the topic, for itself or for a group."""
     return info.system or is_group_topic(info.topic)

@@ -1,8 +1,9 @@
-"""Messages from one topic to another, or from a file: what ``copy``, ``export`` and ``import`` share.
+"""Transfer of messages between topics and files, shared by ``copy``, ``export`` and ``import``.
 
-Order is kept: messages of one source queue go to one target queue, one batch after the other. If both topics have the
-same number of queues, that is the queue of the same number; else a message with a sharding key goes where a producer
-would send it, and the others go to their queue's number modulo the number of queues of the target.
+A transfer keeps the order of each source queue: its messages go to one target queue, one batch after another. If both
+topics have the same number of queues, the target queue has the same number. Otherwise a message with a sharding key
+goes to the queue that a producer would choose, and any other message to its queue number modulo the number of target
+queues.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ KEY_PAGE_COUNT = 64
 
 
 def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add TOPIC and the options that choose among its messages, as ``Selection`` takes them."""
+    """Add TOPIC and the options that select some of its messages (see ``Selection``)."""
     for decorator in (
         click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP),
-        click.option("-t", "--tag", help="Only messages with this tag, or one of several: 'a || b'."),
-        click.option("-k", "--key", help="Only messages that have this key, found through the index."),
+        click.option("-t", "--tag", help="Only messages with this tag, or with one of several: 'a || b'."),
+        click.option("-k", "--key", help="Only messages with this key, found through the index."),
         click.option(
             "--until", type=POSITION, default="latest", show_default=True, metavar="POSITION",
-            help="Where to end, before it; latest: the end as it is now.",
+            help="Where to end (exclusive); latest: the present end.",
         ),
         click.option(
             "--from", "from_", type=POSITION, default="earliest", show_default=True, metavar="POSITION",
-            help=f"Where to begin: {POSITION_FORMS}.",
+            help=f"Where to start: {POSITION_FORMS}.",
         ),
         click.argument("topic", type=TOPIC),
     ):  # fmt: skip
@@ -62,7 +63,7 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Messages of a topic, in the order of each of its queues."""
+    """A selection of a topic's messages."""
 
     topic: str
     from_: Typed
@@ -76,22 +77,22 @@ class Selection:
             return
         for option, value in (("--from", self.from_), ("--until", self.until)):
             if not isinstance(value, datetime) and value not in (EARLIEST, LATEST):
-                raise click.UsageError(f"with --key, {option} must be a time: @2026-11-21T10:00, or @-2h")
+                raise click.UsageError(f"with --key, {option} must be a time, such as @2026-11-21T10:00 or @-2h")
 
     def messages(self, consumer: Consumer, stats: list[QueueStats]) -> Generator[StoredMessage, None, None]:
-        """Read the messages. ``stats``: the queues of the topic, as they were when the command began."""
+        """Yield the messages, each queue in order. ``stats``: the queues at the start of the command."""
         if self.key is not None:
             yield from self._with_key(consumer, self.key)
             return
         end = end_of(self.until, self.topic, stats)
-        if end == LATEST:  # a copy into the topic itself must not follow what it writes
+        if end == LATEST:  # a copy into the topic itself must not read its own copies
             end = {queue.queue: queue.max_offset for queue in stats}
         yield from consumer.iter(
             self.topic, from_=start_of(self.from_, self.topic, stats), until=end, tags=self.tag, filter=self.condition
         )
 
     def first_offsets(self, consumer: Consumer, stats: list[QueueStats]) -> dict[int, int]:
-        """Return where reading begins in each queue; empty if only the broker's index or the newest messages say so."""
+        """Return the first offset by queue; empty with a key or a position such as -10, which do not determine it."""
         if self.key is not None:
             return {}
         begin = start_of(self.from_, self.topic, stats)
@@ -102,7 +103,10 @@ class Selection:
         return dict(begin) if isinstance(begin, dict) else {}
 
     def _with_key(self, consumer: Consumer, key: str) -> Iterator[StoredMessage]:
-        """Read the messages that have a key, oldest first: the index knows them newest first, so places come first."""
+        """Yield the messages with a key, oldest first.
+
+        The index returns the newest first, so this collects all offsets before it reads a message.
+        """
         since = self.from_ if isinstance(self.from_, datetime) else None
         until = self.until if isinstance(self.until, datetime) else None
         places: list[tuple[int, int, int]] = []
@@ -120,19 +124,19 @@ class Selection:
 
 @dataclass(slots=True)
 class Transfer:
-    """Sends messages to ``queues`` queues of ``topic``, in batches that are acknowledged one after the other.
+    """A transfer to a topic with ``queues`` queues, in batches. Each batch is acknowledged before the next is sent.
 
-    ``same_queues``: whether the source has as many queues, so that a message keeps its queue's number.
+    ``same_queues``: the source has as many queues, so a message keeps its queue number.
     """
 
     producer: Producer
     queues: int
     same_queues: bool
     messages: int = 0
-    """Acknowledged so far."""
+    """Number of messages acknowledged so far."""
     body_bytes: int = 0
     done: dict[int, int] = field(default_factory=dict)
-    """By source queue: the offset after its last acknowledged message, at first where reading begins."""
+    """Offset after the last acknowledged message, by source queue; at first the offset where reading starts."""
     _batches: dict[int | None, list[Message]] = field(default_factory=dict)
     _reached: dict[int, int] = field(default_factory=dict)
     _count: int = 0
@@ -140,8 +144,10 @@ class Transfer:
     _started: float = field(default_factory=time.monotonic)
 
     def add(self, message: Message, queue: int | None, offset: int | None = None) -> None:
-        """Take a message of source queue ``queue`` (None: of none) at ``offset``. May send a batch, and then raises
-        what refused it."""
+        """Add a message from ``offset`` of the source queue ``queue`` (None: no queue).
+
+        Sends the batch when it is full, and then may raise ``DeliveryFailed``.
+        """
         target = queue
         if queue is not None and not self.same_queues:
             target = None if message.sharding_key is not None else queue % self.queues
@@ -154,9 +160,10 @@ class Transfer:
             self.flush()
 
     def flush(self) -> None:
-        """Send what was taken, and return when it is acknowledged. Raises ``DeliveryFailed``.
+        """Send the batch, and return when it is acknowledged. Raises ``DeliveryFailed``.
 
-        Ctrl-C waits for the acknowledgement, so that nothing is sent whose fate is unknown; pressed twice it does not.
+        The first Ctrl-C waits for the acknowledgement, so that the outcome of every message is known; the second one
+        does not wait.
         """
         batches, self._batches = self._batches, {}
         with stop_request() as request:
@@ -178,22 +185,24 @@ class Transfer:
         self.body_bytes += sum(len(message.body) for message in messages)
 
     def summary(self, verb: str) -> str:
-        """Return how much was acknowledged, and how fast."""
+        """Return a line with the acknowledged messages and their rate."""
         seconds = time.monotonic() - self._started
         rate = f", {show_rate(self.messages / seconds)}" if self.messages > 1 and seconds > 0 else ""
         count = plural(self.messages, "message")
         return f"{verb} {count} ({show_bytes(self.body_bytes)}) in {show_seconds(seconds)}{rate}"
 
     def resume_position(self) -> str:
-        """Return ``--from`` for what was not acknowledged; empty if that is not known."""
+        """Return the value of ``--from`` that continues after the acknowledged messages; empty if unknown."""
         return ",".join(f"{queue}={offset}" for queue, offset in sorted(self.done.items()))
 
 
 def for_each_sound(
     messages: Iterator[StoredMessage], handle: Callable[[StoredMessage], None], condition: str | None = None
 ) -> int:
-    """Call ``handle`` with each message; return the exit code. A damaged message is told on standard error and left
-    out; the exit code says so. Ctrl-C ends in order."""
+    """Call ``handle`` with each message until the last one or Ctrl-C; return the exit code.
+
+    A damaged message is reported on standard error and skipped; the exit code is then ``EXIT_ERROR``.
+    """
     from ...protocol.errors import FilterIllegal
 
     code = EXIT_OK
@@ -214,12 +223,12 @@ def for_each_sound(
 
 
 def say_done(settings: Settings, transfer: Transfer, verb: str, code: int) -> None:
-    """Tell on standard error how much was sent, and after an interruption how to go on."""
+    """Print on standard error how much was sent, and how to continue after an interruption."""
     note(settings, transfer.summary(verb))
     if code == EXIT_INTERRUPTED and (rest := transfer.resume_position()):
         note(settings, f"interrupted; --from {rest} continues")
 
 
 def invalid_line(number: int, reason: object) -> InvalidArgument:
-    """Return the error for a line of a file that is no message."""
-    return InvalidArgument(f"line {number} is no message: {reason}")
+    """Return the error for a line of a file that is not a message."""
+    return InvalidArgument(f"line {number} is not a message: {reason}")

@@ -1,4 +1,4 @@
-"""Figures as people read them. Machines get plain numbers: see ``output.py``."""
+"""Figures formatted for people. ``output.py`` gives programs plain numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TO_THE_SECOND = len("2026-11-21 11:00:00")
 
 
 def show_bytes(count: float | None) -> str:
-    """``1234567`` as ``1.23 MB``, in powers of 1000; ``–`` where it is not known."""
+    """Return ``1234567`` as ``1.23 MB``, in powers of 1000; ``–`` for None."""
     if count is None:
         return _UNKNOWN
     value, unit = float(count), 0
@@ -23,12 +23,12 @@ def show_bytes(count: float | None) -> str:
 
 
 def show_count(count: float | None) -> str:
-    """``1234567`` as ``1,234,567``."""
+    """Return ``1234567`` as ``1,234,567``."""
     return _UNKNOWN if count is None else f"{count:,.0f}"
 
 
 def show_rate(per_second: float | None) -> str:
-    """Events a second: ``1234567`` as ``1.23 M/s``, ``12.345`` as ``12.3/s``."""
+    """Return events per second: ``1234567`` as ``1.23 M/s``, ``12.345`` as ``12.3/s``."""
     if per_second is None:
         return _UNKNOWN
     for limit, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
@@ -39,7 +39,7 @@ def show_rate(per_second: float | None) -> str:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """A span of time: ``850 µs``, ``12.3 ms``, ``4.20 s``, ``3 min 20 s``, ``2 h 5 min``, ``6 d 3 h``, ``120 d``."""
+    """Return a duration: ``850 µs``, ``12.3 ms``, ``4.20 s``, ``3 min 20 s``, ``2 h 5 min``, ``6 d 3 h``, ``120 d``."""
     if seconds is None or seconds < 0:
         return _UNKNOWN
     if seconds < 1e-3:
@@ -61,12 +61,12 @@ def show_seconds(seconds: float | None) -> str:
 
 
 def _decimals(value: float) -> int:
-    """Three digits in all."""
+    """Return the number of decimals that makes three digits in all."""
     return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
 
 
 def iso(moment: datetime | None) -> str:
-    """A moment in UTC with milliseconds, as JSON and plain output have it: ``2026-11-21T10:00:00.123Z``."""
+    """Return a time in UTC with milliseconds, for JSON and plain output: ``2026-11-21T10:00:00.123Z``."""
     if moment is None:
         return ""
     if moment.tzinfo is not UTC:
@@ -75,17 +75,17 @@ def iso(moment: datetime | None) -> str:
 
 
 def show_moment(moment: datetime | None) -> str:
-    """A moment in local time, as a table has it: ``2026-11-21 11:00:00.123``."""
+    """Return a local time with milliseconds, for tables: ``2026-11-21 11:00:00.123``."""
     if moment is None:
         return _UNKNOWN
     return moment.astimezone().replace(tzinfo=None).isoformat(" ", "milliseconds")
 
 
 def show_second(moment: datetime | None) -> str:
-    """A moment in local time to the second: ``2026-11-21 11:00:00``."""
+    """Return a local time to the second: ``2026-11-21 11:00:00``."""
     return _UNKNOWN if moment is None else show_moment(moment)[:_TO_THE_SECOND]
 
 
 def plural(count: int, noun: str, several: str = "") -> str:
-    """``1 message``, ``2,000 messages``; ``several``: the plural where it is not the noun with an s."""
+    """Return ``1 message``, ``2,000 messages``. ``several``: the plural if it is not the noun with an s."""
     return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"

@@ -1,4 +1,4 @@
-"""Where ``flintmq user`` finds the users: in a store's folder, or at a broker, for its administrators."""
+"""The users that ``flintmq user`` changes: those of a running broker, or those in a store's folder."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 class UserStore(Protocol):
-    """Users that can be listed and changed; every method raises ``FlintError`` for what cannot be done."""
+    """Users that can be listed and changed. Every method raises ``FlintError`` if the change is impossible."""
 
     notice: str
-    """How soon a change holds, for the line that confirms it."""
+    """Phrase for the confirmation: how soon a change takes effect."""
 
     def grants(self) -> dict[str, Sequence[Grant]]:
         """Return the grants of every user, by name."""
@@ -41,29 +41,29 @@ class UserStore(Protocol):
         """Add a user."""
 
     def set_password(self, name: str, password: str) -> None:
-        """Give a user another password."""
+        """Change the password of a user."""
 
     def remove(self, name: str) -> None:
         """Remove a user."""
 
     def grant(self, name: str, grants: Sequence[Grant]) -> None:
-        """Grant something to a user."""
+        """Add grants to a user."""
 
     def revoke(self, name: str, grants: Sequence[Grant] | None) -> None:
-        """Take grants away from a user; None: all."""
+        """Remove grants from a user; None: all."""
 
 
 def store_option(function: Any) -> Any:
     """Add ``--store``."""
     return click.option(
         "--store", envvar="FLINTMQ_STORE__PATH", metavar="DIR",
-        help="Change the users in this store's folder, beside the broker or without one, instead of asking the broker.",
+        help="Edit the users in this store's folder, instead of asking the broker. The broker may run or not.",
     )(function)  # fmt: skip
 
 
 @contextmanager
 def open_users(settings: Settings, store: str | None) -> Iterator[UserStore]:
-    """Open the users in the folder ``store``, or (None) those of the broker."""
+    """Yield the users in the folder ``store``, or those of the broker if it is None."""
     if store is not None:
         yield _LocalUsers(store)
         return
@@ -128,7 +128,7 @@ class _LocalUsers:
     def _change(self, edit: Callable[[Users], Users]) -> None:
         try:
             self._file.change(edit)
-        except (UserNotExist, UserExistsAlready) as error:  # no broker said so: it is the command line that is wrong
+        except (UserNotExist, UserExistsAlready) as error:  # a wrong command line, not a broker's response
             raise ConfigurationError(error.message) from None
         finally:
             self._say_damage()

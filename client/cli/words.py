@@ -1,4 +1,4 @@
-"""Words that other brokers' command lines use: those that are commands here too, and those that have another name."""
+"""Words from other brokers' command lines: aliases for commands, and words that only lead to a suggestion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALIASES = {
     "ls": "topic list",
     "info": "status",
 }
-"""A word → the command that it stands for."""
+"""Command by alias."""
 
 HELP, VERSION = "help", "version"
 """Words for ``--help`` and ``--version``."""
@@ -28,7 +28,7 @@ SUBCOMMAND_ALIASES = {
     "ls": ("list",),
     "rm": ("delete", "remove"),
 }
-"""A word after the name of a group of commands → the commands that it stands for; the group has one of them or none."""
+"""Subcommands by alias; a group of commands has at most one of them."""
 
 OTHER_NAMES = {
     "acl": "user grant",
@@ -60,23 +60,23 @@ OTHER_NAMES = {
     "watch": "top",
     "write": "send",
 }
-"""A word that is no command → the command that whoever types it is likely to mean."""
+"""Command to suggest, by a word that is not a command."""
 
 BROKER_WORDS = ("serve", "server", "start", "run", "backup", "restore", "verify", "repair", "rebuild")
-"""Words for what ``flintmq-broker`` does, or that somebody types who wants a broker to start."""
+"""Commands of ``flintmq-broker``, and words that a user may type to start a broker."""
 
 MISTYPED_RATIO = 0.75
-"""How much a word has to resemble a command to be taken for it."""
+"""Minimum similarity to a command at which a word counts as a mistyped command."""
 
 
 def other_words() -> str:
-    """The aliases for people, in one line of any length."""
+    """Return a line about the aliases for the help text."""
     words = {meant: ", ".join(word for word in ALIASES if ALIASES[word] == meant) for meant in ALIASES.values()}
     return f"Also: {'; '.join(f'{names} = {meant}' for meant, names in words.items())}; version; help [COMMAND]."
 
 
 def is_mistyped(word: str, known: Iterable[str]) -> bool:
-    """Whether ``word`` is one of ``known`` but for a letter or two."""
+    """Return whether ``word`` differs from one of ``known`` in a letter or two."""
     return any(
         abs(len(word) - len(name)) <= 1 and difflib.SequenceMatcher(None, word, name).ratio() >= MISTYPED_RATIO
         for name in known
@@ -84,13 +84,13 @@ def is_mistyped(word: str, known: Iterable[str]) -> bool:
 
 
 def looks_like_command(word: str, known: Iterable[str]) -> bool:
-    """Whether ``word`` is one of the commands ``known``, stands for one, or is one of them but for a letter or two."""
+    """Return whether ``word`` suggests a command: it has one in ``OTHER_NAMES``, or is a mistyped one of ``known``."""
     lower = word.lower()
     return lower in OTHER_NAMES or lower in BROKER_WORDS or is_mistyped(lower, known)
 
 
 def advice(word: str) -> str:
-    """``; did you mean 'topic list'?`` for a word that has another name here; empty for any other word."""
+    """Return ``; did you mean 'topic list'?`` for a word with another name here; empty for any other word."""
     lower = word.lower()
     if lower in OTHER_NAMES:
         return f"; did you mean '{OTHER_NAMES[lower]}'?"

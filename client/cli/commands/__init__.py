@@ -1,1 +1,1 @@
-"""One module a command. ``flintmq.client.cli.main`` lists them and imports the one that is called."""
+"""One module per command. ``flintmq.client.cli.main`` lists them and imports only the one that is called."""

@@ -1,4 +1,4 @@
-"""``flintmq bench``."""
+"""The command ``flintmq bench``."""
 
 from __future__ import annotations
 
@@ -31,31 +31,35 @@ QUEUES = 4
 def bench() -> None:
     """Measure the running broker.
 
-    Without --topic a topic is made for the run and deleted afterwards, unless --keep is given. What was written stays
-    in the CommitLog until its file expires.
+    Without --topic, each run creates a topic and deletes it afterwards, unless --keep is given. The messages that it
+    wrote stay in the CommitLog until retention deletes their file.
     """
 
 
 def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--topic`` and ``--keep``."""
-    function = click.option("--keep", is_flag=True, help="Leave the topic that was made.")(function)
-    return click.option("--topic", type=TOPIC, help="A topic of yours; it is not deleted.  [default: a new one]")(
+    """Add ``--topic`` and ``--keep``."""
+    function = click.option("--keep", is_flag=True, help="Do not delete the topic afterwards.")(function)
+    return click.option("--topic", type=TOPIC, help="Use this topic and do not delete it.  [default: a new topic]")(
         function
     )
 
 
 @bench.command("produce")
 @pass_settings
-@click.option("-n", "--count", type=COUNT, default=200_000, show_default=True, help="Messages.")
-@click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes of a body.")
-@click.option("--batch", type=COUNT, default=1000, show_default=True, help="Messages of a send_bulk.")
+@click.option("-n", "--count", type=COUNT, default=200_000, show_default=True, help="Number of messages.")
+@click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes per body.")
+@click.option("--batch", type=COUNT, default=1000, show_default=True, help="Messages per send_bulk.")
 @click.option(
-    "--producers", type=click.IntRange(1, 64), default=1, show_default=True, help="Threads with a producer each."
+    "--producers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Number of threads, each with its own producer.",
 )
 @click.option(
-    "--flush", type=click.Choice(["sync", "async"]), help="Acknowledged when on disk, or by the broker's rule."
+    "--flush", type=click.Choice(["sync", "async"]), help="sync: acknowledge after the flush; async: broker's policy."
 )
-@click.option("--keys/--no-keys", default=True, show_default=True, help="A key for each message.")
+@click.option("--keys/--no-keys", default=True, show_default=True, help="Give each message a key.")
 @topic_options
 def produce(
     settings: Settings,
@@ -68,7 +72,7 @@ def produce(
     topic: str | None,
     keep: bool,
 ) -> int:
-    """How fast messages are taken and acknowledged."""
+    """Measure how fast the broker stores and acknowledges messages."""
     with _topic(settings, topic, keep) as name:
         run = Produce(settings, name, count, size, batch, producers, flush, keys)
         with _progress(settings, "produce", count) as advance:
@@ -78,12 +82,12 @@ def produce(
 
 @bench.command("pull")
 @pass_settings
-@click.option("-n", "--count", type=COUNT, default=200_000, show_default=True, help="Messages.")
-@click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes of a body, where they are produced.")
-@click.option("--batch", type=COUNT, default=1000, show_default=True, help="Messages of a pull.")
+@click.option("-n", "--count", type=COUNT, default=200_000, show_default=True, help="Number of messages.")
+@click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes per body, if messages are produced.")
+@click.option("--batch", type=COUNT, default=1000, show_default=True, help="Messages per pull.")
 @topic_options
 def pull(settings: Settings, count: int, size: int, batch: int, topic: str | None, keep: bool) -> int:
-    """How fast messages are read. Without --topic they are produced first."""
+    """Measure how fast messages are read. Without --topic, the run produces them first."""
     with _topic(settings, topic, keep) as name:
         if topic is None:
             with _progress(settings, "produce", count) as advance:
@@ -95,14 +99,14 @@ def pull(settings: Settings, count: int, size: int, batch: int, topic: str | Non
 
 @bench.command("query")
 @pass_settings
-@click.option("-n", "--count", type=COUNT, default=5000, show_default=True, help="Queries.")
+@click.option("-n", "--count", type=COUNT, default=5000, show_default=True, help="Number of queries.")
 @click.option(
-    "--messages", type=COUNT, default=100_000, show_default=True, help="Messages to be found, where produced."
+    "--messages", type=COUNT, default=100_000, show_default=True, help="Messages to produce, without --topic."
 )
-@click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes of a body, where they are produced.")
+@click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes per body, if messages are produced.")
 @topic_options
 def query(settings: Settings, count: int, messages: int, size: int, topic: str | None, keep: bool) -> int:
-    """How fast a message is found by its key. Without --topic some are produced first."""
+    """Measure how fast a message is found by its key. Without --topic, the run produces messages first."""
     with _topic(settings, topic, keep) as name:
         if topic is None:
             with _progress(settings, "produce", messages) as advance:
@@ -114,19 +118,19 @@ def query(settings: Settings, count: int, messages: int, size: int, topic: str |
 
 @bench.command("latency")
 @pass_settings
-@click.option("-n", "--count", type=COUNT, default=2000, show_default=True, help="Messages.")
-@click.option("--size", type=click.IntRange(8), default=100, show_default=True, help="Bytes of a body.")
+@click.option("-n", "--count", type=COUNT, default=2000, show_default=True, help="Number of messages.")
+@click.option("--size", type=click.IntRange(8), default=100, show_default=True, help="Bytes per body.")
 @click.option(
-    "--rate", type=click.FloatRange(min=0.1), default=500, show_default=True, help="Messages a second at most."
+    "--rate", type=click.FloatRange(min=0.1), default=500, show_default=True, help="Maximum messages per second."
 )
 @click.option(
-    "--flush", type=click.Choice(["sync", "async"]), help="Acknowledged when on disk, or by the broker's rule."
+    "--flush", type=click.Choice(["sync", "async"]), help="sync: acknowledge after the flush; async: broker's policy."
 )
 @topic_options
 def latency(
     settings: Settings, count: int, size: int, rate: float, flush: Flush | None, topic: str | None, keep: bool
 ) -> int:
-    """How long one message takes: until it is acknowledged, and until a consumer that waits has it."""
+    """Measure how long one message takes to be acknowledged, and to reach a waiting consumer."""
     with _topic(settings, topic, keep) as name:
         run = LatencyRun(settings, name, count, size, rate, flush)
         with _progress(settings, "latency", count) as advance:
@@ -134,12 +138,12 @@ def latency(
     return _show(settings, report)
 
 
-# ---- around a run
+# ---- before and after a run
 
 
 @contextmanager
 def _topic(settings: Settings, given: str | None, keep: bool) -> Iterator[str]:
-    """The topic to use; the one that was made for the run goes afterwards, unless it is to be kept."""
+    """Yield the topic to use: ``given``, or a new one, which is deleted afterwards unless ``keep`` is set."""
     if given is not None:
         yield given
         return
@@ -157,7 +161,7 @@ def _topic(settings: Settings, given: str | None, keep: bool) -> Iterator[str]:
 
 @contextmanager
 def _progress(settings: Settings, what: str, total: int) -> Iterator[Advance]:
-    """A bar on standard error, where that is a terminal."""
+    """Show a progress bar on standard error if that is a terminal; yield the function that advances it."""
     if settings.quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -185,13 +189,13 @@ def _show(settings: Settings, report: Report) -> int:
         for what, latencies in report.latencies.items():
             _show_latencies(settings, what, latencies)
     if report.interrupted:
-        note(settings, "interrupted: this is what was measured until then")
+        note(settings, "interrupted: these are the figures up to then")
         return EXIT_INTERRUPTED
     return EXIT_OK
 
 
 def report_row(report: Report) -> dict[str, Any]:
-    """A report under its JSON names."""
+    """Return the report under its JSON names."""
     return {
         "bench": report.bench,
         "topic": report.topic,

@@ -1,4 +1,4 @@
-"""``flintmq check``."""
+"""The command ``flintmq check``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One figure and its limits. ``low``: a figure below its limits is bad, instead of above."""
+    """One figure and its limits. ``low``: the figure is bad below its limits instead of above them."""
 
     name: str
     value: float | None
@@ -39,7 +39,7 @@ class Finding:
 
     @property
     def state(self) -> int:
-        """How the figure is; ``UNKNOWN`` where the broker does not give one that has a limit."""
+        """State of the figure; ``UNKNOWN`` if it has a limit and the broker does not report it."""
         if self.value is None:
             return UNKNOWN if self.warning is not None or self.critical is not None else OK
         for limit, state in ((self.critical, CRITICAL), (self.warning, WARNING)):
@@ -54,7 +54,7 @@ class Finding:
 
 
 class CheckCommand(Command):
-    """For a monitor a wrong command line is UNKNOWN, not CRITICAL."""
+    """A command whose invalid command line is UNKNOWN to a monitor; the usual exit code 2 would mean CRITICAL."""
 
     usage_exit_code = UNKNOWN
 
@@ -65,24 +65,20 @@ def _share(value: float | None) -> str:
 
 @click.command("check", cls=CheckCommand)
 @pass_settings
-@click.option("--reput-warning", type=SIZE, default="16Mi", show_default=True, help="Log that queues do not know yet.")
+@click.option("--reput-warning", type=SIZE, default="16Mi", show_default=True, help="Log not yet in the queues.")
 @click.option("--reput-critical", type=SIZE, default="256Mi", show_default=True, help="The same.")
-@click.option(
-    "--index-warning", type=SIZE, default="16Mi", show_default=True, help="Log that the index does not know yet."
-)
+@click.option("--index-warning", type=SIZE, default="16Mi", show_default=True, help="Log not yet in the index.")
 @click.option("--index-critical", type=SIZE, default="256Mi", show_default=True, help="The same.")
-@click.option("--disk-warning", type=click.FloatRange(0, 100), default=15, show_default=True, help="Per cent free.")
-@click.option("--disk-critical", type=click.FloatRange(0, 100), default=5, show_default=True, help="Per cent free.")
 @click.option(
-    "--flush-warning", type=SPAN, default="100ms", show_default=True, help="99 of 100 flushes take this long."
+    "--disk-warning", type=click.FloatRange(0, 100), default=15, show_default=True, help="Percent of disk free."
 )
+@click.option("--disk-critical", type=click.FloatRange(0, 100), default=5, show_default=True, help="The same.")
+@click.option("--flush-warning", type=SPAN, default="100ms", show_default=True, help="99th percentile of flush times.")
 @click.option("--flush-critical", type=SPAN, default="1s", show_default=True, help="The same.")
-@click.option("--lag-warning", type=click.IntRange(0), help="Messages that a group is behind.  [default: any]")
+@click.option("--lag-warning", type=click.IntRange(0), help="Lag of a group in messages.  [default: no limit]")
 @click.option("--lag-critical", type=click.IntRange(0), help="The same.")
-@click.option(
-    "--group", type=GROUP, default="", help="The group whose lag counts.  [default: the worst that you may see]"
-)
-@click.option("--topic", type=TOPIC, default="", help="The topic whose lag counts.  [default: all together]")
+@click.option("--group", type=GROUP, default="", help="Group whose lag is checked.  [default: the worst visible one]")
+@click.option("--topic", type=TOPIC, default="", help="Topic whose lag is checked.  [default: the sum of all]")
 def check(
     settings: Settings,
     reput_warning: int,
@@ -98,10 +94,10 @@ def check(
     group: str,
     topic: str,
 ) -> int:
-    """One line for a monitor. Exit code 0: ok, 1: warning, 2: critical or not reached, 3: unknown.
+    """Print one line for a monitor. Exit code 0: ok, 1: warning, 2: critical or unreachable, 3: unknown.
 
-    A figure that an older broker does not give counts as ok if its limits are the defaults. A user who may not see the
-    broker's figures (flintmq user grant NAME --query-broker) is told UNKNOWN.
+    A figure that an older broker does not report counts as ok if its limits are the defaults. The state is UNKNOWN if
+    the user may not see the broker's figures (flintmq user grant NAME --query-broker).
     """
     try:
         with settings.admin() as admin:
@@ -122,7 +118,7 @@ def check(
     if wants_lag:
         findings.append(_lag_finding(lag, lag_warning, lag_critical))
     if condition.write_refusal:
-        return _say(settings, CRITICAL, f"refuses messages: {condition.write_refusal}", findings)
+        return _say(settings, CRITICAL, f"the broker refuses messages: {condition.write_refusal}", findings)
     states = [finding.state for finding in findings]
     if condition.withheld:
         states.append(UNKNOWN)
@@ -137,11 +133,11 @@ def check(
 
 
 _SEVERITY = (OK, UNKNOWN, WARNING, CRITICAL)
-"""A figure that is known to be bad says more than one that is not known."""
+"""States from best to worst: a figure that is known to be bad outweighs an unknown one."""
 
 
 def _limit_was_given(name: str) -> bool:
-    """Whether a limit of the figure stands on the command line."""
+    """Return whether the command line sets a limit of the figure."""
     ctx = click.get_current_context()
     option = name.partition("_")[0]
     return any(
@@ -151,8 +147,8 @@ def _limit_was_given(name: str) -> bool:
 
 
 def _worst_lag(admin: Admin, group: str, topic: str) -> tuple[str, Lag | None]:
-    """Return the group whose lag counts, and its lag: one of which it is not known first, then the one that is furthest
-    behind. None if no group that the user may see has anything to read."""
+    """Return the group whose lag counts, and its lag: first a group whose lag is unknown, then the one with the largest
+    lag. The lag is None if no group that the user may see has anything to read."""
     lags = lag_by_group(admin.consume_stats(group or None, topic or None, uncommitted=True))
     if not topic:
         for info in admin.groups():
@@ -166,7 +162,7 @@ def _worst_lag(admin: Admin, group: str, topic: str) -> tuple[str, Lag | None]:
 
 
 def _lag_finding(lag: Lag | None, warning: int | None, critical: int | None) -> Finding:
-    """What is known to be too much is bad, also if there may be more; what is not known is not fine."""
+    """Return the finding for a lag. A partly known lag is bad if the known part exceeds a limit, else unknown."""
     if lag is None:
         return Finding("lag", None, show_count, warning, critical)
     known = Finding("lag", lag.messages, show_count, warning, critical)
@@ -174,7 +170,7 @@ def _lag_finding(lag: Lag | None, warning: int | None, critical: int | None) -> 
 
 
 def _say(settings: Settings, state: int, reason: str, findings: list[Finding]) -> int:
-    """The line, and its exit code. Behind the bar stand the figures as monitors read them."""
+    """Print the line and return the exit code. The figures after the bar are performance data for Nagios."""
     if settings.output.mode == JSON:
         figures = {finding.name: finding.value for finding in findings}
         bad = [finding.name for finding in findings if finding.state != OK]

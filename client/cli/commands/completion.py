@@ -1,4 +1,4 @@
-"""``flintmq completion``."""
+"""The command ``flintmq completion``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ LINES = {
     "fish": ("{variable}=fish_source {program} | source", "~/.config/fish/completions/{program}.fish"),
 }
 PROGRAMS = ("flintmq", "flintmq-broker")
-"""The second is there where the broker's extra is installed."""
+"""Programs with completion; the second one exists only if the ``broker`` extra is installed."""
 
 
 @command("completion")
 @click.argument("shell", type=click.Choice(list(LINES)))
 def completion(settings: Settings, shell: str) -> None:
-    """Print the lines that switch on completion in SHELL: commands, options, and the broker's topics, groups, settings.
+    """Print the lines that switch on completion in SHELL.
 
-    The second line is for flintmq-broker.
+    Completion covers commands, options, and the broker's topics, groups and settings. The second line is for
+    flintmq-broker.
     """
     line, file = LINES[shell]
     for program in PROGRAMS:

@@ -1,4 +1,4 @@
-"""``flintmq config``."""
+"""The command ``flintmq config``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMNS = (
     Column("hot", "CAN BE SET", lambda hot: "yes" if hot else ""),
 )
 UNCHANGED_COLUMNS = tuple(column for column in COLUMNS if column.name != "at_start")
-"""If every value is as it was at the start."""
+"""Columns of the table if every value is as it was at the start."""
 DATA_COLUMNS = (*COLUMNS, Column("rule", "MUST BE"))
 CHANGED_COLUMNS = (
     Column("name", "SETTING"),
@@ -38,7 +38,7 @@ CHANGED_COLUMNS = (
 
 @click.group(cls=Group)
 def config() -> None:
-    """The broker's settings: list, show, change while it runs."""
+    """List, show and change the broker's settings."""
 
 
 def _row(setting: Setting) -> dict[str, Any]:
@@ -47,17 +47,17 @@ def _row(setting: Setting) -> dict[str, Any]:
 
 @config.command("list")
 @pass_settings
-@click.option("--hot", is_flag=True, help="Only those that can be set while the broker runs.")
-@click.option("--changed", is_flag=True, help="Only those that were set since the start.")
+@click.option("--hot", is_flag=True, help="Only settings that can be changed while the broker runs.")
+@click.option("--changed", is_flag=True, help="Only settings that were changed since the start.")
 def list_settings(settings: Settings, hot: bool, changed: bool) -> None:
-    """List the settings. Where the broker finds its users and keys is not shown."""
+    """List the settings, except the paths of the broker's users and keys."""
     with settings.admin() as admin:
         found = admin.settings()
     chosen = [each for each in found if (each.hot or not hot) and (each.value != each.at_start or not changed)]
     columns = COLUMNS if any(each.value != each.at_start for each in chosen) else UNCHANGED_COLUMNS
     if settings.output.mode != TABLE:
         columns = DATA_COLUMNS
-    settings.output.rows(columns, map(_row, chosen), empty="no setting was changed since the start")
+    settings.output.rows(columns, map(_row, chosen), empty="no setting has been changed since the start")
 
 
 @config.command("get")
@@ -68,7 +68,7 @@ def get(settings: Settings, name: str) -> None:
     with settings.admin() as admin:
         found = {setting.name: setting for setting in admin.settings()}
     if name not in found:
-        raise ConfigurationError(f"there is no setting {name} that is shown; flintmq config list has them all")
+        raise ConfigurationError(f"there is no visible setting {name}; flintmq config list shows all")
     settings.output.record(DATA_COLUMNS, _row(found[name]))
 
 
@@ -76,14 +76,16 @@ def get(settings: Settings, name: str) -> None:
 @pass_settings
 @click.argument("assignments", metavar="SECTION.NAME=VALUE...", type=SettingType(to_set=True), nargs=-1, required=True)
 def set_settings(settings: Settings, assignments: tuple[str, ...]) -> None:
-    """Change settings at once, all that are given or none. They last until the broker is started again: to keep them,
-    put them into its broker.toml."""
+    """Change settings of the running broker: all that are given, or none.
+
+    The changes last until the broker is restarted. To make them permanent, put them into its broker.toml.
+    """
     changes: dict[str, int | str | bool] = {}
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
         if not separator or "." not in name:
             raise click.UsageError(
-                f"{assignment!r} is not SECTION.NAME=VALUE, e.g. retention.file_reserved_hours=24",
+                f"expected SECTION.NAME=VALUE, such as retention.file_reserved_hours=24; got {assignment!r}",
                 click.get_current_context(),
             )
         changes[name.strip()] = value
@@ -93,6 +95,6 @@ def set_settings(settings: Settings, assignments: tuple[str, ...]) -> None:
     settings.output.rows(CHANGED_COLUMNS, rows)
     note(
         settings,
-        "until the broker is started again; to keep it, put it into the file that `flintmq-broker serve --config` "
-        "takes, such as the broker.toml that `flintmq-broker conf DIR` writes",
+        "this lasts until the broker is restarted; to make it permanent, put it into the file for `flintmq-broker "
+        "serve --config`, such as the broker.toml that `flintmq-broker conf DIR` writes",
     )

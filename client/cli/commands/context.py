@@ -1,4 +1,4 @@
-"""``flintmq context``."""
+"""The command ``flintmq context``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ DATA_COLUMNS = (*COLUMNS, *(Column(key, key) for key in OPTIONS if key not in ("
 
 @click.group(cls=Group)
 def context() -> None:
-    """Name brokers, with user and TLS, and choose one.
+    """Save brokers under names, with user and TLS options, and choose one.
 
-    Contexts are kept in $XDG_CONFIG_HOME/flintmq/contexts.toml, else ~/.config/flintmq/contexts.toml. FLINTMQ_BROKER,
-    --context and --broker count more than the context in use, and what a context says is for its own broker alone.
+    Contexts are stored in $XDG_CONFIG_HOME/flintmq/contexts.toml, or in ~/.config/flintmq/contexts.toml.
+    FLINTMQ_BROKER, --context and --broker override the context in use. The options of a context apply only to its own
+    broker.
     """
 
 
@@ -33,13 +34,13 @@ def context() -> None:
 @pass_settings
 @click.argument("name")
 @click.argument("address", metavar="HOST:PORT")
-@click.option("--use", is_flag=True, help="Use it from now on.")
+@click.option("--use", is_flag=True, help="Make it the context in use.")
 def add(settings: Settings, name: str, address: str, use: bool) -> None:
-    """Name a broker, or several addresses of one: a:1,b:2. The first context is used at once.
+    """Save the address of a broker, or several (a:1,b:2), under a name. The first context is used at once.
 
-    The context keeps those of these options that are given: --user, --password-file, --tls, --tls-ca,
-    --tls-certificate, --tls-key, --timeout and --output. A password is never kept, only the path of a file that nobody
-    else can read.
+    The context also saves these options if they are given: --user, --password-file, --tls, --tls-ca,
+    --tls-certificate, --tls-key, --timeout and --output. It never saves a password, only the path of a file that no
+    other user can read.
 
     \b
         flintmq context add prod mq.example.com:10911 --user billing --password-file ~/.billing --tls-ca ca.pem
@@ -58,12 +59,12 @@ def add(settings: Settings, name: str, address: str, use: bool) -> None:
 @pass_settings
 @click.argument("name", type=CONTEXT)
 def use(settings: Settings, name: str) -> None:
-    """Use a context from now on."""
+    """Make a context the one in use."""
     contexts = Contexts.load()
     broker = contexts.broker_of(name)
     contexts.current = name
     contexts.save()
-    note(settings, f"context {name} is in use: {broker}")
+    note(settings, f"context {name} is now in use: {broker}")
 
 
 @context.command("list")
@@ -85,7 +86,7 @@ def list_contexts(settings: Settings) -> None:
             for name, broker in sorted(contexts.brokers.items())
             for options in (contexts.options.get(name, {}),)
         ),
-        empty="there are no contexts; flintmq context add NAME HOST:PORT makes one",
+        empty="there are no contexts; flintmq context add NAME HOST:PORT adds one",
     )
 
 
@@ -93,8 +94,8 @@ def list_contexts(settings: Settings) -> None:
 @pass_settings
 @click.argument("name", type=CONTEXT)
 def remove(settings: Settings, name: str) -> None:
-    """Forget a context."""
+    """Remove a context."""
     contexts = Contexts.load()
     contexts.remove(name)
     contexts.save()
-    note(settings, f"context {name} is gone")
+    note(settings, f"removed context {name}")

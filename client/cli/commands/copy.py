@@ -1,4 +1,4 @@
-"""``flintmq copy``."""
+"""The command ``flintmq copy``."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def copy(
     tag: str | None,
     condition: str | None,
 ) -> int:
-    """Send the messages of TOPIC again to the topic TO.
+    """Copy the messages of TOPIC to the topic TO.
 
-    Keys, tags, sharding keys, properties and the order of each queue stay; the copies have ids and times of their own.
-    A topic TO that is not there is created with the queues of TOPIC. TO may be TOPIC itself: its messages up to now
-    are sent once more.
+    The copies keep keys, tags, sharding keys, properties and the order within each queue; they get new ids and times.
+    If TO does not exist, it is created with as many queues as TOPIC. TO may be TOPIC itself: the messages that it has
+    now are sent again.
 
     \b
         flintmq copy orders orders-test --from @-1d
-        flintmq copy orders orders --key o-1 --from @-1d      # replay what one key had since yesterday
+        flintmq copy orders orders --key o-1 --from @-1d      # replay one key since yesterday
     """
     selection = Selection(topic, from_, until, key, tag, condition)
     with settings.admin() as admin:
@@ -67,11 +67,11 @@ def copy(
 
 
 def _target_queues(settings: Settings, admin: Admin, topic: str, target: str) -> int:
-    """Return how many queues the target has to write to; it is created if it is not there."""
+    """Return the number of write queues of the target topic, after creating it if it does not exist."""
     topics: dict[str, TopicInfo] = admin.topics(system=True)
     if target not in topics:
         like = len(admin.topic_stats(topic))
         admin.create_topic(target, like)
-        note(settings, f"created topic {target} with {like} queues, as {topic} has")
+        note(settings, f"created topic {target} with {like} queues, like {topic}")
         return like
     return topics[target].write_queues

@@ -1,4 +1,4 @@
-"""``flintmq delay``."""
+"""The command ``flintmq delay``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = (
     Column("next_due_at", "NEXT DUE", show_moment),
 )
 DATA_COLUMNS = (Column("kind", ""), Column("level", ""), Column("begins_at", ""), *COLUMNS[1:])
-"""In JSON and plain: ``kind`` is level, hour or parked."""
+"""Columns of JSON and plain output. ``kind`` is level, hour or parked."""
 LEVELS = (
     "1 s", "5 s", "10 s", "30 s", "1 min", "2 min", "3 min", "4 min", "5 min", "6 min", "7 min", "8 min", "9 min",
     "10 min", "20 min", "30 min", "1 h", "2 h",
@@ -27,16 +27,18 @@ LEVELS = (
 
 @click.group(cls=Group)
 def delay() -> None:
-    """What waits to be delivered later."""
+    """Messages waiting for later delivery."""
 
 
 @delay.command("list")
 @pass_settings
-@click.option("--hours", type=click.IntRange(1, 10_000), default=24, show_default=True, help="Most rows of hours.")
+@click.option(
+    "--hours", type=click.IntRange(1, 10_000), default=24, show_default=True, help="Maximum number of hours to list."
+)
 def list_delays(settings: Settings, hours: int) -> None:
-    """List what waits: by delay level, and by the hour that timed messages are due in.
+    """Count the waiting messages, by delay level, and by the hour in which timed messages are due.
 
-    The last row of hours stands for all that follow.
+    The last hour includes all later messages.
     """
     with settings.admin() as admin:
         stats = admin.delays(max_hours=hours)
@@ -56,8 +58,8 @@ def list_delays(settings: Settings, hours: int) -> None:
     if stats.parked:
         rows.append(row("parked", "parked", stats.parked, None))
     columns = COLUMNS if settings.output.mode == TABLE else DATA_COLUMNS
-    settings.output.rows(columns, rows, empty="nothing waits to be delivered later")
+    settings.output.rows(columns, rows, empty="no messages wait for later delivery")
     if stats.behind:
-        note(settings, f"{plural(stats.behind, 'timed message')} are not counted yet")
+        note(settings, f"{plural(stats.behind, 'timed message')} not counted yet")
     if stats.parked:
-        note(settings, "what is parked could not be delivered: flintmq pull rmq_sys_flintmq_parked shows it")
+        note(settings, "parked messages could not be delivered; flintmq pull rmq_sys_flintmq_parked shows them")

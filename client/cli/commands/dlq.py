@@ -1,4 +1,4 @@
-"""``flintmq dlq``."""
+"""The command ``flintmq dlq``."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ RESEND_COLUMNS = (
 
 @click.group(cls=Group)
 def dlq() -> None:
-    """Dead letters: messages that a group could not handle however often it tried."""
+    """Dead letters: messages that a group failed to handle on every attempt."""
 
 
 @dlq.command("list")
 @pass_settings
 def list_groups(settings: Settings) -> None:
-    """List the groups that have dead letters: how many wait to be dealt with, and how many are kept in all."""
+    """List the groups that have dead letters: how many are still to be dealt with, and how many are kept."""
     with settings.admin() as admin, settings.consumer() as consumer:
         rows = [_list_row(consumer, group) for group in groups_with_dead_letters(admin)]
     rows = [row for row in rows if row["messages"]]
@@ -104,16 +104,16 @@ def _list_row(consumer: Consumer, group: str) -> dict[str, Any]:
 
 
 def _one(consumer: Consumer, queue: DeadQueue, offset: int) -> list[StoredMessage]:
-    """The dead letter at an offset; none where it is lost or damaged."""
+    """Return the dead letter at an offset; empty if it is lost or damaged."""
     found = queue.read(consumer, offset, offset + 1, pass_over=lambda error: None)
     return [message for stretch in found for message in stretch.messages]
 
 
-# ---- one group's
+# ---- the dead letters of one group
 
 
 def _queues(settings: Settings, admin: Admin, consumer: Consumer, group: str) -> list[DeadQueue]:
-    """Where the group's dead letters lie; says where it has none. Raises ``GroupNotExist``."""
+    """Return the queues with the group's dead letters. Tells the user if there are none. Raises ``GroupNotExist``."""
     check_group(admin, group)
     found = dead_queues(consumer, group)
     if not sum(each.end - each.min_offset for each in found):
@@ -122,7 +122,7 @@ def _queues(settings: Settings, admin: Admin, consumer: Consumer, group: str) ->
 
 
 def _ranges(queues: list[DeadQueue], offsets: tuple[int, int | None] | None) -> Iterator[tuple[DeadQueue, int, int]]:
-    """(queue, first, end) of what is meant: the offsets that were given, else all that waits."""
+    """Yield (queue, first, end) for the given offsets, or for all waiting dead letters."""
     for queue in queues:
         if offsets is None:
             yield queue, queue.next_offset, queue.end
@@ -135,11 +135,11 @@ def _ranges(queues: list[DeadQueue], offsets: tuple[int, int | None] | None) -> 
 @dlq.command("show")
 @pass_settings
 @click.argument("group", type=DEAD_LETTER_GROUP)
-@click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="At most so many.")
-@click.option("--all", "everything", is_flag=True, help="Those that are dealt with and still kept, too.")
+@click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="Maximum number to show.")
+@click.option("--all", "everything", is_flag=True, help="Include those that are dealt with and still kept.")
 @click.option("--queue-offset", "offsets", type=OFFSETS, metavar="RANGE", help="Only these: 17, 17:20 (17 to 19), 17:.")
 def show(settings: Settings, group: str, count: int, everything: bool, offsets: tuple[int, int | None] | None) -> int:
-    """Show the dead letters of a group that are not dealt with, oldest first."""
+    """Show the dead letters of a group that are still to be dealt with, oldest first."""
     if everything and offsets is None:
         offsets = (0, None)
     damaged: list[FlintError] = []
@@ -150,7 +150,7 @@ def show(settings: Settings, group: str, count: int, everything: bool, offsets: 
             for row in rows:
                 settings.output.write(to_json(row) + "\n")
         else:
-            settings.output.rows(SHOW_COLUMNS, map(_with_text, rows), empty="nothing waits" if queues else "")
+            settings.output.rows(SHOW_COLUMNS, map(_with_text, rows), empty="no dead letters wait" if queues else "")
     for error in damaged:
         click.echo(f"flintmq: {describe(error)[0]}", err=True)
     return EXIT_ERROR if damaged else EXIT_OK
@@ -198,11 +198,13 @@ def _row(group: str, message: StoredMessage) -> dict[str, Any]:
 @dlq.command("resend")
 @pass_settings
 @click.argument("group", type=DEAD_LETTER_GROUP)
-@click.option("--id", "ids", metavar="ID", multiple=True, help="Only the message with this id; may be given again.")
+@click.option("--id", "ids", metavar="ID", multiple=True, help="Only the message with this id; repeatable.")
 @click.option("--queue-offset", "offsets", type=OFFSETS, metavar="RANGE", help="Only these: 17, 17:20 (17 to 19), 17:.")
-@click.option("--to-topic", type=TOPIC, default="", help="To this topic.  [default: the one each was sent to at first]")
-@click.option("--to-group", is_flag=True, help="To this group alone: no other group gets them again.")
-@click.option("-n", "--dry-run", is_flag=True, help="Show what would be sent; send nothing.")
+@click.option(
+    "--to-topic", type=TOPIC, default="", help="Send all to this topic.  [default: each to its original topic]"
+)
+@click.option("--to-group", is_flag=True, help="Send to this group only; no other group gets them again.")
+@click.option("-n", "--dry-run", is_flag=True, help="Show what would be sent, but send nothing.")
 def resend(
     settings: Settings,
     group: str,
@@ -212,18 +214,19 @@ def resend(
     to_group: bool,
     dry_run: bool,
 ) -> int:
-    """Send the dead letters of a group again, each to the topic that it was first sent to.
+    """Send the dead letters of a group again, each to its original topic.
 
-    Body, keys, tag, sharding key and properties are as they were; the id is new, the old one is the property
-    DLQ_ORIGIN_MESSAGE_ID. Every group that reads the topic gets the message, unless --to-group is given.
+    Body, keys, tag, sharding key and properties stay the same. Each message gets a new id; the property
+    DLQ_ORIGIN_MESSAGE_ID holds the old one. Every group that reads the topic gets the message, unless --to-group is
+    given.
 
-    What was sent is noted, so that the next resend goes on behind it: after every 500 messages, once they are
-    acknowledged. Interrupted between the two, or where the broker is killed within seconds, those are sent again by
-    the next resend: at least once. Of --id and --queue-offset only that is noted which has nothing waiting in front.
+    After every 500 acknowledged messages the command records its progress, and the next resend continues from there.
+    If the command is interrupted in between, or the broker is killed within seconds, the next resend sends those
+    messages again (at least once). A message chosen by --id or --queue-offset is recorded only if none waits before it.
     """
     if bool(ids) + (offsets is not None) > 1 or (to_topic and to_group):
         raise click.UsageError(
-            "--id and --queue-offset exclude each other, and so do --to-topic and --to-group",
+            "use either --id or --queue-offset, and either --to-topic or --to-group",
             click.get_current_context(),
         )
     target = Target(to_topic, group if to_group else "")
@@ -252,7 +255,7 @@ def _stretches(
     ids: tuple[str, ...],
     offsets: tuple[int, int | None] | None,
 ) -> Iterator[tuple[DeadQueue, Stretch]]:
-    """The dead letters that are meant, in neighbouring ones."""
+    """Yield the chosen dead letters, in runs of consecutive offsets."""
     found = [consumer.message(message_id, dead_letter_topic(group)) for message_id in ids if queues]
     for message in sorted(found, key=lambda message: (message.queue, message.queue_offset)):
         queue = next(queue for queue in queues if queue.queue == message.queue)
@@ -274,21 +277,23 @@ def _tell(
         note(settings, "nothing was sent (--dry-run)")
         return
     if interrupted:
-        note(settings, f"interrupted; up to {BATCH_COUNT} more may have been sent, and would be sent again")
+        note(
+            settings, f"interrupted; up to {BATCH_COUNT} more may have been sent, and the next resend sends them again"
+        )
     if queues:
         sent, left = sum(resending.sent.values()), sum(queue.waiting for queue in queues)
-        note(settings, f"sent {plural(sent, 'message')} again; {left:,} wait")
+        note(settings, f"sent {plural(sent, 'message')} again; {left:,} still waiting")
 
 
 @dlq.command("purge")
 @pass_settings
 @click.argument("group", type=DEAD_LETTER_GROUP)
-@click.option("--before", type=click.IntRange(0), metavar="OFFSET", help="Only those in front of this queue offset.")
+@click.option("--before", type=click.IntRange(0), metavar="OFFSET", help="Only those before this queue offset.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def purge(settings: Settings, group: str, before: int | None, yes: bool) -> None:
-    """Note that the dead letters of a group, as they are now, are dealt with: none is sent again.
+    """Mark the present dead letters of a group as dealt with: resend no longer sends them.
 
-    flintmq dlq show GROUP --all shows them until retention takes them.
+    flintmq dlq show GROUP --all still shows them until retention deletes them.
     """
     with settings.admin() as admin, settings.consumer() as consumer:
         queues = _queues(settings, admin, consumer, group)

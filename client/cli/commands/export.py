@@ -1,4 +1,4 @@
-"""``flintmq export``."""
+"""The command ``flintmq export``."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def export(
     tag: str | None,
     condition: str | None,
 ) -> int:
-    """Print the messages of TOPIC as JSON lines, as flintmq import takes them.
+    """Print the messages of TOPIC as JSON lines, in the form that flintmq import reads.
 
-    Each line has the names that -o json has everywhere; a body that is not UTF-8 is in body_base64. Messages of one
-    queue are in their order.
+    Each line has the same names as -o json in other commands; a body that is not UTF-8 is in body_base64. The messages
+    of each queue are in order.
 
     \b
         flintmq export orders > orders.jsonl
@@ -50,5 +50,5 @@ def export(
         with contextlib.closing(selection.messages(consumer, consumer.topic_stats(topic))) as messages:
             code = for_each_sound(messages, show, condition)
     settings.output.flush()
-    note(settings, f"exported {plural(count, 'message')} of {topic} in {show_seconds(time.monotonic() - began)}")
+    note(settings, f"exported {plural(count, 'message')} from {topic} in {show_seconds(time.monotonic() - began)}")
     return code

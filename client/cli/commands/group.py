@@ -1,4 +1,4 @@
-"""``flintmq group``."""
+"""The command ``flintmq group``."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 TOPICS_SHOWN = 3
 WIDE = 100
-"""A narrower terminal is shown neither where queues begin nor the lag, which is what is ready and in flight."""
+"""Width below which a terminal shows neither the first offset nor the lag, which is READY plus IN FLIGHT."""
 
 
-def _some(names: list[str]) -> str:
-    """The first names, and how many there are beside them."""
+def _first_names(names: list[str]) -> str:
+    """Return the first names, and the number of the others: ``a, b, c +2``."""
     more = len(names) - TOPICS_SHOWN
     return ", ".join(names[:TOPICS_SHOWN]) + (f" +{more}" if more > 0 else "")
 
@@ -45,7 +45,7 @@ LIST_COLUMNS = (
     Column("state", "STATE"),
     number("members", "MEMBERS"),
     number("lag", "LAG"),
-    Column("topics", "TOPICS", _some, fold=True),
+    Column("topics", "TOPICS", _first_names, fold=True),
 )
 GROUP_COLUMNS = (
     Column("group", "group", style="bold"),
@@ -95,14 +95,14 @@ MOVED_COLUMNS = (
 
 @click.group(cls=Group)
 def group() -> None:
-    """List, look into, reset, delete consumer groups."""
+    """List, inspect, reset and delete consumer groups."""
 
 
 @group.command("list")
 @pass_settings
 @click.argument("pattern", type=GROUP, default="*")
 def list_groups(settings: Settings, pattern: str) -> None:
-    """List the consumer groups, or those that PATTERN matches: 'billing*'."""
+    """List the consumer groups, or those that match PATTERN, such as 'billing*'."""
     with settings.admin() as admin:
         lags = lag_by_group(admin.consume_stats(uncommitted=True))
         rows = [
@@ -117,7 +117,9 @@ def list_groups(settings: Settings, pattern: str) -> None:
             for info in admin.groups()
             if fnmatchcase(info.group, pattern)
         ]
-    what = f"no group matches {pattern}" if pattern != "*" else "there are no groups; one is made by its first member"
+    what = (
+        f"no group matches {pattern}" if pattern != "*" else "there are no groups; the first member creates its group"
+    )
     settings.output.rows(LIST_COLUMNS, rows, empty=what)
 
 
@@ -128,10 +130,10 @@ def list_groups(settings: Settings, pattern: str) -> None:
 @pass_settings
 @click.argument("group", type=GROUP)
 def status(settings: Settings, group: str) -> None:
-    """Show who is in a group, who has which queue, and how far each queue is.
+    """Show the members of a group, their queues, and the progress in each queue.
 
-    What a queue holds and the group has not done is READY (nobody has it) or IN FLIGHT (it is with the member); what
-    failed and waits to be tried again is DELAYED. With -o json one object, with -o plain a line for each queue.
+    READY messages have not been delivered yet, IN FLIGHT messages are with a member, and DELAYED messages failed and
+    wait for another attempt. -o json prints one object, -o plain one line per queue.
     """
     with settings.admin() as admin:
         found = admin.group(group)
@@ -147,14 +149,14 @@ def status(settings: Settings, group: str) -> None:
         whole = _whole(found, members, queues)
         lag = f"{whole['ready']:,} ready, {whole['in_flight']:,} in flight, {found.delayed:,} delayed"
         if why := sum(map(lag_in, found.queues), Lag(partial=found.partial)).why_unknown:
-            lag += f"; the rest is not known: {why}"
+            lag += f"; the rest is unknown: {why}"
         output.record(GROUP_COLUMNS, whole | {"lag": lag})
         output.write("\n")
-        output.rows(MEMBER_COLUMNS, members, empty="nobody is in it")
+        output.rows(MEMBER_COLUMNS, members, empty="the group has no members")
         output.write("\n")
         wide = output.width >= WIDE
         columns = [column for column in QUEUE_COLUMNS if wide or column.name not in ("min_offset", "lag")]
-        empty = "none of its topics may be seen" if found.partial else "none of its topics is there"
+        empty = "you may see none of its topics" if found.partial else "none of its topics exists"
         output.rows(columns, queues, empty=empty)
 
 
@@ -180,7 +182,7 @@ def _member_row(member: GroupMember, numbers: dict[str, int]) -> dict[str, Any]:
 
 
 def _queue_row(found: GroupStatus, queue: GroupQueue, numbers: dict[str, int]) -> dict[str, Any]:
-    """A row; some figures are missing if nobody knows what the group has still to read."""
+    """Return the row of a queue. Ready, in flight and lag are None if it is unknown where the group starts."""
     known = queue.known
     return {
         "group": found.group,
@@ -228,9 +230,9 @@ def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
 @pass_settings
 @reset_options
 def reset(settings: Settings, **options: Any) -> None:
-    """Commit a position for a group, so that it reads on from there; as flintmq offset reset.
+    """Commit a position for a group, so that it continues from there; the same as flintmq offset reset.
 
-    Refused while members of the group consume the topic, unless --force is given.
+    The broker refuses while members of the group consume the topic, unless --force is given.
     """
     reset_group(settings, **options)
 
@@ -240,9 +242,9 @@ def reset(settings: Settings, **options: Any) -> None:
 @click.argument("names", metavar="GROUP...", type=GROUP, nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def delete(settings: Settings, names: tuple[str, ...], yes: bool) -> None:
-    """Forget groups: how far each is, and what it has still to try again. Its dead letters stay.
+    """Delete groups: their committed offsets and the messages that wait for another attempt. Dead letters stay.
 
-    Refused while a group has members.
+    The broker refuses to delete a group that has members.
     """
     with settings.admin() as admin:
         for name in names:
@@ -250,36 +252,36 @@ def delete(settings: Settings, names: tuple[str, ...], yes: bool) -> None:
             tries = found.delayed + sum(
                 queue.lag for queue in found.queues if queue.topic.startswith(RETRY_TOPIC_PREFIX)
             )
-            lost = f", which has {plural(tries, 'message')} still to try again" if tries else ""
-            if not yes and not found.members:  # else it is refused anyway
+            lost = f", which has {plural(tries, 'message')} waiting for another attempt" if tries else ""
+            if not yes and not found.members:  # the broker refuses a group with members anyway
                 confirm(f"delete group {escape(name)}{lost}?")
             admin.delete_group(name)
             note(settings, f"deleted group {escape(name)}{lost}")
 
 
-# ---- what was missed
+# ---- messages that retention deleted too early
 
 
 @group.command("moved")
 @pass_settings
 @click.argument("group", type=GROUP, default="")
-@click.option("--since", type=TIME, metavar="TIME", help=f"Only what happened then or later: {TIME_FORMS}.")
+@click.option("--since", type=TIME, metavar="TIME", help=f"Only events at this time or later: {TIME_FORMS}.")
 def moved(settings: Settings, group: str, since: datetime | None) -> int:
-    """Show where groups were moved on because retention had taken what they had not read, oldest first.
+    """Show where groups skipped messages that retention had deleted before they read them, oldest first.
 
-    The events lie in the topic OFFSET_MOVED_EVENT, as long as retention keeps them.
+    The events are in the topic OFFSET_MOVED_EVENT, for as long as retention keeps them.
     """
     unreadable: list[int] = []
     with settings.consumer() as consumer:
         try:
             events = consumer.iter(OFFSET_MOVED_TOPIC, from_=since or "earliest", until="latest", tags=group or None)
             rows = list(_events(events, unreadable))
-        except TopicNotExist:  # made by the first event
+        except TopicNotExist:  # the first event creates the topic
             rows = []
-    nothing = f"group {group} was never moved on" if group else "no group was ever moved on"
+    nothing = f"group {group} has missed no messages" if group else "no group has missed messages"
     settings.output.rows(MOVED_COLUMNS, rows, empty=f"{nothing}{' since then' if since else ''}")
     if unreadable:
-        note(settings, f"{plural(len(unreadable), 'message')} of {OFFSET_MOVED_TOPIC} cannot be read as an event")
+        note(settings, f"{plural(len(unreadable), 'message')} of {OFFSET_MOVED_TOPIC} cannot be parsed as events")
     return EXIT_ERROR if unreadable else EXIT_OK
 
 

@@ -1,4 +1,4 @@
-"""``flintmq import``."""
+"""The command ``flintmq import``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ..settings import Settings
 from ..transfer import Transfer, invalid_line, say_done
 
 LINE_BYTES_MAX = 64 << 20
-"""Longest line that is read: no broker takes a message of that size."""
+"""Maximum length of a line; no broker accepts a message of that size."""
 
 
 @command("import")
 @click.argument("topic", type=TOPIC)
 @click.argument("file", type=click.File("rb"), default="-")
 def import_(settings: Settings, topic: str, file: BinaryIO) -> int:
-    """Send the messages in FILE (default: stdin) to TOPIC, a JSON object a line, as flintmq export prints them.
+    """Send the messages in FILE (default: stdin) to TOPIC: one JSON object per line, as flintmq export prints them.
 
-    A line needs "body" (text) or "body_base64". It may have "keys" (an array), "tag", "sharding_key", "properties" (an
-    object of texts) and "queue": lines of one queue stay in one queue, in their order. Everything else is ignored.
+    A line needs "body" (a string) or "body_base64". It may have "keys" (an array), "tag", "sharding_key", "properties"
+    (an object of strings) and "queue": lines with the same queue go to one queue, in order. Other names are ignored.
 
     \b
         flintmq import orders orders.jsonl
@@ -39,20 +39,20 @@ def import_(settings: Settings, topic: str, file: BinaryIO) -> int:
     with settings.admin() as admin:
         found = admin.topics(system=True).get(topic)
     if found is None:
-        raise TopicNotExist(f"topic {topic} does not exist; flintmq topic create {topic} --queues N makes it")
+        raise TopicNotExist(f"topic {topic} does not exist; flintmq topic create {topic} --queues N creates it")
     with settings.producer() as producer:
         transfer = Transfer(producer, found.write_queues, same_queues=False)
         try:
             code = _send_all(transfer, file, topic)
         except FlintError:
-            note(settings, f"{transfer.summary('imported')} before that, the first lines of the input")
+            note(settings, f"{transfer.summary('imported')} before the error, from the start of the input")
             raise
         say_done(settings, transfer, "imported", code)
     return code
 
 
 def _send_all(transfer: Transfer, file: BinaryIO, topic: str) -> int:
-    """Send every line; a line that is no message ends it, after those before are acknowledged."""
+    """Send every line. A line that is not a message ends the import after the lines before it are acknowledged."""
     code = EXIT_OK
     wrong: InvalidArgument | None = None
     try:
@@ -70,28 +70,28 @@ def _send_all(transfer: Transfer, file: BinaryIO, topic: str) -> int:
 
 
 def _rows(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of the file with their line numbers, from 1 on; blank lines are passed over."""
+    """Yield the objects of the file with their line numbers, counted from 1. Skips blank lines."""
     number = 0
     while line := file.readline(LINE_BYTES_MAX + 1):
         number += 1
         if len(line) > LINE_BYTES_MAX:
-            raise invalid_line(number, f"it is longer than {LINE_BYTES_MAX:,} bytes")
+            raise invalid_line(number, f"longer than {LINE_BYTES_MAX:,} bytes")
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise invalid_line(number, f"it is not JSON: {error}") from None
+            raise invalid_line(number, f"not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise invalid_line(number, f"it is not a JSON object but {type(row).__name__}")
+            raise invalid_line(number, f"expected a JSON object, got {type(row).__name__}")
         yield number, row
 
 
 def _message(number: int, row: dict[str, Any], topic: str) -> tuple[Message, int | None]:
-    """Return the message in a line, and the queue that it was in."""
+    """Return the message of a line, and its queue."""
     queue = row.get("queue")
     if queue is not None and (type(queue) is not int or queue < 0):
-        raise invalid_line(number, f"its queue is {queue!r:.40}, not a number from 0 on")
+        raise invalid_line(number, f"queue must be an integer of at least 0, got {queue!r:.40}")
     try:
         message = Message(
             topic,
@@ -114,5 +114,5 @@ def _body(row: dict[str, Any]) -> bytes:
         try:
             return base64.b64decode(encoded, validate=True)
         except binascii.Error as error:
-            raise ValueError(f"its body_base64 is not base64: {error}") from None
-    raise ValueError('it needs either "body", a text, or "body_base64"')
+            raise ValueError(f"body_base64 is not base64: {error}") from None
+    raise ValueError('needs either "body" (a string) or "body_base64"')

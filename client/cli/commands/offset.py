@@ -1,4 +1,4 @@
-"""``flintmq offset``."""
+"""The command ``flintmq offset``."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def offset() -> None:
 @offset.command("show")
 @pass_settings
 @click.argument("group", type=GROUP, default="")
-@click.option("--topic", type=TOPIC, default="", help="Only in this topic.")
+@click.option("--topic", type=TOPIC, default="", help="Only of this topic.")
 def show(settings: Settings, group: str, topic: str) -> None:
-    """Show how far groups are: what each has committed, what the queue holds, and how many messages it lags."""
+    """Show the committed offsets of groups, the offsets that each queue holds, and the lag."""
     with settings.admin() as admin:
         stats = admin.consume_stats(group or None, topic or None, uncommitted=True)
     empty = f"group {group} has committed nothing" if group else "no group has committed anything"
@@ -64,9 +64,9 @@ def _row(stats: ConsumeStats) -> dict[str, Any]:
 @pass_settings
 @reset_options
 def reset(settings: Settings, **options: Any) -> None:
-    """Commit a position for a group, so that it reads on from there.
+    """Commit a position for a group, so that it continues from there.
 
-    Refused while members of the group consume the topic, unless --force is given.
+    The broker refuses while members of the group consume the topic, unless --force is given.
     """
     reset_group(settings, **options)
 
@@ -77,24 +77,24 @@ def reset(settings: Settings, **options: Any) -> None:
 @offset.command("export")
 @pass_settings
 @click.argument("group", type=GROUP, default="")
-@click.option("--topic", type=TOPIC, default="", help="Only in this topic.")
+@click.option("--topic", type=TOPIC, default="", help="Only of this topic.")
 def export(settings: Settings, group: str, topic: str) -> None:
-    """Print what groups have committed as JSON lines, for import: {"group", "topic", "queue", "offset"}."""
+    """Print committed offsets as JSON lines, for import: {"group", "topic", "queue", "offset"}."""
     with settings.admin() as admin:
         stats = admin.consume_stats(group or None, topic or None)
     for row in stats:
         line = {"group": row.group, "topic": row.topic, "queue": row.queue, "offset": row.committed}
         settings.output.write(to_json(line) + "\n")
     if not stats:
-        note(settings, "no group has committed anything here")
+        note(settings, "no committed offsets found")
 
 
 @offset.command("import")
 @pass_settings
 @click.argument("file", type=click.File("r", encoding="utf-8", errors="replace"), default="-")
-@click.option("-n", "--dry-run", is_flag=True, help="Read and check the lines; commit nothing.")
+@click.option("-n", "--dry-run", is_flag=True, help="Check the lines, but commit nothing.")
 def import_(settings: Settings, file: TextIO, dry_run: bool) -> None:
-    """Commit what export printed. Every line is checked before anything is committed."""
+    """Commit the offsets that export printed. Every line is checked before any offset is committed."""
     wanted = _parse(file)
     with settings.consumer() as consumer:
         for (_, topic), offsets in wanted.items():
@@ -113,7 +113,7 @@ def import_(settings: Settings, file: TextIO, dry_run: bool) -> None:
 
 
 def _parse(file: TextIO) -> dict[tuple[str, str], dict[int, int]]:
-    """Offsets by group and topic, then by queue. Raises ``ConfigurationError`` that names the line."""
+    """Return the offsets by group and topic, then by queue. Raises ``ConfigurationError`` naming the invalid line."""
     wanted: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
     name = escape(str(getattr(file, "name", STDIN)))
     for line_number, line in enumerate(file, 1):
@@ -125,7 +125,7 @@ def _parse(file: TextIO) -> dict[tuple[str, str], dict[int, int]]:
             group, topic, queue, at = (row[name] for name in ("group", "topic", "queue", "offset"))
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigurationError(
-                f"{where} is no exported offset: {escape(str(error))}; nothing was committed"
+                f"{where} is not an exported offset: {escape(str(error))}; nothing was committed"
             ) from None
         if type(queue) is not int or type(at) is not int or not isinstance(group, str) or not isinstance(topic, str):
             raise ConfigurationError(f"{where}: group and topic must be strings, queue and offset integers")

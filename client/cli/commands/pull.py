@@ -1,4 +1,4 @@
-"""``flintmq pull``."""
+"""The command ``flintmq pull``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOLD_SECONDS_MAX = 60.0
 
 @command("pull")
 @click.argument("topic", type=TOPIC)
-@click.option("--queue", type=QUEUE, help="One queue.  [default: all, taking turns]")
+@click.option("--queue", type=QUEUE, help="Queue to read.  [default: all, in turn]")
 @click.option(
     "--offset",
     "--from",
@@ -37,13 +37,13 @@ HOLD_SECONDS_MAX = 60.0
     default="earliest",
     show_default=True,
     metavar="POSITION",
-    help=f"Where to begin: {POSITION_FORMS}.",
+    help=f"Where to start: {POSITION_FORMS}.",
 )
-@click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="At most so many messages.")
-@click.option("-t", "--tag", help="Only messages with this tag, or one of several: 'a || b'.")
+@click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="Maximum number of messages.")
+@click.option("-t", "--tag", help="Only messages with this tag, or with one of several: 'a || b'.")
 @click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)
 @click.option(
-    "--wait", type=SPAN, default=0.0, metavar="SPAN", help="How long to wait for a message at the queue's end."
+    "--wait", type=SPAN, default=0.0, metavar="SPAN", help="How long to wait for messages at the end of the queue."
 )
 @format_options
 def pull(
@@ -58,9 +58,11 @@ def pull(
     template: Format | None,
     raw: bool,
 ) -> int:
-    """Show messages that are there, the first ten unless told otherwise. Nothing is committed."""
+    """Show stored messages, by default the first ten. Commits no offsets."""
     if wait and queue is None:
-        raise click.UsageError("--wait needs --queue; flintmq tail waits for all queues", click.get_current_context())
+        raise click.UsageError(
+            "--wait needs --queue; to wait for messages of all queues, use flintmq tail", click.get_current_context()
+        )
     with settings.consumer() as consumer:
         if queue is None:
             stats = consumer.topic_stats(topic)
@@ -75,13 +77,13 @@ def pull(
 
 
 def _offset(consumer: Consumer, topic: str, queue: int, position: Typed) -> int:
-    """Where ``position`` is in one queue."""
+    """Return the offset of ``position`` in one queue."""
     if isinstance(position, EveryQueue):
         return position.offset
     if isinstance(position, dict):
         if queue not in position:
             raise click.BadParameter(
-                f"it names other queues than {queue}; write the offset alone", param_hint="'--offset'"
+                f"it names other queues than {queue}; pass only the offset", param_hint="'--offset'"
             )
         return position[queue]
     if position == "earliest":
@@ -94,7 +96,7 @@ def _offset(consumer: Consumer, topic: str, queue: int, position: Typed) -> int:
 
 
 def _moment(position: Typed) -> datetime:
-    assert not isinstance(position, str | int | dict | EveryQueue), "the other positions were dealt with"
+    assert not isinstance(position, str | int | dict | EveryQueue), "the caller has handled the other positions"
     return position
 
 
@@ -108,7 +110,7 @@ def _queue_messages(
     condition: str | None,
     wait: float,
 ) -> Iterator[StoredMessage]:
-    """The messages of one queue from ``offset`` up to its end, then those that come within ``wait`` seconds."""
+    """Yield the messages of one queue from ``offset`` to its end, then those that arrive within ``wait`` seconds."""
     deadline = time.monotonic() + wait
     while True:
         left = min(max(0.0, deadline - time.monotonic()), HOLD_SECONDS_MAX)

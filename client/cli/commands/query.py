@@ -1,4 +1,4 @@
-"""``flintmq query``."""
+"""The command ``flintmq query``."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def query() -> None:
 @pass_settings
 @click.argument("topic", type=TOPIC)
 @click.argument("key")
-@click.option("-n", "--count", type=COUNT, help="At most so many.  [default: all]")
-@click.option("--since", type=TIME, metavar="TIME", help=f"Only messages stored then or later: {TIME_FORMS}.")
-@click.option("--until", type=TIME, metavar="TIME", help="Only messages stored then or earlier.")
+@click.option("-n", "--count", type=COUNT, help="Maximum number of messages.  [default: all]")
+@click.option("--since", type=TIME, metavar="TIME", help=f"Only messages stored at this time or later: {TIME_FORMS}.")
+@click.option("--until", type=TIME, metavar="TIME", help="Only messages stored at this time or earlier.")
 @format_options
 def by_key(
     settings: Settings,
@@ -63,7 +63,7 @@ def by_key(
     template: Format | None,
     raw: bool,
 ) -> int:
-    """Show the messages of TOPIC that have KEY, newest first. A message's id is a key, too."""
+    """Show the messages of TOPIC that have KEY, newest first. The id of a message is also a key."""
     if since is not None and until is not None and since > until:
         raise click.UsageError("--since is after --until", click.get_current_context())
     with settings.consumer() as consumer:
@@ -73,13 +73,13 @@ def by_key(
     if pages.damaged:
         records = plural(pages.damaged, "record")
         click.echo(
-            f"flintmq: MESSAGE_DAMAGED: {records} that the index of topic {escape(topic)} has for the key "
-            f"{escape(key)} cannot be read, the log is damaged there: flintmq-broker verify says what helps",
+            f"flintmq: MESSAGE_DAMAGED: {records} of topic {escape(topic)} with the key {escape(key)} cannot be read "
+            "because the log is damaged; flintmq-broker verify says how to repair it",
             err=True,
         )
         return EXIT_ERROR
     if not pages.found:
-        note(settings, f"no message of topic {topic} has the key {key}{_when(since, until)}")
+        note(settings, f"topic {topic} has no message with the key {key}{_when(since, until)}")
         return EXIT_NOT_FOUND
     if pages.index_behind_bytes:
         note(settings, f"the index is {pages.index_behind_bytes:,} bytes behind: the newest messages may be missing")
@@ -92,7 +92,7 @@ def _when(since: datetime | None, until: datetime | None) -> str:
 
 
 class _Pages:
-    """All pages of a query, asked for as they are needed."""
+    """The pages of a query; each is requested when the one before has been read."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Pages:
         self.index_behind_bytes = 0
 
     def messages(self) -> Iterator[StoredMessage]:
-        """The messages, newest first."""
+        """Yield the messages, newest first."""
         cursor = None
         while True:
             page = self._consumer.query(*self._what, max_count=self._page, cursor=cursor)
@@ -127,10 +127,13 @@ class _Pages:
 @query.command("id")
 @pass_settings
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", type=TOPIC, help="Where to look.  [default: everywhere]")
+@click.option("--topic", type=TOPIC, help="Topic to search.  [default: all]")
 @format_options
 def by_id(settings: Settings, message_id: str, topic: str | None, template: Format | None, raw: bool) -> int:
-    """Show all of the message with ID, which is a unique key or an offset id, as send shows it; in a pipe its body."""
+    """Show one message with all its fields, or only its body in a pipe.
+
+    ID is the unique key or the offset id of the message, as flintmq send prints it.
+    """
     with settings.consumer() as consumer:
         try:
             message = consumer.message(message_id, topic)
@@ -138,8 +141,8 @@ def by_id(settings: Settings, message_id: str, topic: str | None, template: Form
             if len(message_id) in ID_DIGITS and set(message_id) <= set(string.hexdigits):
                 raise
             raise MessageNotFound(
-                f"{message_id!r} is no message id, which has 32 or 56 hexadecimal digits: flintmq send shows it; "
-                "flintmq query key TOPIC KEY looks for a key"
+                f"{message_id!r} is not a message id; expected 32 or 56 hexadecimal digits, as flintmq send prints "
+                "them. To search by key, use flintmq query key TOPIC KEY"
             ) from None
         output = settings.output
         if template is None and not raw and output.mode != PLAIN:
@@ -149,10 +152,10 @@ def by_id(settings: Settings, message_id: str, topic: str | None, template: Form
 
 
 class TimeCommand(Command):
-    """A command whose argument may be a time before now: ``-1h`` is no option."""
+    """A command whose argument may be a time before now, such as ``-1h``, which click would take for an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments, such a time as ``@-1h``."""
+        """Parse the arguments, after writing such a time as ``@-1h``."""
         return super().parse_args(ctx, [f"@{word}" if is_before_now(word) else word for word in args])
 
 
@@ -160,8 +163,8 @@ class TimeCommand(Command):
 @pass_settings
 @click.argument("topic", type=TOPIC)
 @click.argument("moment", metavar="TIME", type=TIME)
-@click.option("-n", "--count", type=COUNT, default=TIME_COUNT, show_default=True, help="At most so many messages.")
-@click.option("--offsets", is_flag=True, help="Show where each queue is at that time, instead of messages.")
+@click.option("-n", "--count", type=COUNT, default=TIME_COUNT, show_default=True, help="Maximum number of messages.")
+@click.option("--offsets", is_flag=True, help="Show the offset of each queue at that time instead of messages.")
 @format_options
 def by_time(
     settings: Settings,
@@ -172,7 +175,7 @@ def by_time(
     template: Format | None,
     raw: bool,
 ) -> int:
-    """Show the first messages that were stored at TIME or later, oldest first, or the queues' offsets then."""
+    """Show the first messages stored at TIME or later, oldest first, or the queue offsets at that time."""
     with settings.consumer() as consumer:
         if offsets:
             _show_offsets(settings, consumer, topic, moment)
@@ -181,13 +184,13 @@ def by_time(
         printer = MessagePrinter(settings.output, template=template, raw=raw, follow=False)
         code = show_messages(settings, found, printer)
     if not found:
-        note(settings, f"no message of topic {topic} was stored at {show_moment(moment)} or later")
+        note(settings, f"topic {topic} has no message stored at {show_moment(moment)} or later")
         return EXIT_NOT_FOUND
     return code
 
 
 def _oldest(consumer: Consumer, topic: str, moment: datetime, count: int) -> list[StoredMessage]:
-    """The ``count`` messages that were stored first at ``moment`` or later, by their place in the log."""
+    """Return the first ``count`` messages stored at ``moment`` or later, in the order of the log."""
     found: list[StoredMessage] = []
     for stats in consumer.topic_stats(topic):
         offset = consumer.offset_at(topic, stats.queue, moment)

@@ -1,4 +1,4 @@
-"""``flintmq send``."""
+"""The command ``flintmq send``."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from ...sync.producer import Producer
 
 READ_BYTES = 1 << 20
-"""What is sent at a time at most of the lines that wait on standard input."""
-_SEPARATOR_HELP = "Of each line (or BODY) what stands before SEP is its key: 'o-1=text' with -K =."
+"""Maximum bytes of lines that are read from standard input and sent at a time."""
+_SEPARATOR_HELP = "Take the text before SEP in each line (or BODY) as its key: 'o-1=text' with -K =."
 
 
 @dataclass
 class Sending:
-    """What all messages of one call have in common, and how many were acknowledged."""
+    """The options that all messages of one call share, and the number of acknowledged messages."""
 
     topic: str
     keys: Sequence[str]
@@ -48,7 +48,7 @@ class Sending:
     started: float = field(default_factory=time.monotonic)
 
     def send(self, producer: Producer, bodies: list[bytes]) -> Sequence[Receipt]:
-        """Send and wait for the acknowledgement. Raises ``DeliveryFailed``."""
+        """Send the messages and wait for their acknowledgement. Raises ``DeliveryFailed``."""
         keys: list[Any] | None = [list(self.keys)] * len(bodies) if self.keys else None
         if self.key_separator:
             pairs = [self._split(body) for body in bodies]
@@ -76,7 +76,7 @@ class Sending:
         return (key, body) if found else (b"", line)
 
     def summary(self) -> str:
-        """How much was acknowledged, and how fast."""
+        """Return a line with the acknowledged messages and their rate."""
         seconds = time.monotonic() - self.started
         rate = f", {show_rate(self.messages / seconds)}" if self.messages > 1 and seconds > 0 else ""
         count = plural(self.messages, "message")
@@ -87,21 +87,25 @@ class Sending:
 @click.argument("topic", type=TOPIC)
 @click.argument("bodies", metavar="[BODY]...", nargs=-1)
 @click.option(
-    "-f", "--file", "files", type=click.File("rb"), multiple=True, help="Send a whole file (-: all of stdin)."
+    "-f", "--file", "files", type=click.File("rb"), multiple=True, help="Send a whole file as one message (-: stdin)."
 )
-@click.option("-k", "--key", "keys", multiple=True, help="A key to find the messages by; may be given again.")
+@click.option("-k", "--key", "keys", multiple=True, help="Key to find the messages by; repeatable.")
 @click.option("-K", "--key-separator", metavar="SEP", help=_SEPARATOR_HELP)
-@click.option("-t", "--tag", help="The tag that consumers filter by.")
-@click.option("-p", "--property", "properties", type=PROPERTY, metavar="NAME=VALUE", multiple=True, help="A property.")
-@click.option("--sharding-key", metavar="KEY", help="Messages with the same one go to the same queue, in order.")
-@click.option("--queue", type=QUEUE, help="The queue to send to.  [default: by turns]")
-@click.option("--delay", type=SPAN, metavar="SPAN", help="Deliver so long after it was stored: 30s, 2h, 3d.")
-@click.option("--deliver-at", type=TIME, metavar="TIME", help="Deliver at that time: 18:00, 2026-12-24T08:00, +90m.")
-@click.option("--delay-level", type=click.IntRange(1, 18), help="Deliver after RocketMQ's delay of that level.")
+@click.option("-t", "--tag", help="Tag for consumers to filter by.")
 @click.option(
-    "--flush", type=click.Choice(["sync", "async"]), help="Acknowledged when on disk, or by the broker's rule."
+    "-p", "--property", "properties", type=PROPERTY, metavar="NAME=VALUE", multiple=True, help="Property; repeatable."
 )
-@click.option("--receipts/--no-receipts", default=None, help="Show where each message went.  [default: not for lines]")
+@click.option("--sharding-key", metavar="KEY", help="Messages with the same key go to the same queue, in order.")
+@click.option("--queue", type=QUEUE, help="Queue to send to.  [default: in turn]")
+@click.option("--delay", type=SPAN, metavar="SPAN", help="Deliver this long after the message is stored: 30s, 2h, 3d.")
+@click.option("--deliver-at", type=TIME, metavar="TIME", help="Deliver at this time: 18:00, 2026-12-24T08:00, +90m.")
+@click.option("--delay-level", type=click.IntRange(1, 18), help="Deliver after the delay of this RocketMQ level.")
+@click.option(
+    "--flush", type=click.Choice(["sync", "async"]), help="sync: acknowledge after the flush; async: broker's policy."
+)
+@click.option(
+    "--receipts/--no-receipts", default=None, help="Show where each message was stored.  [default: not for lines]"
+)
 def send(
     settings: Settings,
     topic: str,
@@ -121,8 +125,8 @@ def send(
 ) -> int:
     """Send each BODY as a message, or each line of standard input, or whole files.
 
-    Returns when the broker has acknowledged everything. A line's end is not part of the message; an empty line is an
-    empty message. Lines are sent as they come, as many at a time as are there.
+    The command ends when the broker has acknowledged every message. A line's end is not part of the message, and an
+    empty line is an empty message. Lines are sent as they arrive, all available lines at a time.
     """
     separator = key_separator.encode() if key_separator else None
     delays = {
@@ -136,7 +140,7 @@ def send(
             blobs = [body.encode("utf-8", "surrogateescape") for body in bodies] + [file.read() for file in files]
             return _send_all(settings, sending, producer, blobs, show=receipts is not False)
         if sys.stdin.isatty() and is_interactive():
-            note(settings, "one message a line; Ctrl-D ends")
+            note(settings, "one message per line; Ctrl-D ends")
         return _send_lines(settings, sending, producer, show=bool(receipts))
 
 
@@ -158,18 +162,16 @@ def _send_lines(settings: Settings, sending: Sending, producer: Producer, *, sho
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except DeliveryFailed as error:
-        line = sending.messages + 1
         click.echo(f"flintmq: {describe(error)[0]}", err=True)
-        click.echo(
-            f"  next: of standard input, {plural(line - 1, 'line')} were acknowledged and the rest not sent", err=True
-        )
+        count = plural(sending.messages, "line")
+        click.echo(f"  next: the broker acknowledged {count} of standard input; the rest was not sent", err=True)
         code = EXIT_ERROR
     note(settings, sending.summary())
     return code
 
 
 def stdin_lines() -> Iterator[list[bytes]]:
-    """The lines of standard input without their ends, as many at a time as have come, up to about a megabyte."""
+    """Yield lists of lines of standard input, without their ends: all that have arrived, up to about a megabyte."""
     read, has_more = _reader()
     rest: list[bytes] = []
     while True:
@@ -192,11 +194,11 @@ def stdin_lines() -> Iterator[list[bytes]]:
 
 
 def _reader() -> tuple[Any, Any]:
-    """How to read what is there, and whether there is more at once."""
+    """Return two functions for standard input: read the available bytes, and check whether more are available."""
     stream = sys.stdin.buffer
     try:
         descriptor = stream.fileno()
         select.select([descriptor], [], [], 0)
-    except (OSError, ValueError):  # no descriptor, or one that cannot be waited for
+    except (OSError, ValueError):  # no descriptor, or one that select() does not support
         return stream.read, lambda: False
     return lambda count: os.read(descriptor, count), lambda: bool(select.select([descriptor], [], [], 0)[0])

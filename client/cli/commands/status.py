@@ -1,4 +1,4 @@
-"""``flintmq status``."""
+"""The command ``flintmq status``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = (
 
 @command("status")
 def status(settings: Settings) -> None:
-    """Show how the broker is. In JSON and plain all figures are shown, under the names of the protocol."""
+    """Show the state of the broker. JSON and plain output have all figures, under their protocol names."""
     with settings.admin() as admin:
         info = admin.status()
     if settings.output.mode == TABLE:
@@ -46,8 +46,8 @@ def status(settings: Settings) -> None:
 
 
 def shown(condition: Condition, address: str) -> dict[str, Any]:
-    """The lines of the table; a line is left out if an older broker does not give its figures, or if the user may not
-    see them."""
+    """Return the lines of the table, without those whose figures an older broker does not report or the user may not
+    see."""
     info = condition.info
     if condition.withheld:
         return {
@@ -76,12 +76,11 @@ def shown(condition: Condition, address: str) -> dict[str, Any]:
         "groups": _groups(condition),
         "connections": f"{_count(condition, 'connections')} open, {_count(condition, 'connections_accepted')} "
         f"accepted, {_count(condition, 'connections_refused')} refused",
-        "in_flight": f"{show_bytes(condition.number('in_flight_bytes'))}, "
-        f"{_count(condition, 'held_pulls')} pulls wait for messages",
+        "in_flight": f"{show_bytes(condition.number('in_flight_bytes'))}, {_count(condition, 'held_pulls')} held pulls",
         "produced": f"{_count(condition, 'produced_messages')} messages, "
         f"{show_bytes(condition.number('produced_bytes'))}, in {_count(condition, 'produces')} requests",
         "pulled": f"{_count(condition, 'pulled_messages')} messages, "
-        f"{show_bytes(condition.number('pulled_bytes'))}, in {_count(condition, 'pulls')} answers",
+        f"{show_bytes(condition.number('pulled_bytes'))}, in {_count(condition, 'pulls')} responses",
         "errors": ", ".join(f"{name} {count:,}" for name, count in condition.errors.items()) or "none",
         "metrics": f"http://{info['metrics_address']}/metrics" if info.get("metrics_address") else None,
     }
@@ -95,8 +94,8 @@ def _groups(condition: Condition) -> str | None:
     known = condition.number("known_groups")
     members = plural(int(condition.number("group_members") or 0), "live member")
     return (
-        f"{'' if known is None else f'{known:,.0f}, of which '}{running:,.0f} with {members}; since the start "
-        f"{_count(condition, 'retried_messages')} messages tried again, {_count(condition, 'dead_messages')} dead"
+        f"{'' if known is None else f'{known:,.0f}, of which '}{running:,.0f} with {members}; since start "
+        f"{_count(condition, 'retried_messages')} messages retried, {_count(condition, 'dead_messages')} dead"
     )
 
 

@@ -1,4 +1,4 @@
-"""``flintmq tail``."""
+"""The command ``flintmq tail``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..formats import Format
 
 SORTED_MAX = 10_000
-"""So many messages that are there are shown in the order in which they were stored; more of them queue by queue."""
+"""Maximum number of stored messages that are shown in the order of the log; more are shown queue by queue."""
 
 
 @command("tail")
@@ -34,11 +34,11 @@ SORTED_MAX = 10_000
     default="-10",
     show_default=True,
     metavar="POSITION",
-    help=f"Where to begin: {POSITION_FORMS}.",
+    help=f"Where to start: {POSITION_FORMS}.",
 )
-@click.option("--until", type=POSITION, metavar="POSITION", help="Where to end, before it.  [default: never]")
-@click.option("-n", "--count", type=COUNT, help="End after so many messages.")
-@click.option("-t", "--tag", help="Only messages with this tag, or one of several: 'a || b'.")
+@click.option("--until", type=POSITION, metavar="POSITION", help="Where to end (exclusive).  [default: never]")
+@click.option("-n", "--count", type=COUNT, help="End after this many messages.")
+@click.option("-t", "--tag", help="Only messages with this tag, or with one of several: 'a || b'.")
 @click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)
 @format_options
 def tail(
@@ -52,14 +52,14 @@ def tail(
     template: Format | None,
     raw: bool,
 ) -> int:
-    """Show a topic's messages as they arrive, beginning with the last ten. Ctrl-C ends.
+    """Show a topic's messages as they arrive, starting with the last ten. Ctrl-C ends.
 
-    In a pipe the bodies alone are printed, one a line, with control characters escaped.
-    """  # fmt: skip
+    In a pipe, only the bodies are printed, one per line, with control characters escaped.
+    """
     printer = MessagePrinter(settings.output, template=template, raw=raw, follow=until is None)
     with settings.consumer() as consumer:
         messages = _messages(consumer, topic, from_, until, tag, condition)
-        with contextlib.closing(messages), outages_told(settings):  # its connection goes before the consumer does
+        with contextlib.closing(messages), outages_told(settings):  # close its connection before the consumer
             nothing = nothing_found(topic, tag, condition)
             return show_messages(settings, messages, printer, count=count, condition=condition, nothing=nothing)
 
@@ -67,7 +67,8 @@ def tail(
 def _messages(
     consumer: Consumer, topic: str, from_: Typed, until: Typed | None, tag: str | None, condition: str | None
 ) -> Generator[StoredMessage, None, None]:
-    """The messages between the positions; those that are there when it begins to follow by the time of storing."""
+    """Yield the messages between the positions. When it follows the topic, the messages stored before the start come
+    first, in the order of the log."""
     stats = consumer.topic_stats(topic)
     begin, end = start_of(from_, topic, stats), end_of(until, topic, stats)
     if until is None and isinstance(begin, int) and -begin <= SORTED_MAX:

@@ -1,4 +1,4 @@
-"""``flintmq top``."""
+"""The command ``flintmq top``."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ...sync.admin import Admin
 
 ANSWER_SECONDS_MAX = 2.0
-"""A live screen does not stand still for longer while the broker is away."""
+"""Maximum seconds to wait for a response: the live screen must not freeze for longer while the broker is away."""
 RESIZE_SECONDS = 0.25
-"""How soon the screen follows a change of the terminal's size."""
+"""Seconds between two redraws, so that the screen follows a change of the terminal's size."""
 KEY_BYTES_MAX = 8
 PLAIN_COLUMNS = (
     "time", "produced_messages_per_second", "produced_bytes_per_second", "pulled_messages_per_second",
@@ -37,23 +37,23 @@ PLAIN_COLUMNS = (
 
 
 @command("top")
-@click.option("-i", "--interval", type=SPAN, default="1s", show_default=True, help="Time between two looks.")
-@click.option("-n", "--count", type=COUNT, help="End after so many looks.")
-@click.option("--system", is_flag=True, help="The topics of the broker and of groups, too.")
+@click.option("-i", "--interval", type=SPAN, default="1s", show_default=True, help="Time between two samples.")
+@click.option("-n", "--count", type=COUNT, help="End after this many samples.")
+@click.option("--system", is_flag=True, help="Include the topics of the broker and of groups.")
 def top(settings: Settings, interval: float, count: int | None, system: bool) -> int:
-    """Rates, lag and disk, live; q or Ctrl-C ends.
+    """Show rates, lag and disk space live; q or Ctrl-C ends.
 
-    If there are more topics or groups than lines, arrows and Page Up and Down scroll, and Tab goes to the other
-    table; s sorts: the busiest first, the largest first, by name.
+    If there are more topics or groups than lines, the arrow keys and Page Up/Down scroll, and Tab switches to the other
+    table. s changes the order: busiest first, largest first, by name.
 
-    In a pipe, or with -o plain or json, a line for each interval: the latter with all topics and groups.
+    In a pipe, or with -o plain or json, each interval prints one line; the one in JSON has all topics and groups.
     """
     if interval < 0.1:
-        raise click.BadParameter("the broker is asked at most ten times a second: 0.1", param_hint="'--interval'")
+        raise click.BadParameter("must be at least 0.1 seconds", param_hint="'--interval'")
     with settings.admin() as admin:
         first = take(admin, system=system)
         if first.condition.withheld:
-            note(settings, f"most is not shown: {first.condition.withheld}")
+            note(settings, f"most figures are hidden: {first.condition.withheld}")
         try:
             if settings.output.mode == TABLE and sys.stdout.isatty():
                 return _live(settings, first, interval, count, system=system)
@@ -121,11 +121,11 @@ def _no_keys(seconds: float) -> str:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Reads single keys of a terminal: a function that waits some seconds for one and returns it, or ``""``."""
+    """Yield a function that waits some seconds for a single key of the terminal and returns it, or ``""``."""
     try:
         import termios
         import tty
-    except ImportError:  # Windows: Ctrl-C ends
+    except ImportError:  # Windows: only Ctrl-C ends the command
         termios = None  # type: ignore[assignment]
     if termios is None or not sys.stdin.isatty():
         yield _no_keys
@@ -141,7 +141,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
             key += os.read(descriptor, 1)  # an arrow, Page Down, …
             if len(key) > 2 and (key[-1:].isalpha() or key.endswith(b"~")):
                 break
-        return key.decode("ascii", "replace") or "\x04"  # the terminal went
+        return key.decode("ascii", "replace") or "\x04"  # end of input: the terminal is gone
 
     tty.setcbreak(descriptor)
     try:

@@ -1,4 +1,4 @@
-"""``flintmq topic``."""
+"""The command ``flintmq topic``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHOWN_COLUMNS = (
     Column("shown_queues", "QUEUES"),
     *TOPIC_COLUMNS[3:],
 )
-"""In a table: the queues in one column."""
+"""Columns of a table, which shows the queues in one column."""
 RETENTION_NAMES = ("retention_hours", "retention_bytes")
 MESSAGE_COLUMNS = (number("messages", "MESSAGES"), Column("last_stored_at", "LAST STORED", show_second, spare=True))
 QUEUE_COLUMNS = (
@@ -54,7 +54,7 @@ QUEUE_COLUMNS = (
 RETENTION_OPTIONS = (
     click.option(
         "--retention-bytes", type=RETENTION_BYTES, metavar="SIZE",
-        help="Most bytes that the topic keeps, the newest: 10GB; none: no limit.",
+        help="Maximum size of the messages that the topic keeps: 10GB; none: no limit.",
     ),
     click.option(
         "--retention", type=RETENTION, metavar="TIME",
@@ -64,9 +64,9 @@ RETENTION_OPTIONS = (
 
 
 def show_hours(hours: int) -> str:
-    """``24 h``, ``7 d``, ``for ever``, or nothing for as long as the log is kept."""
+    """Return ``24 h``, ``7 d`` or ``forever``, or an empty string for the retention of the log."""
     if hours <= 0:
-        return "for ever" if hours else ""
+        return "forever" if hours else ""
     return f"{hours // 24} d" if hours % 24 == 0 and hours > 48 else f"{hours} h"
 
 
@@ -79,7 +79,7 @@ def _retention_options(function: Any) -> Any:
 
 @click.group(cls=Group)
 def topic() -> None:
-    """List, create, change, delete topics, and what they hold."""
+    """List, inspect, create, change and delete topics."""
 
 
 def _row(info: TopicInfo) -> dict[str, Any]:
@@ -96,13 +96,13 @@ def _row(info: TopicInfo) -> dict[str, Any]:
 
 
 def show_queues(info: TopicInfo) -> str:
-    """``4``, or ``4, 2 to write`` where not all that can be read can be written."""
+    """Return ``4``, or ``4, 2 to write`` if the topic has fewer write queues than read queues."""
     to_write = "" if info.write_queues == info.read_queues else f", {info.write_queues:,} to write"
     return f"{info.read_queues:,}{to_write}"
 
 
 def _columns(settings: Settings, rows: list[dict[str, Any]], *, system: bool = False) -> tuple[Column, ...]:
-    """The columns; in a table without those for a retention that no topic has."""
+    """Return the columns; a table leaves out the retention columns if no topic has a retention of its own."""
     columns: tuple[Column, ...] = TOPIC_COLUMNS
     if settings.output.mode == TABLE:
         empty = [name for name in RETENTION_NAMES if not any(row[name] for row in rows)]
@@ -111,25 +111,25 @@ def _columns(settings: Settings, rows: list[dict[str, Any]], *, system: bool = F
 
 
 def _found(admin: Admin, name: str) -> TopicInfo:
-    """The topic's settings. Raises ``TopicNotExist``."""
+    """Return the topic's settings. Raises ``TopicNotExist``."""
     topics = admin.topics(system=True)
     if name not in topics:
         raise TopicNotExist(f"topic {name} does not exist")
     return topics[name]
 
 
-# ---- seeing
+# ---- listing
 
 
 @topic.command("list")
 @pass_settings
 @click.argument("pattern", type=TOPIC, default="*")
-@click.option("-m", "--messages", is_flag=True, help="Count each topic's messages, too: one request a topic.")
-@click.option("--system", is_flag=True, help="Those of the broker and of groups, too.")
+@click.option("-m", "--messages", is_flag=True, help="Count the messages of each topic (one request per topic).")
+@click.option("--system", is_flag=True, help="Include the topics of the broker and of groups.")
 def list_topics(settings: Settings, pattern: str, messages: bool, system: bool) -> None:
-    """List the topics, or those that PATTERN matches: 'orders*'.
+    """List the topics, or those that match PATTERN, such as 'orders*'.
 
-    The topics that the broker made for itself, or for a group (%RETRY%…, %DLQ%…), are listed with --system, or if
+    Topics that the broker created for itself or for a group (%RETRY%…, %DLQ%…) are listed only with --system, or if
     PATTERN begins with %.
     """
     with settings.admin() as admin:
@@ -140,7 +140,7 @@ def list_topics(settings: Settings, pattern: str, messages: bool, system: bool) 
         ]
         for row in rows if messages else ():
             row |= _held(admin.topic_stats(row["topic"]))
-    what = f"no topic matches {pattern}" if pattern != "*" else "there are no topics; flintmq topic create makes one"
+    what = f"no topic matches {pattern}" if pattern != "*" else "there are no topics; flintmq topic create creates one"
     columns = _columns(settings, rows, system=system)
     settings.output.rows(columns + (MESSAGE_COLUMNS if messages else ()), rows, empty=what)
 
@@ -156,7 +156,7 @@ def _held(stats: list[QueueStats]) -> dict[str, Any]:
 @pass_settings
 @click.argument("name", metavar="TOPIC", type=TOPIC)
 def status(settings: Settings, name: str) -> None:
-    """Show what each queue of a topic holds."""
+    """Show the offsets and the number of messages of each queue of a topic."""
     with settings.admin() as admin:
         stats = admin.topic_stats(name)
     rows: list[dict[str, Any]] = [
@@ -181,12 +181,14 @@ def status(settings: Settings, name: str) -> None:
 @topic.command("create")
 @pass_settings
 @click.argument("name", metavar="TOPIC")
-@click.option("--queues", type=QUEUES, default=DEFAULT_QUEUES, show_default=True, help="Queues to read and to write.")
-@click.option("--read-queues", type=QUEUES, help="Queues to read, where they are more.")
-@click.option("--write-queues", type=QUEUES, help="Queues to write, where they are fewer.")
-@click.option("--perm", type=PERMISSION, default="rw", show_default=True, help="What it allows: rw, r, w or none.")
+@click.option("--queues", type=QUEUES, default=DEFAULT_QUEUES, show_default=True, help="Number of queues.")
+@click.option("--read-queues", type=QUEUES, help="Number of read queues, if there are more.")
+@click.option("--write-queues", type=QUEUES, help="Number of write queues, if there are fewer.")
+@click.option(
+    "--perm", type=PERMISSION, default="rw", show_default=True, help="Allow reading, writing: rw, r, w, none."
+)
 @_retention_options
-@click.option("--if-not-exists", is_flag=True, help="Leave a topic of this name as it is.")
+@click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 def create(
     settings: Settings,
     name: str,
@@ -204,10 +206,10 @@ def create(
         if there is not None:
             if not if_not_exists:
                 raise TopicExistsAlready(
-                    f"topic {name} is there already, with {plural(there.queues, 'queue')}; "
+                    f"topic {name} already exists, with {plural(there.queues, 'queue')}; "
                     f"flintmq topic update {name} changes it"
                 )
-            note(settings, f"topic {name} is there already")
+            note(settings, f"topic {name} already exists")
             return
         admin.create_topic(
             name, queues, read_queues=read_queues, write_queues=write_queues, perm=perm,
@@ -220,10 +222,10 @@ def create(
 @topic.command("update")
 @pass_settings
 @click.argument("name", metavar="TOPIC", type=TOPIC)
-@click.option("--queues", type=QUEUES, help="Queues to read and to write; some can be added, none taken away.")
-@click.option("--read-queues", type=QUEUES, help="Queues to read.")
-@click.option("--write-queues", type=QUEUES, help="Queues to write.")
-@click.option("--perm", type=PERMISSION, help="What it allows: rw, r, w or none.")
+@click.option("--queues", type=QUEUES, help="Number of queues; it can only grow.")
+@click.option("--read-queues", type=QUEUES, help="Number of read queues.")
+@click.option("--write-queues", type=QUEUES, help="Number of write queues.")
+@click.option("--perm", type=PERMISSION, help="Allow reading, writing: rw, r, w, none.")
 @_retention_options
 def update(
     settings: Settings,
@@ -235,15 +237,15 @@ def update(
     retention: int | None,
     retention_bytes: int | None,
 ) -> None:
-    """Add queues to a topic, or change what it allows or keeps.
+    """Add queues to a topic, or change its permission or retention.
 
-    All topics share one log. A topic that keeps less than the log hides its older messages; the disk gets their room
-    back when their file of the log goes. A topic that keeps more holds those files back, with what all topics have in
-    them.
+    All topics share one log. A topic that keeps less than the log hides its older messages; their disk space is freed
+    when their log file is deleted. A topic that keeps more than the log keeps those files, with the messages of all
+    topics in them.
     """
     if queues is read_queues is write_queues is perm is retention is retention_bytes is None:
         raise click.UsageError(
-            "say what to change: --queues, --read-queues, --write-queues, --perm, --retention or --retention-bytes",
+            "nothing to change; pass --queues, --read-queues, --write-queues, --perm, --retention or --retention-bytes",
             click.get_current_context(),
         )
     with settings.admin() as admin:
@@ -252,8 +254,8 @@ def update(
         to_write = write_queues or queues or there.write_queues
         if to_read < there.read_queues or to_write < there.write_queues:
             raise InvalidArgument(
-                f"topic {name} has {plural(there.read_queues, 'queue')} to read and {there.write_queues:,} to write; "
-                f"{to_read:,} and {to_write:,} are fewer: queues can be added, not taken away, for they hold messages"
+                f"topic {name} has {plural(there.read_queues, 'read queue')} and {there.write_queues:,} write queues; "
+                f"they cannot be reduced to {to_read:,} and {to_write:,} because queues hold messages"
             )
         admin.create_topic(
             name,
@@ -273,11 +275,11 @@ def update(
 @click.argument("names", metavar="TOPIC...", type=TOPIC, nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def delete(settings: Settings, names: tuple[str, ...], yes: bool) -> None:
-    """Delete topics with all of their messages."""
+    """Delete topics with all their messages."""
     with settings.admin() as admin:
         for name in names:
             held = _held(admin.topic_stats(name))["messages"]
             if not yes:
                 confirm(f"delete topic {escape(name)} with {plural(held, 'message')}?")
             admin.delete_topic(name)
-            note(settings, f"deleted topic {escape(name)}, {plural(held, 'message')}")
+            note(settings, f"deleted topic {escape(name)} with {plural(held, 'message')}")

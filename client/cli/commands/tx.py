@@ -1,4 +1,4 @@
-"""``flintmq tx``."""
+"""The command ``flintmq tx``."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ PREPARED_COLUMNS = (
 
 @click.group(cls=Group)
 def tx() -> None:
-    """Transactions that are open, or that nobody could tell the end of: list, commit, roll back."""
+    """List open and parked transactions; commit or roll them back by hand."""
 
 
 @tx.command("list")
 @pass_settings
-@click.option("--group", default="", help="Only of this producer group.")
-@click.option("--parked", is_flag=True, help="Only those that were parked.")
-@click.option("-n", "--count", type=COUNT, help="At most so many.  [default: all]")
+@click.option("--group", default="", help="Only those of this producer group.")
+@click.option("--parked", is_flag=True, help="Only parked transactions.")
+@click.option("-n", "--count", type=COUNT, help="Maximum number to show.  [default: all]")
 def list_(settings: Settings, group: str, parked: bool, count: int | None) -> None:
-    """Show open and parked transactions, the oldest first.
+    """Show open and parked transactions, oldest first.
 
-    Parked are those whose producers could not say how they ended, however often they were asked.
+    A transaction is parked if its producer has left all of the broker's checks undecided.
     """
     rows: list[dict[str, Any]] = []
     with settings.admin() as admin:
@@ -65,7 +65,7 @@ def list_(settings: Settings, group: str, parked: bool, count: int | None) -> No
 
 
 def _all(admin: Admin, *, open_ones: bool) -> Iterator[tuple[TransactionInfo, str]]:
-    """Open transactions, if they are wanted, then those that were parked, each with its state."""
+    """Yield the open transactions if ``open_ones`` is set, then the parked ones, each with its state."""
     for parked in (False, True) if open_ones else (True,):
         offset = 0
         while offset >= 0:
@@ -90,12 +90,11 @@ def _row(info: TransactionInfo, state: str) -> dict[str, Any]:
 @tx.command("prepared")
 @pass_settings
 @click.argument("prefix", default="")
-@click.option("-n", "--count", type=COUNT, default=100, show_default=True, help="At most so many.")
+@click.option("-n", "--count", type=COUNT, default=100, show_default=True, help="Maximum number to show.")
 def prepared(settings: Settings, prefix: str, count: int) -> None:
-    """Show what attempts have prepared that nobody has committed.
+    """Show the stages of staged transactions that have not been committed.
 
-    With PREFIX those whose names begin so, such as the id of a Spark query. First are those to which nothing came for
-    longest.
+    PREFIX selects those whose names begin with it, such as the id of a Spark query. The longest idle come first.
     """
     with settings.admin() as admin:
         found = admin.prepared(prefix, max_count=min(count, PAGE_COUNT))
@@ -109,27 +108,27 @@ def prepared(settings: Settings, prefix: str, count: int) -> None:
         }
         for info in found.attempts
     ]
-    settings.output.rows(PREPARED_COLUMNS, rows, empty="nothing is prepared")
+    settings.output.rows(PREPARED_COLUMNS, rows, empty="no messages are staged")
     for each in found.copying:
-        note(settings, f"transaction {each.number} of {each.series} is committed; {each.copied} of {each.messages} "
-                       "messages are copied")  # fmt: skip
+        note(settings, f"transaction {each.number} of {each.series} is committed; the broker has copied "
+                       f"{each.copied} of {each.messages} messages")  # fmt: skip
 
 
 @tx.command("drop")
 @pass_settings
 @click.argument("prefix")
 def drop(settings: Settings, prefix: str) -> None:
-    """Drop what the attempts prepared whose names begin with PREFIX; nothing of it can be committed then."""
+    """Discard the staged messages of stages whose names begin with PREFIX; they can no longer be committed."""
     with settings.admin() as admin:
         count = admin.abort_prepared(prefix)
-    note(settings, f"dropped {plural(count, 'attempt')}")
+    note(settings, f"dropped {plural(count, 'stage')}")
 
 
 @tx.command("commit")
 @pass_settings
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 def commit(settings: Settings, ids: tuple[str, ...]) -> int:
-    """Deliver the messages of transactions that are open or parked."""
+    """Deliver the messages of open or parked transactions."""
     return _end(settings, ids, commit=True, said="committed")
 
 
@@ -137,17 +136,17 @@ def commit(settings: Settings, ids: tuple[str, ...]) -> int:
 @pass_settings
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 def rollback(settings: Settings, ids: tuple[str, ...]) -> int:
-    """Never deliver the messages of transactions that are open."""
+    """Discard the messages of open transactions."""
     return _end(settings, ids, commit=False, said="rolled back")
 
 
 def _end(settings: Settings, ids: tuple[str, ...], *, commit: bool, said: str) -> int:
-    """End each of them; none where one is not there."""
+    """End the transactions; end none if one of them does not exist."""
     with settings.admin() as admin:
         groups = _groups(admin, set(ids).__contains__)
         missing = [each for each in ids if each not in groups]
         if missing:
-            note(settings, f"no transaction {', '.join(missing)} is open or parked; nothing was {said}")
+            note(settings, f"no open or parked transaction has the id {', '.join(missing)}; nothing was {said}")
             return EXIT_NOT_FOUND
         for each in ids:
             admin.end_transaction(each, groups[each], commit=commit)
@@ -156,5 +155,5 @@ def _end(settings: Settings, ids: tuple[str, ...], *, commit: bool, said: str) -
 
 
 def _groups(admin: Admin, wanted: Callable[[str], bool]) -> dict[str, str]:
-    """The producer groups of transactions, by id."""
+    """Return the producer groups of the wanted transactions, by id."""
     return {info.id: info.group for info, _ in _all(admin, open_ones=True) if wanted(info.id)}

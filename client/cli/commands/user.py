@@ -1,4 +1,4 @@
-"""``flintmq user``: who may connect to a broker. Asks the broker, or works on the store's folder."""
+"""The command ``flintmq user``: users that may connect. Asks the broker, or edits the store's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .user_grants import grant, revoke, show_grants
 GENERATED_BYTES = 18
 """Random bytes of a generated password: 24 characters."""
 PASSWORD_CHARS_SHORT = 8
-"""The command warns about shorter passwords: the broker's pauses only slow down a guesser with a short list."""
+"""Length below which the command warns: the broker's pauses after a failed login only slow down guessing."""
 COLUMNS = (
     Column("user", "USER"),
     Column("admin", "ADMIN", lambda admin: "yes" if admin else ""),
@@ -33,29 +33,29 @@ COLUMNS = (
 
 @click.group(cls=Group)
 def user() -> None:
-    """Who may connect: the users of a broker that has security.auth = "scram".
+    """Add, change and list the users of a broker with security.auth = "scram".
 
     \b
         flintmq user add billing --generate
         flintmq user grant billing --consume orders --group billing
         flintmq user list
 
-    An administrator (a user with --admin) changes users over the network. The first one is made where the store is,
-    as the user that the broker runs as; a running broker notices within 2 seconds:
+    An administrator (a user with --admin) changes users over the network. Create the first one on the broker's
+    machine, as the system user that the broker runs as; a running broker notices it within 2 seconds:
 
     \b
         flintmq user add ops --admin --generate --store /var/lib/flintmq
 
-    The broker closes the connections of a user that is removed or gets another password.
+    The broker closes the connections of a user that is removed or gets a new password.
     """
 
 
 def _password_options(function: Any) -> Any:
     for option in (
         click.option(
-            "--new-password-file", metavar="FILE", help="The password is the first line of this file; -: of the input."
+            "--new-password-file", metavar="FILE", help="Read the new password from the first line of FILE (-: stdin)."
         ),
-        click.option("--generate", is_flag=True, help="Make a random password, and print it."),
+        click.option("--generate", is_flag=True, help="Generate a random password and print it."),
     ):
         function = option(function)
     return function
@@ -65,19 +65,20 @@ def _password_options(function: Any) -> Any:
 @click.argument("name")
 @store_option
 @_password_options
-@click.option("--admin", is_flag=True, help="It may do everything; without, nothing until flintmq user grant.")
+@click.option("--admin", is_flag=True, help="Allow everything.  [default: nothing, until flintmq user grant]")
 @pass_settings
 def add(
     settings: Settings, name: str, store: str | None, generate: bool, new_password_file: str | None, admin: bool
 ) -> None:
-    """Add a user. Its password is generated, read from --new-password-file, or asked for; with --store also taken from
-    --password-file or FLINTMQ_PASSWORD."""
+    """Add a user.
+
+    The password is generated, read from --new-password-file, or prompted for; with --store it may also come from
+    --password-file or FLINTMQ_PASSWORD.
+    """
     check_user_name(name)
     with open_users(settings, store) as users:
         if name in users.grants():
-            raise ConfigurationError(
-                f"there is a user {name!r} already; flintmq user passwd {name} changes its password"
-            )
+            raise ConfigurationError(f"user {name!r} already exists; flintmq user passwd {name} changes its password")
         password = _new_password(settings, name, store, generate, new_password_file)
         users.add(name, password, [Grant(frozenset((ADMIN,)), BROKER)] if admin else [])
     _tell(settings, name, "added", password if generate else "")
@@ -89,7 +90,7 @@ def add(
 @_password_options
 @pass_settings
 def passwd(settings: Settings, name: str, store: str | None, generate: bool, new_password_file: str | None) -> None:
-    """Give a user another password. What it may do stays; its connections are closed."""
+    """Change the password of a user. Its grants stay; the broker closes its connections."""
     with open_users(settings, store) as users:
         _check_known(users, name)
         password = _new_password(settings, name, store, generate, new_password_file)
@@ -103,11 +104,11 @@ def passwd(settings: Settings, name: str, store: str | None, generate: bool, new
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_settings
 def remove(settings: Settings, name: str, store: str | None, yes: bool) -> None:
-    """Remove a user, and all it may do; its connections are closed."""
+    """Remove a user and its grants. The broker closes its connections."""
     with open_users(settings, store) as users:
         _check_known(users, name)
         if not yes:
-            confirm(f"remove user {name}, and close its connections?", "removes", "removed")
+            confirm(f"remove user {name} and close its connections?", "removes", "removed")
         users.remove(name)
     _tell(settings, name, "removed", "")
 
@@ -124,7 +125,7 @@ def show(settings: Settings, store: str | None) -> None:
             for name, grants in sorted(users.grants().items())
         ]  # fmt: skip
     where = f" --store {store}" if store is not None else ""
-    settings.output.rows(COLUMNS, rows, empty=f"there are no users; flintmq user add NAME{where} makes one")
+    settings.output.rows(COLUMNS, rows, empty=f"there are no users; flintmq user add NAME{where} adds one")
 
 
 def _check_known(users: UserStore, name: str) -> None:
@@ -136,7 +137,10 @@ def _check_known(users: UserStore, name: str) -> None:
 def _new_password(
     settings: Settings, name: str, store: str | None, generate: bool, new_password_file: str | None
 ) -> str:
-    """Return the new password of a user. Over the network the common options say who asks, so they are not it."""
+    """Return the new password of a user.
+
+    Over the network, ``--password-file`` is the password of the administrator, so the new one cannot come from it.
+    """
     password = ""
     if generate:
         password = base64.urlsafe_b64encode(secrets.token_bytes(GENERATED_BYTES)).decode()
@@ -144,17 +148,15 @@ def _new_password(
         password = given_password(new_password_file or settings.password_file)
     if not password:
         if not is_interactive():
-            also = "; or --password-file FILE, or FLINTMQ_PASSWORD" if store is not None else ""
-            raise ConfigurationError(
-                f"user {name!r} needs a password: --generate makes one up; or --new-password-file FILE{also}"
-            )
-        password = click.prompt(f"new password of {name}", hide_input=True, confirmation_prompt=True, err=True)
+            also = ", --password-file FILE or FLINTMQ_PASSWORD" if store is not None else ""
+            raise ConfigurationError(f"user {name!r} needs a password: use --generate, --new-password-file FILE{also}")
+        password = click.prompt(f"new password for {name}", hide_input=True, confirmation_prompt=True, err=True)
     if len(password) < PASSWORD_CHARS_SHORT:
-        note(settings, f"a password of {len(password)} characters is soon guessed; --generate makes a good one")
+        note(settings, f"a password of {len(password)} characters is easy to guess; --generate creates a strong one")
     try:
         make_verifier(password)
     except ScramError as error:
-        raise ConfigurationError(f"this cannot be a password: {error}") from None
+        raise ConfigurationError(f"invalid password: {error}") from None
     return password
 
 
@@ -163,7 +165,7 @@ def _tell(settings: Settings, name: str, what: str, password: str) -> None:
         row = {"user": name, "outcome": what} | ({"password": password} if password else {})
         settings.output.record((), row)
         return
-    note(settings, f"user {name} {what}" + ("; its password, which is shown nowhere again:" if password else ""))
+    note(settings, f"user {name} {what}" + ("; its password, which is not shown again:" if password else ""))
     if password:
         click.echo(password)
 

@@ -1,4 +1,4 @@
-"""``flintmq user grant``, ``revoke`` and ``show``: the rights of users."""
+"""The commands ``flintmq user grant``, ``revoke`` and ``show``: the permissions of users."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ DATA_COLUMNS = (Column("actions", "MAY"), Column("on", "ON"), Column("name", "NA
 _OPTIONS: dict[str, tuple[str, str, str]] = {
     "publish": (PUBLISH, TOPIC, "Send to a topic."),
     "consume": (CONSUME, TOPIC, "Read a topic."),
-    "query": (QUERY, TOPIC, "Look up messages and offsets of a topic; who may consume it may this too."),
+    "query": (QUERY, TOPIC, "Look up messages and offsets of a topic; --consume includes this."),
     "manage": (ADMIN, TOPIC, "Create, change and delete a topic."),
-    "group": (CONSUME, GROUP, "Be in a consumer group, commit for it, and read what it tries again."),
-    "query_group": (QUERY, GROUP, "See members and lag of a group; who may be in it may this too."),
+    "group": (CONSUME, GROUP, "Join a consumer group, commit for it, and read its retry topic."),
+    "query_group": (QUERY, GROUP, "See members and lag of a group; --group includes this."),
     "manage_group": (ADMIN, GROUP, "Reset and delete a group."),
     "producer_group": (PUBLISH, GROUP, "Send transactions as a producer group."),
 }
-"""By option: the action and what it is on, and the help."""
+"""Action, kind of resource and help text by option."""
 
 
 def _grant_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What to grant or revoke; each may be given several times."""
+    """Add the options for the permissions to grant or revoke; each is repeatable."""
     decorators = [
         click.option(f"--{name.replace('_', '-')}", name, multiple=True, metavar=kind.upper(), help=text)
         for name, (_, kind, text) in _OPTIONS.items()
     ]
     decorators += [
-        click.option("--prefix", is_flag=True, help="The names are prefixes: of all topics or groups that begin so."),
+        click.option("--prefix", is_flag=True, help="The names are prefixes of topics or groups."),
         click.option("--query-broker", is_flag=True, help="See figures, settings and lists of the whole broker."),
-        click.option("--admin", is_flag=True, help="Everything, the broker's own topics included."),
+        click.option("--admin", is_flag=True, help="Everything, including the broker's own topics."),
     ]
     for decorator in reversed(decorators):
         function = decorator(function)
@@ -66,15 +66,15 @@ def _grant_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @store_option
 @pass_settings
 def grant(settings: Settings, /, name: str, store: str | None, **given: Any) -> None:
-    """Let a user do something. What nothing grants is refused.
+    """Grant permissions to a user. The broker refuses everything that is not granted.
 
     \b
         flintmq user grant shop --publish orders --producer-group shop
         flintmq user grant billing --consume orders --group billing
         flintmq user grant reports --query flights- --consume flights- --prefix
 
-    A prefix, also an empty one, never covers the broker's own topics, nor %RETRY% and %DLQ% ones: a group brings its
-    retry topic along, dead letters take --consume '%DLQ%billing'.
+    A prefix, even an empty one, never covers the broker's own topics or %RETRY% and %DLQ% topics. --group includes the
+    group's retry topic; its dead letters need --consume '%DLQ%billing'.
     """
     grants = _grants(given)
     with open_users(settings, store) as users:
@@ -85,11 +85,11 @@ def grant(settings: Settings, /, name: str, store: str | None, **given: Any) -> 
 @click.command("revoke", cls=Command)
 @click.argument("name")
 @_grant_options
-@click.option("--all", "everything", is_flag=True, help="All that it was granted.")
+@click.option("--all", "everything", is_flag=True, help="All grants of the user.")
 @store_option
 @pass_settings
 def revoke(settings: Settings, /, name: str, store: str | None, everything: bool, **given: Any) -> None:
-    """Take something away that a user was granted: the same options as for grant."""
+    """Revoke permissions from a user, with the same options as grant."""
     grants = None if everything else _grants(given)
     with open_users(settings, store) as users:
         users.revoke(name, grants)
@@ -101,7 +101,7 @@ def revoke(settings: Settings, /, name: str, store: str | None, everything: bool
 @store_option
 @pass_settings
 def show_grants(settings: Settings, name: str, store: str) -> None:
-    """Show what a user may do."""
+    """Show the permissions of a user."""
     with open_users(settings, store) as users:
         known = users.grants()
     if check_user_name(name) not in known:
@@ -110,7 +110,7 @@ def show_grants(settings: Settings, name: str, store: str) -> None:
     settings.output.rows(
         COLUMNS if table else DATA_COLUMNS,
         [_row(each, table=table) for each in known[name]],
-        empty=f"user {name} may do nothing; flintmq user grant {name} lets it",
+        empty=f"user {name} has no permissions; flintmq user grant {name} adds some",
     )
 
 
@@ -121,7 +121,7 @@ def _row(each: Grant, *, table: bool) -> dict[str, Any]:
 
 
 def _grants(given: dict[str, Any]) -> list[Grant]:
-    """What the options say. Raises ``ConfigurationError`` for a name that cannot be."""
+    """Return the grants for the options. Raises ``ConfigurationError`` for an invalid name."""
     prefix = given["prefix"]
     found = [
         make_grant((action,), kind, name, prefix, f"--{option.replace('_', '-')} {escape(name)}")
@@ -133,7 +133,9 @@ def _grants(given: dict[str, Any]) -> list[Grant]:
     if given["admin"]:
         found.append(Grant(frozenset((ADMIN,)), BROKER))
     if not found:
-        raise click.UsageError("say what: --publish, --consume, --group, … or --admin", click.get_current_context())
+        raise click.UsageError(
+            "pass what to grant or revoke: --publish, --consume, --group, … or --admin", click.get_current_context()
+        )
     return found
 
 
@@ -141,5 +143,5 @@ def _tell(settings: Settings, users: UserStore, name: str, when: str) -> None:
     count = len(users.grants()[name])
     note(
         settings,
-        f"user {name} has {count} grant{'' if count == 1 else 's'} {when}; a running broker goes by it {users.notice}",
+        f"user {name} has {count} grant{'' if count == 1 else 's'} {when}; a running broker applies it {users.notice}",
     )
