@@ -237,7 +237,7 @@ def test_the_command_line_passes_over_a_damaged_body_names_it_and_ends_with_an_e
 def test_a_damaged_message_that_is_asked_for_by_key_is_not_said_to_be_unknown(cli: Cli) -> None:
     for topic, says in (
         ("bills", BODY_LINE),
-        ("orders", "flintmq: MESSAGE_DAMAGED: 1 record that the index of topic orders"),
+        ("orders", "flintmq: MESSAGE_DAMAGED: 1 record of topic orders"),
     ):
         done = cli.run("query", "key", topic, f"key-{DAMAGED}")
         assert (done.code, done.out) == (EXIT_ERROR, "")
@@ -282,7 +282,7 @@ def test_a_damaged_dead_letter_is_named_and_stops_those_behind_it_until_it_is_pa
     assert "MESSAGE_DAMAGED (1421): message 2 of queue 0 of '%DLQ%stops'" in line
     stopped = cli.run("dlq", "resend", "stops")
     assert stopped.code == EXIT_ERROR
-    assert "next: flintmq dlq purge stops --before 3 passes over it" in stopped.err
+    assert "next: flintmq dlq purge stops --before 3 skips it" in stopped.err
     assert waiting(cli)["stops"] == LETTERS - 2
     assert cli.run("dlq", "purge", "stops", "--before", "3", "--yes").code == 0
     assert cli.run("dlq", "resend", "stops").code == 0

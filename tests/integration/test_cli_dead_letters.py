@@ -253,7 +253,7 @@ class TestResend:
             assert stopped.code == EXIT_ERROR
             assert f"sent {count} message" in stopped.err
             assert f"offset 1 of %DLQ%{group} cannot be sent again: its topic {gone} does not exist" in stopped.err
-            assert f"flintmq dlq purge {group} --before 2 passes over it" in stopped.err
+            assert f"flintmq dlq purge {group} --before 2 skips it" in stopped.err
         assert len(stored(shared_broker, topic)) == before + 1
         with Admin(shared_broker.address) as admin:
             assert gone not in admin.topics(), "the topic was not created again"
@@ -271,19 +271,19 @@ class TestResend:
             producer.send(Message(f"%DLQ%{group}", b"x"))
         refused = cli.run("dlq", "resend", group)
         assert refused.code == EXIT_ERROR
-        assert "it does not say which topic it was sent to" in refused.err
+        assert "it does not record its original topic" in refused.err
         assert cli.run("dlq", "resend", group, "--to-topic", topic).code == EXIT_OK
         assert bodies(shared_broker, topic) == [b"x"]
 
     @pytest.mark.parametrize(
         ("arguments", "code", "said"),
         [
-            (["--queue-offset", "4:"], EXIT_NOT_FOUND, "kept are those from 0 to 3"),
-            (["--queue-offset", "3:3"], EXIT_USAGE, "'3:3' is no range of offsets"),
+            (["--queue-offset", "4:"], EXIT_NOT_FOUND, "the queue keeps 0 to 3"),
+            (["--queue-offset", "3:3"], EXIT_USAGE, "'3:3' is not a range of offsets"),
             (["--id", "7F0000010F8C2DCA0A6B92885F0000AA"], EXIT_NOT_FOUND, "QUERY_NOT_FOUND"),
             (["--id", "{elsewhere}"], EXIT_NOT_FOUND, "was found in topic '%DLQ%"),
-            (["--id", "x", "--queue-offset", "1"], EXIT_USAGE, "--id and --queue-offset exclude each other"),
-            (["--to-topic", "a", "--to-group"], EXIT_USAGE, "--to-topic and --to-group"),
+            (["--id", "x", "--queue-offset", "1"], EXIT_USAGE, "either --id or --queue-offset"),
+            (["--to-topic", "a", "--to-group"], EXIT_USAGE, "--to-topic or --to-group"),
             (["--to-topic", "no-such-topic"], EXIT_ERROR, "its topic no-such-topic does not exist"),
         ],
     )

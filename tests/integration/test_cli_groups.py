@@ -167,8 +167,8 @@ class TestReset:
         ("arguments", "code", "said"),
         [
             (["{topic}-not", "--to", "0"], EXIT_NOT_FOUND, "TOPIC_NOT_EXIST (17)"),
-            (["{topic}", "--to", "9"], EXIT_ERROR, "offset 9 is in none of the 2 queues"),
-            (["{topic}", "--to", "0:9"], EXIT_ERROR, "offset 9 is outside of queue 0"),
+            (["{topic}", "--to", "9"], EXIT_ERROR, "has offset 9; its 2 queues hold"),
+            (["{topic}", "--to", "0:9"], EXIT_ERROR, "offset 9 is not in queue 0"),
             (["{topic}", "--to", "5:0"], EXIT_USAGE, "queues 0 to 1, not 5"),
             (["{topic}", "--to", "-3"], EXIT_USAGE, "-3 counts messages of the topic"),
             (["{topic}"], EXIT_USAGE, "--to"),
@@ -236,7 +236,7 @@ def test_what_retention_took_is_shown_with_how_much_was_missed(
 ) -> None:
     running = broker(settings={**SOON, "store.commitlog_file_bytes": 4 * 1024 * 1024})
     with Cli(tmp_path, running.address) as cli:
-        assert cli.run("group", "moved", "-o", "table").out == "no group was ever moved on\n"
+        assert cli.run("group", "moved", "-o", "table").out == "no group has missed messages\n"
         fill(running, 2)
         member = joined(connect(running), "billing", "m-1", "orders")
         count = 20 + fill(running, 24)

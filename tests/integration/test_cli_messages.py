@@ -186,7 +186,7 @@ class TestTail:
     def test_an_offset_that_no_queue_has_is_explained(self, cli: Cli, filled: str) -> None:
         done = cli.run("tail", filled, "--from", "99")
         assert done.code == EXIT_ERROR
-        assert "PULL_OFFSET_MOVED (21): offset 99 is in none of the 2 queues" in done.err
+        assert "PULL_OFFSET_MOVED (21): no queue of topic" in done.err
         assert "0 to 5" in done.err
         assert "queues 0 to 1, not 5" in cli.run("tail", filled, "--from", "5:0").err
 
@@ -266,7 +266,7 @@ class TestQuery:
     def test_a_key_that_no_message_has_is_said(self, cli: Cli, filled: str) -> None:
         done = cli.run("query", "key", filled, "nobody", "--until", "2026-01-01")
         assert (done.code, done.out) == (EXIT_NOT_FOUND, "")
-        assert f"no message of topic {filled} has the key nobody until 2026-01-01" in done.err
+        assert f"topic {filled} has no message with the key nobody until 2026-01-01" in done.err
 
     def test_an_id_finds_its_message(self, cli: Cli, filled: str) -> None:
         row = cli.run("query", "key", filled, "k1-2", "-o", "json").rows[0]

@@ -100,7 +100,7 @@ class TestTopicAlone:
             (("get", "orders"), "there is no command get; did you mean"),
             (
                 ("orders", "two words"),
-                "there is no command orders; to send to a topic of that name: flintmq send orders 'two words'",
+                "there is no command orders; to send to a topic of that name, use flintmq send orders 'two words'",
             ),
         ],
     )

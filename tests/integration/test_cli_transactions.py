@@ -116,7 +116,7 @@ class TestEnds:
         half = send_half(connection, topic, b"paid", next(_numbers))
         done = cli.run("tx", "commit", half.transaction_id, "nobodys")
         assert done.code == EXIT_NOT_FOUND
-        assert done.err == "no transaction nobodys is open or parked; nothing was committed\n"
+        assert done.err == "no open or parked transaction has the id nobodys; nothing was committed\n"
         assert messages(connection, topic) == []
         end(connection, half, commit=False)
 

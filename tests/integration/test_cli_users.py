@@ -41,7 +41,7 @@ class TestFile:
         assert made.code == 0
         assert len(made.lines) == 1
         assert len(made.lines[0]) == 24
-        assert "shown nowhere again" in made.err
+        assert "not shown again" in made.err
         for path in (store / USERS_FILE, backup_of(store)):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert made.lines[0] not in (store / USERS_FILE).read_text()
@@ -76,7 +76,7 @@ class TestFile:
 
     def test_a_password_is_asked_for_twice_on_a_terminal(self, cli: Cli, store: Path) -> None:
         terminal = Terminal(cli, ["user", "add", "billing"], 100)
-        terminal.read_until("new password of billing")
+        terminal.read_until("new password for billing")
         terminal.type("secret enough\n")
         terminal.read_until("confirmation")
         terminal.type("secret enough\n")
@@ -89,11 +89,11 @@ class TestFile:
         [
             (["add", "a/b", "--generate"], "is not a valid user name"),
             (["add", "there", "--generate"], "user 'there' already exists; flintmq user passwd there"),
-            (["add", "x"], "needs a password: --generate makes one up"),
+            (["add", "x"], "needs a password: use --generate"),
             (["passwd", "ther", "--generate"], "there is no user 'ther'; did you mean 'there'?"),
             (["remove", "nobody", "--yes"], "there is no user 'nobody'"),
             (["add", "x", "--generate", "--store", "/nowhere"], "there is no store in '/nowhere'"),
-            (["add", "x", "--password-file", "/nowhere"], "cannot be read from '/nowhere'"),
+            (["add", "x", "--password-file", "/nowhere"], "cannot read the password from '/nowhere'"),
         ],
     )
     def test_what_cannot_be_done_is_said_and_changes_nothing(

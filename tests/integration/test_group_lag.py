@@ -126,7 +126,7 @@ def test_what_only_a_member_can_know_is_unknown_when_it_is_gone(
     member.leave()
     done = cli.run("check", *CALM, "--lag-critical", "100")
     assert done.code == 3
-    assert "the lag of group g:m is not known: it has not begun with 1 queue" in done.out
+    assert "the lag of group g:m is not known: it has not started 1 queue" in done.out
     assert Scrape(running)("flintmq_group_lag_unknown_queues", group="g:m", topic="orders") == 1
     assert cli.run("check", *CALM, "--lag-critical", "0").code == 2, "one message is known"
 

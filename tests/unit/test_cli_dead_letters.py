@@ -44,7 +44,7 @@ def test_a_message_goes_to_its_original_topic_or_to_a_given_one() -> None:
     assert Target(topic="aside").message(letter).topic == "aside"
     to_group = Target(to_group="g").message(letter)
     assert (to_group.topic, to_group.properties["RETRY_TOPIC"]) == ("%RETRY%g", "orders")
-    with pytest.raises(InvalidMessage, match="does not say which topic"):
+    with pytest.raises(InvalidMessage, match="does not record its original topic"):
         Target().message(dead(**SENT))
 
 
@@ -53,6 +53,6 @@ def test_offsets_without_stored_messages_are_refused() -> None:
     for first, end in ((0, 6), (9, 20), (5, 10)):
         queue.check_has(first, end)
     for first, end in ((0, 5), (10, 11)):
-        with pytest.raises(MessageNotFound, match="kept are those from 5 to 9"):
+        with pytest.raises(MessageNotFound, match="the queue keeps 5 to 9"):
             queue.check_has(first, end)
     assert queue.waiting == 3

@@ -101,7 +101,7 @@ def test_all_grants_can_be_revoked_at_once(store: Store) -> None:
 
 
 def test_show_lists_the_grants_of_a_user(store: Store) -> None:
-    assert "ann may do nothing" in store.user("show", "ann").out + store.user("show", "ann", "-o", "table").out
+    assert "ann has no permissions" in store.user("show", "ann").out + store.user("show", "ann", "-o", "table").out
     store.user("grant", "ann", "--publish", "flights-", "--consume", "flights-", "--prefix")
     store.user("grant", "ann", "--query-broker")
     assert store.user("show", "ann", "-o", "json").rows == [
