@@ -200,7 +200,10 @@ class TestContexts:
         secret = tmp_path / "secret"
         secret.write_text("correct horse\n")
         secret.chmod(0o644)
-        for name, said in ((secret, "other users can read the password"), (tmp_path / "not-there", "cannot use the file")):
+        for name, said in (
+            (secret, "other users can read the password"),
+            (tmp_path / "not-there", "cannot use the file"),
+        ):
             with pytest.raises(ConfigurationError, match=said):
                 Contexts.load().add("prod", "mq:1", {"user": "billing", "password_file": str(name)})
 

@@ -141,7 +141,11 @@ class TestFormat:
 
     @pytest.mark.parametrize(
         ("text", "reason"),
-        [("%y", "%y is not a directive; the directives are %T"), (r"\q", r"\\q is not an escape"), ("50%", "ends with '%'; write %%")],
+        [
+            ("%y", "%y is not a directive; the directives are %T"),
+            (r"\q", r"\\q is not an escape"),
+            ("50%", "ends with '%'; write %%"),
+        ],
     )
     def test_an_unknown_directive_is_named(self, text: str, reason: str) -> None:
         with pytest.raises(ValueError, match=reason):
