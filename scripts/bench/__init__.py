@@ -1,1 +1,1 @@
-"""What FlintMQ reaches, measured against a real broker process: ``scripts/bench/run``."""
+"""Benchmarks of FlintMQ against a real broker process; start them with ``scripts/bench/run``."""

@@ -1,4 +1,4 @@
-"""The command line: ``scripts/bench/run``."""
+"""Command line of ``scripts/bench/run``."""
 
 from __future__ import annotations
 
@@ -35,28 +35,26 @@ def arguments() -> argparse.Namespace:
         "group",
         nargs="?",
         choices=["spark"],
-        help="only the cases that need Spark; it is installed, 490 MB",
+        help="only the cases that need Spark, which is installed (490 MB)",
     )
-    parser.add_argument(
-        "--case", action="append", choices=names, metavar="NAME", help="only this case; may be given several times"
-    )
+    parser.add_argument("--case", action="append", choices=names, metavar="NAME", help="only this case; repeatable")
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help=f"runs of each case (default: {RUNS})")
     parser.add_argument(
-        "--quick", action="store_true", help="few messages: shows that all works; the figures mean nothing"
+        "--quick", action="store_true", help="few messages: checks that every case works; the figures are meaningless"
     )
-    parser.add_argument("--alone", action="store_true", help="do not measure Kafka beside it")
+    parser.add_argument("--alone", action="store_true", help="do not measure Kafka for comparison")
     parser.add_argument(
-        "--dir", type=Path, metavar="DIR", help="where temporary stores go (default: the temporary folder)"
+        "--dir", type=Path, metavar="DIR", help="folder for temporary stores (default: the system's temporary folder)"
     )
     parser.add_argument(
         "--touch-gib",
         type=float,
         metavar="N",
-        help="GiB of memory that are touched before each broker's work, so that a virtual machine's host need not find "
-        f"them during it (default: {TOUCHED_GIB:g}, with --quick 0)",
+        help="GiB of memory to touch before each run, so that the host of a virtual machine provides them before the "
+        f"measurement (default: {TOUCHED_GIB:g}, with --quick 0)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure of every run there")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure of every run to FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
     parser.add_argument(
         "--seconds-max", type=float, default=CASE_SECONDS_MAX, metavar="S", help="give up a case that takes longer"
     )
@@ -67,13 +65,13 @@ def arguments() -> argparse.Namespace:
 
 
 def facts(options: argparse.Namespace, folder: Path, touched_gib: float) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the conditions of the measurement."""
     way = f"one broker process, RocketMQ's file sizes; memory touched before each broker's work: {touched_gib:g} GiB"
     idle = idle_share()
     if idle < IDLE_SHARE_MIN:
-        way += f"; others used {1 - idle:.0%} of the processors at the start"
+        way += f"; other processes used {1 - idle:.0%} of the processors at the start"
     if options.quick:
-        way += "; QUICK: these figures mean nothing"
+        way += "; QUICK: these figures are meaningless"
     return {
         "machine": describe(folder),
         "way": way,
@@ -87,7 +85,7 @@ def facts(options: argparse.Namespace, folder: Path, touched_gib: float) -> dict
 
 def main() -> int:
     options = arguments()
-    # Ended from outside, brokers are stopped and stores removed all the same.
+    # SIGTERM raises SystemExit, so that the context managers stop brokers and remove stores.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder: Path = options.dir or Path(tempfile.gettempdir())
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a case is given: how much to do, and brokers to do it with."""
+"""Environment of a case: number of runs and messages, and brokers to measure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _QUICK_COUNT_MIN = 200
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``runs`` of each case, stores under ``folder``; ``quick``: only see that everything works; ``alone``: without
-    Kafka beside it.
+    """The environment of all cases: ``runs`` of each case, and stores under ``folder``. ``quick``: only check that
+    every case works; ``alone``: without Kafka for comparison.
 
-    ``touched_gib``: memory that is touched before each run; see ``touch_memory``. ``notes``: what a reader of the table
-    has to know of what was run, such as versions.
+    ``touched_gib``: memory to touch before each run, see ``touch_memory``. ``notes``: remarks for the reader of the
+    table, such as versions.
     """
 
     runs: int
@@ -33,23 +33,23 @@ class Bench:
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Have ``text`` below the table, once."""
+        """Add ``text`` to the notes below the table, once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def count(self, count: int) -> int:
-        """How many messages to send where ``count`` are wanted."""
+        """Return ``count``, or a fraction of it with ``quick``."""
         return max(_QUICK_COUNT_MIN, int(count * _QUICK_SHARE)) if self.quick else count
 
     @contextmanager
     def store(self) -> Iterator[Path]:
-        """A folder for a store, gone afterwards."""
+        """Yield a folder for a store, and remove it afterwards."""
         with temporary_store(self.folder) as store:
             yield store
 
     @contextmanager
     def broker(self, flush: str = "async", *options: str) -> Iterator[Broker]:
-        """A broker on an empty store that has the topic; gone afterwards, with everything it stored. ``options``: more
+        """Yield a broker on an empty store with the topic, and remove both afterwards. ``options``: further arguments
         of its command line."""
         with self.store() as store, Broker(store, flush, *options) as broker:
             with RawClient(broker.address) as client:

@@ -1,4 +1,4 @@
-"""The broker that is measured: a process of its own with RocketMQ's default file sizes."""
+"""The broker to measure: a separate process with RocketMQ's default file sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ CAUGHT_UP_SECONDS_MAX = 120.0
 
 
 class Broker(LocalBroker):
-    """Context manager; can also be killed. ``start_seconds``: from starting the process to its open port."""
+    """A context manager for a broker that can also be killed. ``start_seconds``: time from the process's start until
+    its port is open."""
 
     def __init__(self, store: Path, flush: str, *options: str) -> None:
         super().__init__(store, "--flush", flush, *options)
@@ -45,15 +46,15 @@ class Broker(LocalBroker):
 
     @property
     def pid(self) -> int:
-        """The broker's process."""
+        """Process id of the broker."""
         return self._process.pid
 
     @property
     def recovery_seconds(self) -> float:
-        """What its banner says that opening the store took."""
+        """Seconds that opening the store took, according to the broker's banner."""
         match = _RECOVERY.search("\n".join(self._output))
         if not match:
-            raise BenchFailed("the broker's banner says nothing of its recovery")
+            raise BenchFailed("the broker's banner does not mention its recovery")
         return float(match[1])
 
     def kill(self) -> None:
@@ -63,7 +64,7 @@ class Broker(LocalBroker):
         self._process.wait()
 
     def wait_until_caught_up(self) -> None:
-        """Return when queues and index know every record of the log."""
+        """Wait until every record of the log has been dispatched to queues and index."""
         deadline = time.monotonic() + CAUGHT_UP_SECONDS_MAX
         with RawClient(self.address) as client:
             while True:
@@ -75,19 +76,19 @@ class Broker(LocalBroker):
                 time.sleep(_POLL_SECONDS)
 
     def check_stored(self, topic: str, count: int) -> None:
-        """Raise unless the topic's queues hold exactly ``count`` messages."""
+        """Raise ``BenchFailed`` unless the topic's queues hold exactly ``count`` messages."""
         with RawClient(self.address) as client:
             stored = sum(client.queue_lengths(topic).values())
         if stored != count:
-            raise BenchFailed(f"the queues of {topic} hold {stored:,} messages, {count:,} were acknowledged")
+            raise BenchFailed(f"the queues of {topic} hold {stored:,} messages; expected {count:,}")
 
 
 @contextmanager
 def temporary_store(folder: Path) -> Iterator[Path]:
-    """A folder for a store, gone afterwards."""
+    """Yield a folder for a store, and remove it afterwards."""
     store = Path(tempfile.mkdtemp(prefix="flintmq-bench-", dir=folder))
     try:
         yield store
     finally:
         shutil.rmtree(store)
-        os.sync()  # what the next run writes shall not wait for what this one left
+        os.sync()  # the next run's writes must not wait for dirty pages of this one

@@ -1,4 +1,4 @@
-"""Messages to be measured with: a random body, one key and a unique key each."""
+"""Messages for the measurements, each with a random body, one key and a unique key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPIC = "bench"
 QUEUES = 4
 BODY_BYTES = 100
 FRAME_BODY_BYTES = 192 * 1024
-"""Where a frame is cut, as the SDK does."""
+"""Maximum size of a frame, the same as the SDK's."""
 
 _FILLED_AT_ONCE = 100_000
 _LOOPBACK = bytes((127, 0, 0, 1))
@@ -28,7 +28,7 @@ _LOOPBACK = bytes((127, 0, 0, 1))
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Bodies and the key of each."""
+    """Bodies and their keys."""
 
     bodies: list[bytes]
     keys: list[str]
@@ -37,20 +37,20 @@ class Columns:
         return len(self.bodies)
 
     def chunks(self, count: int) -> Iterator[Columns]:
-        """The same messages, ``count`` at a time."""
+        """Yield the same messages, ``count`` at a time."""
         for start in range(0, len(self.bodies), count):
             yield Columns(self.bodies[start : start + count], self.keys[start : start + count])
 
 
 def columns(count: int, body_bytes: int = BODY_BYTES, first: int = 0) -> Columns:
-    """``count`` messages, each with a body and a key that no other has, numbered from ``first`` on."""
+    """Return ``count`` messages, numbered from ``first``, each with a different body and key."""
     content = random.Random(first).randbytes(count * body_bytes)
     bodies = [content[start : start + body_bytes] for start in range(0, len(content), body_bytes)]
     return Columns(bodies, [f"order-{number:08}" for number in range(first, first + count)])
 
 
 class FramePacker:
-    """Packs PRODUCE frames as a producer of its own would: a prefix and a counter make the unique keys."""
+    """A packer of PRODUCE frames that acts as one producer: unique keys consist of its prefix and a counter."""
 
     def __init__(self, seed: str) -> None:
         self._prefix = unique_prefix(_LOOPBACK, 1, seed.encode())
@@ -58,16 +58,16 @@ class FramePacker:
         self._number = 0
 
     def unique_key(self, number: int) -> str:
-        """The unique key of the message that was packed as the ``number``-th, from 0 on."""
+        """Return the unique key of the packed message ``number``, counted from 0."""
         return unique_key(self._prefix, self._first + number)
 
     def columns(self, load: Columns) -> bytes:
-        """One frame with all of ``load``, as ``send_bulk`` packs it; queues take turns."""
+        """Return one frame with all of ``load`` as ``send_bulk`` packs it; queues are used in turn."""
         body = msgpack.packb(load.bodies) + msgpack.packb(load.keys)
         return self._frame(LAYOUT_COLUMNS, len(load), body)
 
     def rows(self, load: Columns) -> bytes:
-        """One frame with all of ``load``, as ``send_many`` packs it; queues take turns."""
+        """Return one frame with all of ``load`` as ``send_many`` packs it; queues are used in turn."""
         rows = [(body, {PROPERTY_KEYS: key}) for body, key in zip(load.bodies, load.keys, strict=True)]
         return self._frame(LAYOUT_ROWS, len(load), b"".join(map(msgpack.packb, rows)))
 
@@ -87,12 +87,12 @@ class FramePacker:
 
 
 def topic_name(number: int) -> str:
-    """The name of the ``number``-th of many topics."""
+    """Return the name of topic ``number`` of many."""
     return f"{TOPIC}-{number:05}"
 
 
 def fill_topics(address: str, count: int, first: int = 0) -> None:
-    """Make ``count`` topics, numbered from ``first`` on, and put a message into each of their queues."""
+    """Create ``count`` topics, numbered from ``first``, with one message in each queue."""
     body = msgpack.packb([bytes(BODY_BYTES), {PROPERTY_KEYS: "order"}])
     with RawClient(address) as client:
         for number in range(first, first + count):
@@ -102,18 +102,18 @@ def fill_topics(address: str, count: int, first: int = 0) -> None:
 
 
 def messages_a_frame(body_bytes: int) -> int:
-    """How many messages of that size the SDK puts into one frame, roughly."""
+    """Return roughly how many messages of that size the SDK puts into one frame."""
     return FRAME_BODY_BYTES // (body_bytes + 48)
 
 
 def blocks(count: int, body_bytes: int = BODY_BYTES) -> Iterator[Columns]:
-    """``count`` messages, so many at a time as fit into memory; what ``fill`` sends."""
+    """Yield ``count`` messages for ``fill``, in blocks that fit into memory."""
     for first in range(0, count, _FILLED_AT_ONCE):
         yield columns(min(_FILLED_AT_ONCE, count - first), body_bytes, first)
 
 
 def fill(address: str, count: int, body_bytes: int = BODY_BYTES) -> FramePacker:
-    """Send the messages of ``blocks(count, body_bytes)``, acknowledged; the packer knows the unique keys."""
+    """Send the messages of ``blocks(count, body_bytes)`` with acknowledgement; return the packer, for unique keys."""
     packer = FramePacker(f"fill {count}")
     with RawClient(address) as client:
         for load in blocks(count, body_bytes):

@@ -1,4 +1,4 @@
-"""The machine: what it is, what a process uses of it, and memory that was used before."""
+"""The machine: its description, the resources that a process uses, and memory touched before a measurement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GIB = 1 << 30
 
 
 def describe(folder: Path) -> str:
-    """Processor, cores, memory, kernel, Python, and the disk of ``folder``, in one line."""
+    """Return processor, cores, memory, kernel, Python, and the disk of ``folder``, in one line."""
     parts = [
         f"{os.cpu_count()} × {_processor()}",
         f"{_meminfo('MemTotal') / _GIB:.0f} GiB",
@@ -36,7 +36,7 @@ def describe(folder: Path) -> str:
 
 
 def fdatasync_microseconds(folder: Path) -> float:
-    """The median of making one written page of a file durable: the floor of every sync flush."""
+    """Return the median time to make one written page of a file durable: the minimum of every sync flush."""
     taken = []
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         os.posix_fallocate(file.fileno(), 0, _SYNCED_PAGES * mmap.PAGESIZE)
@@ -49,8 +49,8 @@ def fdatasync_microseconds(folder: Path) -> float:
 
 
 def echo_microseconds() -> float:
-    """The median of sending a message over loopback and getting it back from a process that sleeps until it comes: what
-    an answer costs that takes no time to find."""
+    """Return the median round trip over loopback to a process that sleeps until a message arrives: the minimum of every
+    response."""
     code = (
         "import socket\n"
         "with socket.create_server(('127.0.0.1', 0)) as server:\n"
@@ -74,7 +74,7 @@ def echo_microseconds() -> float:
 
 
 def idle_share(seconds: float = 1.0) -> float:
-    """How much of the processors nobody uses (0 to 1): what others use, the broker cannot have."""
+    """Return the idle share of the processors (0 to 1); the broker cannot use the rest."""
     before = _processor_ticks()
     time.sleep(seconds)
     after = _processor_ticks()
@@ -82,7 +82,7 @@ def idle_share(seconds: float = 1.0) -> float:
 
 
 def _processor_ticks() -> tuple[int, int]:
-    """Ticks of all processors since the start of the machine: (idle, all)."""
+    """Return the ticks of all processors since the machine's start: (idle, all)."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return ticks[3] + ticks[4], sum(ticks)
 
@@ -98,19 +98,18 @@ def _meminfo(name: str) -> int:
 
 
 def file_system(folder: Path) -> str:
-    """The type of the file system that holds ``folder``."""
+    """Return the type of the file system that holds ``folder``."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     holding = [(point, kind) for point, kind in mounts if folder.resolve().is_relative_to(point)]
     return max(holding, key=lambda mount: len(mount[0]), default=("", "unknown"))[1]
 
 
 def touch_memory(gib: float, folder: Path) -> None:
-    """Write to ``gib`` GiB of page cache once and free it again, at most half of the memory that is available.
+    """Write to ``gib`` GiB of page cache once and free it again; at most half of the available memory.
 
-    The first touch of memory that a virtual machine never used, or gave back to its host ("free page reporting"), costs
-    eight times as much as a later one. A machine that has been busy for a while has that behind it; on one that idled
-    the host would be measured instead of the broker. A mapped file of ``folder`` is written to, as the broker does it:
-    what it leaves is what the next such file gets.
+    The first access to memory that a virtual machine never used, or gave back to its host ("free page reporting"),
+    costs eight times as much as a later one. After idle time, a benchmark would measure the host instead of the broker.
+    This writes to a mapped file in ``folder``, as the broker does, so that the broker's next file gets the same pages.
     """
     size = min(int(gib * _GIB), _meminfo("MemAvailable") // 2) // _TOUCHED_AT_ONCE_BYTES * _TOUCHED_AT_ONCE_BYTES
     if not size:
@@ -124,19 +123,19 @@ def touch_memory(gib: float, folder: Path) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and all of its threads so far."""
-    # The name in parentheses may contain anything; utime and stime are the 12th and 13th field behind it.
+    """Return the CPU time of a process and all its threads so far."""
+    # The name in parentheses may contain anything; utime and stime are the 12th and 13th field after it.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory of a process that is in use (VmRSS)."""
+    """Return the resident memory of a process (VmRSS)."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 class Stopwatch:
-    """Time since it was made, and the processor time of a broker meanwhile."""
+    """A stopwatch: time since its creation, and the CPU time of a broker since then."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -144,9 +143,9 @@ class Stopwatch:
         self._began = time.perf_counter()
 
     def seconds(self) -> float:
-        """Passed so far."""
+        """Seconds since the creation."""
         return time.perf_counter() - self._began
 
     def broker_cpu_seconds(self) -> float:
-        """Used by the broker so far."""
+        """CPU seconds of the broker since the creation."""
         return cpu_seconds(self._pid) - self._cpu

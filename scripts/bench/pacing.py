@@ -1,4 +1,4 @@
-"""Messages at a steady pace, each with the time when it was sent: from a thread, or from a process of its own."""
+"""Messages at a steady rate, each with its send time, from a thread or from a separate process."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ MESSAGES_A_SECOND = 500
 FINISH_SECONDS_MAX = 30.0
 
 STAMP = struct.Struct(">d")
-"""What a body begins with: seconds of the clock that all processes of the machine share."""
+"""Start of a body: seconds of the clock that all processes of the machine share."""
 
 
 def now() -> float:
-    """What a stamp is compared with."""
+    """Return the current time for comparison with a stamp."""
     return time.monotonic()
 
 
 def sent_at(body: bytes) -> float:
-    """When the message with this body was sent."""
+    """Return the send time of the message with this body."""
     seconds: float = STAMP.unpack_from(body)[0]
     return seconds
 
 
 def send_paced(address: str, count: int | None, queue: int | None = None) -> None:
-    """One message after the other, each acknowledged, into one queue or (None) into all in turns; None: without end."""
+    """Send one message after another, each acknowledged, to one queue or (None) to all in turn; None: without end."""
     filler = bytes(BODY_BYTES - STAMP.size)
     with Producer(address) as producer:
         begin = now()
@@ -46,7 +46,7 @@ def send_paced(address: str, count: int | None, queue: int | None = None) -> Non
 
 @contextmanager
 def sender(address: str, count: int | None = None) -> Iterator[None]:
-    """A process that sends ``count`` messages, for which the end of the block waits; None: it sends for as long."""
+    """Run a process that sends ``count`` messages; the context waits for it. None: send until the context ends."""
     command = [sys.executable, "-m", "bench.pacing", address, str(count or "")]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:

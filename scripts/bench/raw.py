@@ -1,4 +1,4 @@
-"""A connection that does nothing for its user: the protocol's frames over a plain socket."""
+"""A minimal connection: the protocol's frames over a plain socket."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 def open_socket(address: str) -> socket.socket:
-    """A connected socket that has not said HELLO; every wait on it is bounded."""
+    """Return a connected socket that has not sent HELLO; every wait on it has a timeout."""
     host, _, port = address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=TIMEOUT_SECONDS)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -36,7 +36,7 @@ def open_socket(address: str) -> socket.socket:
 
 
 class RawClient:
-    """A connection that is greeted; context manager. ``sock`` and ``parser`` are there to be used directly."""
+    """A connection after HELLO; a context manager. ``sock`` and ``parser`` are for direct use."""
 
     def __init__(self, address: str) -> None:
         self.sock = open_socket(address)
@@ -52,7 +52,7 @@ class RawClient:
         self.sock.close()
 
     def call(self, command: Command, fields: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        """The fields and the body of the answer; raises the broker's error."""
+        """Send a request; return the fields and the body of the response. Raises the broker's error."""
         self.sock.sendall(encode_frame(REQUEST, command.code, 1, fields, body))
         while (frame := self.parser.next_frame()) is None:
             self._receive()
@@ -61,21 +61,21 @@ class RawClient:
         return frame.fields, bytes(frame.body)
 
     def runtime_info(self) -> dict[str, Any]:
-        """How the broker is."""
+        """Return the broker's runtime information."""
         info: dict[str, Any] = msgpack.unpackb(self.call(GET_BROKER_RUNTIME_INFO, {})[1])
         return info
 
     def create_topic(self, topic: str, queues: int) -> None:
-        """Make a topic that can be written and read."""
+        """Create a topic that can be written and read."""
         self.call(UPDATE_AND_CREATE_TOPIC, {"topic": topic, "read_queues": queues, "write_queues": queues})
 
     def queue_lengths(self, topic: str) -> dict[int, int]:
-        """How many messages each queue of a topic holds."""
+        """Return the number of messages in each queue of a topic."""
         body = self.call(GET_TOPIC_STATS_INFO, {"topic": topic})[1]
         return {queue: top - bottom for queue, bottom, top, _ in QUEUE_STATS_STRUCT.iter_unpack(body)}
 
     def stream(self, frames: Sequence[bytes]) -> None:
-        """Send PRODUCE frames as fast as the broker takes them, and return when all are acknowledged."""
+        """Send PRODUCE frames as fast as the broker accepts them, and return when all are acknowledged."""
         unsent = deque(memoryview(frame) for frame in frames)
         unanswered = len(frames)
         self.sock.setblocking(False)

@@ -9,7 +9,7 @@ from .measure import Measure, Result
 
 
 def as_json(results: Sequence[Result], facts: dict[str, Any]) -> dict[str, Any]:
-    """Everything that was measured: ``facts`` of the machine and the way, then each case with every figure."""
+    """Return all results: ``facts`` about the machine and the method, then each case with every figure."""
     return {**facts, "cases": [_case_json(result) for result in results]}
 
 
@@ -39,7 +39,7 @@ def _measure_json(result: Result, measure: Measure) -> dict[str, Any]:
 
 
 def as_markdown(results: Sequence[Result], facts: dict[str, Any]) -> str:
-    """A table with a row for each measure, and below it the machine and the way."""
+    """Return a table with one row per measure, followed by the machine and the method."""
     lines = [f"| measured | reach | median of {facts['runs']} | best |", "|---|---|---|---|"]
     for result in results:
         lines.append(f"| **{result.case.title}** | | | |")

@@ -1,4 +1,4 @@
-"""Runs cases one after the other, each bounded in time."""
+"""Runner of the cases: one after another, each with a time limit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .measure import BenchFailed, Case, Result, Sample, Skipped
 
 
 def run_cases(cases: Sequence[Case], bench: Bench, seconds_max: float) -> list[Result]:
-    """The result of each case; one that fails, or takes longer than ``seconds_max``, does not keep the others."""
+    """Run the cases and return their results. A case that fails or exceeds ``seconds_max`` does not stop the others."""
     return [run_case(case, bench, seconds_max) for case in cases]
 
 
 def run_case(case: Case, bench: Bench, seconds_max: float) -> Result:
-    """All runs of one case; its figures are said as they come."""
+    """Run one case and print its figures after each run."""
     result = Result(case)
     say(f"{case.name}: {case.title}")
     began = time.monotonic()
@@ -42,19 +42,19 @@ def run_case(case: Case, bench: Bench, seconds_max: float) -> Result:
 
 
 def describe(case: Case, sample: Sample) -> str:
-    """One run's figures in one line."""
+    """Return the figures of one run in one line."""
     shown = [f"{measure.key} {measure.show(sample[measure.key])}" for measure in case.measures if measure.key in sample]
     return ", ".join(shown)
 
 
 def say(text: str) -> None:
-    """Progress, beside the result."""
+    """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise ``BenchFailed`` within the block once it took too long."""
+    """Raise ``BenchFailed`` inside the block when it takes too long."""
 
     def too_long(number: int, frame: FrameType | None) -> None:
         raise BenchFailed(f"not done within {seconds:.0f} s")

@@ -276,7 +276,7 @@ class TestRows:
         Output(TABLE, stream).rows(columns, ROWS)
         lines = stream.written().splitlines()
         assert [line.split() for line in lines[:2]] == [["TOPIC", "MESSAGES"], ["orders", "12,345"]]
-        assert lines[3].startswith("too narrow for LAST; ")
+        assert lines[3].startswith("no room for LAST; ")
         assert max(map(len, lines[:3])) <= 40
 
     @pytest.mark.parametrize("columns", [40, 60])

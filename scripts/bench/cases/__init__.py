@@ -60,4 +60,4 @@ ALL: tuple[Case, ...] = (
 )
 
 SPARK = tuple(case for case in ALL if case.name.startswith("spark-"))
-"""What needs the extra ``spark``."""
+"""Cases that need the extra ``spark``."""

@@ -15,7 +15,7 @@ from .pull import MESSAGES, PULL_BYTES, PULL_COUNT, Read, check, read_all, read_
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     count = bench.count(MESSAGES)
     stored = count, count * BODY_BYTES
     with bench.broker() as broker:
@@ -36,7 +36,7 @@ def samples(bench: Bench) -> Samples:
 
 
 async def iterate(broker: Broker) -> tuple[int, int]:
-    """Every message of every queue through ``Consumer.iter``."""
+    """Read every message of every queue with ``Consumer.iter``; return their number and bytes."""
     count = body_bytes = 0
     async with Consumer(broker.address) as consumer:
         async for message in consumer.iter(TOPIC, from_="earliest", until="latest"):
@@ -46,7 +46,7 @@ async def iterate(broker: Broker) -> tuple[int, int]:
 
 
 async def pull(broker: Broker, read: Read) -> tuple[int, int]:
-    """Every message of every queue through ``Consumer.pull``, the queues side by side."""
+    """Read every message with ``Consumer.pull``, all queues at the same time; return their number and bytes."""
     async with Consumer(broker.address) as consumer:
 
         async def pull_queue(queue: int, end: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""64 sends on their way at a time from one asyncio client, which batches them by itself."""
+"""64 concurrent sends from one asyncio client, which batches them automatically."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WARM_UP_MESSAGES = 5_000
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     for _ in range(bench.runs):
         sample: Sample = {}
         for flush, count in (("async", ASYNC_MESSAGES), ("sync", SYNC_MESSAGES)):
@@ -35,9 +35,9 @@ def samples(bench: Bench) -> Samples:
 
 
 async def send_all(broker: Broker, load: Columns, warm_up: int) -> tuple[float, float]:
-    """Messages a second, and the client's processor seconds for each, of everything behind the first ``warm_up``.
+    """Return messages per second, and the client's CPU seconds per message, without the first ``warm_up`` messages.
 
-    Each of the tasks makes a message, sends it, and waits for its acknowledgement.
+    Each task repeatedly creates a message, sends it, and waits for its acknowledgement.
     """
     async with Producer(broker.address) as producer:
 

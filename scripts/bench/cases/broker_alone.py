@@ -1,4 +1,4 @@
-"""What the broker can take: frames packed beforehand over one connection, queues and index caught up at the end."""
+"""Throughput of the broker alone: prepacked frames on one connection, until queues and index have caught up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYOUTS = ("columns", "rows")
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     count, warm_up_count = bench.count(MESSAGES), bench.count(WARM_UP_MESSAGES)
     frames = {layout: pack(count, layout) for layout in LAYOUTS}
     warm_up = {layout: pack(warm_up_count, layout) for layout in LAYOUTS}
@@ -31,14 +31,14 @@ def samples(bench: Bench) -> Samples:
 
 
 def pack(count: int, layout: str) -> list[bytes]:
-    """Frames with ``count`` messages, as large as the SDK makes them."""
+    """Return frames with ``count`` messages in all, as large as those of the SDK."""
     packer = FramePacker(f"{layout} {count}")
     pack_frame = packer.columns if layout == "columns" else packer.rows
     return [pack_frame(chunk) for chunk in columns(count).chunks(messages_a_frame(BODY_BYTES))]
 
 
 def measure(broker: Broker, frames: list[bytes], warm_up: list[bytes]) -> tuple[float, float]:
-    """Seconds until all of ``frames`` are acknowledged and dispatched, and the broker's processor seconds."""
+    """Return the seconds until all ``frames`` are acknowledged and dispatched, and the broker's CPU seconds."""
     with RawClient(broker.address) as client:
         client.stream(warm_up)
         broker.wait_until_caught_up()

@@ -1,4 +1,4 @@
-"""Four producers that each wait until a bulk of 100 messages is on disk before they send the next."""
+"""Four producers; each waits until a bulk of 100 messages is on disk before it sends the next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 120.0
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     for _ in range(bench.runs):
         count = bench.count(MESSAGES_A_PRODUCER) // MESSAGES_A_BULK * MESSAGES_A_BULK
         sample: Sample = {}
@@ -35,7 +35,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def measure(address: str, count: int, as_processes: bool) -> float:
-    """Messages a second of all producers, from the start of the first to the end of the last."""
+    """Return the messages per second of all producers, from the start of the first to the end of the last."""
     barrier: Any
     spans: Any
     start: Any
@@ -61,7 +61,7 @@ def measure(address: str, count: int, as_processes: bool) -> float:
 
 
 def produce(address: str, count: int, barrier: Any, spans: Any) -> None:
-    """One producer: puts when it began and ended, by the clock that all processes share."""
+    """Run one producer, and put its start and end times, by the clock that all processes share."""
     bulks = list(columns(count).chunks(MESSAGES_A_BULK))
     with Producer(address) as producer:
         for _ in range(WARM_UP_BULKS):

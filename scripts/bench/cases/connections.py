@@ -1,4 +1,4 @@
-"""64 connections, each with one message on its way at a time."""
+"""64 connections, each with one message in flight."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ WARM_UP_MESSAGES = 5_000
 
 _ANSWER_BYTES_MAX = 4096
 _SUCCESS = b"\x94\x01\x00"
-"""How the header of an answer without error begins: an array of 4, kind 1, code 0."""
+"""First bytes of the header of a successful response: an array of 4, kind 1, code 0."""
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     for _ in range(bench.runs):
         sample: Sample = {}
         for flush, count in (("async", ASYNC_MESSAGES), ("sync", SYNC_MESSAGES)):
@@ -49,16 +49,17 @@ def samples(bench: Bench) -> Samples:
 
 
 def packed(count: int, seed: str) -> list[deque[bytes]]:
-    """For each connection the frames that it is to send, one message each; about ``count`` in all."""
+    """Return the frames for each connection, with one message each; about ``count`` in all."""
     packer = FramePacker(seed)
     frames = [packer.columns(message) for message in columns(count).chunks(1)]
     return [deque(frames[number::CONNECTIONS]) for number in range(CONNECTIONS)]
 
 
 def closed_loop(broker: Broker, frames: list[deque[bytes]]) -> float:
-    """Messages a second where each connection sends its next frame as soon as the last one is acknowledged.
+    """Return the messages per second if each connection sends its next frame after the acknowledgement of the last.
 
-    One thread, one ``epoll`` and two system calls a message: what it takes from the machine the broker cannot have.
+    It uses one thread, one ``epoll`` and two system calls per message, because the client competes with the broker for
+    the machine's cores.
     """
     with ExitStack() as stack:
         clients = [stack.enter_context(RawClient(broker.address)) for _ in frames]
@@ -87,7 +88,7 @@ def closed_loop(broker: Broker, frames: list[deque[bytes]]) -> float:
 
 
 def check_answer(answer: bytes) -> None:
-    """Raise unless the bytes are one whole answer that says success."""
+    """Raise ``BenchFailed`` unless the bytes are one complete successful response."""
     if len(answer) != 4 + int.from_bytes(answer[:4], "big") or answer[8:11] != _SUCCESS:
         raise BenchFailed(f"a PRODUCE was not answered with success: {answer[:200]!r}")
 
@@ -96,7 +97,7 @@ def check_answer(answer: bytes) -> None:
 
 
 def sdk_threads(broker: Broker, load: Columns, producers: int) -> float:
-    """Messages a second from 64 threads that call ``send``, with a Producer each or sharing fewer."""
+    """Return the messages per second of 64 threads that call ``send``, each with its own Producer or a shared one."""
     with ExitStack() as stack:
         open_producers = [stack.enter_context(Producer(broker.address)) for _ in range(producers)]
         barrier = threading.Barrier(CONNECTIONS + 1)
@@ -109,7 +110,7 @@ def sdk_threads(broker: Broker, load: Columns, producers: int) -> float:
                 barrier.wait(TIMEOUT_SECONDS)
                 for body, key in zip(load.bodies[number::CONNECTIONS], load.keys[number::CONNECTIONS], strict=True):
                     producer.send(Message(TOPIC, body, keys=(key,)))
-            except BaseException as failure:  # noqa: BLE001 - raised again by who waits for the thread
+            except BaseException as failure:  # noqa: BLE001 - the thread that joins this one raises it again
                 failures.append(failure)
                 barrier.abort()
 

@@ -1,4 +1,4 @@
-"""A million messages that are due in the same second: from that second until a consumer could have the last."""
+"""A million messages that are due in the same second: time from then until the last one can be consumed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MESSAGES = 1_000_000
 BESIDE_TOPIC = "beside"
 AHEAD_SECONDS_MIN = 2.0
 MESSAGES_PER_AHEAD_SECOND = 60_000
-"""They are sent, and indexed, well before they are due."""
+"""Seconds until the messages are due: they must be stored and indexed well before."""
 SECONDS_MAX = 120.0
 _POLL_SECONDS = 0.005
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     count = bench.count(MESSAGES)
     for _ in range(bench.runs):
         sample: Sample = {}
@@ -42,7 +42,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def send(broker: Broker, count: int) -> float:
-    """Send messages that are due in one second, which is returned: seconds since 1970."""
+    """Send messages that are all due in the same second; return it in seconds since 1970."""
     loads = list(blocks(count))
     due = math.ceil(time.time() + AHEAD_SECONDS_MIN + count / MESSAGES_PER_AHEAD_SECOND)
     with Producer(broker.address) as producer:
@@ -59,7 +59,7 @@ def send(broker: Broker, count: int) -> float:
 
 @contextmanager
 def beside(broker: Broker) -> Iterator[list[float]]:
-    """How long each send of another producer takes meanwhile, in seconds: one at a time, all the time."""
+    """Return the seconds that each send of another producer takes meanwhile, one after another."""
     taken: list[float] = []
     ended = threading.Event()
 
@@ -80,7 +80,7 @@ def beside(broker: Broker) -> Iterator[list[float]]:
 
 
 def wait_until_all_are_there(broker: Broker, count: int, due: float) -> float:
-    """Seconds from ``due`` until the topic's queues end behind ``count`` messages."""
+    """Return the seconds from ``due`` until the topic's queues hold ``count`` messages."""
     with RawClient(broker.address) as client:
         while sum(client.queue_lengths(TOPIC).values()) < count:
             if time.time() > due + SECONDS_MAX:

@@ -1,4 +1,4 @@
-"""From ``send`` to the answer of a pull that waits for it, at 500 messages a second."""
+"""Latency from ``send`` to the response of a held pull, at 500 messages per second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 120.0
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     for _ in range(bench.runs):
         sample: Sample = {}
         for flush in ("async", "sync"):
@@ -31,7 +31,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def produce_and_pull(broker: Broker, count: int) -> list[float]:
-    """Seconds from before each ``send`` to after the ``pull`` that brought it, in two threads of one process."""
+    """Return the seconds from before each ``send`` until after its ``pull``, in two threads of one process."""
     expected = WARM_UP_MESSAGES + count
     sender = threading.Thread(target=send_paced, args=(broker.address, expected, 0), daemon=True)
     taken: list[float] = []

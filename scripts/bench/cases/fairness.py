@@ -1,4 +1,4 @@
-"""What one connection that floods the broker does to another one's messages: each sent and pulled by itself."""
+"""Effect of a connection that floods the broker on another connection, which sends and pulls single messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Flood = Callable[[str, Event, Connection], None]
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     seconds = QUICK_SECONDS if bench.quick else SECONDS
     for _ in range(bench.runs):
         with bench.broker("async") as broker:
@@ -55,7 +55,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def p99s(address: str, seconds: float) -> tuple[float, float]:
-    """Milliseconds that a send and a pull of a message take, p99, while a process does both for so long."""
+    """Return the p99 in milliseconds of sending and of pulling a message, measured in a process for some seconds."""
     with Beside(witness, address) as beside:
         time.sleep(seconds)
     sends, pulls = zip(*beside.spans, strict=True)
@@ -63,7 +63,7 @@ def p99s(address: str, seconds: float) -> tuple[float, float]:
 
 
 def witness(address: str, stop: Event, result: Connection) -> None:
-    """Send a message, pull it, and so on; sends how long each took."""
+    """Send a message, pull it, and repeat; report the time of each step."""
     taken: list[tuple[float, float]] = []
     body = msgpack.packb([bytes(BODY_BYTES), {}])
     with RawClient(address) as client:
@@ -87,7 +87,7 @@ def witness(address: str, stop: Event, result: Connection) -> None:
 
 
 def pour(address: str, stop: Event, result: Connection, frames: Iterator[bytes], window: int) -> None:
-    """Send frames as fast as they are answered, ``window`` of them ahead."""
+    """Send frames with at most ``window`` of them unanswered."""
     with RawClient(address) as client:
         client.create_topic(FLOOD_TOPIC, 4)
         result.send("ready")
@@ -108,7 +108,7 @@ def pour(address: str, stop: Event, result: Connection, frames: Iterator[bytes],
 
 
 def produce_frame(body_bytes: int) -> bytes:
-    """One of the largest PRODUCE frames, full of messages of one size."""
+    """Return a PRODUCE frame of maximum size, full of messages of one size."""
     count = min(FRAME_BYTES // (body_bytes + 5), MESSAGES_MAX)
     body = msgpack.packb([bytes(body_bytes)] * count) + msgpack.packb([None] * count)
     fields = {"topic": FLOOD_TOPIC, "count": count, "layout": LAYOUT_COLUMNS}
@@ -116,33 +116,33 @@ def produce_frame(body_bytes: int) -> bytes:
 
 
 def large_frames(address: str, stop: Event, result: Connection) -> None:
-    """Frames of a megabyte."""
+    """Flood the broker with frames of a megabyte."""
     pour(address, stop, result, itertools.repeat(produce_frame(BODY_BYTES)), 8)
 
 
 def empty_messages(address: str, stop: Event, result: Connection) -> None:
-    """Frames with as many messages as they may have."""
+    """Flood the broker with frames of the maximum number of messages."""
     pour(address, stop, result, itertools.repeat(produce_frame(0)), 8)
 
 
 def pull_frames(**fields: object) -> Iterator[bytes]:
-    """Pulls from the begin of each queue in turn."""
+    """Flood the broker with pulls from the beginning of each queue in turn."""
     for queue in itertools.cycle(range(4)):
         yield encode_frame(REQUEST, PULL.code, 1, {"topic": TOPIC, "queue": queue, "offset": 0, **fields})
 
 
 def large_pulls(address: str, stop: Event, result: Connection) -> None:
-    """Pulls of 16 MiB."""
+    """Flood the broker with pulls of 16 MiB."""
     pour(address, stop, result, pull_frames(max_bytes=PULL_BYTES, max_count=1_000_000), 8)
 
 
 def filter_pulls(address: str, stop: Event, result: Connection) -> None:
-    """Pulls whose filter no message meets."""
+    """Flood the broker with pulls whose filter matches no message."""
     pour(address, stop, result, pull_frames(filter="nothing > 5 AND region IN ('eu', 'us')"), 16)
 
 
 def queries(address: str, stop: Event, result: Connection) -> None:
-    """Queries by key."""
+    """Flood the broker with queries by key."""
     query = encode_frame(REQUEST, QUERY_BY_KEY.code, 1, {"topic": TOPIC, "key": "order-00000007"})
     pour(address, stop, result, itertools.repeat(query), 64)
 

@@ -1,4 +1,4 @@
-"""What a connection that does nothing, and a topic, take of the broker's memory."""
+"""Memory of the broker per idle connection and per topic."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..raw import RawClient
 CONNECTIONS = 2_000
 TOPICS = 1_000
 SETTLE_SECONDS = 4.0
-"""After this the broker has seen that a connection is idle."""
+"""Seconds after which the broker treats a connection as idle."""
 LARGE_FRAME_BYTES = 512 * 1024
-"""What each connection has sent once, before it is idle: its buffer grew for that."""
+"""Size of a frame that each connection sends once before it is idle, which makes its receive buffer grow."""
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     for _ in range(bench.runs):
         sample: Sample = {}
         with bench.store() as store, Broker(store, "async") as broker:
@@ -39,7 +39,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def connection_kib(broker: Broker, count: int, *, used: bool) -> float:
-    """KiB a connection that is greeted; with ``used`` each has sent a large frame too."""
+    """Return the KiB per connection after HELLO; with ``used``, each has also sent a large frame."""
     with many_files(count + 100):
         with RawClient(broker.address) as client:
             client.runtime_info()
@@ -59,7 +59,7 @@ def connection_kib(broker: Broker, count: int, *, used: bool) -> float:
 
 
 def send_large_frame(client: RawClient) -> None:
-    """A frame that the broker has to take whole before it can refuse it."""
+    """Return a frame that the broker must receive completely before it can refuse it."""
     try:
         client.call(GET_MAX_OFFSET, {"topic": "nowhere", "queue": 0}, bytes(LARGE_FRAME_BYTES))
     except TopicNotExist:
@@ -68,7 +68,7 @@ def send_large_frame(client: RawClient) -> None:
 
 
 def topic_kib(broker: Broker, count: int) -> float:
-    """KiB a topic of 4 queues with a message in each."""
+    """Return the KiB per topic with 4 queues and a message in each."""
     fill_topics(broker.address, 1)
     broker.wait_until_caught_up()
     before = resident_bytes(broker.pid)
@@ -79,7 +79,7 @@ def topic_kib(broker: Broker, count: int) -> float:
 
 @contextmanager
 def many_files(count: int) -> Iterator[None]:
-    """A limit of open files that allows ``count``, where the system does."""
+    """Allow ``count`` open files within the context, as far as the system does."""
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, min(count, most)), most))
     try:

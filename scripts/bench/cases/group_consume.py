@@ -1,4 +1,4 @@
-"""A group of one push consumer works off a million stored messages, and commits what it has done."""
+"""A group with one push consumer handles a million stored messages and commits its progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 120.0
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run, each listener in a group of its own."""
+    """Yield one sample per run, with each listener in its own group."""
     count = bench.count(MESSAGES)
     with aiokafka(bench) as peer, bench.broker() as broker, peer.broker(QUEUES) as kafka:
         fill(broker.address, count)
@@ -45,7 +45,7 @@ def samples(bench: Bench) -> Samples:
 
 
 class Counted:
-    """What listeners in several threads saw. ``complete`` is set with the last of ``expected`` messages."""
+    """Counter of the messages of listeners in several threads. ``complete`` is set after ``expected`` messages."""
 
     def __init__(self, expected: int) -> None:
         self.complete = threading.Event()
@@ -54,7 +54,7 @@ class Counted:
         self._lock = threading.Lock()
 
     def add(self, messages: int, body_bytes: int) -> None:
-        """So many more."""
+        """Add to the count."""
         with self._lock:
             self.messages += messages
             self.body_bytes += body_bytes
@@ -62,17 +62,17 @@ class Counted:
                 self.complete.set()
 
     def batch(self, batch: Batch) -> None:
-        """A listener of batches: looks at every body."""
+        """Handle a batch: read every body."""
         bodies = batch.bodies()
         self.add(len(bodies), sum(map(len, bodies)))
 
     def message(self, message: StoredMessage) -> None:
-        """A listener of messages."""
+        """Handle a message."""
         self.add(1, len(message.body))
 
 
 def consume(broker: Broker, group: str, count: int, batch: int | None) -> None:
-    """Join as ``group``, have every message with the listener, commit and leave."""
+    """Join ``group``, deliver every message to the listener, commit and leave."""
     seen = Counted(count)
     listener: Callable[[Any], None] = seen.message if batch is None else seen.batch
     with PushConsumer(broker.address, group, TOPIC, listener, batch=batch, start="first"):
@@ -83,7 +83,7 @@ def consume(broker: Broker, group: str, count: int, batch: int | None) -> None:
 
 
 def consume_from_kafka(peer: AioKafka, kafka: Kafka, group: str, count: int, batch: int | None) -> float:
-    """The same with a group consumer of aiokafka; messages a second."""
+    """Measure the same with a group consumer of aiokafka; return messages per second."""
     done = peer.run(kafka, "consume", group, count, batch is not None)
     if (done["messages"], done["bytes"]) != (count, count * BODY_BYTES):
         raise BenchFailed(f"aiokafka got {done}; stored: {count:,} messages")
@@ -91,7 +91,7 @@ def consume_from_kafka(peer: AioKafka, kafka: Kafka, group: str, count: int, bat
 
 
 def check_committed(broker: Broker, group: str, count: int) -> None:
-    """Raise unless the broker knows that the group is done with everything."""
+    """Raise ``BenchFailed`` unless the group has committed everything."""
     with Admin(broker.address) as admin:
         queues = [queue for queue in admin.group(group).queues if queue.topic == TOPIC]
     committed = sum(queue.committed for queue in queues)

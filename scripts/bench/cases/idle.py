@@ -1,4 +1,4 @@
-"""An empty broker: how soon it is there, and what it takes."""
+"""Start time and memory of an empty broker."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..measure import Case, Measure, Sample, Samples
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
-    start_empty(bench)  # its files and kernels are in the page cache now
+    """Yield one sample per run."""
+    start_empty(bench)  # loads the broker's files and kernels into the page cache
     for _ in range(bench.runs):
         yield start_empty(bench)
 
 
 def start_empty(bench: Bench) -> Sample:
-    """A start on an empty store, and the memory of the broker then."""
+    """Return the time of a start on an empty store, and the broker's memory after it."""
     with bench.store() as store, Broker(store, "sync") as broker:
         return {"start": broker.start_seconds, "memory": resident_bytes(broker.pid) / 1e6}
 

@@ -1,4 +1,4 @@
-"""Asking for the metrics of a thousand topics while messages come in: how long it takes, and whom it delays."""
+"""A scrape of the metrics of a thousand topics while messages arrive: its duration, and the delay of other requests."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FRAME_MESSAGES = 100
 _SPAWN = multiprocessing.get_context("spawn")
 
 Span = tuple[float, float]
-"""From when to when, by ``time.perf_counter``, which all processes share."""
+"""Start and end by ``time.perf_counter``, a clock that all processes share."""
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     topics, scrapes = bench.count(TOPICS), 5 if bench.quick else SCRAPES
     for _ in range(bench.runs):
         with bench.store() as store, Broker(store, "async") as broker:
@@ -55,7 +55,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def commit_everywhere(broker: Broker, topics: int) -> None:
-    """Have two groups commit an offset of every queue."""
+    """Commit an offset of every queue for two groups."""
     body = b"".join(CONSUMER_OFFSET_STRUCT.pack(queue, 0) for queue in range(QUEUES))
     with RawClient(broker.address) as client:
         for number in range(topics):
@@ -65,7 +65,7 @@ def commit_everywhere(broker: Broker, topics: int) -> None:
 
 
 def scrape(url: str, topics: int) -> Span:
-    """One scrape, after a pause; what it brings must be whole."""
+    """Scrape once after a pause, and check that the response is complete."""
     time.sleep(SCRAPE_EVERY_SECONDS)
     began = time.perf_counter()
     with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310 - the broker's own address
@@ -80,8 +80,8 @@ def scrape(url: str, topics: int) -> Span:
 
 
 class Beside:
-    """A process beside the bench's own that calls a function of this module, so that neither waits for the other's
-    interpreter; it ends at the exit. The function is given the address and an event that says when."""
+    """A separate process that calls a function of this module until the context ends, so that it does not share the
+    bench's GIL. The function takes the address and the event that tells it to stop."""
 
     def __init__(self, work: Callable[[str, Event, Connection], None], address: str) -> None:
         self._stop = _SPAWN.Event()
@@ -105,7 +105,7 @@ class Beside:
 
 
 def ping(address: str, stop: Event, result: Connection) -> None:
-    """Ask something small every millisecond; sends when each request left and its answer came."""
+    """Send a small request every millisecond; report the times of each request and its response."""
     spans: list[Span] = []
     with RawClient(address) as client:
         result.send("ready")
@@ -117,7 +117,7 @@ def ping(address: str, stop: Event, result: Connection) -> None:
 
 
 def produce(address: str, stop: Event, result: Connection) -> None:
-    """Send a frame of 100 messages every 5 ms; sends nothing of interest."""
+    """Produce a frame of 100 messages every 5 ms; report nothing."""
     packer = FramePacker("metrics")
     load = columns(FRAME_MESSAGES)
     with RawClient(address) as client:

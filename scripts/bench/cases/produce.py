@@ -1,4 +1,4 @@
-"""One Python process produces through the SDK, everything acknowledged, queues and index caught up at the end."""
+"""One Python process produces with the SDK until all is acknowledged and queues and index have caught up."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MESSAGES_A_CALL = 100_000
 WARM_UP_MESSAGES = 20_000
 
 Call: TypeAlias = Callable[[Producer], int]
-"""One call of the SDK; how many receipts it gave."""
+"""Function that makes one call of the SDK and returns its number of receipts."""
 
 
 def bulk_calls(load: Columns) -> list[Call]:
-    """Columns, as they are."""
+    """Send columns unchanged."""
 
     def call(chunk: Columns) -> Call:
         return lambda producer: len(producer.send_bulk(TOPIC, bodies=chunk.bodies, keys=chunk.keys))
@@ -32,7 +32,7 @@ def bulk_calls(load: Columns) -> list[Call]:
 
 
 def making_calls(load: Columns) -> list[Call]:
-    """Messages, made when they are sent."""
+    """Send messages that are created during the measurement."""
 
     def call(chunk: Columns) -> Call:
         return lambda producer: len(producer.send_many(messages_of(chunk)))
@@ -41,7 +41,7 @@ def making_calls(load: Columns) -> list[Call]:
 
 
 def made_calls(load: Columns) -> list[Call]:
-    """Messages that are there before."""
+    """Send messages that were created before the measurement."""
 
     def call(messages: list[Message]) -> Call:
         return lambda producer: len(producer.send_many(messages))
@@ -50,12 +50,12 @@ def made_calls(load: Columns) -> list[Call]:
 
 
 def messages_of(load: Columns) -> list[Message]:
-    """A Message for each."""
+    """Return a Message for each body."""
     return [Message(TOPIC, body, keys=(key,)) for body, key in zip(load.bodies, load.keys, strict=True)]
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     ways = (
         ("bulk", bulk_calls, bench.count(BULK_MESSAGES)),
         ("many", making_calls, bench.count(MANY_MESSAGES)),
@@ -73,7 +73,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def measure(broker: Broker, calls: list[Call], warm_up: list[Call], count: int) -> tuple[float, float]:
-    """Messages a second until all is acknowledged and dispatched, and broker CPU seconds for a million of them."""
+    """Return messages per second until all are acknowledged and dispatched, and broker CPU seconds per million."""
     with Producer(broker.address) as producer:
         for call in warm_up:
             call(producer)

@@ -30,11 +30,11 @@ FRAME_BYTES_MAX = 16 << 20
 _LENGTHS = struct.Struct(">II")
 
 Read: TypeAlias = Callable[[Batch], tuple[int, int]]
-"""Reads every body of a batch; how many, and how many bytes they have."""
+"""Function that reads every body of a batch and returns their number and bytes."""
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     count = bench.count(MESSAGES)
     stored = count, count * BODY_BYTES
     with bench.broker() as broker:
@@ -60,7 +60,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def check(pulled: tuple[int, int], stored: tuple[int, int]) -> None:
-    """Raise unless what came back is what was stored."""
+    """Raise ``BenchFailed`` unless the messages read are the stored ones."""
     if pulled != stored:
         raise BenchFailed(f"{pulled[0]:,} messages of {pulled[1]:,} bytes came back, stored were {stored}")
 
@@ -69,7 +69,7 @@ def check(pulled: tuple[int, int], stored: tuple[int, int]) -> None:
 
 
 def read_each(batch: Batch) -> tuple[int, int]:
-    """The body of each message."""
+    """Read the body of each message."""
     count = body_bytes = 0
     for message in batch.messages:
         body_bytes += len(message.body)
@@ -78,13 +78,13 @@ def read_each(batch: Batch) -> tuple[int, int]:
 
 
 def read_all(batch: Batch) -> tuple[int, int]:
-    """All bodies at once."""
+    """Read all bodies at once."""
     bodies = batch.bodies()
     return len(bodies), sum(map(len, bodies))
 
 
 def pull(broker: Broker, lengths: dict[int, int], read: Read) -> tuple[int, int]:
-    """Every message of every queue through ``Consumer.pull``."""
+    """Read every message of every queue with ``Consumer.pull``; return their number and bytes."""
     count = body_bytes = 0
     with Consumer(broker.address) as consumer:
         for queue, length in lengths.items():
@@ -99,7 +99,7 @@ def pull(broker: Broker, lengths: dict[int, int], read: Read) -> tuple[int, int]
 
 
 def iterate(broker: Broker) -> tuple[int, int]:
-    """Every message of every queue through ``Consumer.iter``."""
+    """Read every message of every queue with ``Consumer.iter``; return their number and bytes."""
     count = body_bytes = 0
     with Consumer(broker.address) as consumer:
         for message in consumer.iter(TOPIC, from_="earliest", until="latest"):
@@ -112,7 +112,8 @@ def iterate(broker: Broker) -> tuple[int, int]:
 
 
 def receive(broker: Broker, lengths: dict[int, int]) -> int:
-    """Bytes of the answers to pulls of every message. The next pull goes out when the head of an answer is there."""
+    """Return the bytes of the responses to pulls of every message. It sends the next pull as soon as the head of a
+    response has arrived."""
     received_bytes = 0
     buffer = memoryview(bytearray(4 + FRAME_BYTES_MAX))
     with RawClient(broker.address) as client:
@@ -133,13 +134,13 @@ def receive(broker: Broker, lengths: dict[int, int]) -> int:
 
 
 def pull_frame(queue: int, offset: int) -> bytes:
-    """One request."""
+    """Send one request."""
     fields = {"topic": TOPIC, "queue": queue, "offset": offset, "max_count": PULL_COUNT, "max_bytes": RAW_PULL_BYTES}
     return encode_frame(REQUEST, PULL.code, 1, fields)
 
 
 def receive_more(sock: socket.socket, buffer: memoryview, got: int, wanted: int) -> int:
-    """Receive behind the ``got`` bytes that are there until they are ``wanted`` or more; how many they are."""
+    """Receive after the first ``got`` bytes until there are at least ``wanted``; return their number."""
     while got < wanted:
         count = sock.recv_into(buffer[got:])
         if not count:
@@ -149,7 +150,7 @@ def receive_more(sock: socket.socket, buffer: memoryview, got: int, wanted: int)
 
 
 def next_offset(header: memoryview) -> int:
-    """Where the next pull goes on; raises what the broker says instead."""
+    """Return the offset for the next pull; raise the broker's error if the response is one."""
     _, code, _, fields = msgpack.unpackb(header)
     if code != SUCCESS:
         raise error_from_answer(code, fields)

@@ -1,4 +1,4 @@
-"""From ``send`` in one process to the listener of a push consumer in another, at 500 messages a second."""
+"""Latency from ``send`` in one process to the listener of a push consumer in another, at 500 messages per second."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..pacing import MESSAGES_A_SECOND, now, sender, sent_at
 MESSAGES = 5_000
 WARM_UP_MESSAGES = 250
 LATE_SECONDS_MAX = 60.0
-"""How much longer than it is sent a message may take."""
+"""Seconds to wait for the last messages after the last send."""
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     count = bench.count(MESSAGES)
     with aiokafka(bench) as peer:
         for _ in range(bench.runs):
@@ -37,7 +37,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def figures(taken: list[float], prefix: str, suffix: str = "") -> Sample:
-    """Median, 99th percentile and maximum of ``taken``, in ms, by keys with that prefix and suffix."""
+    """Return median, 99th percentile and maximum of ``taken`` in ms, under keys with that prefix and suffix."""
     return {
         f"{prefix}p50{suffix}": percentile(taken, 0.50) * 1e3,
         f"{prefix}p99{suffix}": percentile(taken, 0.99) * 1e3,
@@ -46,12 +46,12 @@ def figures(taken: list[float], prefix: str, suffix: str = "") -> Sample:
 
 
 def through_kafka(peer: AioKafka, kafka: Kafka, count: int) -> list[float]:
-    """The same with a producer and a group consumer of aiokafka, in a process each."""
+    """Measure the same with a producer and a group consumer of aiokafka, each in its own process."""
     expected = WARM_UP_MESSAGES + count
     listening = peer.start(kafka, "listen", expected)
     try:
         assert listening.stdout is not None
-        listening.stdout.readline()  # it has joined
+        listening.stdout.readline()  # wait until the member has joined
         peer.run(kafka, "send", expected, MESSAGES_A_SECOND)
     except BaseException:
         listening.kill()
@@ -61,7 +61,7 @@ def through_kafka(peer: AioKafka, kafka: Kafka, count: int) -> list[float]:
 
 
 def send_and_listen(broker: Broker, count: int) -> list[float]:
-    """Seconds from before each ``send`` until its message was with the listener."""
+    """Return the seconds from before each ``send`` until the listener had its message."""
     expected = WARM_UP_MESSAGES + count
     taken: list[float] = []
     complete = threading.Event()

@@ -18,7 +18,7 @@ WARM_UP_QUERIES = 200
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     count = bench.count(MESSAGES)
     with bench.broker() as broker:
         packer = fill(broker.address, count)
@@ -29,7 +29,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def query(broker: Broker, packer: FramePacker, stored: int, queries: int, seed: int) -> list[float]:
-    """Seconds that each query for one of the stored messages took."""
+    """Return the seconds of each query for one of the stored messages."""
     choose = random.Random(seed)
     taken = []
     with Consumer(broker.address) as consumer:

@@ -1,4 +1,4 @@
-"""A member joins a group of fifteen, leaves it, and is killed: how soon every queue is with its member again."""
+"""A member joins a group of fifteen, leaves, or is killed: time until every queue has a member again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ELSEWHERE = "a member in another process"
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run, each on a broker of its own."""
+    """Yield one sample per run, each with a new broker."""
     with aiokafka(bench) as peer:
         for _ in range(bench.runs):
             with bench.broker() as broker:
@@ -44,7 +44,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def rebalances(broker: Broker) -> Sample:
-    """Fifteen members settle; then a sixteenth joins and leaves, and another one joins and is killed."""
+    """Start fifteen members; then let a sixteenth join and leave, and another one join and be killed."""
     with ExitStack() as stack:
         group = Group()
         for _ in range(MEMBERS - 1):
@@ -66,19 +66,20 @@ def rebalances(broker: Broker) -> Sample:
 
 @dataclass
 class Group:
-    """Members of this process, and who of them was last seen with which queue."""
+    """The members in this process, and the member last seen with each queue."""
 
     members: list[PushConsumer] = field(default_factory=list)
     _holders: dict[tuple[str, int], str] = field(default_factory=dict)
     _moves: int = 0
 
     def without(self, member: PushConsumer) -> PushConsumer:
-        """``member``, which is looked at no more."""
+        """Remove and return ``member``."""
         self.members.remove(member)
         return member
 
     def measure(self, change: Callable[[], object], queues: int) -> tuple[float, float]:
-        """Seconds from before ``change`` until the members hold ``queues`` evenly, and how many queues moved."""
+        """Return the seconds from before ``change`` until the members share ``queues`` evenly, and the number of queues
+        that moved."""
         self._moves = 0
         began = time.perf_counter()
         change()
@@ -86,7 +87,7 @@ class Group:
         return time.perf_counter() - began, self._moves
 
     def settle(self, queues: int) -> None:
-        """Wait until the members hold ``queues`` between them, nobody two more than another."""
+        """Wait until the members share all ``queues``, with a difference of at most one between any two."""
         deadline = time.monotonic() + SETTLE_SECONDS_MAX
         while not self._look(queues):
             if time.monotonic() > deadline:
@@ -96,7 +97,7 @@ class Group:
         self._holders |= dict.fromkeys(self._holders.keys() - held, _ELSEWHERE)
 
     def _look(self, queues: int) -> bool:
-        """Whether the members hold so many, of which they give up none."""
+        """Return whether the members hold ``queues`` queues and are giving up none of them."""
         counts = []
         giving_up = 0
         for member in self.members:
@@ -105,7 +106,7 @@ class Group:
             giving_up += health.giving_up
             counts.append(len(held))
             if health.giving_up:
-                continue  # it says not which: they are counted where they arrive
+                continue  # the assignment does not name them; the new owner counts them
             for queue in held:
                 if self._holders.get(queue) != health.member:
                     self._moves += queue in self._holders

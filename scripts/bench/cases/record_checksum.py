@@ -1,4 +1,4 @@
-"""What a checksum over the whole record (``store.record_checksum``) costs: brokers with it and without take turns."""
+"""Cost of a checksum over the whole record (``store.record_checksum``): brokers with and without it, in turn."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ..measure import Case, Measure, Sample, Samples
 from . import broker_alone, produce
 
 SIZES = ((BODY_BYTES, 2_000_000), (1_000, 250_000))
-"""Bytes of a body, and how many messages."""
+"""(Body size in bytes, number of messages) of each measurement."""
 SDK_MESSAGES = 1_000_000
 WARM_UP_MESSAGES = 50_000
 ON = ("--set", "store.record_checksum=true")
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run; in every other run the broker with checksums comes first."""
+    """Yield one sample per run; in every other run the broker with checksums comes first."""
     warm_up_count, sdk_count = bench.count(WARM_UP_MESSAGES), bench.count(SDK_MESSAGES)
     for run in range(bench.runs):
         sample: Sample = {}
@@ -45,7 +45,7 @@ def _turns(run: int) -> tuple[bool, bool]:
 
 
 def pack(count: int, body_bytes: int) -> list[bytes]:
-    """Frames with ``count`` messages in columns, as large as the SDK makes them."""
+    """Return frames with ``count`` messages in columns, as large as those of the SDK."""
     packer = FramePacker(f"checksum {count} {body_bytes}")
     return [packer.columns(chunk) for chunk in columns(count, body_bytes).chunks(messages_a_frame(body_bytes))]
 

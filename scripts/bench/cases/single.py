@@ -1,4 +1,4 @@
-"""One producer that waits for each acknowledgement before it sends again."""
+"""One producer that waits for each acknowledgement before it sends the next message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WARM_UP_MESSAGES = 500
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     for _ in range(bench.runs):
         sample: Sample = {}
         for flush, count in (("async", ASYNC_MESSAGES), ("sync", SYNC_MESSAGES)):
@@ -29,7 +29,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def send_one_by_one(broker: Broker, count: int) -> list[float]:
-    """Seconds that each ``send`` took."""
+    """Return the seconds of each ``send``."""
     load = columns(count + WARM_UP_MESSAGES)
     messages = [Message(TOPIC, body, keys=(key,)) for body, key in zip(load.bodies, load.keys, strict=True)]
     taken = []

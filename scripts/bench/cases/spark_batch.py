@@ -1,4 +1,4 @@
-"""Spark reads two million stored messages as a batch: into nothing, into Parquet, and from the files alone."""
+"""Spark reads two million stored messages as a batch: to a no-op sink, to Parquet, and directly from the files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MESSAGES = 2_000_000
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run for what the brokers serve, then one a run for what is read from FlintMQ's files without a broker."""
+    """Yield one sample per run for reads through the brokers, then one per run for reads from FlintMQ's files."""
     with side_by_side(bench, bench.count(MESSAGES)) as both:
-        one_run(both)  # Java compiles what it runs often
+        one_run(both)  # warm up Java's JIT compiler
         for _ in range(bench.runs):
             yield one_run(both)
         both.stop_flintmq()
@@ -26,7 +26,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def one_run(both: SideBySide) -> Sample:
-    """Each side into the sink that drops everything, then each into Parquet."""
+    """Read each side into the no-op sink, then each into Parquet."""
     sample: Sample = {}
     for side in both.sides:
         sample |= both.run("noop", side, jobs.to_noop)

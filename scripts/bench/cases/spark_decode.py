@@ -1,4 +1,4 @@
-"""Answers to pulls into Arrow record batches of all columns, on one core: no Spark, and the broker at rest."""
+"""Conversion of pull responses to Arrow record batches with all columns, on one core, without Spark or broker load."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PULL_TIMEOUT_SECONDS = 30.0
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run. The answers are in memory; what is measured is what a task does with them."""
-    spark_version()  # the extra brings Arrow, too
+    """Yield one sample per run. The responses are in memory; only the work of a Spark task is measured."""
+    spark_version()  # the extra installs Arrow as well
     from flintmq.client.spark import scan_numba, scan_numpy
 
     count = bench.count(MESSAGES)
@@ -34,7 +34,7 @@ def samples(bench: Bench) -> Samples:
         answers = list(pull_all(broker.address))
     scans = {"numba": scan_numba.scan, "numpy": scan_numpy.scan}
     for scan in scans.values():
-        decode(answers[:1], scan)  # Numba compiles
+        decode(answers[:1], scan)  # let Numba compile
     for _ in range(bench.runs):
         sample = {}
         for name, scan in scans.items():
@@ -47,7 +47,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def pull_all(address: str) -> Iterator[Pulled]:
-    """The answers to pulls of everything, as large as a task asks for them."""
+    """Return the responses to pulls of all messages, of the size that a task requests."""
     from flintmq.client.spark.brokers import call, parse_bootstrap
     from flintmq.client.spark.offsets import Queue
     from flintmq.client.spark.reading import PULL_COUNT, pull
@@ -65,14 +65,14 @@ def pull_all(address: str) -> Iterator[Pulled]:
 
 
 def decode(answers: list[Pulled], scan: Callable[..., Any]) -> int:
-    """Make the record batches of all columns, one an answer, with ``scan`` looking for the records' parts; the rows."""
+    """Convert each response to a record batch with all columns, using ``scan`` to locate fields; return the rows."""
     from flintmq.client.spark import records
     from flintmq.client.spark.columns import COLUMNS
     from flintmq.client.spark.decoding import Decoder
 
     decoder = Decoder(COLUMNS)
     rows = 0
-    with mock.patch.object(records, "scan_records", scan):  # else it is Numba's where Numba is installed
+    with mock.patch.object(records, "scan_records", scan):  # the default is Numba's if it is installed
         for answer in answers:
             block = records.RecordBlock(answer.body, answer.starts, answer.sizes, topic=TOPIC)
             rows += decoder.batch(block, TOPIC).num_rows

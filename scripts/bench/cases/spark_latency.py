@@ -1,4 +1,4 @@
-"""From ``send`` to a sink of Structured Streaming at 500 messages a second, micro-batch after micro-batch."""
+"""Latency from ``send`` to a sink of Structured Streaming at 500 messages per second, one micro-batch after another."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MESSAGES_A_SECOND = 500
 WARM_UP_SECONDS = 10
 MEASURED_SECONDS = 20
 LATE_SECONDS_MAX = 60.0
-"""How much longer than it is sent a message may take."""
+"""Seconds to wait for the last messages after the last send."""
 
 _QUICK_SECONDS = 1
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run: FlintMQ, then Kafka, each with a query of its own."""
+    """Yield one sample per run: FlintMQ, then Kafka, each with its own query."""
     warm_up, measured = (_QUICK_SECONDS, _QUICK_SECONDS) if bench.quick else (WARM_UP_SECONDS, MEASURED_SECONDS)
     with side_by_side(bench, 0) as both:
         for _ in range(bench.runs):
@@ -40,7 +40,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def measure(both: SideBySide, side: Side, warm_up: int, measured: int) -> list[float]:
-    """Milliseconds from when each message was made until the sink had it, without those of the warm-up."""
+    """Return the milliseconds from the creation of each message until the sink had it, without the warm-up."""
     both.driver.call(jobs.start_noting, side.source, both.folder)
     count = (warm_up + measured) * MESSAGES_A_SECOND
     began = time.time_ns() // 1000
@@ -60,7 +60,7 @@ def measure(both: SideBySide, side: Side, warm_up: int, measured: int) -> list[f
 
 
 def send_paced(address: str, count: int) -> None:
-    """One message each 1/500 s; its body begins with the time."""
+    """Send one message every 1/500 s, whose body begins with the time."""
     filler = bytes(BODY_BYTES - STAMP.size)
     with Producer(address) as producer:
         begin = time.perf_counter()

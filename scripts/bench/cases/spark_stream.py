@@ -1,4 +1,4 @@
-"""Spark streams three million stored messages, from an empty checkpoint to where the topic ends."""
+"""Spark streams three million stored messages, from an empty checkpoint to the end of the topic."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ MESSAGES = 3_000_000
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     with side_by_side(bench, bench.count(MESSAGES)) as both:
-        one_run(both)  # Java compiles what it runs often
+        one_run(both)  # warm up Java's JIT compiler
         for _ in range(bench.runs):
             yield one_run(both)
         both.end()
 
 
 def one_run(both: SideBySide) -> Sample:
-    """Each side into the sink that drops everything; each query has a checkpoint of its own."""
+    """Stream each side into the no-op sink, with a new checkpoint for each query."""
     sample: Sample = {}
     for side in both.sides:
         sample |= both.run("stream", side, jobs.stream_to_noop, both.folder)

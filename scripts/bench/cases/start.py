@@ -1,4 +1,4 @@
-"""The start of a broker that was killed, and one that has to rebuild its queues and its index."""
+"""Start of a broker after it was killed, and of one that must rebuild its queues and its index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DERIVED = ("consumequeue", "index")
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run."""
+    """Yield one sample per run."""
     count = bench.count(MESSAGES)
     for _ in range(bench.runs):
         with bench.store() as store:
@@ -34,7 +34,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def fill_and_kill(store: Path, count: int) -> None:
-    """A store whose broker was killed with ``count`` messages acknowledged and dispatched."""
+    """Return a store whose broker was killed after ``count`` messages were acknowledged and dispatched."""
     with Broker(store, "async") as broker:
         with RawClient(broker.address) as client:
             client.create_topic(TOPIC, QUEUES)
@@ -44,7 +44,7 @@ def fill_and_kill(store: Path, count: int) -> None:
 
 
 def start_and_kill(store: Path, count: int) -> tuple[float, float]:
-    """Seconds until the port was open, and those of them that opening the store took."""
+    """Return the seconds until the port was open, and the part of them that opening the store took."""
     with Broker(store, "async") as broker:
         broker.check_stored(TOPIC, count)
         broker.kill()

@@ -23,7 +23,7 @@ _REBUILT = re.compile(r"from ([\d,]+) records in ([\d.]+) s")
 
 
 def samples(bench: Bench) -> Samples:
-    """One a run: the store is made once, verified and rebuilt each time."""
+    """Yield one sample per run: the store is created once, and verified and rebuilt in each run."""
     count = bench.count(MESSAGES)
     with bench.store() as store:
         with Broker(store, "async") as broker:
@@ -31,7 +31,7 @@ def samples(bench: Bench) -> Samples:
                 client.create_topic(TOPIC, QUEUES)
             fill(broker.address, count)
             broker.wait_until_caught_up()
-        verify(store, count)  # brings the files into the page cache
+        verify(store, count)  # loads the files into the page cache
         for _ in range(bench.runs):
             touch_memory(bench.touched_gib, bench.folder)
             figures = {"verify": verify(store, count), "rebuild": rebuild(store, count)}
@@ -41,7 +41,7 @@ def samples(bench: Bench) -> Samples:
 
 
 def verify(store: Path, count: int) -> float:
-    """GB of the log a second, with all that belongs to it."""
+    """Return the GB of log per second, checked together with queues and index."""
     summary = json.loads(_run("verify", store, "-o", "json").splitlines()[-1])
     if summary["records"] != count or summary["findings"]:
         raise BenchFailed(f"verify found {summary['records']:,} records of {count:,}, and {summary['findings']}")
@@ -49,7 +49,7 @@ def verify(store: Path, count: int) -> float:
 
 
 def rebuild(store: Path, count: int) -> float:
-    """Messages a second, on disk."""
+    """Return messages per second until the result is on disk."""
     match = _REBUILT.search(output := _run("rebuild", store))
     if match is None or int(match[1].replace(",", "")) != count:
         raise BenchFailed(f"rebuild said {output!r}, {count:,} messages were stored")
@@ -57,7 +57,7 @@ def rebuild(store: Path, count: int) -> float:
 
 
 def back_up(store: Path, folder: Path, count: int) -> dict[str, float]:
-    """A backup, another one on top of it that finds nothing new, and a restored store that is as good as the first."""
+    """Back the store up, back it up again without changes, and restore it; check that the copy equals the original."""
     began = time.perf_counter()
     _run("backup", store, folder / "backup")
     made = time.perf_counter()

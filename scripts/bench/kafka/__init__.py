@@ -1,1 +1,1 @@
-"""A real Apache Kafka to be compared with: its jars, and a broker process with a topic."""
+"""A real Apache Kafka for comparison: its jars, and a broker process with a topic."""

@@ -1,4 +1,4 @@
-"""aiokafka in an environment of its own, thrown away afterwards, and what of it is measured beside FlintMQ's groups."""
+"""Measurements of aiokafka for comparison with FlintMQ's groups, in a temporary environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .server import Kafka
 
 REQUIREMENT = "aiokafka==0.14.0"
 KAFKA = "_kafka"
-"""What the keys of Kafka's figures end with."""
+"""Suffix of the keys of Kafka's figures."""
 INSTALL_SECONDS_MAX = 180.0
 RUN_SECONDS_MAX = 180.0
 
@@ -27,7 +27,7 @@ _PROGRAM = Path(__file__).parent / "aio_group.py"
 
 
 class AioKafka:
-    """Kafka's side of a case: a broker for each run, and programs that use it. ``reason``: why there is none."""
+    """Kafka's side of a case: a broker for each run, and programs that use it. ``reason``: why there is no Kafka."""
 
     def __init__(self, bench: Bench, jars: Jars | None, python: Path | None, reason: str) -> None:
         self._bench = bench
@@ -37,16 +37,17 @@ class AioKafka:
 
     @contextmanager
     def broker(self, partitions: int) -> Iterator[Kafka | None]:
-        """A broker with the topic; None where it cannot be had."""
+        """Yield a broker with the topic, or None if Kafka is unavailable."""
         if self._jars is None or self._python is None:
             yield None
             return
         with self._bench.store() as folder, Kafka(self._jars, folder / "kafka", TOPIC, partitions) as kafka:
-            self.run(kafka, "consume", "warm-up", 0, True)  # its first group has it make topics, which takes seconds
+            # Kafka creates internal topics for its first group, which takes seconds.
+            self.run(kafka, "consume", "warm-up", 0, True)
             yield kafka
 
     def start(self, kafka: Kafka, command: str, *arguments: object) -> subprocess.Popen[str]:
-        """A program of ``aio_group.py`` with the broker's topic."""
+        """Start a program of ``aio_group.py`` with the broker's topic."""
         assert self._python is not None
         return subprocess.Popen(
             [str(self._python), str(_PROGRAM), command, kafka.address, kafka.topic, *map(str, arguments)],
@@ -54,17 +55,17 @@ class AioKafka:
         )  # fmt: skip
 
     def run(self, kafka: Kafka, command: str, *arguments: object) -> Any:
-        """What such a program says."""
+        """Return the output of such a program."""
         return finish(self.start(kafka, command, *arguments))
 
     def end(self) -> None:
-        """To be called behind the last run. Raises ``Skipped`` where Kafka's figures could not be measured."""
+        """Raise ``Skipped`` if Kafka's figures could not be measured. Call it after the last run."""
         if self._reason:
             raise Skipped(f"Kafka's figures: {self._reason}")
 
 
 def finish(process: subprocess.Popen[str]) -> Any:
-    """The last that a program of ``aio_group.py`` says."""
+    """Return the last output of a program of ``aio_group.py``."""
     try:
         said = process.communicate(timeout=RUN_SECONDS_MAX)[0]
     except BaseException:
@@ -78,7 +79,7 @@ def finish(process: subprocess.Popen[str]) -> Any:
 
 @contextmanager
 def aiokafka(bench: Bench) -> Iterator[AioKafka]:
-    """Kafka's side. Where its jars or aiokafka cannot be had, it has no brokers, and says why in the end."""
+    """Yield Kafka's side. If its jars or aiokafka are unavailable, it has no brokers and a reason."""
     with ExitStack() as stack:
         try:
             if bench.alone:
@@ -93,7 +94,7 @@ def aiokafka(bench: Bench) -> Iterator[AioKafka]:
 
 
 def _install(folder: Path) -> Path:
-    """An environment with aiokafka in ``folder``; its Python. Raises ``Skipped``."""
+    """Create an environment with aiokafka in ``folder``; return its Python. Raises ``Skipped``."""
     environment = folder / "aiokafka"
     python = environment / "bin" / "python"
     for command in (
@@ -113,5 +114,5 @@ def _install(folder: Path) -> Path:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Without what leads Python to this checkout."""
+    """Return the environment variables without those that point Python to this checkout."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}

@@ -1,4 +1,4 @@
-"""A group consumer of aiokafka, and a producer for it; run by the Python of an environment that has aiokafka alone.
+"""A group consumer of aiokafka, and a producer for it; runs in an environment that has only aiokafka.
 
     aio_group.py send ADDRESS TOPIC COUNT PER_SECOND       paced; each body begins with the time
     aio_group.py listen ADDRESS TOPIC COUNT                "joined", then [seconds from the time in each body until it
@@ -6,7 +6,7 @@
     aio_group.py consume ADDRESS TOPIC GROUP COUNT BATCHES {"messages": …, "bytes": …, "seconds": …}
     aio_group.py rebalance ADDRESS TOPIC MEMBERS           {"join": seconds, "join_moves": …, "leave": …, …}
 
-Settings are aiokafka's defaults, but for where a new group begins. What comes out is JSON, a value a line.
+Settings are aiokafka's defaults, except where a new group starts. The output is JSON, one value per line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BATCH_RECORDS_MAX = 4_096
 
 
 async def send(address: str, topic: str, count: str, per_second: str) -> None:
-    """One message after the other, each acknowledged."""
+    """Send one message after another, each acknowledged."""
     filler = bytes(BODY_BYTES - STAMP.size)
     async with AIOKafkaProducer(bootstrap_servers=address) as producer:
         begin = time.monotonic()
@@ -41,7 +41,7 @@ async def send(address: str, topic: str, count: str, per_second: str) -> None:
 
 
 async def listen(address: str, topic: str, count: str) -> list[float]:
-    """Every message, one by one."""
+    """Receive every message, one at a time."""
     taken: list[float] = []
     async with group_consumer(address, topic, "bench") as consumer:
         await settled([consumer], topic, {})
@@ -54,7 +54,7 @@ async def listen(address: str, topic: str, count: str) -> list[float]:
 
 
 async def consume(address: str, topic: str, group: str, count: str, batches: str) -> dict[str, Any]:
-    """From joining the group to having committed and left it."""
+    """Measure the time from joining the group until it has committed and left."""
     began = time.perf_counter()
     messages = body_bytes = 0
     async with group_consumer(address, topic, group) as consumer:
@@ -71,7 +71,7 @@ async def consume(address: str, topic: str, group: str, count: str, batches: str
 
 
 async def rebalance(address: str, topic: str, members: str) -> dict[str, float]:
-    """All but one member settle; then another one joins and leaves."""
+    """Let all members except one settle; then let the last one join and leave."""
     group = [group_consumer(address, topic, "bench") for _ in range(int(members) - 1)]
     await asyncio.gather(*[member.start() for member in group])
     holders = await settled(group, topic, {})
@@ -87,7 +87,8 @@ async def rebalance(address: str, topic: str, members: str) -> dict[str, float]:
 async def measured(
     change: Callable[[], Awaitable[object]], group: list[AIOKafkaConsumer], topic: str, before: dict[Any, int]
 ) -> tuple[tuple[float, int], dict[Any, int]]:
-    """Seconds until the group has settled after ``change``, how many partitions moved, and who has which then."""
+    """Return the seconds until the group has settled after ``change``, the number of partitions that moved, and the new
+    assignment."""
     began = time.perf_counter()
     changing = asyncio.ensure_future(change())
     after = await settled(group, topic, before)
@@ -97,7 +98,7 @@ async def measured(
 
 
 async def settled(group: list[AIOKafkaConsumer], topic: str, before: dict[Any, int]) -> dict[Any, int]:
-    """Wait until each partition is with one member and no member has two more than another; differs from ``before``."""
+    """Wait until the assignment differs from ``before``, gives each partition one member, and is even."""
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     while True:
         held = [member.assignment() for member in group]
@@ -119,12 +120,12 @@ async def settled(group: list[AIOKafkaConsumer], topic: str, before: dict[Any, i
 
 
 def group_consumer(address: str, topic: str, group: str) -> AIOKafkaConsumer:
-    """Not started."""
+    """Return a consumer that is not started."""
     return AIOKafkaConsumer(topic, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest")
 
 
 if __name__ == "__main__":
-    # It logs what is in the course of things, such as every rebalance. What it cannot get over it raises.
+    # aiokafka logs normal events such as every rebalance, and raises real errors.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     command = {"send": send, "listen": listen, "consume": consume, "rebalance": rebalance}[sys.argv[1]]
     print(json.dumps(asyncio.run(command(*sys.argv[2:]))))

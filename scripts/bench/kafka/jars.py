@@ -1,6 +1,6 @@
 """The jars of Kafka's broker and of Spark's Kafka connector, and the programs compiled against them.
 
-Maven keeps the jars in its own cache; where they lie, and the programs, is kept in the user's.
+Maven keeps the jars in its own cache; their paths and the compiled programs are in the user's cache.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ JDK_MIN = 17
 FETCH_SECONDS_MAX = 300.0
 COMPILE_SECONDS_MAX = 120.0
 ALONE = "not asked for (--alone)"
-"""Why there are none."""
+"""Reason for the missing jars."""
 
 _SOON_DONE = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Options of a Java process that lives for seconds."""
+"""Options for a Java process that runs only for seconds."""
 _BROUGHT_BY_THE_CONNECTOR = "spark-sql-kafka-0-10_2.13,spark-token-provider-kafka-0-10_2.13,kafka-clients,commons-pool2"
-"""What Spark's own folder of jars lacks: only this may come before it on the class path."""
+"""Jars that Spark's own folder lacks; no other jar may precede Spark's on the class path."""
 _BROKER, _CONNECTOR = "broker.class-path", "connector.class-path"
 
 
 @dataclass(frozen=True, slots=True)
 class Jars:
-    """``broker``: class path of Kafka and of the programs here; ``connector``: what Spark's class path needs more,
-    empty where no Spark was asked for."""
+    """Class paths. ``broker``: of Kafka and of the programs here; ``connector``: additions to Spark's class path, empty
+    without Spark."""
 
     broker: str
     connector: str
 
     @property
     def kafka_version(self) -> str:
-        """Of the broker."""
+        """Version of the broker."""
         return _version(self.broker, "kafka-server")
 
     @property
     def connector_version(self) -> str:
-        """Of Spark's connector; the registry may not have that of the newest Spark."""
+        """Version of Spark's connector; the registry may not have the one for the newest Spark."""
         return _version(self.connector, "spark-sql-kafka-0-10_2.13")
 
 
 def get_jars(spark_version: str | None) -> Jars:
-    """The jars for Spark ``spark_version`` (None: of Kafka alone); fetched and compiled once.
+    """Return the jars for Spark ``spark_version`` (None: only Kafka's); they are fetched and compiled once.
 
-    Raises ``Skipped`` where they cannot be had.
+    Raises ``Skipped`` if they are unavailable.
     """
     _check_programs()
     sources = [FOLDER / "pom.xml", *sorted(FOLDER.glob("*.java"))]
@@ -104,7 +104,7 @@ def _fetch_connector(folder: Path, spark_version: str) -> None:
 
 
 def _class_path(profile: str, to: Path, *options: str) -> str:
-    """Put a profile's class path into a file; what Maven said if it could not."""
+    """Write a profile's class path to a file; return Maven's output if that fails."""
     command = ["mvn", "-q", "-B", "-f", str(FOLDER / "pom.xml"), "-P", profile, "dependency:build-classpath"]
     command += [f"-Dmdep.outputFile={to}", "-Daether.connector.connectTimeout=10000", *options]
     environment = {"MAVEN_OPTS": " ".join(_SOON_DONE), **os.environ}

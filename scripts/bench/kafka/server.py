@@ -1,4 +1,4 @@
-"""A Kafka broker process on loopback, with its default heap and settings, and what puts messages into it."""
+"""A Kafka broker process on loopback, with its default heap and settings, and producers for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP_SECONDS_MAX = 20.0
 
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _BROKER_OPTIONS = (
-    # Those of Kafka's own start script.
+    # The options of Kafka's own start script.
     "-Xms1G", "-Xmx1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
     "-XX:+ExplicitGCInvokesConcurrent",
 )  # fmt: skip
@@ -29,9 +29,9 @@ _PORT_IS_TAKEN = re.compile(r"BindException|Address already in use")
 
 
 class Kafka:
-    """Context manager: ``address`` is where it listens, once ``topic`` is there with so many ``partitions``.
+    """A context manager that starts Kafka and creates ``topic`` with ``partitions``; then it listens on ``address``.
 
-    ``folder`` takes its files. The process ends when its standard input does, so also when this one is killed.
+    Its files go to ``folder``. The process ends when its standard input closes, so it also ends if this one is killed.
     """
 
     def __init__(self, jars: Jars, folder: Path, topic: str, partitions: int) -> None:
@@ -54,7 +54,7 @@ class Kafka:
                 # Another process may take a free port before Kafka does.
                 if attempt == _STARTS_MAX or not _PORT_IS_TAKEN.search(output):
                     raise BenchFailed(f"Kafka did not start: {failure}\nIt said:\n{output[-2000:]}") from None
-            except BaseException:  # Ctrl-C, or the case's time is up: no broker is left behind
+            except BaseException:  # on Ctrl-C or a timeout of the case, leave no broker running
                 self._stop()
                 raise
         raise AssertionError("the last attempt returns or raises")
@@ -66,22 +66,22 @@ class Kafka:
 
     @property
     def pid(self) -> int:
-        """The broker's process."""
+        """Process id of the broker."""
         return self._process.pid
 
     def fill(self, bodies: Iterable[bytes], count: int, body_bytes: int) -> None:
-        """Put ``count`` messages into the topic, acknowledged: ``bodies`` are blocks of bodies, keys are numbered."""
+        """Send ``count`` messages with acknowledgement: ``bodies`` are blocks of bodies, keys are numbered."""
         with self._start_client("fill", count, body_bytes) as client:
             assert client.stdin is not None
             try:
                 for block in bodies:
                     client.stdin.write(block)
             except BrokenPipeError:
-                pass  # it failed, and says why
+                pass  # it failed; its output has the reason
             self._finish(client)
 
     def pace(self, count: int, body_bytes: int, per_second: int) -> subprocess.Popen[bytes]:
-        """A process that sends ``count`` messages, ``per_second`` of them; a body begins with the time in µs."""
+        """Start a process that sends ``count`` messages at ``per_second``; a body begins with the time in µs."""
         return self._start_client("pace", count, body_bytes, per_second)
 
     def _start(self) -> None:
@@ -110,7 +110,7 @@ class Kafka:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the bench, which then ends Kafka
+                start_new_session=True,  # only the bench receives Ctrl-C; it then stops Kafka
             )
 
     def _stop(self) -> None:
@@ -123,7 +123,7 @@ class Kafka:
             self._process.wait()
 
     def _create_topic(self) -> None:
-        """Wait until the broker has the topic; the client gives up by itself, and with the broker."""
+        """Wait until the broker has the topic; the client ends after its own timeout, or with the broker."""
         with self._start_client("create", self._partitions) as client:
             while client.poll() is None:
                 if self._process.poll() is not None:
@@ -142,7 +142,7 @@ class Kafka:
         )
 
     def _finish(self, client: subprocess.Popen[bytes]) -> None:
-        """Wait until a client has done its work; raise what it said if it could not."""
+        """Wait until a client has finished; raise ``BenchFailed`` with its output if it fails."""
         try:
             said = client.communicate(timeout=CLIENT_SECONDS_MAX)[0]
         except BaseException:
@@ -153,7 +153,7 @@ class Kafka:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
+    """Return free ports of loopback."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [sock.getsockname()[1] for sock in sockets]

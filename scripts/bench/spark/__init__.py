@@ -1,1 +1,1 @@
-"""Spark beside a broker on the same cores: a process with a session, what it is told to do, and what that cost."""
+"""Spark on the same cores as a broker: a process with a session, its jobs, and their cost."""

@@ -1,4 +1,4 @@
-"""A process with a Spark session. It ends with the case: a session's Java process would else stay for all others."""
+"""A process with a Spark session. It ends with its case, so that its Java process does not disturb other cases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOG_CHARACTERS_SHOWN = 2000
 
 
 def spark_version() -> str:
-    """Of the installed PySpark. Raises ``Skipped`` where there is none."""
+    """Return the version of the installed PySpark. Raises ``Skipped`` if there is none."""
     if importlib.util.find_spec("pyspark") is None:
         raise Skipped("PySpark is not installed; `./scripts/bench/run spark` installs it, 490 MB, and runs these cases")
     from pyspark.version import __version__
@@ -39,9 +39,9 @@ def spark_version() -> str:
 
 
 class Driver:
-    """Context manager: a Spark driver with the ``flintmq`` sources. ``folder`` takes its log and temporary files.
+    """A context manager for a Spark driver with the ``flintmq`` sources. Its log and temporary files are in ``folder``.
 
-    ``class_path``: further jars for Spark. The session is there on entry: its start is in no figure.
+    ``class_path``: further jars for Spark. The session has started on entry, so no figure includes its start.
     """
 
     def __init__(self, folder: Path, class_path: str = "") -> None:
@@ -58,7 +58,7 @@ class Driver:
     def __enter__(self) -> Driver:
         context = multiprocessing.get_context("spawn")
         self._connection, of_the_child = context.Pipe()
-        # A daemon: it is ended when this process ends; and killed, this process leaves it a closed pipe.
+        # A daemon ends with this process. If this process is killed, the closed pipe ends it.
         self._process = context.Process(target=_serve, args=(of_the_child, self._log, self._settings), daemon=True)
         self._process.start()
         of_the_child.close()
@@ -75,7 +75,7 @@ class Driver:
         self._end(at_once=error is not None)
 
     def _end(self, at_once: bool) -> None:
-        """End the process, in the middle of a job if it must be, and wait for Java, which still clears its files up."""
+        """End the process, even during a job, and wait for Java, which still removes its files."""
         all_of_them = EndOfTree(self._process.pid or 0)
         self._connection.close()
         if at_once:
@@ -85,7 +85,7 @@ class Driver:
         self._process.join()
 
     def call(self, job: Callable[Concatenate[SparkSession, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What ``job(spark, …)`` returns, in the process. Raises ``BenchFailed`` with what went wrong there."""
+        """Run ``job(spark, …)`` in the process and return its result. Raises ``BenchFailed`` with the job's error."""
         self._connection.send((job, args, kwargs))
         result: R = self._answer(JOB_SECONDS_MAX)
         return result
@@ -106,8 +106,8 @@ class Driver:
 
 
 def _serve(connection: Connection, log: Path, settings: dict[str, str]) -> None:
-    """The process: starts the session, then does one job after the other until the pipe is closed."""
-    # What Spark's Java process prints goes where this process prints.
+    """Run the process: start the session, then run one job after another until the pipe is closed."""
+    # Spark's Java process shares the output of this process.
     with log.open("wb", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -115,7 +115,7 @@ def _serve(connection: Connection, log: Path, settings: dict[str, str]) -> None:
         from flintmq.client.spark import session
 
         spark = session("flintmq-bench", settings=settings)
-    except Exception as error:  # noqa: BLE001 - it is told, and raised there
+    except Exception as error:  # noqa: BLE001 - sent to the bench, which raises it
         connection.send((_shown(error), None))
         return
     connection.send(("", None))
@@ -126,12 +126,12 @@ def _serve(connection: Connection, log: Path, settings: dict[str, str]) -> None:
             break
         try:
             outcome = "", job(spark, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - it is told, and raised there
+        except Exception as error:  # noqa: BLE001 - sent to the bench, which raises it
             outcome = _shown(error), None
         connection.send(outcome)
     spark.stop()
 
 
 def _shown(error: Exception) -> str:
-    traceback.print_exception(error)  # into the log
+    traceback.print_exception(error)  # print to the log
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a Spark driver is told to do, and what it took. The same code for every source."""
+"""Jobs of a Spark driver, and their cost; the same code for every source."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STAMP = struct.Struct(">q")
-"""How the body of a message begins whose way is timed: when it was made, in µs since 1970."""
+"""Start of the body of a message whose latency is measured: its creation time in µs since 1970."""
 PARQUET_CODEC = "snappy"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What Spark reads. ``body``: the name of the column with the messages' bytes; ``path``: what ``load`` takes."""
+    """A source for Spark. ``body``: name of the column with the messages' bytes; ``path``: argument for ``load``."""
 
     format: str
     options: dict[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a job took: time that passed, processor time of Spark, and rows where Spark counts them (else -1)."""
+    """Cost of a job: elapsed time, CPU time of Spark, and the number of rows if Spark counts them (else -1)."""
 
     seconds: float
     cpu: CpuSeconds
@@ -43,7 +43,7 @@ class Work:
 
 
 def count(spark: SparkSession, source: Source) -> tuple[int, int]:
-    """The rows of a source, and the bytes of all bodies."""
+    """Return the number of rows of a source, and the bytes of all bodies."""
     from pyspark.sql import functions
 
     rows, body_bytes = _batch(spark, source).agg(
@@ -53,18 +53,18 @@ def count(spark: SparkSession, source: Source) -> tuple[int, int]:
 
 
 def to_noop(spark: SparkSession, source: Source) -> Work:
-    """Read everything, all columns, into Spark's sink that drops it."""
+    """Read all rows and columns into Spark's no-op sink."""
     return _timed(lambda: _batch(spark, source).write.format("noop").mode("overwrite").save())
 
 
 def to_parquet(spark: SparkSession, source: Source, folder: Path) -> Work:
-    """Read everything, all columns, into Parquet files below ``folder``."""
+    """Read all rows and columns into Parquet files below ``folder``."""
     write = _batch(spark, source).write.mode("overwrite").option("compression", PARQUET_CODEC)
     return _timed(lambda: write.parquet(str(folder)))
 
 
 def stream_to_noop(spark: SparkSession, source: Source, folder: Path) -> Work:
-    """Stream everything that is there, with a checkpoint of its own below ``folder``, into the sink that drops it."""
+    """Stream all stored rows into the no-op sink, with a new checkpoint below ``folder``."""
     checkpoint = tempfile.mkdtemp(prefix="checkpoint-", dir=folder)
 
     def run() -> int:
@@ -98,10 +98,10 @@ def _timed(action: Callable[[], int | None]) -> Work:
 
 
 class _Arrivals:
-    """A streaming query whose sink notes when each message came: trigger 0, ``foreachBatch``."""
+    """A streaming query whose sink records the arrival of each message: trigger 0, ``foreachBatch``."""
 
     def __init__(self, spark: SparkSession, source: Source, folder: Path) -> None:
-        self.taken: list[tuple[int, int]] = []  # when it was made and when it arrived, µs since 1970
+        self.taken: list[tuple[int, int]] = []  # creation and arrival, µs since 1970
         self._changed = threading.Condition()
         self._body = source.body
         self.query = (
@@ -118,7 +118,7 @@ class _Arrivals:
             self._changed.notify_all()
 
     def wait(self, since: int, expected: int, seconds: float) -> None:
-        """Until ``expected`` messages are there that were made at ``since`` or later."""
+        """Wait for ``expected`` messages that were created at ``since`` or later."""
         deadline = time.monotonic() + seconds
 
         def arrived() -> int:
@@ -137,12 +137,12 @@ _running: list[Any] = []
 
 
 def start_noting(spark: SparkSession, source: Source, folder: Path) -> None:
-    """Start a query over ``source`` whose sink notes when each message arrives."""
+    """Start a query over ``source`` whose sink records the arrival of each message."""
     _running.append(_Arrivals(spark, source, folder))
 
 
 def stop_noting(spark: SparkSession, since: int, expected: int, seconds: float) -> list[tuple[int, int]]:
-    """Wait for the messages of that query made since then, and stop it: when each was made and came, µs since 1970."""
+    """Wait for the query's messages created since then and stop it; return (creation, arrival) in µs since 1970."""
     arrivals = _running.pop()
     try:
         arrivals.wait(since, expected, seconds)

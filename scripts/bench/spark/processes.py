@@ -1,4 +1,4 @@
-"""Processor time of a Spark driver's processes: the driver's Python, its Java process, and the workers' Pythons."""
+"""CPU time of a Spark driver's processes: the driver's Python, its Java process, and the workers' Pythons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class CpuSeconds:
-    """``java``: Spark's Java process; ``python``: the driver's Python process and all workers."""
+    """CPU times. ``java``: Spark's Java process; ``python``: the driver's Python process and all workers."""
 
     java: float
     python: float
@@ -28,7 +28,7 @@ class CpuSeconds:
 
 
 def cpu_of_tree(root: int) -> CpuSeconds:
-    """What the process ``root`` and all below it have used so far, those included that have ended."""
+    """Return the CPU time of the process ``root`` and all its descendants so far, including those that have ended."""
     java = python = 0.0
     for process in _tree(root).values():
         if process.name == "java":
@@ -40,16 +40,16 @@ def cpu_of_tree(root: int) -> CpuSeconds:
 
 
 class EndOfTree:
-    """Waits for the end of the process ``root`` and of all that are below it now, and ends those that stay."""
+    """The process ``root`` and its present descendants, to wait for and to kill."""
 
     def __init__(self, root: int) -> None:
         self._descriptors: list[int] = []
         for pid in _tree(root):
-            with suppress(ProcessLookupError):  # it has just ended
+            with suppress(ProcessLookupError):  # the process has just ended
                 self._descriptors.append(os.pidfd_open(pid))
 
     def wait(self, seconds: float) -> None:
-        """Return when none of them is there any more; what is there after ``seconds`` is killed."""
+        """Wait until all of them have ended; kill those that remain after ``seconds``."""
         deadline = time.monotonic() + seconds
         for descriptor in self._descriptors:
             if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -60,7 +60,7 @@ class EndOfTree:
 
 
 def _tree(root: int) -> dict[int, _Process]:
-    """The process ``root`` and all below it."""
+    """Return the process ``root`` and all its descendants."""
     processes = dict(_processes())
     children: dict[int, list[int]] = defaultdict(list)
     for pid, process in processes.items():
@@ -79,7 +79,7 @@ class _Process(NamedTuple):
     parent: int
     seconds: float
     children_seconds: float
-    """Of children that ended and were waited for. Below Spark's driver these are never Java's."""
+    """Return the CPU time of children that were waited for. Below Spark's driver these are never Java processes."""
 
 
 def _processes() -> Iterator[tuple[int, _Process]]:
@@ -88,10 +88,10 @@ def _processes() -> Iterator[tuple[int, _Process]]:
             continue
         try:
             stat = (folder / "stat").read_text()
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        except (FileNotFoundError, ProcessLookupError):  # the process has just ended
             continue
         name = stat[stat.index("(") + 1 : stat.rindex(")")]
         fields = stat[stat.rindex(")") + 2 :].split()
-        # utime, stime, cutime and cstime are the 12th to 15th field behind the name.
+        # utime, stime, cutime and cstime are the 12th to 15th field after the name.
         own, of_children = (sum(map(int, fields[at : at + 2])) / _TICKS_A_SECOND for at in (11, 13))
         yield int(folder.name), _Process(name, int(fields[1]), own, of_children)

@@ -26,7 +26,7 @@ RATIO = "_ratio"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What a job reads. ``suffix``: what its figures' keys end with; ``pid``: of the broker, if one serves it."""
+    """The source of a job. ``suffix``: end of its figures' keys; ``pid``: the broker that serves it, if any."""
 
     suffix: str
     source: Source
@@ -35,9 +35,9 @@ class Side:
 
 @dataclass(slots=True)
 class SideBySide:
-    """What a case works with: brokers that hold ``count`` messages each, and Spark.
+    """The environment of a case: brokers that hold ``count`` messages each, and Spark.
 
-    ``store``: FlintMQ's; ``folder``: for what Spark writes; ``kafka``: None for the reason ``without_kafka``.
+    ``store``: FlintMQ's store; ``folder``: for Spark's output; ``kafka``: None for the reason ``without_kafka``.
     """
 
     count: int
@@ -51,7 +51,7 @@ class SideBySide:
 
     @property
     def sides(self) -> list[Side]:
-        """FlintMQ, and Kafka where it is to be had: in turns what a run measures."""
+        """Yield FlintMQ, and Kafka if it is available; a run measures them in turn."""
         flintmq = {"bootstrap": self.flintmq.address, "subscribe": TOPIC}
         sides = [Side("", Source("flintmq", flintmq), self.flintmq.pid)]
         if self.kafka is not None:
@@ -60,19 +60,19 @@ class SideBySide:
         return sides
 
     def stop_flintmq(self) -> None:
-        """Stop FlintMQ's broker in order; its store stays."""
+        """Stop FlintMQ's broker gracefully; its store stays."""
         self._flintmq_life.close()
 
     def check(self, source: Source) -> None:
-        """Raise unless Spark finds exactly the messages that were stored, with all of their bytes."""
+        """Raise ``BenchFailed`` unless Spark finds exactly the stored messages with all their bytes."""
         rows, body_bytes = self.driver.call(jobs.count, source)
         if (rows, body_bytes) != (self.count, self.count * BODY_BYTES):
             raise BenchFailed(f"{source.format} gave {rows:,} messages of {body_bytes:,} bytes; stored: {self.count:,}")
 
     def run(self, name: str, side: Side, job: Callable[..., Work], *arguments: Any) -> Sample:
-        """Do ``job(spark, the side's source, …)`` once. The figures' keys begin with ``name`` and the side's suffix.
+        """Run ``job(spark, the side's source, …)`` once. The figures' keys begin with ``name`` and the side's suffix.
 
-        Rows a second, and the processor time a row of everybody who had a part in it.
+        Return rows per second, and the CPU time per row of all processes involved.
         """
         name += side.suffix
         broker = cpu_seconds(side.pid) if side.pid else 0.0
@@ -85,16 +85,16 @@ class SideBySide:
         return {name: self.count / work.seconds, f"{name}_cpu": sum(micros.values()), **micros}
 
     def end(self) -> None:
-        """To be called behind the last run. Raises ``Skipped`` where Kafka's figures could not be measured."""
+        """Raise ``Skipped`` if Kafka's figures could not be measured. Call it after the last run."""
         if self.without_kafka:
             raise Skipped(f"Kafka's figures: {self.without_kafka}")
 
 
 @contextmanager
 def side_by_side(bench: Bench, count: int) -> Iterator[SideBySide]:
-    """Both brokers, each with the same ``count`` messages, and a Spark session that has read them once.
+    """Yield both brokers, each with the same ``count`` messages, and a Spark session that has read them once.
 
-    Raises ``Skipped`` where Spark is not installed.
+    Raises ``Skipped`` if Spark is not installed.
     """
     version = spark_version()
     jars, without_kafka = (None, ALONE) if bench.alone else _jars(version)
@@ -129,12 +129,12 @@ def _jars(version: str) -> tuple[Jars | None, str]:
 
 
 def compared(sample: Sample, name: str) -> Sample:
-    """How many times Kafka's figure FlintMQ's is; nothing without Kafka's."""
+    """Return the ratio of FlintMQ's figure to Kafka's; empty without Kafka's."""
     return {name + RATIO: sample[name] / sample[name + KAFKA]} if name + KAFKA in sample else {}
 
 
 def measures(name: str, title: str, target: float, ratio: float | None = None) -> tuple[Measure, ...]:
-    """What ``run`` and ``compared`` give: FlintMQ's rows a second, and where ``ratio`` is given Kafka's beside it."""
+    """Return the measures of ``run`` and ``compared``: FlintMQ's rows per second, and with ``ratio`` also Kafka's."""
     own = [Measure(name, title, "rows/s", target), *_cpu(name, title)]
     if ratio is None:
         return tuple(own)
