@@ -54,7 +54,7 @@ class TestTopic:
         readable = cli.run("topic", "update", topic, "--perm", "r", "-o", "json")
         assert readable.rows[0] == changed.rows[0] | {"permission": "r"}
         deleted = cli.run("topic", "delete", topic, "--yes")
-        assert (deleted.code, deleted.err) == (0, f"deleted topic {topic}, 0 messages\n")
+        assert (deleted.code, deleted.err) == (0, f"deleted topic {topic} with 0 messages\n")
         assert cli.run("topic", "status", topic).code == EXIT_NOT_FOUND
 
     def test_topics_are_listed_with_queues_and_messages(self, cli: Cli, filled: str) -> None:
@@ -297,7 +297,7 @@ class TestBench:
         done = cli.run("bench", "produce", "-n", "10", "--keep", "-o", "json")
         name = done.rows[0]["topic"]
         assert f"kept topic {name}" in done.err
-        assert cli.run("topic", "delete", name, "--yes").err == f"deleted topic {name}, 10 messages\n"
+        assert cli.run("topic", "delete", name, "--yes").err == f"deleted topic {name} with 10 messages\n"
 
 
 def test_a_context_contains_the_broker_address(cli: Cli, shared_broker: RunningBroker) -> None:

@@ -144,7 +144,7 @@ class TestResend:
         assert set(dry.rows[0]) == described("dlq resend")
         assert bodies(shared_broker, topic) == [b"first"]
         done = cli.run("dlq", "resend", group, "-o", "json")
-        assert (done.rows, done.err) == (dry.rows, "sent 2 messages again; 0 wait\n")
+        assert (done.rows, done.err) == (dry.rows, "sent 2 messages again; 0 still waiting\n")
         first, again = stored(shared_broker, topic)
         assert (again.body, again.keys, again.tags, again.sharding_key, again.queue) == (
             b"first", ("a", "b"), "t", "s", first.queue,
@@ -153,7 +153,7 @@ class TestResend:
         assert again.message_id != first.message_id
         assert again.reconsume_times == 0
         assert bodies(shared_broker, other) == [b"second"] * 2
-        assert cli.run("dlq", "resend", group).err == "sent 0 messages again; 0 wait\n"
+        assert cli.run("dlq", "resend", group).err == "sent 0 messages again; 0 still waiting\n"
         assert len(stored(shared_broker, topic)) == 2
 
     def test_a_producer_cannot_choose_the_topic_of_a_resend(
@@ -181,7 +181,7 @@ class TestResend:
         connection.produce(f"%DLQ%{group}", b"kept", queue=0, common=f"RETRY_TOPIC\x01{other}\x02").raise_for_error()
         done = cli.run("dlq", "resend", group)
         assert done.code == EXIT_ERROR
-        assert f"sent to topic {other}, which group {group} has never read" in done.err
+        assert f"its recorded topic is {other}, which group {group} has never read" in done.err
         assert bodies(shared_broker, other) == []
         assert waiting(cli, group) == (1, 2)
         assert cli.run("dlq", "resend", group, "--to-topic", other).code == EXIT_OK
@@ -211,7 +211,7 @@ class TestResend:
         self, cli: Cli, topic: str, group: str, shared_broker: RunningBroker, connect: ConnectionFactory
     ) -> None:
         member = joined(connect(shared_broker), group, "m-1", topic)
-        assert cli.run("dlq", "resend", group).err == "sent 4 messages again; 0 wait\n"
+        assert cli.run("dlq", "resend", group).err == "sent 4 messages again; 0 still waiting\n"
         member.leave()
 
     def test_a_group_that_consumes_its_dead_letters_itself_keeps_its_progress(

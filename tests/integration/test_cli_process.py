@@ -84,7 +84,7 @@ class TestTopicAlone:
         done = cli.spawn("stauts", stdin=b"x\n")
         assert done.code == EXIT_USAGE
         assert (
-            "there is no command stauts and no such topic (flintmq send stauts makes one); did you mean 'status'?"
+            "there is no command stauts and no such topic (flintmq send stauts creates one); did you mean 'status'?"
             in done.err
         )
         assert cli.run("topic", "status", "stauts").code == EXIT_NOT_FOUND
@@ -197,7 +197,7 @@ class TestInterrupts:
         out, err = process.communicate()
         assert process.returncode == EXIT_INTERRUPTED
         assert b'"interrupted": true' in out
-        assert b"interrupted: this is what was measured" in err
+        assert b"interrupted: these are the figures up to then" in err
         with Admin(cli.broker) as admin:
             assert not [name for name in admin.topics() if name.startswith("flintmq-bench")]
 

@@ -169,7 +169,7 @@ class TestExportAndImport:
     ) -> None:
         exported = cli.run("export", filled)
         assert (exported.code, len(exported.lines)) == (0, COUNT)
-        assert f"exported {COUNT:,} messages of {filled}" in exported.err
+        assert f"exported {COUNT:,} messages from {filled}" in exported.err
         target = f"{filled}-imported"
         assert cli.run("topic", "create", target, "--queues", "3").code == 0
         done = cli.run("import", target, stdin=exported.out)

@@ -176,13 +176,13 @@ class TestAgainstABroker:
         assert "AUTHENTICATION_FAILED (1403)" in wrong.err
         assert "another" not in wrong.err
         del cli.variables["FLINTMQ_PASSWORD"]
-        assert "user 'ops' needs a password: FLINTMQ_PASSWORD, or --password-file FILE" in cli.run("status").err
+        assert "user 'ops' needs a password: set FLINTMQ_PASSWORD, or pass --password-file FILE" in cli.run("status").err
 
     def test_the_password_is_asked_for_on_a_terminal(self, broker: BrokerFactory, tmp_path: Path) -> None:
         running = broker(settings=SCRAM)
         set_user(running.store, "ops")
         terminal = Terminal(Cli(tmp_path / "home", running.address), ["topic", "list", "--user", "ops"], 100)
-        terminal.read_until("password of ops")
+        terminal.read_until("password for ops")
         terminal.type(f"{PASSWORD}\n")
         assert terminal.finish() == 0
         assert PASSWORD not in terminal.text
