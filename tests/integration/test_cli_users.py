@@ -176,7 +176,9 @@ class TestAgainstABroker:
         assert "AUTHENTICATION_FAILED (1403)" in wrong.err
         assert "another" not in wrong.err
         del cli.variables["FLINTMQ_PASSWORD"]
-        assert "user 'ops' needs a password: set FLINTMQ_PASSWORD, or pass --password-file FILE" in cli.run("status").err
+        assert (
+            "user 'ops' needs a password: set FLINTMQ_PASSWORD, or pass --password-file FILE" in cli.run("status").err
+        )
 
     def test_the_password_is_asked_for_on_a_terminal(self, broker: BrokerFactory, tmp_path: Path) -> None:
         running = broker(settings=SCRAM)

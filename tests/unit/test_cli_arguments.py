@@ -147,7 +147,7 @@ def test_an_argument_is_parsed(kind: Any, text: str, value: Any) -> None:
     [(SIZE, "big"), (SIZE, "1X"), (SIZE, "-1"), (SPAN, "soon"), (PROPERTY, "a"), (PROPERTY, "=b"), (PERMISSION, "x")],
 )
 def test_a_malformed_argument_is_refused(kind: Any, text: str) -> None:
-    with pytest.raises(ValueError, match="write "):
+    with pytest.raises(ValueError, match="use "):
         kind.parse(text)
 
 
