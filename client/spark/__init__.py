@@ -5,7 +5,7 @@
     spark = session("orders")
     spark.read.format("flintmq").option("bootstrap", "127.0.0.1:10911").option("subscribe", "orders").load()
 
-``register(spark)`` gives the sources to a session that was made otherwise. Needs ``flintmq[spark]``. See
+``register(spark)`` adds the sources to a session that was created in another way. Needs ``flintmq[spark]``. See
 ``client/spark/README.md``.
 """
 
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 _HOMES = {"register": ".sessions", "session": ".sessions"}
-"""Where what is exported is defined; what is not listed is an error."""
+"""Modules that define exported names; names that are not listed are errors."""
 
 
-if not TYPE_CHECKING:  # a checker is to know every name
+if not TYPE_CHECKING:  # type checkers must see every name
 
     def __getattr__(name: str) -> Any:
-        """Import an exported name when it is first used: Spark's workers import this package and need neither."""
+        """Import an exported name on first use: Spark's workers import this package and need none of them."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(_HOMES.get(name, ".errors"), __name__), name)

@@ -1,4 +1,4 @@
-"""The batch source: ranges of queues, by offset or time; or the messages of a key."""
+"""The batch source: reads ranges of queues, by offset or time, or the messages with a key."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class RangePartition(InputPartition):
 
 @dataclass
 class KeyPartition(InputPartition):
-    """The messages of one topic that have the key."""
+    """The messages of one topic with the requested key."""
 
     topic: str
     broker: BrokerAddress
 
 
 def range_partitions(ranges: Iterable[QueueRange], subscription: Subscription) -> list[InputPartition]:
-    """A Spark partition for each range."""
+    """Return a Spark partition for each range."""
     return [RangePartition(queue, subscription.brokers[queue.broker], start, end) for queue, start, end in ranges]
 
 
 class BatchReader(DataSourceReader):
-    """Reads what the options say. Planned on the driver, read by the executors."""
+    """Reads what the options select. The driver plans the read, the executors run it."""
 
     def __init__(self, options: ReadOptions, columns: tuple[Column, ...]) -> None:
         self.options = options
@@ -53,7 +53,7 @@ class BatchReader(DataSourceReader):
 
     @plainly
     def partitions(self) -> list[InputPartition]:
-        """What there is to read as it is now, cut at queues and by ``minPartitions``."""
+        """Return the ranges to read as of now, one for each queue, split further to reach ``minPartitions``."""
         subscription = Subscription(self.options)
         subscription.check()
         topics = subscription.topics()
@@ -73,8 +73,8 @@ class BatchReader(DataSourceReader):
 
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition."""
-        # Here, because only tasks need them: planning has a process of its own, whose start a query waits for.
+        """Return the rows of one partition."""
+        # Imported here because only tasks need them: planning runs in its own process, for whose start the query waits.
         from .decoding import Decoder
         from .reading import read_key, read_range
 
@@ -85,15 +85,15 @@ class BatchReader(DataSourceReader):
                 yield from read_range(partition.queue, partition.broker, start, end, self.options, decoder)
             elif isinstance(partition, KeyPartition):
                 yield from read_key(partition.topic, partition.broker, self.options, decoder)
-            # else Spark's partition for "none"
+            # otherwise it is the placeholder partition that Spark creates for an empty plan
 
 
 class PushingReader(BatchReader):
-    """A ``BatchReader`` that takes filters; Spark refuses one while its setting for that is off."""
+    """A ``BatchReader`` that accepts filters; Spark rejects such a reader while its setting for pushdown is off."""
 
     @plainly
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Narrow what is read; returns the filters that Spark has to apply still."""
+        """Narrow the read by the filters; return those that Spark still has to apply."""
         self.bounds, tags, left = push(filters, self.options.tag_filter)
         self.options = replace(self.options, tags=tags.expression)
         return left

@@ -1,7 +1,7 @@
-"""The brokers that a query reads from: their addresses, and connections that a process keeps.
+"""The brokers that a query reads from: their addresses, and the connections that a process keeps.
 
-Each address is a broker of its own. A topic that several brokers have is read from all of them; its queues are told
-apart by the broker's name, which is its address, or what the user calls it: ``east=host:port,west=host:port``.
+Each address is a separate broker. A topic that exists on several brokers is read from all of them. Its queues are told
+apart by the broker's name: its address, or the name that the user gives it (``east=host:port,west=host:port``).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ..sync.pool import Caller, Dialer
 T = TypeVar("T")
 
 FIRST_CONTACT_SECONDS = 3.0
-"""How long a broker may take to be there when a query begins: an address that is wrong is to be known soon."""
+"""Time that a broker has to respond when a query begins; short, so that a wrong address is reported soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A broker: what offsets call it, and ``host:port``."""
+    """A broker: its name in offsets, and its ``host:port``."""
 
     name: str
     address: str
@@ -43,7 +43,7 @@ class BrokerAddress:
 
 
 def parse_bootstrap(written: str) -> tuple[BrokerAddress, ...]:
-    """The brokers in ``"host:port,name=host:port"``. Raises ``InvalidArgument``."""
+    """Parse the brokers in ``"host:port,name=host:port"``. Raises ``InvalidArgument``."""
     found: dict[str, BrokerAddress] = {}
     for part in (text.strip() for text in written.split(",")):
         if not part:
@@ -52,12 +52,12 @@ def parse_bootstrap(written: str) -> tuple[BrokerAddress, ...]:
         (address,) = parse_addresses(address_text)
         name = name.strip() if equals else str(address)
         if not name or "@" in name or "/" in name:
-            raise InvalidArgument(f"{part!r} names a broker {name!r}; a name must not be empty nor contain '@' or '/'")
+            raise InvalidArgument(f"{part!r} names a broker {name!r}; a name must not be empty or contain '@' or '/'")
         if name in found:
-            raise InvalidArgument(f"broker {name!r} is there twice")
+            raise InvalidArgument(f"broker {name!r} is named twice; name each broker once")
         found[name] = BrokerAddress(name, str(address))
     if not found:
-        raise InvalidArgument("it names no broker; give one as 'host:port'")
+        raise InvalidArgument("it names no broker; pass one as 'host:port'")
     return tuple(found.values())
 
 
@@ -66,12 +66,12 @@ _lock = threading.Lock()
 
 
 def caller_of(broker: BrokerAddress, timeout: float) -> Caller:
-    """The connections of this process to a broker: Spark's workers are used again, and read many partitions."""
+    """Return this process's connections to a broker. Spark reuses its workers, which read many partitions."""
     key = os.getpid(), broker.address, broker.access
     with _lock:
         caller = _callers.get(key)
         if caller is None:
-            # A fork copies the table, but the connections in it are the parent's.
+            # A forked process inherits this table, but the connections in it belong to the parent.
             for other in [other for other in _callers if other[0] != key[0]]:
                 del _callers[other]
             caller = _callers[key] = Caller(
@@ -83,15 +83,15 @@ def caller_of(broker: BrokerAddress, timeout: float) -> Caller:
 
 
 def call(broker: BrokerAddress, operation: Operation[T], timeout: float) -> T:
-    """The operation's result, within ``timeout`` seconds; a broker that is away meanwhile is waited for."""
+    """Run an operation and return its result within ``timeout`` seconds, waiting if the broker is away meanwhile."""
     return caller_of(broker, timeout).call(operation, time.monotonic() + timeout)
 
 
 class Asker(Generic[T]):
-    """Asks one broker one question after the other, each sent before the answer to the one before is worked on.
+    """Sends one broker one request after another, each before the caller works on the previous response.
 
-    ``ask`` only sends; ``answer`` waits, and where the connection was lost or the broker is busy, asks again until
-    ``timeout`` seconds are over. To be closed at the end.
+    ``ask`` only sends. ``answer`` waits; if the connection is lost or the broker is busy, it asks again until
+    ``timeout`` seconds are over. The caller must close it.
     """
 
     def __init__(self, broker: BrokerAddress, timeout: float) -> None:
@@ -103,11 +103,11 @@ class Asker(Generic[T]):
 
     @property
     def is_asked(self) -> bool:
-        """Whether an answer is to come."""
+        """Return whether a response is outstanding."""
         return self._asked is not None
 
     def ask(self, operation: Operation[T]) -> None:
-        """Send a question; the one before must have been answered."""
+        """Send a request; the previous one must have been answered."""
         assert self._asked is None
         self._asked = operation
         try:
@@ -119,7 +119,7 @@ class Asker(Generic[T]):
             self._give_up()
 
     def answer(self) -> T:
-        """The answer to what was asked. Raises what the broker answers, ``ConnectionFailed`` or ``RequestTimeout``."""
+        """Return the response to the request. Raises the broker's error, ``ConnectionFailed`` or ``RequestTimeout``."""
         operation = self._asked
         assert operation is not None
         deadline = time.monotonic() + self._timeout
@@ -147,14 +147,14 @@ class Asker(Generic[T]):
         raise unanswered(connection.address, operation.command.name, self._timeout)
 
     def _give_up(self) -> None:
-        """The connection is of no more use."""
+        """Discard the connection, which is no longer usable."""
         if self._connection is not None:
             self._connection.in_use.release()
             self._caller.pool.discard(self._connection, failed=True)
             self._connection = None
 
     def close(self) -> None:
-        """Give the connection back, or close it where an answer is still to come."""
+        """Return the connection to the pool, or close it if a response is outstanding."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.in_use.release()
@@ -165,20 +165,20 @@ class Asker(Generic[T]):
 
 
 def topics_of(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:
-    """The topics of a broker by name."""
+    """Return the topics of a broker by name."""
     return {info.topic: info for info in call(broker, operations.topics(), timeout)}
 
 
 def topic_stats(broker: BrokerAddress, topic: str, timeout: float) -> list[QueueStats]:
-    """What the queues of a topic hold."""
+    """Return the offsets and counts of a topic's queues."""
     return call(broker, operations.topic_stats(topic), timeout)
 
 
 def greet(broker: BrokerAddress, timeout: float) -> dict[str, TopicInfo]:
-    """The topics of a broker that must be there now. Raises ``ConnectionFailed``, which says what to do."""
+    """Return the topics of a broker that must be reachable now. Raises ``ConnectionFailed``, which says what to do."""
     try:
         return topics_of(broker, min(timeout, FIRST_CONTACT_SECONDS))
-    except TlsFailed:  # it is there, and says itself what to do
+    except TlsFailed:  # the broker is reachable, and the error says what to do
         raise
     except ConnectionFailed as error:
         raise ConnectionFailed(

@@ -1,4 +1,4 @@
-"""Folders for what is made once for a user: nobody else can put a program into them."""
+"""Private folders for files that are created once for each user; no other user can put a program into them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def cache_parents(environment: Mapping[str, str]) -> list[Path]:
-    """Where scripts may be kept: the user's cache folder, and where that cannot be used, a temporary one."""
+    """Return the candidate folders for scripts: the user's cache folder, then a temporary one as a fallback."""
     parents = []
     configured = environment.get("XDG_CACHE_HOME", "")
     if Path(configured).is_absolute():
@@ -21,10 +21,10 @@ def cache_parents(environment: Mapping[str, str]) -> list[Path]:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder, or see that nobody else can put a program into it. Raises ``OSError``."""
+    """Create a folder, or check that no other user can put a program into an existing one. Raises ``OSError``."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(0, f"{path} belongs to somebody else")
+        raise PermissionError(0, f"{path} belongs to another user")
     if status.st_mode & 0o022:
         path.chmod(0o700)

@@ -1,4 +1,4 @@
-"""Stored records → Arrow record batches. Only the columns that are asked for are decoded."""
+"""Stored records → Arrow record batches. Decodes only the requested columns."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _DAMAGED_TIME_MS = (1 << 63) // _MICROS_A_MILLI
 
 
 class Decoder:
-    """Makes record batches of the given columns, in their order; ``schema`` is what every batch has."""
+    """Converts records to record batches of the given columns, in their order; every batch has ``schema``."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self.schema = arrow_schema(columns)
         self._names = tuple(column.name for column in columns)
 
     def batch(self, block: RecordBlock, topic: str | None = None) -> pa.RecordBatch:
-        """One row a record. ``topic``: of all of them, None where each is to be looked at.
+        """Return a batch with one row per record. ``topic``: the topic of all records, None to read it from each.
 
         Raises ``CorruptMessage`` for the first body that cannot be decompressed.
         """
@@ -46,7 +46,7 @@ class Decoder:
 
 
 class _Values:
-    """The columns of one block; what several of them need is made once."""
+    """The columns of one block; values that several of them need are computed once."""
 
     def __init__(self, block: RecordBlock, topic: str | None) -> None:
         self.block = block
@@ -91,7 +91,7 @@ class _Values:
         return pa.ListArray.from_arrays(bounds, kept, type=pa.list_(pa.field("element", kept.type)))
 
     def _shown_pairs(self) -> tuple[pa.BinaryArray, pa.BinaryArray, Ints]:
-        """Names, values and records of all properties; but for the checksum, which is of the record."""
+        """Return names, values and records of all properties except the record's checksum."""
         names, values, rows = self.pairs.names_and_values()
         if len(self.pairs.find(_RECORD_CRC)[0]):
             shown = pc.not_equal(names, pa.scalar(_RECORD_CRC, pa.binary()))
@@ -100,7 +100,7 @@ class _Values:
         return names, values, rows
 
     def _bounds(self, rows: Any) -> pa.Array:
-        """Where each record's entries begin, ``rows`` being the records of all entries."""
+        """Return the start of each record's entries; ``rows`` has the record of each entry."""
         counts = np.bincount(rows, minlength=len(self.block))
         return pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
 
@@ -127,7 +127,7 @@ _MAKERS: dict[str, Callable[[_Values], pa.Array]] = {
 
 
 def timestamps(millis: Ints) -> pa.TimestampArray:
-    """Times in ms since 1970 UTC as Spark has them; null where a damaged one is beyond what Spark can hold."""
+    """Convert ms since 1970 UTC to Spark's timestamps; a damaged one beyond Spark's range becomes null."""
     values = millis
     beyond = (values < -_DAMAGED_TIME_MS) | (values >= _DAMAGED_TIME_MS)
     if beyond.any():
@@ -137,7 +137,7 @@ def timestamps(millis: Ints) -> pa.TimestampArray:
 
 
 def text(values: pa.BinaryArray) -> pa.StringArray:
-    """Bytes as UTF-8; what is none becomes U+FFFD, as in the client."""
+    """Convert bytes to UTF-8; invalid bytes become U+FFFD, as in the client."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
@@ -145,7 +145,7 @@ def text(values: pa.BinaryArray) -> pa.StringArray:
 
 
 def split(keys: pa.StringArray) -> pa.ListArray:
-    """``KEYS`` properties as lists of keys: at each space, without empty ones; an empty list for null."""
+    """Split ``KEYS`` properties at each space into lists of keys without empty ones; null becomes an empty list."""
     list_type = pa.list_(pa.field("element", pa.string()))
     present = keys.drop_null()
     _, _, data = keys.buffers()

@@ -1,4 +1,4 @@
-"""Errors of the Spark sources and the sink, beside those of the client. Each says what to do."""
+"""Errors of the Spark sources and the sink, in addition to the client's. Each says what to do."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class IncompatibleSchema(InvalidArgument):
 
 
 class DataLoss(FlintError):
-    """Messages that a query should read are not in the log any more: retention took them, a topic was deleted, or the
+    """Messages that a query should read are no longer in the log: retention deleted them, a topic was deleted, or the
     log is damaged.
 
-    The message names the range. ``option("failOnDataLoss", "false")`` goes on behind it.
+    The message names the range. ``option("failOnDataLoss", "false")`` skips the range and continues.
     """
 
 
 class WriteFailed(FlintError):
-    """Rows of a task were not acknowledged; the message says which, and why.
+    """The broker did not acknowledge rows of a task; the message says which, and why.
 
-    One that failed with a timeout or a lost connection may be stored all the same: only its answer is missing.
+    A row that failed with a timeout or a lost connection may still be stored: only the response is missing.
     """
 
 
 class SparkUnavailable(ConfigurationError):
-    """PySpark, or something that it needs, is missing or too old; the message says what to install."""
+    """PySpark or one of its requirements is missing or too old; the message says what to install."""
 
 
 class JavaNotFound(SparkUnavailable):
-    """No Java of version 17 or newer was found; the message says where it was looked for and what to install."""
+    """No Java of version 17 or newer was found; the message says which places were searched and what to install."""

@@ -1,4 +1,4 @@
-"""How an error that a user can mend reaches that user: its text alone, without the stack of Spark's Python worker."""
+"""Hides the stack of Spark's Python worker for errors that a user can fix: the user sees only the error's text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def plainly(function: Callable[P, T]) -> Callable[P, T]:
-    """What Spark calls in a worker: of a ``FlintError`` only type and text are shown, of any other error all."""
+    """Decorate a function that Spark calls in a worker: hide the stack of a ``FlintError``, and of no other error."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -28,7 +28,7 @@ def plainly(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def plainly_each(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """The same for what is called to be iterated."""
+    """Decorate a generator function in the same way as ``plainly``."""
 
     @functools.wraps(function)
     def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -42,5 +42,5 @@ def plainly_each(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]
 
 
 def _hide_stack() -> None:
-    # PySpark's switch, read when it reports an error; the worker ends with that, so nothing else is hidden by it.
+    # PySpark reads this switch when it reports an error. The worker ends after that, so the switch hides nothing else.
     os.environ["SPARK_HIDE_TRACEBACK"] = "1"

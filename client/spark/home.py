@@ -1,9 +1,9 @@
-"""A SPARK_HOME of links, from which Python workers start sooner.
+"""A SPARK_HOME made of links, from which Python workers start sooner.
 
-Spark puts ``$SPARK_HOME/python/lib/pyspark.zip`` in front of every Python process's path. Modules out of an archive are
-compiled each time they are imported, which takes 0.8 s, in several processes of a session and in one more for each
-streaming query. PySpark from a package index has the same modules, compiled already, where the driver found them. The
-folder made here has everything of its SPARK_HOME but that archive.
+Spark puts ``$SPARK_HOME/python/lib/pyspark.zip`` at the front of every Python process's path. Python compiles modules
+from an archive again on every import, which takes 0.8 s, in several processes of a session and in one more for each
+streaming query. PySpark from a package index has the same modules, already compiled, where the driver found them. The
+folder created here has everything of its SPARK_HOME except that archive.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _LINKED = ("bin", "conf", "data", "examples", "jars", "kubernetes", "licenses", 
 
 
 def home_without_archive(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder, made if it is not there; None where Spark's own home has to do.
+    """Return the folder, creating it if necessary, or None if Spark has to use its own home.
 
-    That is where SPARK_HOME or a Python for the workers is set, where PySpark has no archive or a worker would not find
-    it without, and where no folder takes links.
+    It is None if SPARK_HOME or a Python for the workers is set, if PySpark has no archive or a worker could not import
+    without the archive, or if no folder accepts links.
     """
     import pyspark
 
@@ -59,14 +59,14 @@ def home_without_archive(environment: Mapping[str, str] = os.environ) -> Path | 
 
 
 def _paths_of_a_new_process(environment: Mapping[str, str]) -> set[Path]:
-    """Where a Python process of this interpreter looks for modules."""
+    """Return the folders in which a new process of this interpreter looks for modules."""
     places = [*site.getsitepackages(), site.getusersitepackages()]
     places += [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
     return {Path(place).resolve() for place in places}
 
 
 def _link(link: Path, target: Path) -> None:
-    """Make a link, or see that it leads where it should: two processes may do it at once. Raises ``OSError``."""
+    """Create a link, or check its target if it exists: two processes may do so at once. Raises ``OSError``."""
     with contextlib.suppress(OSError):
         if link.readlink() == target:
             return

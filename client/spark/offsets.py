@@ -1,7 +1,7 @@
-"""Which queues a query reads, and from where to where.
+"""The queues that a query reads, and their first and last offsets.
 
-An offset of the source is a map from ``topic/queue`` to the next queue offset to be read, as it stands in Spark's
-checkpoint; where several brokers are read, from ``topic/queue@broker``.
+An offset of the source maps ``topic/queue`` (``topic/queue@broker`` if several brokers are read) to the next queue
+offset to read. Spark's checkpoint stores it in this form.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PERM_READ = 4
 
 
 class Queue(NamedTuple):
-    """One queue; they sort as they are shown."""
+    """One queue; its sort order is the order of its fields."""
 
     topic: str
     queue: int
@@ -45,17 +45,17 @@ Stats = dict[Queue, QueueStats]
 
 
 class Subscription:
-    """The topics that the options name, at their brokers. Asks the brokers; keeps nothing of what they say."""
+    """The topics that the options name, at their brokers. Asks the brokers every time; caches nothing."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self.brokers: dict[str, BrokerAddress] = {broker.name: broker for broker in options.bootstrap}
         self._several = len(self.brokers) > 1
 
-    # ---- what is there ----
+    # ---- topics and queues ----
 
     def check(self) -> None:
-        """Raise where a broker is not there, or a topic is on none of them."""
+        """Raise if a broker is unreachable, or if no broker has one of the topics."""
         self._missing(
             {
                 broker.name: self.matching(brokers.greet(broker, self._options.timeout))
@@ -64,8 +64,8 @@ class Subscription:
         )
 
     def topics(self, *, begun: bool = False) -> dict[str, list[str]]:
-        """The topics to read, by broker. Raises ``TopicNotExist`` for one that no broker has, unless the query has
-        ``begun``: what went since is lost data."""
+        """Return the topics to read, by broker. Raises ``TopicNotExist`` for one that no broker has, unless the query
+        has ``begun``: then a missing topic is lost data."""
         found = {
             broker.name: self.matching(brokers.topics_of(broker, self._options.timeout))
             for broker in self._options.bootstrap
@@ -75,7 +75,7 @@ class Subscription:
         return found
 
     def matching(self, topics: Mapping[str, TopicInfo]) -> list[str]:
-        """Those of a broker's topics that are to be read. Raises ``NoPermission`` for a named one that cannot be."""
+        """Return the selected ones of a broker's topics. Raises ``NoPermission`` for a named one that is unreadable."""
         pattern = self._options.subscribe_pattern
         if pattern is not None:
             readable = [info for info in topics.values() if info.perm & PERM_READ and not info.system]
@@ -99,7 +99,7 @@ class Subscription:
                 )
 
     def stats(self, topics: Mapping[str, list[str]]) -> Stats:
-        """What every queue of these topics holds; a topic that was deleted meanwhile is left out."""
+        """Return the stats of every queue of these topics; a topic that was deleted meanwhile is left out."""
         found: Stats = {}
         for name, names in topics.items():
             for topic in names:
@@ -113,21 +113,21 @@ class Subscription:
     # ---- keys ----
 
     def key(self, queue: Queue) -> str:
-        """What Spark's checkpoint calls a queue."""
+        """Return a queue's name in Spark's checkpoint."""
         return f"{queue.topic}/{queue.queue}" + (f"@{queue.broker}" if self._several else "")
 
     def to_json(self, offsets: Mapping[Queue, int]) -> dict[str, int]:
-        """Offsets as Spark keeps them. Sorted: Spark compares their text."""
+        """Convert offsets to the checkpoint's form. Sorted, because Spark compares their text."""
         return {self.key(queue): offsets[queue] for queue in sorted(offsets)}
 
     def from_json(self, offsets: Mapping[str, int]) -> dict[Queue, int]:
-        """The reverse. Raises ``InvalidOption`` for a broker that is not in ``bootstrap``."""
+        """Convert offsets from the checkpoint's form. Raises ``InvalidOption`` for a broker not in ``bootstrap``."""
         return {self._queue_of(key): offset for key, offset in offsets.items()}
 
     def _queue_of(self, key: str) -> Queue:
         place, _, broker = key.partition("@")
         topic, _, queue = place.rpartition("/")
-        # A query that began with one broker goes on with it as the first of several.
+        # A query that began with one broker continues with it as the first of several.
         name = broker or self._options.bootstrap[0].name
         if name not in self.brokers:
             raise InvalidOption(
@@ -136,10 +136,10 @@ class Subscription:
             )
         return Queue(topic, int(queue), name)
 
-    # ---- where to begin, where to end ----
+    # ---- first and last offsets ----
 
     def starts(self, stats: Stats, default: str) -> dict[Queue, int]:
-        """Where each queue is begun, by the options; ``default``: ``earliest`` or ``latest``."""
+        """Return the first offset of each queue by the options; ``default``: ``earliest`` or ``latest``."""
         if self._options.starting_ms is not None:
             return self._offsets_at(self._options.starting_ms, stats)
         offsets = self._options.starting_offsets or default
@@ -149,7 +149,7 @@ class Subscription:
         return {queue: self._checked_start(queue, given.get(queue, EARLIEST_MARK), row) for queue, row in stats.items()}
 
     def ends(self, stats: Stats, starts: Mapping[Queue, int]) -> dict[Queue, int]:
-        """Where each queue of a batch is ended. Raises ``InvalidOption`` for an offset before where it begins."""
+        """Return the end offset of each queue of a batch. Raises ``InvalidOption`` for an end before its start."""
         if self._options.ending_ms is not None:
             return self._offsets_at(self._options.ending_ms, stats)
         offsets = self._options.ending_offsets
@@ -168,12 +168,12 @@ class Subscription:
         }
 
     def offset_at(self, queue: Queue, timestamp_ms: int) -> int:
-        """The first offset of a queue whose message was not stored before a moment."""
+        """Return the offset of a queue's first message that was stored at or after a time."""
         operation = operations.offset_at(queue.topic, queue.queue, timestamp_ms)
         return brokers.call(self.brokers[queue.broker], operation, self._options.timeout)
 
     def _given(self, option: str, offsets: Offsets, stats: Stats) -> dict[Queue, int]:
-        """What an option says, by queue. Raises ``InvalidOption`` for a queue that is not there."""
+        """Return an option's offsets by queue. Raises ``InvalidOption`` for a queue that does not exist."""
         found = {}
         for name, queues in offsets.items():
             topic, _, broker = name.partition("@")
@@ -183,7 +183,7 @@ class Subscription:
                 raise InvalidOption(f"option {option!r} names {name!r}, which is not read; read are {topics}")
             if len(homes) > 1:
                 raise InvalidOption(
-                    f"option {option!r} names {topic!r}, which several brokers have: give each its own offsets, "
+                    f"option {option!r} names {topic!r}, which several brokers have: name each with its own offsets, "
                     f"as {', '.join(repr(f'{topic}@{home}') for home in homes)}"
                 )
             for number, offset in queues.items():
@@ -209,13 +209,13 @@ class Subscription:
         return max(offset, row.min_offset)
 
     def lost(self, queue: Queue, start: int, end: int, why: str) -> None:
-        """Raise ``DataLoss`` for offsets that are gone, unless the options accept it."""
+        """Raise ``DataLoss`` for offsets that are gone, unless the options accept the loss."""
         if self._options.fail_on_data_loss:
             raise data_loss(queue, start, end, why)
 
 
 def data_loss(queue: Queue, start: int, end: int, why: str) -> DataLoss:
-    """The error for offsets ``[start, end)`` that are gone."""
+    """Return the error for offsets ``[start, end)`` that are gone."""
     return DataLoss(
         f"the messages [{start}, {end}) of {queue} are not there any more ({why}): retention took them, or the topic "
         'or the store was made anew. option("failOnDataLoss", "false") goes on behind them'
@@ -223,7 +223,7 @@ def data_loss(queue: Queue, start: int, end: int, why: str) -> DataLoss:
 
 
 def damage_loss(queue: Queue, queue_offset: int, count: int, why: str) -> DataLoss:
-    """The error for ``count`` messages from ``queue_offset`` on that damage of the broker's log took."""
+    """Return the error for ``count`` messages from ``queue_offset`` on that are lost to damage of the log."""
     what = (
         f"message {queue_offset} of {queue} is"
         if count == 1
@@ -247,11 +247,11 @@ def _checked_end(queue: Queue, offset: int, row: QueueStats, start: int) -> int:
     return offset
 
 
-# ---- sharing out ----
+# ---- splitting the work ----
 
 
 def split(ranges: Iterable[QueueRange], min_partitions: int | None) -> list[QueueRange]:
-    """The ranges that hold something, cut so that there are about ``min_partitions``, of about the same length."""
+    """Return the non-empty ranges, cut into about ``min_partitions`` pieces of about equal length."""
     filled = [each for each in ranges if each.end > each.start]
     if not min_partitions or min_partitions <= len(filled):
         return filled
@@ -266,7 +266,7 @@ def split(ranges: Iterable[QueueRange], min_partitions: int | None) -> list[Queu
 
 
 def together(ranges: Iterable[QueueRange], rows_max: int) -> list[list[QueueRange]]:
-    """The ranges in groups of at most ``rows_max`` offsets; a longer one is a group of its own."""
+    """Group the ranges by at most ``rows_max`` offsets; a longer range is a group of its own."""
     groups: list[list[QueueRange]] = []
     room = 0
     for each in ranges:
@@ -280,12 +280,12 @@ def together(ranges: Iterable[QueueRange], rows_max: int) -> list[list[QueueRang
 
 
 def limited(starts: Mapping[Queue, int], ends: Mapping[Queue, int], rows_max: int) -> dict[Queue, int]:
-    """Ends that are ``rows_max`` offsets behind the starts in all, each queue by its share of what there is to read."""
+    """Return ends ``rows_max`` offsets after the starts in total, shared in proportion to each queue's backlog."""
     total = sum(end - starts[queue] for queue, end in ends.items())
     if total <= rows_max:
         return dict(ends)
     shares = {queue: divmod((end - starts[queue]) * rows_max, total) for queue, end in ends.items()}
     rest = rows_max - sum(whole for whole, _ in shares.values())
-    # What rounding left over goes to those that lost most by it.
+    # Queues that lost most by rounding down get the remaining offsets.
     favoured = set(sorted(shares, key=lambda queue: (-shares[queue][1], queue))[:rest])
     return {queue: starts[queue] + whole + (queue in favoured) for queue, (whole, _) in shares.items()}

@@ -1,6 +1,6 @@
-"""The options of the source: what there is, what each may be, and what goes together.
+"""The options of the source: their names, their valid values, and which of them can be combined.
 
-The names are those of Spark's Kafka source where it has the option.
+The names are those of Spark's Kafka source if it has the option.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ LATEST_MARK = -1
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its name, how its text becomes a value (raises ``ValueError``), what it means."""
+    """One option: its name, the parser of its text (raises ``ValueError``), its meaning."""
 
     name: str
     parse: Callable[[str], Any]
     meaning: str
     secret: bool = False
-    """Whether no message may show its text."""
+    """True if no message may show its text."""
 
 
 def parse_options(given: Mapping[str, str], table: Iterable[Option], source: str) -> dict[str, Any]:
-    """The values of the options that were given, by the names of ``table``; upper and lower case are the same.
+    """Return the values of the given options by their names in ``table``; names are case-insensitive.
 
-    Raises ``InvalidOption`` for one that is not in ``table`` or whose text is none of its values.
+    Raises ``InvalidOption`` for an option that is not in ``table``, or whose text is invalid.
     """
     known = {option.name.lower(): option for option in table}
     values = {}
@@ -63,28 +63,28 @@ def _names(known: Mapping[str, Option]) -> str:
 
 def _meant(name: str, known: Mapping[str, Option]) -> str:
     close = difflib.get_close_matches(name.lower(), known, 1)
-    return f" (is {known[close[0]].name!r} meant?)" if close else ""
+    return f" (did you mean {known[close[0]].name!r}?)" if close else ""
 
 
 # ---- kinds of values ----
 
 
 def boolean(written: str) -> bool:
-    """``true`` or ``false``, as Spark writes them."""
+    """Parse ``true`` or ``false``, as Spark writes them."""
     if written.lower() not in ("true", "false"):
         raise ValueError("it must be 'true' or 'false'")
     return written.lower() == "true"
 
 
 def positive(written: str) -> int:
-    """A whole number from 1 on."""
+    """Parse a whole number of at least 1."""
     if not (written.isascii() and written.isdigit()) or not 0 < int(written) <= I64_MAX:
-        raise ValueError("it must be a whole number from 1 on")
+        raise ValueError("it must be a whole number of at least 1")
     return int(written)
 
 
 def moment(written: str) -> int:
-    """A time as ms since 1970 UTC: such a number, or ISO 8601 with its offset from UTC."""
+    """Parse a time as ms since 1970 UTC: such a number, or ISO 8601 with its offset from UTC."""
     if written.isascii() and written.isdigit() and int(written) <= I64_MAX:
         return int(written)
     try:
@@ -97,30 +97,30 @@ def moment(written: str) -> int:
 
 
 def topics(written: str) -> tuple[str, ...]:
-    """Topics, separated by commas."""
+    """Parse topics, separated by commas."""
     names = tuple(dict.fromkeys(name.strip() for name in written.split(",") if name.strip()))
     if not names:
-        raise ValueError("it names no topic; give one, or several separated by commas")
+        raise ValueError("it names no topic; pass one, or several separated by commas")
     return names
 
 
 def pattern(written: str) -> re.Pattern[str]:
-    """A regular expression that a topic's whole name must match."""
+    """Compile a regular expression that must match a topic's whole name."""
     try:
         return re.compile(written)
     except re.error as error:
-        raise ValueError(f"it is no regular expression: {error}") from None
+        raise ValueError(f"it is not a regular expression: {error}") from None
 
 
 def not_empty(written: str) -> str:
-    """Any text but none."""
+    """Return the text, which must not be empty."""
     if not written:
-        raise ValueError("it is empty")
+        raise ValueError("it must not be empty")
     return written
 
 
 def tls(written: str) -> bool | str:
-    """``true``, ``false``, or a path."""
+    """Parse ``true``, ``false``, or a path."""
     if written.lower() in ("true", "false"):
         return written.lower() == "true"
     return not_empty(written)
@@ -131,7 +131,7 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 
 def offsets(written: str) -> str | Offsets:
-    """``earliest``, ``latest`` or JSON: ``{"orders": {"0": 17, "1": -2}}``, or ``{"orders/0": 17}``."""
+    """Parse ``earliest``, ``latest`` or JSON: ``{"orders": {"0": 17, "1": -2}}``, or ``{"orders/0": 17}``."""
     if written.strip().lower() in ("earliest", "latest"):
         return written.strip().lower()
     how = (
@@ -148,9 +148,9 @@ def offsets(written: str) -> str | Offsets:
         topic, queues = (name, value) if isinstance(value, dict) else _checkpoint_form(name, value, how)
         for queue, offset in queues.items():
             if not (queue.isascii() and queue.isdigit()):
-                raise ValueError(f"{topic!r} has the queue {queue!r}, which is no number; {how}")
+                raise ValueError(f"{topic!r} has the queue {queue!r}, which is not a number; {how}")
             if type(offset) is not int or not LATEST_MARK - 1 <= offset <= I64_MAX:
-                raise ValueError(f"{topic!r} has {offset!r} for queue {queue}, which is no offset; {how}")
+                raise ValueError(f"{topic!r} has {offset!r} for queue {queue}, which is not an offset; {how}")
             found.setdefault(topic, {})[int(queue)] = offset
     return found
 
@@ -163,21 +163,21 @@ def _checkpoint_form(name: str, offset: Any, how: str) -> tuple[str, dict[str, A
     return topic + at + broker, {queue: offset}
 
 
-# ---- getting in ----
+# ---- authentication and TLS ----
 
 ACCESS_OPTIONS = (
-    Option("user", not_empty, "who it is, where the broker serves only users"),
-    Option("password", not_empty, "its password; Spark shows it nowhere", secret=True),
-    Option("passwordFile", not_empty, "instead: a file whose first line it is, there on the driver"),
-    Option("tls", tls, "`true`: TLS with the CAs that each machine trusts; or the path of the CA's PEM file"),
-    Option("tlsCertificate", not_empty, "path of a certificate (PEM), where the broker asks for one"),
-    Option("tlsKey", not_empty, "path of its key"),
+    Option("user", not_empty, "name of the user, if the broker requires one"),
+    Option("password", not_empty, "the user's password; Spark never shows it", secret=True),
+    Option("passwordFile", not_empty, "instead of `password`: file on the driver whose first line is the password"),
+    Option("tls", tls, "`true`: TLS with the CAs that each machine trusts; or the path of a CA's PEM file"),
+    Option("tlsCertificate", not_empty, "path of a certificate (PEM), if the broker requires one"),
+    Option("tlsKey", not_empty, "path of the certificate's key"),
 )
-"""The files of ``tls``… must be on every machine that runs tasks."""
+"""The files of ``tls``… must exist on every machine that runs tasks."""
 
 
 def with_access(brokers: Iterable[BrokerAddress], values: Mapping[str, Any]) -> tuple[BrokerAddress, ...]:
-    """The brokers with what the options say about getting in. Raises ``InvalidOption``."""
+    """Return the brokers with the access that the options describe. Raises ``InvalidOption``."""
     password = values.get("password")
     if file := values.get("passwordFile"):
         if password is not None:
@@ -216,31 +216,29 @@ READ_OPTIONS = (
     Option("startingTimestamp", moment, "from the first message stored then or later: ms since 1970 UTC, or ISO 8601"),
     Option("endingTimestamp", moment, "batch: up to the first message stored then or later"),
     Option("maxOffsetsPerTrigger", positive, "streaming: most messages in a micro-batch"),
-    Option("minPartitions", positive, "at least so many Spark partitions; without it one for each queue"),
+    Option("minPartitions", positive, "minimum number of Spark partitions; default: one for each queue"),
     Option(
         "failOnDataLoss",
         boolean,
-        "`true` (default): fail where messages are gone or damaged; `false`: go on behind them",
+        "`true` (default): fail if messages are gone or damaged; `false`: skip them and continue",
     ),
     Option("includeProperties", boolean, "`true`: a column `properties`"),
     Option("includeHeaders", boolean, "`true`: a column `headers`"),
-    Option("tags", parse_tags, "only messages with this tag; `a || b`: one of these"),
+    Option("tags", parse_tags, "only messages with this tag; `a || b`: with one of these"),
     Option("key", not_empty, "batch: only the messages that have this key or id, found by the index"),
     Option(
         "pushFilters",
         boolean,
-        "batch, `true`: filters on topic, queue, queue_offset, stored_at and tags go to the broker",
+        "batch, `true`: filters on topic, queue, queue_offset, stored_at and tags narrow what is pulled",
     ),
-    Option(
-        "timeoutMs", positive, f"how long a broker may take for an answer, restarts included (default {TIMEOUT_MS})"
-    ),
+    Option("timeoutMs", positive, f"time that a broker has to respond, restarts included (default {TIMEOUT_MS})"),
     *ACCESS_OPTIONS,
 )
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read, from where, and how; see ``READ_OPTIONS``. Goes to executors, so it is values alone."""
+    """Options of a read; see ``READ_OPTIONS``. Spark pickles it for the executors, so it contains only plain values."""
 
     bootstrap: tuple[BrokerAddress, ...]
     subscribe: tuple[str, ...] = ()
@@ -261,12 +259,12 @@ class ReadOptions:
 
     @property
     def tag_filter(self) -> TagFilter:
-        """What ``tags`` means."""
+        """Tag filter that ``tags`` describes."""
         return parse_tags(self.tags)
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """The options of a read. Raises ``InvalidOption`` for what is unknown, malformed, missing or contradictory."""
+    """Parse the options of a read. Raises ``InvalidOption`` for an unknown, malformed, missing or contradictory one."""
     values = parse_options(given, READ_OPTIONS, "the source 'flintmq'")
     _needs(values, "bootstrap", 'set it to a broker\'s address: option("bootstrap", "127.0.0.1:10911")')
     if "subscribe" not in values:
@@ -310,7 +308,7 @@ def _needs(values: Mapping[str, Any], name: str, how: str) -> None:
 
 
 def refuse(given: Mapping[str, str], names: Iterable[str], why: str) -> None:
-    """Raise for the first of these options that was given."""
+    """Raise ``InvalidOption`` for the first of these options that was given."""
     lower = {name.lower() for name in given}
     for name in names:
         if name.lower() in lower:

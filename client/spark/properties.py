@@ -1,6 +1,6 @@
-"""The properties of many records at once: ``name \\x01 value \\x02`` for each pair, found without a loop.
+"""The properties of many records at once: ``name \\x01 value \\x02`` for each pair, found without a Python loop.
 
-The rules are those of ``flintmq.protocol.record.decode_properties``, which the tests hold this against.
+The rules are those of ``flintmq.protocol.record.decode_properties``; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _SEPARATOR = 2
 
 
 class Pairs:
-    """The pairs of all records, in their order. Pairs without a name or a value are left out.
+    """The pairs of all records, in order. Pairs without a name or a value are left out.
 
-    ``row[i]``: the record of pair i; its name is ``data[name_at[i]:name_end[i]]``, its value follows one byte later and
-    ends at ``value_end[i]``.
+    ``row[i]`` is the record of pair i. Its name is ``data[name_at[i]:name_end[i]]``; its value begins one byte later
+    and ends at ``value_end[i]``.
     """
 
     def __init__(self, properties: pa.BinaryArray) -> None:
@@ -40,11 +40,11 @@ class Pairs:
         self.name_end = equals
         self.value_end = ends
         self._bounds = bounds
-        # Eight bytes of each name; padded, so that a word can be read at every position.
+        # First eight bytes of each name. The padding makes a word readable at every position.
         self._words = words_of(np.concatenate([data, np.zeros(WORD_BYTES, np.uint8)]))[starts]
 
     def find(self, name: bytes) -> tuple[Ints, Ints, Ints]:
-        """The pairs with a name of at most eight bytes: their records, and where within these their values lie."""
+        """Return the pairs with a name of at most eight bytes: their records, and their values' bounds within these."""
         length = len(name)
         assert 0 < length <= WORD_BYTES
         mask = np.uint64((1 << 8 * length) - 1)
@@ -54,12 +54,12 @@ class Pairs:
         return rows, self.name_end[found] + 1 - self._bounds[rows], self.value_end[found] - self._bounds[rows]
 
     def names_and_values(self) -> tuple[pa.BinaryArray, pa.BinaryArray, Ints]:
-        """All names, all values, and the record of each; of two with the same name in a record only the last."""
+        """Return all names, all values, and the record of each; of equal names in a record only the last one counts."""
         names = slices(self.data, self.name_at, self.name_end)
         values = slices(self.data, self.name_end + 1, self.value_end)
         codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False).astype(np.int64)
         which = self.row * (int(codes.max(initial=0)) + 1) + codes
-        # Of the last with each name in each record: seen from the end it is the first.
+        # The last pair of each name and record is the first one seen from the end.
         last = np.sort(len(which) - 1 - np.unique(which[::-1], return_index=True)[1])
         if len(last) == len(which):
             return names, values, self.row
@@ -68,14 +68,14 @@ class Pairs:
 
 
 def _pair_ends(data: npt.NDArray[np.uint8], bounds: Ints) -> tuple[Ints, Rows]:
-    """Where each pair ends, and whether a separator stands there: the last one of a record may be missing."""
+    """Return the end of each pair, and whether a separator is there; the last pair of a record may lack one."""
     ends = np.flatnonzero(data == _SEPARATOR)
     row_ends = bounds[1:]
     has_pairs = row_ends > bounds[:-1]
     unended = row_ends[has_pairs & (data[np.maximum(row_ends, 1) - 1] != _SEPARATOR)] if len(data) else row_ends[:0]
     if not len(unended):
         return ends, np.ones(len(ends), np.bool_)
-    # A record without its last separator may be followed by one that begins with a separator: end before separator.
+    # The next record may begin with a separator at the same position, so the end must sort before the separator.
     both = np.concatenate([unended, ends])
     separators = np.concatenate([np.zeros(len(unended), np.bool_), np.ones(len(ends), np.bool_)])
     order = np.argsort(both, kind="stable")
@@ -83,7 +83,7 @@ def _pair_ends(data: npt.NDArray[np.uint8], bounds: Ints) -> tuple[Ints, Rows]:
 
 
 def _first_equals(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Ints:
-    """The first \\x01 of each pair; its end where there is none."""
+    """Return the position of the first \\x01 of each pair, or the pair's end if it has none."""
     equals = np.flatnonzero(data == _EQUALS)
     if len(equals) == len(ends) and (equals >= starts).all() and (equals < ends).all():
         return equals
@@ -92,9 +92,9 @@ def _first_equals(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> Ints
 
 
 def _rows(starts: Ints, ends: Ints, bounds: Ints) -> Ints:
-    """The record of each pair."""
+    """Return the record of each pair."""
     count = len(bounds) - 1
     each, rest = divmod(len(ends), count) if count else (0, 0)
     if each and not rest and (ends[each - 1 :: each] == bounds[1:] - 1).all():
-        return np.repeat(np.arange(count), each)  # as many pairs in each: the usual case
+        return np.repeat(np.arange(count), each)  # every record has the same number of pairs: the usual case
     return np.searchsorted(bounds[1:], starts, side="right")

@@ -1,4 +1,4 @@
-"""Filters that Spark hands down, as bounds on what is pulled: topics, queues, offsets, times and tags."""
+"""Filters that Spark pushes down, as bounds on the pull: topics, queues, offsets, times and tags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass
 class Bounds:
-    """What the filters leave of a read: offsets ``[first, end)``, store times ``[since_ms, until_ms)``."""
+    """Bounds of a read after the filters: offsets ``[first, end)``, store times ``[since_ms, until_ms)``."""
 
     topics: frozenset[str] | None = None
     queues: frozenset[int] | None = None
@@ -33,11 +33,11 @@ class Bounds:
     nothing: bool = False
 
     def wants_topic(self, topic: str) -> bool:
-        """Whether anything of a topic can pass."""
+        """Return whether any message of a topic can pass."""
         return not self.nothing and (self.topics is None or topic in self.topics)
 
     def within(self, ranges: Sequence[QueueRange], subscription: Subscription) -> list[QueueRange]:
-        """What is left of the ranges; asks the brokers where a time falls."""
+        """Return the ranges narrowed to the bounds; asks the brokers for the offsets of times."""
         return [
             narrowed
             for each in ranges
@@ -53,7 +53,7 @@ class Bounds:
             end = min(end, subscription.offset_at(each.queue, self.until_ms))
         return [QueueRange(each.queue, start, end)] if start < end else []
 
-    # ---- one filter more ----
+    # ---- adding one filter ----
 
     def _one_of(self, name: str, values: frozenset[Any]) -> None:
         mine = getattr(self, name)
@@ -71,9 +71,9 @@ class Bounds:
 
 
 def push(filters: Sequence[Filter], tags: TagFilter) -> tuple[Bounds, TagFilter, list[Filter]]:
-    """The bounds that the filters set, the tags that are left to pull, and the filters that Spark has to apply still.
+    """Return the filters' bounds, the remaining tags to pull, and the filters that Spark still has to apply.
 
-    ``tags``: those of the options. Bounds on time stay with Spark too: they only say where to begin and to end.
+    ``tags``: the options' filter. Spark also applies bounds on time: they only say where a read begins and ends.
     """
     bounds = Bounds()
     left = []
@@ -93,7 +93,7 @@ def _parts(each: Filter) -> tuple[str, str, Any]:
 
 
 def _values(kind: str, value: Any) -> frozenset[Any] | None:
-    """The values that ``=`` and ``IN`` let through; a null in a list matches nothing."""
+    """Return the values that ``=`` and ``IN`` accept; a null in a list matches nothing."""
     if kind in ("EqualTo", "EqualNullSafe") and value is not None:
         return frozenset([value])
     if kind == "In":
@@ -112,7 +112,7 @@ def _push_queue(bounds: Bounds, kind: str, value: Any) -> bool:
 def _push_choice(bounds: Bounds, name: str, kind: str, value: Any) -> bool:
     values = _values(kind, value)
     if values is None:
-        return kind == "IsNotNull"  # these are never null
+        return kind == "IsNotNull"  # these columns are never null
     bounds._one_of(name, values)
     return True
 
@@ -138,7 +138,7 @@ def _push_offset(bounds: Bounds, kind: str, value: Any) -> bool:
 
 
 def _push_time(bounds: Bounds, kind: str, value: Any) -> bool:
-    """Never all of the work: whether store times grow within a queue is up to who wrote the store."""
+    """Narrow the times, and leave the filter to Spark too: store times need not grow within a queue."""
     if isinstance(value, datetime):
         moment = value if value.tzinfo is not None else value.astimezone()
         at_ms = max(0, (moment - _EPOCH) // _MILLISECOND)  # messages have whole milliseconds
@@ -159,7 +159,7 @@ def _tags(kind: str, value: Any) -> frozenset[str] | None:
     if values is None or any(
         not tag.strip() or tag != tag.strip() or tag == "*" or TAG_SEPARATOR in tag for tag in values
     ):
-        return None  # what a pull's expression cannot say
+        return None  # a pull's tag expression cannot express such a tag
     return values
 
 

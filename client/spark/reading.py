@@ -1,4 +1,4 @@
-"""What Spark's tasks do: read a range of one queue, or the answers of the index, as Arrow record batches."""
+"""The work of Spark's tasks: read a range of one queue, or the index's results, as Arrow record batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _INDEX_POLL_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """The answer to a pull: records as they are stored, where they are in ``body``, and where to go on."""
+    """The response to a pull: stored records with their positions in ``body``, and the offset to continue from."""
 
     body: bytes
     starts: Ints
@@ -61,7 +61,7 @@ def _pulled(answer: Answer) -> Pulled:
 
 
 def _records(body: bytes, count: int) -> tuple[Ints, Ints]:
-    """Starts and sizes of the records of an answer's body."""
+    """Return the starts and sizes of the records in a response's body."""
     records_at = _SIZE_BYTES * count
     if records_at > len(body):
         raise RemoteProtocolError(f"{count} records announced in a body of {len(body)} bytes")
@@ -81,23 +81,23 @@ def pull(queue: Queue, offset: int, count: int, tags: TagFilter) -> Operation[Pu
 def read_range(
     queue: Queue, broker: BrokerAddress, start: int, end: int, options: ReadOptions, decoder: Decoder
 ) -> Iterator[pa.RecordBatch]:
-    """The messages ``[start, end)`` of a queue.
+    """Yield the messages ``[start, end)`` of a queue.
 
-    Raises ``DataLoss`` where some of them are gone or lost to damage, and ``CorruptMessage`` for one whose bytes are
+    Raises ``DataLoss`` if some of them are gone or lost to damage, and ``CorruptMessage`` for one whose bytes are
     damaged, unless the options accept that.
     """
     asker: Asker[Pulled] = Asker(broker, options.timeout)
     with closing(asker):
         for pulled in _pulls(asker, queue, start, end, options):
             block = _with_tag(_sound(pulled, queue, options), options.tag_filter)
-            # A pull with tags looks through more messages than it returns, and so may go beyond the end.
+            # A pull with tags looks at more messages than it returns, and so may go past the end.
             block = block.select(block.parts[Part.QUEUE_OFFSET] < end)
             if len(block):
                 yield decoder.batch(block, queue.topic)
 
 
 def _pulls(asker: Asker[Pulled], queue: Queue, start: int, end: int, options: ReadOptions) -> Iterator[Pulled]:
-    """What the broker has of ``[start, end)``; the next pull is on its way while one is looked at."""
+    """Yield the broker's responses for ``[start, end)``; the next pull is in flight while the caller handles one."""
     tags = options.tag_filter
     offset = start
     while offset < end:
@@ -116,7 +116,7 @@ def _pulls(asker: Asker[Pulled], queue: Queue, start: int, end: int, options: Re
             continue
         if pulled.lost and pulled.lost_from < end:
             _behind_damage(queue, pulled.lost_from, pulled.lost, options, "its log was damaged there")
-        if pulled.next_offset <= offset:  # the queue ends here, before what was planned
+        if pulled.next_offset <= offset:  # the queue ends here, before the planned end
             offset = _behind_loss(queue, offset, end, pulled.min_offset, pulled.max_offset, options)
             continue
         offset = pulled.next_offset
@@ -127,7 +127,7 @@ def _pulls(asker: Asker[Pulled], queue: Queue, start: int, end: int, options: Re
 
 
 def _with_tag(block: RecordBlock, tags: TagFilter) -> RecordBlock:
-    """The records that really have one of the tags: the broker compares hashes."""
+    """Return the records that really have one of the tags: the broker compares only hashes."""
     if not tags.wanted:
         return block
     wanted = pa.array([tag.encode() for tag in tags.wanted], pa.binary())
@@ -136,32 +136,34 @@ def _with_tag(block: RecordBlock, tags: TagFilter) -> RecordBlock:
 
 
 def _behind_loss(queue: Queue, offset: int, end: int, first: int, last: int, options: ReadOptions) -> int:
-    """Where to go on after ``offset`` was found to be gone: the queue holds ``[first, last)``."""
+    """Return the offset to continue from after ``offset`` was found to be gone; the queue holds ``[first, last)``."""
     next_offset = min(end, first) if first > offset else end
     why = f"the queue holds [{first}, {last})" if last > first else "the queue is gone or empty"
     if options.fail_on_data_loss:
         raise data_loss(queue, offset, next_offset, why)
-    logger.warning("going on at %d: %s", next_offset, data_loss(queue, offset, next_offset, why))
+    logger.warning("continuing at %d: %s", next_offset, data_loss(queue, offset, next_offset, why))
     return next_offset
 
 
 def _behind_damage(queue: Queue, queue_offset: int, count: int, options: ReadOptions, why: str) -> int:
-    """``count`` messages from that one on are lost to damage of the broker's log: the offset, unless that is no
-    option."""
+    """Return ``queue_offset`` after logging that ``count`` messages from it on are lost to damage of the broker's log.
+
+    Raises ``DataLoss`` unless the options accept that.
+    """
     loss = damage_loss(queue, queue_offset, count, why)
     if options.fail_on_data_loss:
         raise loss
-    logger.warning("going on behind them: %s", loss)
+    logger.warning("continuing after them: %s", loss)
     return queue_offset
 
 
 def _sound(pulled: Pulled, queue: Queue, options: ReadOptions) -> RecordBlock:
-    """The records of an answer. Raises ``CorruptMessage`` for one that is damaged, unless the options accept that."""
+    """Return the records of a response. Raises ``CorruptMessage`` for a damaged one, unless the options accept that."""
     if options.fail_on_data_loss:
         return RecordBlock(pulled.body, pulled.starts, pulled.sizes, topic=queue.topic)
     block, damage = RecordBlock.without_damaged(pulled.body, pulled.starts, pulled.sizes, topic=queue.topic)
     if damage:
-        logger.warning("passing over %d damaged messages, the first: %s", len(damage), damage[0])
+        logger.warning("skipping %d damaged messages, the first: %s", len(damage), damage[0])
     return block
 
 
@@ -187,10 +189,10 @@ def _page(answer: Answer) -> _Page:
 
 
 def read_key(topic: str, broker: BrokerAddress, options: ReadOptions, decoder: Decoder) -> Iterator[pa.RecordBatch]:
-    """The messages of a topic that have the key, newest first, from the index alone."""
+    """Yield the messages of a topic that have the key, newest first, from the index alone."""
     assert options.key is not None
     begin_ms = options.starting_ms or 0
-    end_ms = I64_MAX if options.ending_ms is None else options.ending_ms - 1  # the command's is included
+    end_ms = I64_MAX if options.ending_ms is None else options.ending_ms - 1  # the command's end is inclusive
     cursor: str | None = None
     while end_ms >= begin_ms:
         asked = operations.query(topic, options.key, begin_ms, end_ms, _PAGE, cursor)
@@ -213,7 +215,7 @@ def read_key(topic: str, broker: BrokerAddress, options: ReadOptions, decoder: D
 
 
 def _indexed(broker: BrokerAddress, operation: Operation[Any], timeout: float) -> _Page:
-    """A page of an index that has caught up: it follows the log a moment behind."""
+    """Return a page after the index has caught up: it follows the log a moment later."""
     patience = time.monotonic() + _INDEX_SECONDS
     while True:
         page: _Page = call(broker, operation, timeout)

@@ -1,4 +1,4 @@
-"""Many stored records in one buffer, and their parts as Arrow arrays."""
+"""Many stored records in one buffer, with their parts as Arrow arrays."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HOST_BYTES = 8
 
 
 class RecordBlock:
-    """Records of ``sizes[i]`` bytes at ``starts[i]`` of ``blob``, ascending and within it.
+    """Records of ``sizes[i]`` bytes at ``starts[i]`` of ``blob``, in ascending order and within it.
 
-    Raises ``CorruptMessage`` for the first that is damaged; ``verify``: the checksum of its body counts too.
-    ``parts[Part.X]`` has a number for each record. ``topic`` is what errors call the topic.
+    Raises ``CorruptMessage`` for the first damaged one; with ``verify`` a wrong body checksum counts as damage.
+    ``parts[Part.X]`` has a number for each record. ``topic`` is the topic's name in errors.
     """
 
     def __init__(self, blob: Blob, starts: Ints, sizes: Ints, *, topic: str = "", verify: bool = True) -> None:
@@ -38,7 +38,7 @@ class RecordBlock:
     def without_damaged(
         cls, blob: Blob, starts: Ints, sizes: Ints, *, topic: str = ""
     ) -> tuple[RecordBlock, list[CorruptMessage]]:
-        """The sound ones of these records, and what is wrong with each of the others."""
+        """Return the sound records, and the damage of each of the others."""
         damage: list[CorruptMessage] = []
         while True:
             parts, damaged = scan_records(blob, starts, sizes, verify=True)
@@ -53,7 +53,7 @@ class RecordBlock:
         return len(self.starts)
 
     def select(self, rows: Rows) -> RecordBlock:
-        """The records for which ``rows`` is true, as a block over the same buffer."""
+        """Return the records for which ``rows`` is true, as a block over the same buffer."""
         if rows.all():
             return self
         chosen = object.__new__(RecordBlock)
@@ -67,7 +67,7 @@ class RecordBlock:
     # ---- parts as Arrow arrays
 
     def bodies(self) -> pa.BinaryArray:
-        """The bodies, decompressed. Raises ``CorruptMessage`` for one that cannot be."""
+        """Return the decompressed bodies. Raises ``CorruptMessage`` for one that cannot be decompressed."""
         stored = slices(self.blob, self.parts[Part.BODY_AT], self.parts[Part.BODY_END])
         compressed = np.flatnonzero(self.parts[Part.SYS_FLAG] & SysFlag.COMPRESSED)
         if not len(compressed):
@@ -80,26 +80,26 @@ class RecordBlock:
                 raise self._corrupt(row, str(error)) from None
             except CompressionUnavailable as error:
                 queue, queue_offset, _ = self._place(row)
-                topic = self.topic or self.topics()[row].as_py().decode("utf-8", "replace")  # of a log: each its own
+                topic = self.topic or self.topics()[row].as_py().decode("utf-8", "replace")
                 raise CompressionUnavailable(
                     f"message at offset {queue_offset} of queue {queue} of topic {topic!r} cannot be read: {error}"
                 ) from None
         return pa.array(bodies, pa.binary())
 
     def topics(self) -> pa.BinaryArray:
-        """The topics, as bytes."""
+        """Return the topics, as bytes."""
         return slices(self.blob, self.parts[Part.TOPIC_AT], self.parts[Part.TOPIC_END])
 
     def properties(self) -> pa.BinaryArray:
-        """The properties as they are stored."""
+        """Return the properties as they are stored."""
         return slices(self.blob, self.parts[Part.PROPERTIES_AT], self.parts[Part.PROPERTIES_END])
 
     def property_values(self, at: Part, end: Part) -> pa.BinaryArray:
-        """The values of one of the properties that the scan looked for, null where there is none."""
+        """Return the values of one of the properties that the scan looks for, null for records without it."""
         return slices(self.blob, self.parts[at], self.parts[end])
 
     def offset_ids(self) -> pa.StringArray:
-        """Where each record lies: the broker's advertised address and the physical offset, in hex, as
+        """Return each record's offset id: the broker's advertised address and the physical offset, in hex, as
         ``flintmq.protocol.ids.offset_id`` writes it."""
         born_v6, store_v6 = (
             (self.parts[Part.SYS_FLAG] & flag) != 0 for flag in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6)
@@ -116,10 +116,10 @@ class RecordBlock:
             ids[rows] = [digits[at : at + step] for at in range(0, len(digits), step)]
         return pa.array(ids, pa.string())
 
-    # ---- what is wrong
+    # ---- damage
 
     def record(self, row: int) -> memoryview:
-        """The bytes of one record."""
+        """Return the bytes of one record."""
         start = int(self.starts[row])
         return memoryview(self.blob)[start : start + int(self.sizes[row])]
 
@@ -129,7 +129,7 @@ class RecordBlock:
             decode_record(record)
         except CorruptRecord as error:
             return self._corrupt(row, str(error))
-        return self._corrupt(row, f"its {len(record)} bytes do not fit the size that it says it has")
+        return self._corrupt(row, f"its {len(record)} bytes do not match the size in its head")
 
     def _corrupt(self, row: int, reason: str) -> CorruptMessage:
         queue, queue_offset, physical_offset = self._place(row)
@@ -138,6 +138,6 @@ class RecordBlock:
         )
 
     def _place(self, row: int) -> tuple[int, int, int]:
-        """Queue, queue offset and physical offset, as its head has them."""
+        """Return queue, queue offset and physical offset from the record's head."""
         head = RECORD_STRUCT.unpack(bytes(self.record(row)[:RECORD_HEAD_BYTES]).ljust(RECORD_HEAD_BYTES, b"\0"))
         return head[3], head[5], head[6]

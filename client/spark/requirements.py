@@ -1,4 +1,4 @@
-"""What has to be installed before Spark can be started: checked first, so that nobody meets a Java stack trace."""
+"""Checks the software that Spark needs before Spark starts, so that users see a message and not a Java stack trace."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .errors import SparkUnavailable
 PYSPARK_MIN = (4, 2)
 """The first PySpark whose streaming sources in Python can limit what a micro-batch reads."""
 LIBRARIES_MIN = {"pyarrow": (18,), "pandas": (2, 2), "numpy": (2,)}
-"""What PySpark and the sources need beside it."""
+"""Libraries that PySpark and the sources need."""
 
 INSTALL_HINT = 'Install `pip install "flintmq[spark]"`'
 
 
 def check_pyspark() -> str:
-    """The version of PySpark. Raises ``SparkUnavailable`` if it, or a library that it needs, is missing or too old."""
+    """Return PySpark's version. Raises ``SparkUnavailable`` if it or a required library is missing or too old."""
     try:
         import pyspark
     except ImportError as error:
@@ -47,19 +47,19 @@ def check_pyspark() -> str:
 
 
 def check_spark_home(pyspark_version: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ``SparkUnavailable`` where SPARK_HOME has PySpark start the jars of another version of Spark.
+    """Raise ``SparkUnavailable`` if SPARK_HOME makes PySpark start the jars of another version of Spark.
 
-    The two speak a protocol of their own, which changes with every version: what fails then does not say why.
+    The two speak a private protocol that changes with every version; its failures do not name the cause.
     """
     home = environment.get("SPARK_HOME")
     if not home:
         return
     advice = (
-        f"Unset SPARK_HOME to use the Spark {pyspark_version} that PySpark brings, or set it to one of that version"
+        f"Unset SPARK_HOME to use the Spark {pyspark_version} that PySpark contains, or set it to one of that version"
     )
     jars = sorted(Path(home, "jars").glob("spark-core_*.jar"))
     if not jars:
-        raise SparkUnavailable(f"SPARK_HOME={home} is no Spark: it has no jars/spark-core_*.jar. {advice}")
+        raise SparkUnavailable(f"SPARK_HOME={home} is not a Spark folder: it has no jars/spark-core_*.jar. {advice}")
     found = jars[0].stem.rpartition("-")[2]
     if _numbers(found)[:2] != _numbers(pyspark_version)[:2]:
         raise SparkUnavailable(
@@ -68,10 +68,10 @@ def check_spark_home(pyspark_version: str, environment: Mapping[str, str] = os.e
 
 
 def check_commands(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ``SparkUnavailable`` where PATH lacks a command that Spark itself calls.
+    """Raise ``SparkUnavailable`` if PATH lacks a command that Spark itself calls.
 
-    ``bash`` runs its launcher. Without ``chmod``, which it calls for every folder that it makes, a query fails in the
-    middle; without ``rm`` its temporary folders stay, and each shows a stack.
+    ``bash`` runs its launcher. Spark calls ``chmod`` for every folder that it creates; without it a query fails
+    halfway. Without ``rm`` its temporary folders remain, and each logs a stack trace.
     """
     path = environment.get("PATH", "")
     missing = [command for command in ("bash", "chmod", "rm") if shutil.which(command, path=path) is None]
@@ -83,7 +83,7 @@ def check_commands(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """(4, 3, 0) for ``4.3.0.dev1``; () for what is no version, which is older than any."""
+    """Return (4, 3, 0) for ``4.3.0.dev1``, and () for text that is not a version, which is older than any."""
     leading = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(number) for number in leading[0].split(".")) if leading else ()
 

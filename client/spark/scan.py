@@ -1,7 +1,7 @@
-"""Taking stored records apart: where the parts of each are, and whether they are sound.
+"""Scan of stored records: finds the parts of each, and checks that they are sound.
 
-``scan_records`` is one compiled pass where Numba is installed (``scan_numba.py``) and a row of NumPy steps elsewhere
-(``scan_numpy.py``); both give the same result, which the tests hold against ``flintmq.protocol.record``.
+``scan_records`` is one compiled pass if Numba is installed (``scan_numba.py``), otherwise a series of NumPy steps
+(``scan_numpy.py``). Both give the same result; the tests compare it with ``flintmq.protocol.record``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORD_BYTES = 8
 
 
 class Part(IntEnum):
-    """The rows of what a scan finds: integers of the head, then byte positions within the buffer.
+    """The rows of a scan's result: integers of the head, then byte positions within the buffer.
 
     A property that a record does not have is at −1; of two with the same name the last one counts.
     """
@@ -51,13 +51,13 @@ class Part(IntEnum):
 
 
 def words_of(blob: Any) -> npt.NDArray[np.uint64]:
-    """The little-endian 64-bit word at every byte position of a buffer, as a view."""
+    """Return the little-endian 64-bit word at every byte position of a buffer, as a view."""
     return np.ndarray((max(0, len(blob) - WORD_BYTES + 1),), "<u8", blob, strides=(1,))
 
 
 @functools.cache
 def scanner() -> Callable[[Blob, Ints, Ints, bool], tuple[npt.NDArray[np.int64], int]]:
-    """The scan for this environment."""
+    """Return the scan for this environment."""
     if importlib.util.find_spec("numba") is not None:
         from .scan_numba import scan
     else:
@@ -66,10 +66,10 @@ def scanner() -> Callable[[Blob, Ints, Ints, bool], tuple[npt.NDArray[np.int64],
 
 
 def scan_records(blob: Blob, starts: Ints, sizes: Ints, *, verify: bool = True) -> tuple[npt.NDArray[np.int64], int]:
-    """Take apart the records of ``sizes[i]`` bytes at ``starts[i]`` of ``blob``, which must lie within it.
+    """Scan the records of ``sizes[i]`` bytes at ``starts[i]`` of ``blob``, which must lie within it.
 
-    Returns an array with a row for each ``Part`` and a column for each record, and the first record that is not
-    sound (its size, magic, parts or, with ``verify``, its body's checksum do not hold), or ``SOUND``. Where one is not
-    sound the array is of no use.
+    Returns an array with a row for each ``Part`` and a column for each record, and the number of the first unsound
+    record (its size, magic, parts or, with ``verify``, its body's checksum are wrong), or ``SOUND``. If a record is
+    unsound, the array is meaningless.
     """
     return scanner()(blob, starts, sizes, verify)

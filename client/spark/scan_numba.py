@@ -1,6 +1,6 @@
-"""The scan of stored records as one loop, compiled by Numba when it is first used.
+"""The scan of stored records as one loop, compiled by Numba on first use.
 
-That takes some seconds once; Numba keeps the code beside this file, or in the user's cache folder.
+Compiling takes some seconds once; Numba caches the code beside this file, or in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...protocol.layout import (
 )
 from .scan import SOUND, Blob, Ints, Part, words_of
 
-# Literals, because Numba's cache does not see a change in another module; held here against what they stand for.
+# Literals, because Numba's cache does not notice a change in another module; the asserts compare them with the source.
 _HEAD = 88
 _SIZE_MIN = 91
 _V6_EXTRA = 12
@@ -44,7 +44,7 @@ _HIGHS = np.uint64(0x8080808080808080)
 
 
 def _crc_tables() -> npt.NDArray[np.uint32]:
-    """``tables[k][b]``: what byte b does to a CRC-32 when k bytes follow it, for sixteen bytes at a time."""
+    """Return ``tables[k][b]``: the effect of byte b on a CRC-32 if k bytes follow it, for sixteen bytes at a time."""
     tables = np.zeros((16, 256), np.uint32)
     for byte in range(256):
         crc = byte
@@ -60,7 +60,7 @@ _TABLES = _crc_tables()
 
 
 def scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool) -> tuple[npt.NDArray[np.int64], int]:
-    """See ``scan_records``."""
+    """Scan records as ``scan_records`` describes."""
     parts = np.full((len(Part), len(starts)), -1, np.int64)
     data = np.frombuffer(blob, np.uint8)
     words = words_of(blob)
@@ -122,7 +122,7 @@ def _crc32(data, words, at, end, tables):  # type: ignore[no-untyped-def]
 
 @_compiled
 def _find_properties(data, words, at, end, parts, row):  # type: ignore[no-untyped-def]
-    """Notes where the values of TAGS, KEYS and UNIQ_KEY are; the rules are those of ``decode_properties``."""
+    """Note the positions of the values of TAGS, KEYS and UNIQ_KEY, by the rules of ``decode_properties``."""
     while at < end:
         equals = at
         while equals < end and data[equals] != 1 and data[equals] != 2:
@@ -146,7 +146,7 @@ def _find_properties(data, words, at, end, parts, row):  # type: ignore[no-untyp
                     parts[17, row] = equals + 1
                     parts[18, row] = stop
             else:
-                # Behind a name of four stand at least \x01 and three bytes of a value, or the buffer may end: bytes.
+                # Only \x01 and one byte of a value must follow a four-byte name: a word might cross the buffer's end.
                 name = (
                     np.uint64(data[at])
                     | np.uint64(data[at + 1]) << np.uint64(8)
@@ -164,7 +164,7 @@ def _find_properties(data, words, at, end, parts, row):  # type: ignore[no-untyp
 
 @_compiled
 def _scan(data, words, starts, sizes, verify, tables, parts):  # type: ignore[no-untyped-def]
-    """Fills ``parts``; the first row that is not sound, or −1."""
+    """Fill ``parts``; return the first unsound row, or −1."""
     for row in range(starts.size):
         start = starts[row]
         size = sizes[row]

@@ -1,4 +1,4 @@
-"""The scan of stored records in NumPy steps over all of them at once, for where Numba is not installed."""
+"""The scan of stored records as NumPy steps over all of them at once, used if Numba is not installed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _HEAD = np.dtype({
     "offsets": [RECORD.at[name] for name in _HEAD_FIELDS],
     "itemsize": RECORD_HEAD_BYTES,
 })  # fmt: skip
-"""A record's fixed head for IPv4 hosts; the hosts themselves are left out."""
+"""A record's fixed head for IPv4 hosts, without the hosts themselves."""
 _AT = RECORD.at
 _V6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _CRC_MASK = 0x7FFFFFFF
 
 
 class _Unsound(Exception):
-    """Some records do not hold; the first of them."""
+    """Some records are unsound; ``row`` is the first of them."""
 
     def __init__(self, sound: Any) -> None:
         super().__init__()
@@ -45,14 +45,14 @@ class _Unsound(Exception):
 
 
 def scan(blob: Blob, starts: Ints, sizes: Ints, verify: bool) -> tuple[npt.NDArray[np.int64], int]:
-    """See ``scan_records``."""
+    """Scan records as ``scan_records`` describes."""
     parts = np.full((len(Part), len(starts)), -1, np.int64)
     count = len(starts)
     while True:
         try:
             _scan(blob, starts[:count], sizes[:count], verify, parts[:, :count])
         except _Unsound as first:
-            # Found step by step: one before it may not hold in a later step.
+            # Each step checks all records, so an earlier record may still fail in a later step: scan those again.
             count = first.row
         else:
             return parts, SOUND if count == len(starts) else count
@@ -108,7 +108,7 @@ def _verify(blob: Blob, crcs: Any, parts: npt.NDArray[np.int64]) -> None:
     view = memoryview(blob)
     bounds = zip(parts[Part.BODY_AT].tolist(), parts[Part.BODY_END].tolist(), strict=True)
     found = np.fromiter((zlib.crc32(view[at:end]) for at, end in bounds), np.uint32, len(crcs)) & _CRC_MASK
-    # The checksum of an empty body is not looked at.
+    # The checksum of an empty body is not checked.
     _hold((found == crcs) | (parts[Part.BODY_AT] == parts[Part.BODY_END]))
 
 
@@ -120,7 +120,7 @@ def _find_properties(blob: Blob, parts: npt.NDArray[np.int64]) -> None:
         (PROPERTY_UNIQ_KEY, Part.UNIQ_KEY_AT, Part.UNIQ_KEY_END),
     ):
         rows, value_at, value_end = pairs.find(name.encode())
-        # Of two in a record the last one is assigned last.
+        # If a record has a name twice, the last assignment wins.
         parts[at, rows] = parts[Part.PROPERTIES_AT, rows] + value_at
         parts[end, rows] = parts[Part.PROPERTIES_AT, rows] + value_end
 

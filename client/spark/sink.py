@@ -1,4 +1,4 @@
-"""The sink: what Spark calls for ``df.write`` and ``df.writeStream``. Planned and checked on the driver."""
+"""The sink that Spark calls for ``df.write`` and ``df.writeStream``. The driver plans and checks a write."""
 
 from __future__ import annotations
 
@@ -33,44 +33,44 @@ class BatchWriter(DataSourceArrowWriter):
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: its rows."""
+        """Write the rows of a task."""
         with settling():
             return self._delivery.write(iterator, _partition())
 
     @plainly
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done."""
+        """Commit the write after all tasks have finished."""
         self._delivery.commit(_written(messages), None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """A task failed, or the job was cancelled."""
+        """Abort the write after a task failed or the job was cancelled."""
         self._delivery.abort(_written(messages), None)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the rows of each micro-batch. Spark makes one for its tasks, and another one to commit."""
+    """Writes the rows of each micro-batch. Spark creates one for its tasks, and another one to commit."""
 
     def __init__(self, delivery: Delivery) -> None:
         self._delivery = delivery
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """In a task: its rows."""
+        """Write the rows of a task."""
         with settling():
             return self._delivery.write(iterator, _partition())
 
     @plainly
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """All tasks are done."""
+        """Commit the micro-batch after all tasks have finished."""
         self._delivery.commit(_written(messages), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """A task failed, or the query was stopped."""
+        """Abort the micro-batch after a task failed or the query was stopped."""
         self._delivery.abort(_written(messages), batchId)
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
-    """The writer of ``df.write``. Raises where options, columns, broker or topic do not fit."""
+    """Return the writer of ``df.write``. Raises if options, columns, broker or topic do not fit."""
     if overwrite:
         raise InvalidOption('mode("overwrite") would delete what the topic holds, and a log only grows: use "append"')
     options = write_options(given)
@@ -80,10 +80,10 @@ def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: boo
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, *, commits: bool) -> StreamWriter:
-    """The writer of ``df.writeStream``, made anew for each micro-batch; ``commits``: for the end of one.
+    """Return the writer of ``df.writeStream``, new for each micro-batch; ``commits``: it ends a micro-batch.
 
-    The broker is asked once in a query: later it may be away for a while, which the tasks wait for, and what is to be
-    committed is stored.
+    The broker is asked only once in a query. Later it may be away for a while, for which the tasks wait; and the
+    messages that are to be committed are stored already.
     """
     options = write_options(given, streaming=True)
     check_columns(schema, options.topic)
@@ -99,7 +99,7 @@ _asked: set[tuple[object, ...]] = set()
 
 
 def check_target(options: WriteOptions) -> None:
-    """Raise where the broker is not there, or has no such topic and makes none."""
+    """Raise if the broker is unreachable, or lacks the topic and does not create topics by itself."""
     topics = brokers.greet(options.broker, options.timeout)
     check_broker(options)
     if options.topic is None or options.topic in topics:
@@ -107,7 +107,7 @@ def check_target(options: WriteOptions) -> None:
     queues = brokers.call(options.broker, operations.created_queues(client_name()), options.timeout)
     if not queues:
         raise TopicNotExist(
-            f"option 'topic': topic {options.topic!r} does not exist at {options.broker.address}, and the broker makes "
+            f"option 'topic': topic {options.topic!r} does not exist at {options.broker.address}, and it creates "
             f"none by itself: create it first (flintmq topic create {options.topic}), or correct the name"
         )
 

@@ -1,8 +1,8 @@
-"""The rows of a batch → as few calls of a producer as their order allows.
+"""Turns the rows of a batch into as few calls of a producer as their order allows.
 
-``send_bulk`` takes bodies and keys as columns, while topic, tag, sharding key and queue are the same for all; a message
-costs a seventh of what ``send_many`` takes, which wants a ``Message`` for each. So rows are grouped by what has to be
-the same, unless the groups would be small, or would change the order of rows that share a queue or a sharding key.
+``send_bulk`` takes bodies and keys as columns, and one topic, tag, sharding key and queue for all. A message costs a
+seventh of its cost with ``send_many``, which needs a ``Message`` for each. So rows are grouped by the values that must
+be equal, unless the groups would be small or would reorder rows that share a queue or a sharding key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .sink_rows import NOTHING, Distinct, Rows
 T = TypeVar("T")
 
 GROUP_ROWS_MIN = 256
-"""Rows that a group must have on average: below, the round trip of each group costs more than it spares."""
+"""Minimum average number of rows in a group: with fewer, each group's round trip costs more than it saves."""
 
 
 class Send(Protocol):
@@ -30,16 +30,16 @@ class Send(Protocol):
 
     @property
     def rows(self) -> Ints:
-        """The places in the batch of what it sends."""
+        """Positions in the batch of the rows that it sends."""
 
     def run(self, producer: Producer, prepare: str | None) -> None:
-        """Return when all is acknowledged; raises ``DeliveryFailed`` with the errors by index in ``rows``. ``prepare``:
-        as of the producer."""
+        """Send the rows and return when all are acknowledged; raises ``DeliveryFailed`` with the errors by index in
+        ``rows``. ``prepare`` is the producer's argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSend:
-    """Rows that differ in body and keys alone."""
+    """Rows that differ only in body and keys."""
 
     rows: Ints
     topic: str
@@ -50,7 +50,7 @@ class ColumnSend:
     queue: int | None
 
     def run(self, producer: Producer, prepare: str | None) -> None:
-        """``Producer.send_bulk``."""
+        """Send with ``Producer.send_bulk``."""
         producer.send_bulk(
             self.topic,
             self.bodies,
@@ -64,21 +64,21 @@ class ColumnSend:
 
 @dataclass(frozen=True, slots=True)
 class MessageSend:
-    """Rows of any kind that go to the same queue, or to any."""
+    """Rows of any kind that go to one queue, or to any queue."""
 
     rows: Ints
     messages: list[Message]
     queue: int | None
 
     def run(self, producer: Producer, prepare: str | None) -> None:
-        """``Producer.send_many``."""
+        """Send with ``Producer.send_many``."""
         producer.send_many(self.messages, queue=self.queue, prepare=prepare)
 
 
 def sends(rows: Rows) -> list[Send]:
-    """What to call, one after the other, so that all rows are sent.
+    """Return the calls that, one after the other, send all rows.
 
-    Raises ``InvalidMessage`` for the first row whose properties cannot be.
+    Raises ``InvalidMessage`` for the first row whose properties cannot be sent.
     """
     found: list[Send] = []
     for mine in _split(np.arange(len(rows)), rows.queues):
@@ -87,7 +87,7 @@ def sends(rows: Rows) -> list[Send]:
 
 
 def _sends_to_queue(rows: Rows, mine: Ints, queue: int | None) -> Iterator[Send]:
-    """The calls for the rows that go to ``queue``, or to any."""
+    """Yield the calls for the rows that go to ``queue``, or to any queue if it is None."""
     if rows.properties is None:
         groups = list(_split(mine, rows.topics, rows.tags, rows.sharding_keys))
         is_large = len(groups) == 1 or len(groups) * GROUP_ROWS_MIN <= len(mine)
@@ -98,7 +98,7 @@ def _sends_to_queue(rows: Rows, mine: Ints, queue: int | None) -> Iterator[Send]
 
 
 def _order_holds(rows: Rows, mine: Ints, queue: int | None, groups: int) -> bool:
-    """Whether what has to stay in order is in one group each: a topic's rows for a queue, or for a sharding key."""
+    """Return whether each sequence that must stay in order (a topic's queue or sharding key) is in one group."""
     if groups == 1 or (queue is None and rows.sharding_keys is NOTHING):
         return True
     in_order = (rows.topics,) if queue is not None else (rows.topics, rows.sharding_keys)
@@ -106,7 +106,7 @@ def _order_holds(rows: Rows, mine: Ints, queue: int | None, groups: int) -> bool
 
 
 def _split(mine: Ints, *columns: Distinct) -> Iterator[Ints]:
-    """The rows ``mine``, by the values that they have in ``columns``; each part ascending."""
+    """Yield the rows ``mine``, split by their values in ``columns``; each part ascends."""
     combined = None
     for column in columns:
         if column.codes is not None:
@@ -121,7 +121,7 @@ def _split(mine: Ints, *columns: Distinct) -> Iterator[Ints]:
 
 
 def _combined(first: Ints, second: Ints, second_values: int) -> Ints:
-    """One number for each pair of two; small again, so that any number of columns can follow."""
+    """Return one number for each pair of codes; renumbered, so that any number of columns can follow."""
     codes: Ints = np.unique(first * second_values + second, return_inverse=True)[1].astype(np.int64)
     return codes
 

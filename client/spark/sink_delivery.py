@@ -1,4 +1,4 @@
-"""How written rows get from Spark's tasks to the broker, and when they count: what option ``delivery`` chooses.
+"""The deliveries that option ``delivery`` chooses: how tasks send rows to the broker, and when the rows count.
 
 A ``Delivery`` has the three steps of a write: ``write`` in each task, then ``commit`` or ``abort`` on the driver.
 """
@@ -28,50 +28,50 @@ QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 """Local properties of Spark's tasks."""
 DROP_SECONDS = 5.0
-"""How long is tried to drop what a failed task prepared: it expires anyway."""
+"""Time limit for dropping a failed task's prepared messages; they expire anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What a task has done: how many rows it wrote."""
+    """A task's result: the number of rows that it wrote."""
 
     rows: int
 
 
 class Delivery(ABC):
-    """The steps of a write. Goes to the tasks pickled, so it is values alone."""
+    """The steps of a write. Spark pickles it for the tasks, so it contains only plain values."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     @abstractmethod
     def write(self, batches: Iterator[pa.RecordBatch], partition: int) -> Written:
-        """In a task: take over its rows. ``partition``: the task's, for errors."""
+        """In a task: send its rows. ``partition``: the task's number, for errors."""
 
     @abstractmethod
     def commit(self, written: Sequence[Written | None], batch_id: int | None) -> None:
-        """On the driver, when all tasks are done. ``batch_id``: of a streaming query; Spark may repeat it."""
+        """On the driver, after all tasks finished. ``batch_id``: a streaming query's; Spark may repeat the call."""
 
     @abstractmethod
     def abort(self, written: Sequence[Written | None], batch_id: int | None) -> None:
-        """On the driver, when the write failed; None for tasks that did."""
+        """On the driver, after the write failed; ``written`` has None for failed tasks."""
 
 
 class AtLeastOnce(Delivery):
-    """A task sends its rows and waits until they are acknowledged. One that is run again sends them again."""
+    """Sends a task's rows and waits until they are acknowledged. A task that runs again sends them again."""
 
     def write(self, batches: Iterator[pa.RecordBatch], partition: int) -> Written:
-        """Send all rows; return when the broker has acknowledged them. Raises as ``send_all``."""
+        """Send all rows; return when the broker has acknowledged them. Raises the errors of ``send_all``."""
         return Written(send_all(self._options, batches, partition))
 
     def commit(self, written: Sequence[Written | None], batch_id: int | None) -> None:
-        """Nothing to do: what a task wrote is stored, and readers see it."""
+        """Log the count: the rows are already stored and visible to readers."""
         logger.debug("%s are stored", _counted(written))
 
     def abort(self, written: Sequence[Written | None], batch_id: int | None) -> None:
-        """Say that nothing can be taken back."""
+        """Warn that stored rows cannot be taken back."""
         logger.warning(
-            "%s failed; %s of finished tasks stay stored, and what other tasks had sent too: done again, it stores "
+            "%s failed; %s of finished tasks stay stored, and so does what other tasks had sent: a retry stores "
             "them again (delivery %r)",
             _what(batch_id),
             _counted(written),
@@ -81,7 +81,7 @@ class AtLeastOnce(Delivery):
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Written):
-    """What a task has prepared: the attempt that it was, for which transaction of which series."""
+    """A task's result: its attempt's name, and the transaction's series and number."""
 
     attempt: str
     series: str
@@ -89,10 +89,10 @@ class Prepared(Written):
 
 
 class ExactlyOnce(Delivery):
-    """A task prepares its rows, as an attempt of its own; the driver commits the attempts that counted, all of them or
-    none, and once for each query and micro-batch.
+    """Prepares each task's rows as an attempt of its own; the driver commits the attempts that counted, all or none of
+    them, and once for each query and micro-batch.
 
-    ``job``: the series of a batch, which has one transaction; a streaming query is a series itself, and its
+    ``job``: the series of a batch, which has one transaction. A streaming query is a series of its own, and its
     micro-batches are numbered (None).
     """
 
@@ -101,9 +101,9 @@ class ExactlyOnce(Delivery):
         self._job = job
 
     def write(self, batches: Iterator[pa.RecordBatch], partition: int) -> Prepared:
-        """Prepare all rows. Raises as ``send_all``; what was prepared is dropped then."""
+        """Prepare all rows. Raises the errors of ``send_all`` after dropping the prepared rows."""
         series, number = (self._job, 0) if self._job is not None else micro_batch()
-        # Spark numbers its tasks anew when a driver starts again, so their numbers may have been there.
+        # A restarted driver numbers its tasks from 0 again, so their numbers alone could repeat an attempt's name.
         attempt = f"{_attempts(series, number)}{partition}/{uuid.uuid4().hex}"
         try:
             rows = send_all(self._options, batches, partition, attempt)
@@ -113,10 +113,10 @@ class ExactlyOnce(Delivery):
         return Prepared(rows, attempt, series, number)
 
     def commit(self, written: Sequence[Written | None], batch_id: int | None) -> None:
-        """Commit what the tasks prepared, unless the broker knows that this micro-batch is committed.
+        """Commit the prepared rows of all tasks, unless the broker knows that this micro-batch is committed.
 
-        Raises ``WriteFailed`` where it could not be; nothing is committed then, or, where the broker did not answer,
-        all of it or nothing: the query is to be started again, and finds out.
+        Raises ``WriteFailed`` if the commit failed; then nothing is committed. If the broker did not respond, all or
+        nothing is committed: the query must be started again, and finds out which.
         """
         prepared = [each for each in written if isinstance(each, Prepared)]
         if not prepared:
@@ -128,7 +128,7 @@ class ExactlyOnce(Delivery):
         try:
             committed = brokers.call(self._options.broker, operation, self._options.timeout)
         except (ConnectionFailed, RequestTimeout) as error:
-            hint = "its messages may be stored" if batch_id is None else "start the query again, and it finds out"
+            hint = "its messages may be stored" if batch_id is None else "start the query again; it finds out"
             raise WriteFailed(
                 f"the broker did not say whether {_what(batch_id)} is committed ({_counted(written)}); {hint}: "
                 f"{type(error).__name__}: {error}"
@@ -141,7 +141,7 @@ class ExactlyOnce(Delivery):
             logger.info("%s had been committed before; nothing was stored again", _what(batch_id))
 
     def abort(self, written: Sequence[Written | None], batch_id: int | None) -> None:
-        """Drop what was prepared. What tasks prepared of which nobody has heard expires."""
+        """Drop the prepared rows; those of tasks that did not report their attempt expire."""
         for series, number in {(each.series, each.number) for each in written if isinstance(each, Prepared)}:
             self._drop(_attempts(series, number))
         logger.warning("%s failed; nothing of it is stored", _what(batch_id))
@@ -150,14 +150,14 @@ class ExactlyOnce(Delivery):
         try:
             brokers.call(self._options.broker, abort_prepared(attempts), min(self._options.timeout, DROP_SECONDS))
         except FlintError as error:
-            logger.warning("what %s prepared is not dropped, and will expire: %s", attempts, error)
+            logger.warning("the messages prepared by %s are not dropped and will expire: %s", attempts, error)
 
 
 def micro_batch() -> tuple[str, int]:
-    """In a task of a streaming query: the query's id and the number of the micro-batch.
+    """Return, in a task of a streaming query, the query's id and the number of the micro-batch.
 
-    Both stay the same when the query goes on from its checkpoint. Spark tells its tasks, but promises to nobody that it
-    does. Raises ``SparkUnavailable`` where it does not.
+    Both stay the same when the query continues from its checkpoint. Spark passes them to its tasks, but does not
+    document it. Raises ``SparkUnavailable`` if it does not pass them.
     """
     context = TaskContext.get()
     assert context is not None, "only a task writes"
@@ -165,23 +165,23 @@ def micro_batch() -> tuple[str, int]:
     number = context.getLocalProperty(BATCH_ID)
     if not query or number is None or not number.isdecimal():
         raise SparkUnavailable(
-            f"this Spark does not tell its tasks which query and micro-batch they are of ({QUERY_ID} is {query!r}, "
-            f"{BATCH_ID} is {number!r}), and delivery {EXACTLY_ONCE!r} needs to know: use {AT_LEAST_ONCE!r}, or the "
+            f"this Spark does not tell its tasks which query and micro-batch they belong to ({QUERY_ID} is {query!r}, "
+            f"{BATCH_ID} is {number!r}), and delivery {EXACTLY_ONCE!r} requires it: use {AT_LEAST_ONCE!r}, or the "
             "PySpark that flintmq[spark] installs"
         )
     return query, int(number)
 
 
 def delivery_of(options: WriteOptions, *, streaming: bool) -> Delivery:
-    """The way of delivery that the options choose. On the driver; made once for each batch, whose name it has then."""
+    """Return the delivery that the options choose. Called on the driver, once for each batch, and names the batch."""
     if options.delivery == EXACTLY_ONCE:
         return ExactlyOnce(options, None if streaming else f"batch-{uuid.uuid4()}")
     return AtLeastOnce(options)
 
 
 def check_broker(options: WriteOptions) -> None:
-    """Raise where the broker cannot do what the options choose: it has to be asked, as an older one would take what
-    is to be prepared for messages."""
+    """Raise if the broker cannot do what the options choose. An older broker would store prepared messages as ordinary
+    ones, so it must be asked first."""
     if options.delivery != EXACTLY_ONCE:
         return
     try:
@@ -194,7 +194,7 @@ def check_broker(options: WriteOptions) -> None:
 
 
 def _attempts(series: str, number: int) -> str:
-    """What the names of all attempts at a transaction begin with."""
+    """Return the common prefix of the names of all attempts at a transaction."""
     return f"{series}/{number}/"
 
 

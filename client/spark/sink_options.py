@@ -1,4 +1,4 @@
-"""The options of the sink, checked on the driver before a task is planned."""
+"""The options of the sink, which the driver checks before it plans a task."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ AT_LEAST_ONCE = "at-least-once"
 EXACTLY_ONCE = "exactly-once"
 
 SPARKS_OWN = ("checkpointLocation", "queryName")
-"""What Spark hands on to a streaming sink of a query's own settings."""
+"""Settings of a streaming query that Spark also passes to the sink."""
 
 
 def one_broker(written: str) -> BrokerAddress:
-    """The address of one broker: each is a broker of its own, and a message is to be stored once."""
+    """Parse the address of one broker: each is a separate broker, and a message must be stored once."""
     found = parse_bootstrap(written)
     if len(found) > 1:
         raise ValueError(
-            f"it names {len(found)} brokers, and each is a broker of its own: name the one that is to store the rows"
+            f"it names {len(found)} brokers, and each is a separate broker: name only the one that is to store the rows"
         )
     return found[0]
 
 
 def writable_topic(written: str) -> str:
-    """A topic that a producer may write to."""
+    """Parse a topic that a producer may write to."""
     try:
         check_name("topic", written)
     except InvalidParameter as error:
@@ -42,41 +42,41 @@ def writable_topic(written: str) -> str:
 
 
 def flush(written: str) -> str:
-    """What an acknowledgement means."""
+    """Parse the meaning of an acknowledgement: ``sync`` or ``async``."""
     if written not in ("sync", "async"):
-        raise ValueError("it must be 'sync' (on disk) or 'async' (written); without it the broker's own setting holds")
+        raise ValueError("it must be 'sync' (on disk) or 'async' (written); without it the broker's setting applies")
     return written
 
 
 def delivery(written: str) -> str:
-    """How often a row can be stored."""
+    """Parse the delivery guarantee."""
     if written not in (AT_LEAST_ONCE, EXACTLY_ONCE):
         raise ValueError(f"it must be {AT_LEAST_ONCE!r} or {EXACTLY_ONCE!r}")
     return written
 
 
 def compress_over(written: str) -> int | None:
-    """Bytes, or ``never`` (None)."""
+    """Parse a number of bytes, or ``never`` (None)."""
     if written.lower() == "never":
         return None
     try:
         return positive(written)
     except ValueError:
-        raise ValueError("it must be a whole number of bytes from 1 on, or 'never'") from None
+        raise ValueError("it must be a whole number of bytes of at least 1, or 'never'") from None
 
 
 WRITE_OPTIONS = (
     Option("bootstrap", one_broker, "the broker as `host:port`"),
     Option("topic", writable_topic, "the topic of all rows; wins over a column `topic`"),
-    Option("flush", flush, "`sync` or `async`: what an acknowledgement means; the broker's setting is the least"),
+    Option("flush", flush, "`sync` or `async`: what an acknowledgement means; never less than the broker's setting"),
     Option(
         "delivery", delivery,
         f"`{AT_LEAST_ONCE}` (default) or `{EXACTLY_ONCE}`: one transaction for each write or micro-batch",
     ),
-    Option("timeoutMs", positive, f"how long a message is tried, broker restarts included (default {TIMEOUT_MS})"),
+    Option("timeoutMs", positive, f"time limit of sending a message, broker restarts included (default {TIMEOUT_MS})"),
     Option(
         "compressOver", compress_over,
-        f"bodies longer than so many bytes are compressed (default {COMPRESS_OVER_BYTES}); `never`: none",
+        f"bodies of more bytes are compressed (default {COMPRESS_OVER_BYTES}); `never`: none",
     ),
     *ACCESS_OPTIONS,
 )  # fmt: skip
@@ -84,7 +84,7 @@ WRITE_OPTIONS = (
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Where to write and how; see ``WRITE_OPTIONS``. Goes to executors, so it is values alone."""
+    """Options of a write; see ``WRITE_OPTIONS``. Spark pickles them for the executors: they are plain values only."""
 
     broker: BrokerAddress
     topic: str | None = None
@@ -95,7 +95,7 @@ class WriteOptions:
 
 
 def write_options(given: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
-    """The options of a write. Raises ``InvalidOption`` for what is unknown, malformed or missing."""
+    """Parse the options of a write. Raises ``InvalidOption`` for an unknown, malformed or missing one."""
     refuse(given, ["path"], 'is for files, and the sink writes to a topic: option("topic", …) names it')
     ignored = {name.lower() for name in SPARKS_OWN} if streaming else set()
     own = {name: value for name, value in given.items() if name.lower() not in ignored}

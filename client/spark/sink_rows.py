@@ -1,7 +1,7 @@
-"""The rows of a record batch, taken out of Arrow and checked, before any of it is sent.
+"""The rows of a record batch, taken out of Arrow and checked before any of them is sent.
 
-The rules for keys, tags, properties and names are the client's own (``flintmq.client.message``); an error says which
-row and column it is about.
+The rules for keys, tags, properties and names are the client's own (``flintmq.client.message``); an error names its
+row and column.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from ..message import check_tag, check_text, check_topic, join_keys
 from .scan import Ints
 
 Keys: TypeAlias = list[str | list[str] | None]
-"""The keys of each row: one, several, or none."""
+"""Keys of each row: one, several, or none."""
 Properties: TypeAlias = list[dict[str, str] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a batch is: the Spark partition, and how many of its rows came before."""
+    """The place of a batch: its Spark partition, and the number of the partition's rows before it."""
 
     partition: int
     rows_before: int
 
     def row(self, row: int) -> str:
-        """What errors call a row of the batch."""
+        """Return the name of a row of the batch for errors."""
         return f"partition {self.partition}, row {self.rows_before + row}"
 
     def invalid(self, row: int, column: str, why: object) -> InvalidMessage:
-        """The error for a row that cannot be sent."""
+        """Return the error for a row that cannot be sent."""
         return InvalidMessage(f"{self.row(row)}: column {column!r}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """A column of few values: each of them once, and which of them each row has; ``codes`` is None where it is one."""
+    """A column of few values: the distinct values, and the index of each row's; ``codes`` is None for one value."""
 
     values: Sequence[Any]
     codes: Ints | None
 
     def value(self, row: int) -> Any:
-        """The value of a row."""
+        """Return the value of a row."""
         return self.values[0 if self.codes is None else self.codes[row]]
 
     def of_rows(self) -> list[Any] | None:
-        """The value of every row, or None where no row has one."""
+        """Return the value of every row, or None if no row has one."""
         if self.codes is None:
             return None if self.values[0] is None else [self.values[0]]
         return [self.values[code] for code in self.codes.tolist()]
@@ -64,7 +64,7 @@ NOTHING = Distinct((None,), None)
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch, checked but for what is in ``properties``. What no row has is None, or ``NOTHING``."""
+    """A batch, checked except for the content of ``properties``. A column without values is None, or ``NOTHING``."""
 
     bodies: list[bytes]
     topics: Distinct
@@ -80,12 +80,12 @@ class Rows:
         return len(self.bodies)
 
     def invalid_properties(self, row: int, why: object) -> InvalidMessage:
-        """The error for a row whose properties cannot be sent."""
+        """Return the error for a row whose properties cannot be sent."""
         return self.place.invalid(row, self.properties_column, why)
 
 
 def checked_rows(batch: pa.RecordBatch, topic: str | None, place: Place) -> Rows:
-    """The rows of a batch whose schema was checked. ``topic``: of all rows, or None where each has its own.
+    """Return the rows of a batch whose schema was checked. ``topic``: the topic of all rows, or None.
 
     Raises ``InvalidMessage`` for the first row that cannot be sent.
     """
@@ -135,7 +135,7 @@ def _check_sharding_key(sharding_key: str) -> None:
 
 
 def _distinct(column: pa.Array | None, name: str, check: Callable[[Any], Any], place: Place) -> Distinct:
-    """A column with each of its values checked once."""
+    """Return a column whose distinct values have each been checked once."""
     if column is None or column.null_count == len(column):
         return NOTHING
     encoded = pc.dictionary_encode(column, null_encoding="encode")
@@ -165,7 +165,7 @@ def _keys(column: pa.Array, place: Place) -> Keys | None:
 
 
 def _keys_of_lists(column: pa.Array, place: Place) -> Keys:
-    """A list with one key as that key, an empty one as None."""
+    """Return lists of keys; a list with one key as that key, an empty one as None."""
     flat = column.flatten()
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends = np.cumsum(counts)
@@ -198,7 +198,7 @@ def _checked_keys(keys: Keys, place: Place) -> Keys | None:
 
 
 def _properties(column: pa.Array | None, name: str, place: Place) -> Properties | None:
-    """The properties of each row. Names and values are left to ``Message``, which checks each anyway."""
+    """Return the properties of each row; ``Message`` checks names and values when it is created."""
     if column is None or column.null_count == len(column):
         return None
     make = _dict_of_headers if name == "headers" else _dict_of_pairs
@@ -215,8 +215,8 @@ def _dict_of_pairs(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if PROPERTY_UNIQ_KEY in found:
         raise InvalidMessage(
-            f"it has {PROPERTY_UNIQ_KEY}, as properties that were read do: those of the broker and of the columns are "
-            "among them. Read with includeHeaders instead, and write the column 'headers', which has the sender's own"
+            f"it has {PROPERTY_UNIQ_KEY}, which the broker adds: properties that were read include the broker's and "
+            "the columns' own. Read with includeHeaders instead, and write the column 'headers', which lacks those"
         )
     return found
 
@@ -228,11 +228,11 @@ def _dict_of_headers(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
             raise InvalidMessage("it has an entry that is null; leave such entries out")
         name, value = pair["key"], pair["value"]
         if name in found:
-            raise InvalidMessage(f"it has {name!r} twice, and a message has a property once")
+            raise InvalidMessage(f"it has {name!r} twice, but a message can have a property only once")
         try:
             found[name] = None if value is None else value.decode()
         except UnicodeDecodeError:
             raise InvalidMessage(
-                f"the value of {name!r} is not UTF-8, which properties are; put it into the body"
+                f"the value of {name!r} is not UTF-8, as properties must be; put it into the body"
             ) from None
     return found

@@ -1,4 +1,4 @@
-"""Sending the rows of a task, and the producers that a worker process keeps for it."""
+"""Sends the rows of a task, with producers that a worker process keeps."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SHOWN_ROWS = 3
 def send_all(
     options: WriteOptions, batches: Iterator[pa.RecordBatch], partition: int, prepare: str | None = None
 ) -> int:
-    """Send all rows of a task; return how many they were, when the broker has acknowledged them. ``prepare``: the
-    attempt that they are prepared for.
+    """Send all rows of a task; return their number after the broker has acknowledged them. ``prepare``: the attempt
+    that they are prepared for.
 
     A thread sends one batch while the next is fetched and checked. Raises ``InvalidMessage`` for a row that cannot be
-    sent, before any row of its batch is, and ``WriteFailed`` where the broker did not acknowledge some.
+    sent, before it sends any row of that batch, and ``WriteFailed`` if the broker did not acknowledge some rows.
     """
     producer = producer_of(options)
     rows_before = 0
@@ -63,7 +63,7 @@ def _failed(failure: DeliveryFailed, call: Send, place: Place, prepare: str | No
         rows_by_reason.setdefault(_described(error), []).append(int(call.rows[index]) + place.rows_before)
     shown = "; ".join(f"{_rows(rows)}: {reason}" for reason, rows in list(rows_by_reason.items())[:_SHOWN_ROWS])
     more = f"; and {len(rows_by_reason) - _SHOWN_ROWS} more reasons" if len(rows_by_reason) > _SHOWN_ROWS else ""
-    stays = "What was sent before stays stored" if prepare is None else "Nothing of the partition is committed"
+    stays = "Rows sent before stay stored" if prepare is None else "Nothing of the partition is committed"
     return WriteFailed(
         f"partition {place.partition}: {len(failure.errors)} rows were not acknowledged: {shown}{more}. {stays}"
     )
@@ -86,12 +86,12 @@ _lock = threading.Lock()
 
 
 def producer_of(options: WriteOptions) -> Producer:
-    """The producer of this process for a broker: Spark's workers are used again, for many tasks and topics."""
+    """Return this process's producer for a broker. Spark reuses its workers for many tasks and topics."""
     key = os.getpid(), options.broker, options.timeout, options.compress_over, options.flush
     with _lock:
         producer = _producers.get(key)
         if producer is None:
-            # A fork copies the table, but the connections in it are the parent's.
+            # A forked process inherits this table, but the connections in it belong to the parent.
             for other in [other for other in _producers if other[0] != key[0]]:
                 del _producers[other]
             producer = _producers[key] = Producer(

@@ -1,4 +1,4 @@
-"""Many pieces of one buffer: as one Arrow array, which copies them, or as numbers."""
+"""Many slices of one buffer, as one Arrow array (a copy) or as numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pyarrow as pa
 from .scan import Blob, Ints
 
 BLOB_BYTES_MAX = 2**31 - 1
-"""Arrow's offsets into a buffer of binary values have 32 bits."""
+"""Maximum size of a buffer: Arrow's offsets into binary values have 32 bits."""
 
 
 def slices(blob: Any, at: Ints, end: Ints) -> pa.BinaryArray:
-    """``blob[at[i]:end[i]]`` for each i, null where ``at[i]`` is −1; the others must ascend and not overlap."""
+    """Return ``blob[at[i]:end[i]]`` for each i, null if ``at[i]`` is −1; the others must ascend and not overlap."""
     missing = at < 0
     if missing.any():
         rows = np.cumsum(~missing) - 1
@@ -29,18 +29,18 @@ def _taken(blob: Any, at: Ints, end: Ints, which: pa.Array) -> pa.BinaryArray:
     offsets = np.empty(2 * len(at), np.int32)
     offsets[0::2] = at
     offsets[1::2] = end
-    # Every second value is a slice; those between are what lies between the slices.
+    # Every second value is a slice; the values in between are the bytes between the slices.
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(blob)]
     return pa.Array.from_buffers(pa.binary(), 2 * len(at) - 1, buffers).take(which)
 
 
 def gather(blob: Blob, at: Ints, dtype: str, width: int) -> Any:
-    """The value of ``dtype``, ``width`` bytes wide, at each of the byte positions."""
+    """Return the value of ``dtype``, ``width`` bytes wide, at each of the byte positions."""
     return np.ndarray((max(0, len(blob) - width + 1),), dtype, blob, strides=(1,))[at]
 
 
 def contiguous(array: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Ints]:
-    """The bytes of all values one behind the other, and where each begins (with the end of the last)."""
+    """Return the concatenated bytes of all values, and the start of each (with the end of the last)."""
     _, offsets, values = array.buffers()
     if offsets is None or values is None:
         return np.zeros(0, np.uint8), np.zeros(len(array) + 1, np.int64)

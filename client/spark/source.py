@@ -1,4 +1,4 @@
-"""The data source ``flintmq``: read as a batch or a stream, written to as a batch or a stream."""
+"""The data source ``flintmq``: batch and streaming reads, batch and streaming writes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _BATCH_ONLY = ("endingOffsets", "endingTimestamp", "key", "pushFilters")
 
 
 class FlintSource(DataSource):
-    """``spark.read.format("flintmq")`` and its kin.
+    """``spark.read.format("flintmq")`` and its streaming and writing counterparts.
 
     The options are in ``options.READ_OPTIONS``, those of writes in ``sink_options.WRITE_OPTIONS``.
     """
 
     _is_copy = False
-    """Whether Spark pickled this source: so it does to make a writer when a micro-batch ends, never when one begins."""
+    """True in a pickled copy: Spark makes one for the writer that ends a micro-batch, never for one that begins it."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -36,26 +36,26 @@ class FlintSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Return the name for ``format``."""
         return "flintmq"
 
     @plainly
     def schema(self) -> str:
-        """All columns that the options offer. Raises where an option is wrong, a broker away or a topic not there."""
+        """Return all columns that the options offer. Raises if an option is wrong, a broker away or a topic missing."""
         options = read_options(self.options)
         Subscription(options).check()
         return ddl(offered(properties=options.include_properties, headers=options.include_headers))
 
     @plainly
     def reader(self, schema: StructType) -> BatchReader:
-        """A batch."""
+        """Return the reader of a batch."""
         refuse(self.options, ["maxOffsetsPerTrigger"], "is for streaming queries")
         options, columns = self._checked(schema)
         return (PushingReader if options.push_filters else BatchReader)(options, columns)
 
     @plainly
     def streamReader(self, schema: StructType) -> StreamReader | RefusedStream:  # noqa: N802 - Spark's name
-        """A stream."""
+        """Return the reader of a stream."""
         try:
             refuse(self.options, _BATCH_ONLY, "is for batch queries")
             return StreamReader(*self._checked(schema))
@@ -64,14 +64,14 @@ class FlintSource(DataSource):
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """A batch to be written."""
-        from .sink import batch_writer  # only who writes needs it
+        """Return the writer of a batch."""
+        from .sink import batch_writer  # only writes need it
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
     @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        """A stream to be written. ``overwrite``: output mode ``complete``, whose result is sent anew each time."""
+        """Return the writer of a stream. ``overwrite``: output mode ``complete``; each batch sends the whole result."""
         from .sink import stream_writer
 
         return stream_writer(self.options, schema, commits=self._is_copy)

@@ -1,4 +1,4 @@
-"""The streaming source. Where a query is stands in Spark's checkpoint and nowhere else."""
+"""The streaming source. Spark's checkpoint is the only place that stores a query's position."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TOPICS_SECONDS = 1.0
-"""How often new topics are looked for; new queues are seen at once."""
+"""Interval of looking for new topics; new queues are seen at once."""
 _ASKING_SHARE = 10
-"""Spark asks some ninety times a second while there is nothing new: of that time at most a tenth goes to asking
-brokers, so what they said counts as new for ten times as long as it took."""
+"""Spark asks some ninety times a second while there is nothing new. Queries to brokers may take at most a tenth of that
+time, so a broker's response stays valid for ten times as long as it took."""
 _NEW_SECONDS_MAX = 0.1
-"""But no longer than this: a broker that was away, and took seconds, has news when it is back."""
+"""Maximum validity of a broker's response: a broker that was away, and took seconds, has news when it is back."""
 _ROWS_TOGETHER = 500
-"""Ranges of so few messages in all share a task: in Python a task takes some 20 ms before its first row."""
+"""Ranges of together at most this many messages share a task: a Python task takes some 20 ms before its first row."""
 
 
 @dataclass
 class RangesPartition(InputPartition):
-    """What one task reads: ranges of queues, each with its broker."""
+    """The ranges that one task reads, each with its broker."""
 
     ranges: list[tuple[QueueRange, BrokerAddress]]
 
@@ -63,25 +63,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's names, here and below
-        """Where a query without a checkpoint begins."""
+        """Return the offsets at which a query without a checkpoint begins."""
         subscription = Subscription(self.options)
         subscription.check()
         return subscription.to_json(subscription.starts(self._ask(subscription, anew=True), "latest"))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """``maxOffsetsPerTrigger``, or everything."""
+        """Return ``maxOffsetsPerTrigger``, or no limit."""
         rows_max = self.options.max_offsets_per_trigger
         return ReadMaxRows(rows_max) if rows_max is not None else ReadAllAvailable()
 
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix where the query ends: at what is there now."""
+        """Fix the query's end at the current end of the queues."""
         subscription = Subscription(self.options)
         self._target = {queue: row.max_offset for queue, row in self._ask(subscription, anew=True).items()}
 
     @plainly
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Where the next micro-batch ends."""
+        """Return the end of the next micro-batch."""
         subscription = Subscription(self.options)
         starts = subscription.from_json(start)
         stats = self._ask(subscription)
@@ -93,11 +93,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {queue: max(end, begins[queue]) for queue, end in available.items()}
         if isinstance(limit, ReadMaxRows):
             ends = limited(begins, ends, limit.max_rows)
-        # A queue that is gone keeps its place, so that offsets never go back.
+        # A queue that is gone keeps its offset, so that offsets never decrease.
         return subscription.to_json(starts | ends)
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
-        """Where the queues end, as the query's progress shows it: what is missing to there is its lag."""
+        """Return the ends of the queues for the query's progress, which computes the lag from them."""
         subscription = Subscription(self.options)
         return subscription.to_json({queue: row.max_offset for queue, row in self._stats.items()}) or None
 
@@ -128,8 +128,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plainly
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """What a micro-batch reads: one part for each queue, fewer where there is little, more where ``minPartitions``
-        asks for them."""
+        """Return the parts of a micro-batch: one for each queue, fewer if there is little to read, more if
+        ``minPartitions`` asks for them."""
         subscription = Subscription(self.options)
         starts, ends = subscription.from_json(start), subscription.from_json(end)
         ranges = [
@@ -144,13 +144,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def _first(self, subscription: Subscription, queue: Queue) -> int:
-        """Where a queue begins that came after the query did."""
+        """Return the first offset of a queue that was created after the query began."""
         stats = self._stats if queue in self._stats else self._ask(subscription, anew=True)
         return stats[queue].min_offset if queue in stats else 0
 
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition."""
+        """Return the rows of one partition."""
         assert isinstance(partition, RangesPartition)
         from .decoding import Decoder
         from .reading import read_range
@@ -161,36 +161,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield from read_range(queue, broker, start, end, self.options, decoder)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: Spark's checkpoint is the truth."""
+        """Do nothing: Spark's checkpoint alone stores the position."""
 
 
 class RefusedStream(DataSourceStreamReader):
-    """What cannot be read, said at the first call: Spark loses an error that is raised when a reader is made."""
+    """Raises an error at the first call of any method: Spark loses errors that are raised when a reader is created."""
 
     def __init__(self, why: FlintError) -> None:
         self._why = why
 
     @plainly
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Raises."""
+        """Raise the error."""
         raise self._why
 
     @plainly
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Raises."""
+        """Raise the error."""
         raise self._why
 
     @plainly
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Raises."""
+        """Raise the error."""
         raise self._why
 
     @plainly
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Raises."""
+        """Raise the error."""
         raise self._why
 
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raises."""
+        """Raise the error."""
         raise self._why

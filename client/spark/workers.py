@@ -1,4 +1,4 @@
-"""What a Python worker of Spark needs to be quick: done once in each, when its first task has read or written."""
+"""A one-time setup that keeps Spark's Python workers fast, run after a worker's first task."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def settling() -> Iterator[None]:
-    """The work of a task. What the first one in a process imported is kept out of garbage collections afterwards.
+    """Run a task's work; after the first one in a process, exclude everything imported from garbage collections.
 
-    PySpark's workers collect after every task. With pandas, PyArrow and Numba in memory that takes 40 to 50 ms, which
-    is most of a small micro-batch; nothing of it is ever garbage.
+    PySpark's workers collect garbage after every task. With pandas, PyArrow and Numba in memory that takes 40 to 50 ms,
+    most of the time of a small micro-batch, and none of those objects ever becomes garbage.
     """
     try:
         yield

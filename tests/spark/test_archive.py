@@ -165,7 +165,7 @@ def test_damage_fails_the_job_with_its_place_and_can_be_passed_over(filled: Path
         ({"topic": "orders"}, "has no option 'topic'"),
         ({"topics": "nothing"}, "topic 'nothing' is not in"),
         ({"partitionBytes": "64MB"}, "option 'partitionBytes' is '64MB'"),
-        ({"path": "/nowhere"}, "there is nothing"),
+        ({"path": "/nowhere"}, "it does not exist"),
     ],
 )
 def test_what_is_wrong_is_said_at_load(read: Read, tmp_path: Path, options: dict[str, str], said: str) -> None:

@@ -58,7 +58,7 @@ def test_batches_streams_and_the_sink_get_in(
         ({"password": None}, "user 'spark' was given without password"),
         ({"tls": None}, "the broker may require TLS"),
         ({"tls": "true"}, "TlsFailed"),
-        ({"password": ""}, "option 'password' is …: it is empty"),
+        ({"password": ""}, "option 'password' is …: it must not be empty"),
         ({"passwordFile": "/nowhere"}, "exclude each other"),
     ],
 )

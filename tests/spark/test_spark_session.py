@@ -222,7 +222,7 @@ def test_a_path_without_chmod_is_refused_before_a_query_fails(
 
 def test_a_spark_home_of_another_version_is_refused(tmp_path: Path, spark_environment: dict[str, str]) -> None:
     said = refusal({**spark_environment, "SPARK_HOME": str(tmp_path)})
-    assert f"SPARK_HOME={tmp_path} is no Spark" in said
+    assert f"SPARK_HOME={tmp_path} is not a Spark folder" in said
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.12-3.5.1.jar").touch()
     said = refusal({**spark_environment, "SPARK_HOME": str(tmp_path)})

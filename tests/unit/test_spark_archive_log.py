@@ -57,9 +57,9 @@ def test_the_store_its_commitlog_folder_and_their_uris_are_the_same(store: Path,
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("nothing-here", "there is nothing"),
+        ("nothing-here", "it does not exist"),
         ("store/commitlog/00000000000000004096", "it is a file"),
-        ("elsewhere", "holds orders.txt"),
+        ("elsewhere", "contains orders.txt"),
         ("s3a://bucket/store", "mounted on the driver and on every executor"),
         ("file://other-host/store", "mounted on the driver"),
     ],
@@ -110,7 +110,7 @@ def test_a_file_under_another_name_is_named(store: Path, log: MadeLog) -> None:
     with pytest.raises(CorruptLog, match="missing"):
         find_log(str(store))
     shutil.copy(store / "commitlog" / f"{last - FILE_BYTES:020d}", store / "commitlog" / f"{last:020d}")
-    with pytest.raises(CorruptLog, match="its first record says that it lies at"):
+    with pytest.raises(CorruptLog, match="its first record claims offset"):
         read_offsets(store)
 
 
@@ -249,12 +249,12 @@ def test_every_option_is_read() -> None:
     ("given", "said"),
     [
         ({}, "'path' is missing"),
-        ({"path": "x", "topic": "a"}, "no option 'topic' (is 'topics' meant?)"),
+        ({"path": "x", "topic": "a"}, "no option 'topic' (did you mean 'topics'?)"),
         ({"path": "x", "topics": "a,b c"}, "'topics' is 'a,b c'"),
-        ({"path": "x", "subscribePattern": "("}, "no regular expression"),
+        ({"path": "x", "subscribePattern": "("}, "not a regular expression"),
         ({"path": "x", "topics": "a", "subscribe": "a"}, "'topics' and 'subscribe' exclude"),
         ({"path": "x", "startingTimestamp": "yesterday"}, "ISO 8601"),
-        ({"path": "x", "startingTimestamp": "2", "endingTimestamp": "1"}, "'startingTimestamp' is behind"),
+        ({"path": "x", "startingTimestamp": "2", "endingTimestamp": "1"}, "'startingTimestamp' is after"),
         ({"path": "x", "startingPhysicalOffset": "-1"}, "'startingPhysicalOffset' is '-1'"),
         ({"path": "x", "partitionBytes": "64MB"}, "'partitionBytes' is '64MB'"),
         ({"path": "x", "verifyChecksums": "yes"}, "'verifyChecksums' is 'yes'"),
@@ -272,7 +272,7 @@ def test_a_topic_that_the_store_does_not_know_is_refused(tmp_path: Path) -> None
     store.close()
     log = find_log(str(tmp_path / "store"))
     check_topics(["orders"], log)
-    with pytest.raises(InvalidOption, match=r"topic 'order' is not in .*is 'orders' meant"):
+    with pytest.raises(InvalidOption, match=r"topic 'order' is not in .*did you mean 'orders'"):
         check_topics(["order"], log)
     shutil.copytree(tmp_path / "store" / "commitlog", tmp_path / "alone")
     check_topics(["order"], find_log(str(tmp_path / "alone")))

@@ -177,10 +177,10 @@ def test_a_stretch_that_ends_behind_its_files_records_is_damage(store: Path, log
 
 DAMAGE = {
     "zeros": (0, bytes(120), "zeros instead of a record"),
-    "magic": (RECORD.at["magic"], b"\xff", "no record"),
+    "magic": (RECORD.at["magic"], b"\xff", "not a record"),
     "size": (RECORD.at["total_size"], b"\x00\x00\x01\x00", "its parts|does not fit"),
     "a size beyond the file": (RECORD.at["total_size"], b"\x7f\x00\x00\x00", "left in the file"),
-    "physical offset": (RECORD.at["physical_offset"] + 7, b"\xee", "says that it lies at"),
+    "physical offset": (RECORD.at["physical_offset"] + 7, b"\xee", "claims offset"),
     "body length": (RECORD.at["body_length"] + 3, b"\x01", "does not fit|add up"),
     "body": (RECORD_HEAD_BYTES + 20, b"\x55", "checksum"),
 }

@@ -311,6 +311,6 @@ def test_a_link_in_a_shared_folder_is_not_followed(
     (tmp_path / "anothers").mkdir()
     (tmp_path / "tmp" / f"flintmq-{os.geteuid()}").symlink_to(tmp_path / "anothers")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    with pytest.raises(JavaNotFound, match="belongs to somebody else"):
+    with pytest.raises(JavaNotFound, match="belongs to another user"):
         java.find_java(environment)
     assert not list((tmp_path / "anothers").iterdir())

@@ -1,4 +1,4 @@
-"""Places in the middle of a log file where a record begins, found without reading the file from its beginning."""
+"""Finds positions in the middle of a log file where a record begins, without reading the file from its beginning."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ _COMMON = _MAGIC_BYTES[0][:3]
 _MAGIC = re.compile(
     re.escape(_COMMON) + b"[" + b"".join(re.escape(each[len(_COMMON) :]) for each in _MAGIC_BYTES) + b"]"
 )
-assert all(each.startswith(_COMMON) for each in _MAGIC_BYTES)  # a literal beginning makes the search fast
+assert all(each.startswith(_COMMON) for each in _MAGIC_BYTES)  # a literal prefix makes the search fast
 _MAGIC_AT = RECORD.at["magic"]
 _PHYSICAL_OFFSET_AT = RECORD.at["physical_offset"]
 _SCAN_BYTES = 1024 * 1024
 _CHAIN_RECORDS = 8
 _FIRST_STEP_BYTES = 64
 _CONFIRMED_WITHIN_BYTES = 64 * 1024 * 1024
-"""How far a confirmed boundary is looked for, in steps that double: bodies are shorter, but the queues know nothing of
-deleted topics, nor of what was not dispatched yet."""
+"""How far to look for a confirmed boundary, in steps that double. Bodies are shorter, but the queues do not know the
+messages of deleted topics, nor those that are not dispatched yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A physical offset. ``certain``: a file begins there, or a ConsumeQueue says that a record does; otherwise the
-    bytes look like it, which a message's body can feign."""
+    """A physical offset. ``certain``: a file begins there, or a ConsumeQueue confirms that a record does. Otherwise the
+    bytes only look like a record, which a message's body can imitate."""
 
     physical_offset: int
     certain: bool
 
 
 def find_boundary(file: LogFile, fd: int, wanted: int, end: int, queues: Queues) -> Boundary:
-    """A record's beginning at ``wanted`` or behind it; ``end``, the file's or the log's, where there is none before.
+    """Return the beginning of a record at or after ``wanted``, or ``end`` (the file's or the log's) if there is none.
 
-    One that its ConsumeQueue confirms is taken before others that are nearer: the nearest may lie in a body.
+    A boundary that its ConsumeQueue confirms is preferred to nearer ones: the nearest may be in a body.
     """
     nearest = next_record(file, fd, wanted, end, chain=_CHAIN_RECORDS)
     if nearest is None:
@@ -59,12 +59,12 @@ def find_boundary(file: LogFile, fd: int, wanted: int, end: int, queues: Queues)
 
 
 def next_record(file: LogFile, fd: int, begin: int, end: int, *, chain: int = 1) -> int | None:
-    """The first place in ``[begin, end)`` where ``chain`` sound records stand one behind the other, or fewer up to
-    ``end``. None where there is none."""
+    """Return the first position in ``[begin, end)`` at which ``chain`` sound records, or fewer up to ``end``, follow
+    each other; None if there is no such position."""
     at = begin
     while at < end:
         at = _next_data(file, fd, at, end)
-        # Heads that lie across the end of a piece are whole in the next one.
+        # A head that crosses the end of a piece is complete in the next piece.
         blob = file.read(fd, at, min(_SCAN_BYTES + RECORD_HEAD_BYTES, end - at))
         for match in _MAGIC.finditer(blob):
             start = match.start() - _MAGIC_AT
@@ -79,15 +79,17 @@ def next_record(file: LogFile, fd: int, begin: int, end: int, *, chain: int = 1)
 
 
 def _next_data(file: LogFile, fd: int, at: int, end: int) -> int:
-    """``at``, or where the hole ends that it lies in."""
+    """Return ``at``, or the end of the sparse hole that contains it."""
     try:
         return file.start + os.lseek(fd, at - file.start, os.SEEK_DATA)
     except OSError as error:
-        return end if error.errno == errno.ENXIO else at  # nothing but a hole follows; a file system without holes
+        return (
+            end if error.errno == errno.ENXIO else at
+        )  # ENXIO: only a hole follows; else the file system has no holes
 
 
 def _says(blob: bytes, start: int) -> int:
-    """The physical offset that a record at ``start`` would have."""
+    """Return the physical offset in the head of a record at ``start``."""
     return int.from_bytes(blob[start + _PHYSICAL_OFFSET_AT : start + _PHYSICAL_OFFSET_AT + 8], "big", signed=True)
 
 
@@ -99,7 +101,7 @@ def _chains(file: LogFile, fd: int, at: int, end: int, count: int) -> bool:
         if reason is not None:
             return False
         if size == 0:
-            return number > 0  # a blank ends the file
+            return number > 0  # a blank fills the rest of the file
         at += size
     return at <= end
 
@@ -108,5 +110,5 @@ def _decode(file: LogFile, fd: int, at: int) -> tuple[Record, int]:
     size, _ = judge(file, fd, at)
     try:
         return decode_record(file.read(fd, at, size), check_crc=False), size
-    except CorruptRecord:  # pragma: no cover - it was sound a moment ago
+    except CorruptRecord:  # pragma: no cover - it was sound a moment earlier
         raise file.damaged(at, "the record changed while it was read", "Read again") from None

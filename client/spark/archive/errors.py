@@ -1,4 +1,4 @@
-"""What is wrong with a log that is read: each error names file, byte and physical offset."""
+"""Errors about damage of a log; each names file, byte and physical offset."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ....protocol.record import CorruptRecord
 
-SKIP_HINT = 'option("failOnCorruption", "false") goes on with the next sound record and logs what it passes over'
+SKIP_HINT = 'option("failOnCorruption", "false") continues with the next sound record and logs what it skips'
 
 
 class CorruptLog(CorruptRecord):
@@ -31,4 +31,4 @@ class CorruptLog(CorruptRecord):
 
 
 class AmbiguousBoundary(CorruptLog):
-    """A partition was to begin at what turned out to be the middle of a record: a body that holds whole records."""
+    """A partition began in the middle of a record, because that record's body contains whole records."""

@@ -1,4 +1,4 @@
-"""How far a log may be read, fixed once before anything is planned."""
+"""Finds the end of the readable log, once, before the read is planned."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .queues import LastUnit
 from .walking import FILE_ENDS, WINDOW_BYTES, ZEROS, Stretch, Walk, judge
 
 _TAIL_RECORDS = 1024
-"""So many of the last records are checked with their bodies, from the end on, until one is sound."""
+"""Maximum number of records whose bodies are checked from the end backwards, until one is sound."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadableLog:
-    """A log's files with the end of what may be read of them; no file begins behind it."""
+    """A log's files with the end of their readable part; no file begins after it."""
 
     log: LogFiles
     end: int
@@ -32,16 +32,16 @@ class ReadableLog:
 
 
 def find_end(log: LogFiles, *, fail_on_corruption: bool = True) -> ReadableLog:
-    """The log up to FlintMQ's mark, below which nothing changes any more.
+    """Return the log up to FlintMQ's mark, below which nothing changes any more.
 
-    Without a mark (RocketMQ's store, or files alone) up to the last record that is sound, for which the last file that
-    holds any is gone through. Raises ``CorruptLog`` where damage lies before that record, unless
+    Without a mark (in RocketMQ's store, or for files alone), the log ends after the last sound record; to find it, the
+    last file that contains records is scanned. Raises ``CorruptLog`` for damage before that record, unless
     ``fail_on_corruption`` is false.
     """
     if log.flushed_offset is not None:
         end = min(log.flushed_offset, log.files[-1].end) if log.files else log.start
         return ReadableLog(log, end)
-    # What a queue points at was in the log before: the queues are looked at first.
+    # The queues are read first: a record that a queue points at was already in the log.
     last_unit = log.queues().last_unit() if log.stopped_in_order else None
     found = _last_with_records(log, fail_on_corruption)
     if last_unit is not None and last_unit.end > found.end:
@@ -55,12 +55,12 @@ def _last_with_records(log: LogFiles, fail: bool) -> ReadableLog:
         end = _end_of_records(files[-1], fail)
         if end is not None:
             return ReadableLog(replace(log, files=tuple(files)), end)
-        files.pop()  # made ahead, nothing was written to it yet
+        files.pop()  # preallocated, and still without records
     return ReadableLog(replace(log, files=()), log.start)
 
 
 def _lost_end(log: LogFiles, found: ReadableLog, last_unit: LastUnit) -> CorruptLog:
-    """The store was stopped in order, so what its queues know was flushed."""
+    """Return the error for a missing end: the store was stopped in order, so all records in its queues were flushed."""
     file = found.log.files[-1] if found.log.files else None
     path = file.path if file is not None else log.folder / f"{found.end:020d}"
     return CorruptLog(
@@ -68,12 +68,12 @@ def _lost_end(log: LogFiles, found: ReadableLog, last_unit: LastUnit) -> Corrupt
         f"no sound record follows, but {last_unit.path} points at one that ends at {last_unit.end:,}: the log was cut "
         "short, or its end is damaged",
         f"Restore the file from a backup, or {SKIP_HINT}; "
-        "files that were copied while a broker wrote are read from a folder without the store around it",
+        "to read files that were copied while a broker wrote, put them into a folder of their own",
     )  # fmt: skip
 
 
 def _end_of_records(file: LogFile, fail: bool) -> int | None:
-    """Behind the last sound record of a file; the file's own end where a blank follows it. None without a record."""
+    """Return the end of a file's last sound record, the file's end if a blank follows it, or None without a record."""
     places: list[tuple[int, int]] = []
     with file.open() as fd:
         at: int | None = file.start
@@ -93,12 +93,12 @@ def _end_of_records(file: LogFile, fail: bool) -> int | None:
             _check_own(file, fd, fail)
             return None
         if walk.damage is not None and walk.damage.reason not in (ZEROS, FILE_ENDS):
-            logger.warning("taken for the log's end: %s", walk.damage)
+            logger.warning("taking this for the log's end: %s", walk.damage)
         return _behind_last_checked(file, fd, places)
 
 
 def _behind_last_checked(file: LogFile, fd: int, places: list[tuple[int, int]]) -> int:
-    """Where the last record ends whose body checks: what a crash left behind it was not written whole."""
+    """Return the end of the last record whose body is intact: a crash left the records after it half-written."""
     for physical_offset, size in reversed(places):
         if judge(file, fd, physical_offset, check_crc=True)[1] is None:
             return physical_offset + size
@@ -106,16 +106,16 @@ def _behind_last_checked(file: LogFile, fd: int, places: list[tuple[int, int]]) 
 
 
 def _check_own(file: LogFile, fd: int, fail: bool) -> None:
-    """A file without a record of this log was made ahead, or its first record was torn; but it may be another log's."""
+    """Check that a file without own records is not another log's; it may be preallocated, or its first record torn."""
     try:
         other = decode_record(file.read(fd, file.start, WINDOW_BYTES))
     except CorruptRecord:
         return
-    reason = f"its first record says that it lies at {other.physical_offset:,}: it was renamed, or is another log's"
-    _tolerate(file.damaged(file.start, reason, f"Put its name right or move it away, or {SKIP_HINT}"), fail)
+    reason = f"its first record claims offset {other.physical_offset:,}: it was renamed, or is another log's"
+    _tolerate(file.damaged(file.start, reason, f"Correct its name or move it away, or {SKIP_HINT}"), fail)
 
 
 def _tolerate(damage: CorruptLog, fail: bool) -> None:
     if fail:
         raise damage
-    logger.warning("passed over: %s", damage)
+    logger.warning("skipped: %s", damage)

@@ -1,6 +1,6 @@
-"""The files of a CommitLog: which there are, whether they fit together, how far the checkpoint says they are flushed.
+"""The files of a CommitLog: finds them, checks that they fit together, and reads the checkpoint's flushed offset.
 
-Everything here reads names, sizes and the checkpoint; what stands in the files is another module's.
+This module reads only names, sizes and the checkpoint; other modules read the files' contents.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A file of the log: ``[start, end)`` in physical offsets. ``end`` is where the file's own bytes end;
-    ``quarantined``: (begin, end) of what was damaged in it and holds tombstones now, which are no messages."""
+    """A file of the log: ``[start, end)`` in physical offsets, ``end`` being the end of the file's own bytes.
+
+    ``quarantined``: (begin, end) of its damaged ranges, which now contain tombstones instead of messages.
+    """
 
     path: Path
     start: int
@@ -50,13 +52,13 @@ class LogFile:
 
     @contextmanager
     def open(self) -> Iterator[int]:
-        """A descriptor for reading. Raises ``DataLoss`` where the file is not there any more."""
+        """Open the file and yield a descriptor for reading. Raises ``DataLoss`` if the file no longer exists."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise DataLoss(
-                f"{self.path} is gone: physical offsets {self.start:,} to {self.end:,} were taken away "
-                "(by the broker's retention, most likely) after the read was planned. Read again: it is planned anew"
+                f"{self.path} is gone: physical offsets {self.start:,} to {self.end:,} were deleted "
+                "(most likely by retention) after the read was planned. Start the read again"
             ) from None
         try:
             yield fd
@@ -64,14 +66,14 @@ class LogFile:
             os.close(fd)
 
     def read(self, fd: int, physical_offset: int, count: int) -> bytes:
-        """``count`` bytes at a place of the log, fewer where the file ends before."""
+        """Return ``count`` bytes from a position in the log, fewer if the file ends before."""
         blob = os.pread(fd, count, physical_offset - self.start)
-        if blob and len(blob) < count:  # a call reads 2 GiB at most
+        if blob and len(blob) < count:  # one call reads at most 2 GiB
             blob += self.read(fd, physical_offset + len(blob), count - len(blob))
         return blob
 
     def read_into(self, fd: int, physical_offset: int, buffer: memoryview) -> int:
-        """Fill ``buffer`` from a place of the log; how many bytes there are before the file ends."""
+        """Fill ``buffer`` from a position in the log; return the number of bytes, fewer if the file ends before."""
         done = 0
         while done < len(buffer):
             count = os.preadv(fd, [buffer[done:]], physical_offset - self.start + done)
@@ -81,17 +83,17 @@ class LogFile:
         return done
 
     def damaged(self, physical_offset: int, reason: str, help_: str) -> CorruptLog:
-        """The error for a place in this file."""
+        """Return the error for a position in this file."""
         return CorruptLog(self.path, physical_offset - self.start, physical_offset, reason, help_)
 
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """A log's files in their order.
+    """A log's files in order.
 
-    ``flushed_offset``: below it everything is on disk and never changes, by FlintMQ's mark in the checkpoint; None
-    without a mark. ``store``: the folder that holds ``commitlog``, None where only its files were given.
-    ``stopped_in_order``: a store that no broker has open, and whose last one flushed everything.
+    ``flushed_offset``: everything below is on disk and never changes, according to FlintMQ's mark in the checkpoint;
+    None without a mark. ``store``: the folder that contains ``commitlog``, None if only its files were given.
+    ``stopped_in_order``: no broker has the store open, and the last one flushed everything.
     """
 
     folder: Path
@@ -101,23 +103,23 @@ class LogFiles:
     stopped_in_order: bool = False
 
     def queues(self) -> Queues:
-        """The ConsumeQueues beside the log."""
+        """Return the ConsumeQueues of the log's store."""
         return Queues(self.store / "consumequeue" if self.store is not None else None)
 
     @property
     def start(self) -> int:
-        """Where the log begins."""
+        """Physical offset at which the log begins."""
         return self.files[0].start if self.files else 0
 
 
 def find_log(path: str, *, fail_on_corruption: bool = True) -> LogFiles:
-    """The files of the store at ``path``: a store's folder, its commitlog folder, or a ``file:`` URI of either.
+    """Return the files of the store at ``path``: a store's folder, its commitlog folder, or a ``file:`` URI of either.
 
-    Raises ``InvalidOption`` where neither is there, ``CorruptLog`` where files are missing, cut short or misnamed
-    (without ``fail_on_corruption`` that is logged, and what is there is read).
+    Raises ``InvalidOption`` if neither exists there, ``CorruptLog`` if files are missing, cut short or misnamed
+    (without ``fail_on_corruption`` it logs that and uses the existing files).
     """
     folder, store = _locate(path)
-    # The mark is read before the files are listed: what it covers is in files that are there, but for retention.
+    # Read the mark before listing the files: then the list contains all that it covers, except what retention deleted.
     flushed_offset = _read_mark(store / "checkpoint") if store is not None else None
     files = _list_files(folder)
     _check_names(folder, files)
@@ -137,33 +139,33 @@ def find_log(path: str, *, fail_on_corruption: bool = True) -> LogFiles:
 
 
 def _locate(path: str) -> tuple[Path, Path | None]:
-    """The commitlog folder, and the store's folder where it is one."""
+    """Return the commitlog folder, and the store's folder if it is in one."""
     given = Path(_local(path))
     if (given / COMMITLOG).is_dir():
         return given / COMMITLOG, given
     if given.is_dir() and any(_NAME.match(file.name) for file in given.iterdir()):
         return given, given.parent if given.name == COMMITLOG else None
     if not given.exists():
-        what = "there is nothing"
+        what = "it does not exist"
     elif not given.is_dir():
         what = "it is a file"
     else:
-        what = f"it is a folder that holds {_some_names(given)}"
+        what = f"it is a folder that contains {_some_names(given)}"
     raise InvalidOption(
-        f"load({path!r}): {what}. Name the folder of a store (it holds the folder `{COMMITLOG}`), or a folder of "
+        f"load({path!r}): {what}. Pass the folder of a store (it contains the folder `{COMMITLOG}`), or a folder of "
         f"CommitLog files (their names are physical offsets of 20 digits); every Spark executor must see it too"
     )
 
 
 def _local(path: str) -> str:
-    """The path that a ``file:`` URI names."""
+    """Return the path in a ``file:`` URI."""
     if not re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:", path):
         return path
     uri = urlsplit(path)
     if uri.scheme != "file" or uri.netloc not in ("", "localhost"):
         raise InvalidOption(
             f"load({path!r}): the archive source reads a file system that is mounted on the driver and on every "
-            "executor; give its path, or file:///its/path. Copy the store there from elsewhere first"
+            "executor; pass its path, or file:///its/path. Copy the store there from elsewhere first"
         )
     return unquote(uri.path)
 
@@ -174,11 +176,11 @@ def _some_names(folder: Path, shown: int = 4) -> str:
 
 
 def _list_files(folder: Path) -> list[LogFile]:
-    """What has a log file's name. Empty files are none: a broker takes them away when it starts."""
+    """Return the files with a log file's name. Empty files are left out: a broker deletes them when it starts."""
     for attempt in range(_ATTEMPTS):
         try:
             entries = sorted((entry.name, entry.stat().st_size) for entry in os.scandir(folder))
-        except FileNotFoundError:  # the oldest file went meanwhile
+        except FileNotFoundError:  # retention deleted the oldest file meanwhile
             if attempt + 1 == _ATTEMPTS:
                 raise
         else:
@@ -187,7 +189,7 @@ def _list_files(folder: Path) -> list[LogFile]:
 
 
 def _check_names(folder: Path, files: list[LogFile]) -> None:
-    """A compressed or renamed log file beside the others is not read: that must be known."""
+    """Warn about compressed or renamed log files in the folder, which are not read."""
     known = {file.path.name for file in files}
     for file in sorted(folder.iterdir()):
         if file.name not in known and re.match(r"\d{6,}", file.name) and not _NAME.match(file.name):
@@ -195,7 +197,7 @@ def _check_names(folder: Path, files: list[LogFile]) -> None:
 
 
 def _check_sizes(files: list[LogFile], fail: bool) -> list[LogFile]:
-    """Every file but the last one ends where the next one begins."""
+    """Check that every file except the last ends where the next one begins."""
     if not files:
         return files
     usual = Counter(file.end - file.start for file in files[:-1] or files).most_common(1)[0][0]
@@ -218,9 +220,9 @@ def _check_sizes(files: list[LogFile], fail: bool) -> list[LogFile]:
         else:
             reason = (
                 f"the file has {size:,} bytes and reaches beyond {following.start:,}, where the next one begins by its "
-                "name: one of them is no file of this log, or was renamed"
+                "name: one of them is not a file of this log, or was renamed"
             )
-            error = file.damaged(file.end, reason, "Put the name right or move the file away, or " + SKIP_HINT)
+            error = file.damaged(file.end, reason, "Correct the name or move the file away, or " + SKIP_HINT)
             fitting.append(replace(_tolerate(error, fail, file), end=following.start))
     return fitting
 
@@ -228,12 +230,12 @@ def _check_sizes(files: list[LogFile], fail: bool) -> list[LogFile]:
 def _tolerate(error: CorruptLog, fail: bool, file: LogFile) -> LogFile:
     if fail:
         raise error
-    logger.warning("passed over: %s", error)
+    logger.warning("skipped: %s", error)
     return file
 
 
 def _check_reaches(folder: Path, files: list[LogFile], flushed_offset: int, fail: bool) -> None:
-    """What the checkpoint says is flushed must be there."""
+    """Check that the files reach the checkpoint's flushed offset."""
     end = files[-1].end if files else 0
     if end >= flushed_offset or (not files and not flushed_offset):
         return
@@ -243,17 +245,17 @@ def _check_reaches(folder: Path, files: list[LogFile], flushed_offset: int, fail
         path, position, end,
         f"the log ends here, but the store's checkpoint says that it is flushed up to {flushed_offset:,}: the file was "
         "cut short, later files are missing, or the copy is older than its checkpoint",
-        _RESTORE + "; where the copy is complete as it is, load its commitlog folder without the checkpoint",
+        _RESTORE + "; if the copy is complete as it is, load its commitlog folder without the checkpoint",
     )  # fmt: skip
     if fail:
         raise error
-    logger.warning("passed over: %s", error)
+    logger.warning("skipped: %s", error)
 
 
 def _read_mark(path: Path) -> int | None:
-    """``flushed_offset`` of FlintMQ's mark; None where there is none, or RocketMQ wrote the file since.
+    """Return ``flushed_offset`` of FlintMQ's mark, or None without a mark or if RocketMQ wrote the file since.
 
-    A broker may be writing it: one that does not check is read again.
+    A broker may be writing the file, so a mark with a wrong checksum is read again.
     """
     for _ in range(_ATTEMPTS):
         try:

@@ -1,4 +1,4 @@
-"""The options of the archive source, checked before anything is read."""
+"""The options of the archive source, which are checked before anything is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARTITION_BYTES_MIN = 64 * 1024
 
 
 def topic_names(written: str) -> tuple[str, ...]:
-    """Topics, separated by commas; each must be a name that a topic can have."""
+    """Parse topics, separated by commas; each must be a valid topic name."""
     names = topics(written)
     for name in names:
         try:
@@ -29,48 +29,48 @@ def topic_names(written: str) -> tuple[str, ...]:
 
 
 def physical_offset(written: str) -> int:
-    """A place in the log, in bytes."""
+    """Parse a position in the log, in bytes."""
     if not (written.isascii() and written.isdigit()) or int(written) > I64_MAX:
-        raise ValueError("it must be a physical offset: a whole number from 0 on")
+        raise ValueError("it must be a physical offset: a whole number of at least 0")
     return int(written)
 
 
 def partition_bytes(written: str) -> int:
-    """How much a partition holds."""
+    """Parse the size of a partition."""
     if not (written.isascii() and written.isdigit()) or not PARTITION_BYTES_MIN <= int(written) <= I64_MAX:
-        raise ValueError(f"it must be a whole number of bytes from {PARTITION_BYTES_MIN} on")
+        raise ValueError(f"it must be a whole number of bytes of at least {PARTITION_BYTES_MIN}")
     return int(written)
 
 
 def one_path(written: str) -> str:
-    """``load`` was given a list."""
-    raise ValueError("the archive source reads one store; load each by itself, and put them together with union")
+    """Refuse a list of paths."""
+    raise ValueError("the archive source reads one store; load each separately, and combine them with union")
 
 
 ARCHIVE_OPTIONS = (
-    Option("path", not_empty, "the store's folder, or its commitlog folder: what `load` is given"),
-    Option("topics", topic_names, "topics, separated by commas (without it all but the broker's own)"),
-    Option("subscribe", topic_names, "the same"),
+    Option("path", not_empty, "the store's folder, or its commitlog folder: the argument of `load`"),
+    Option("topics", topic_names, "topics, separated by commas (default: all except the broker's own)"),
+    Option("subscribe", topic_names, "the same as `topics`"),
     Option("subscribePattern", pattern, "regular expression of topics (whole names, without the broker's own)"),
     Option("startingTimestamp", moment, "from messages stored then or later: ms since 1970 UTC, or ISO 8601"),
     Option("endingTimestamp", moment, "only messages stored before"),
-    Option("startingPhysicalOffset", physical_offset, "from messages that lie there in the CommitLog, or behind"),
-    Option("endingPhysicalOffset", physical_offset, "only messages that lie before"),
+    Option("startingPhysicalOffset", physical_offset, "only messages at or after this offset of the CommitLog"),
+    Option("endingPhysicalOffset", physical_offset, "only messages before this offset"),
     Option(
         "partitionBytes", partition_bytes,
-        f"how much of the CommitLog a Spark partition reads (default {PARTITION_BYTES}, 128 MiB)",
+        f"bytes of the CommitLog that a Spark partition reads (default {PARTITION_BYTES}, 128 MiB)",
     ),
     Option("includeProperties", boolean, "`true`: a column `properties`"),
     Option("includeHeaders", boolean, "`true`: a column `headers`"),
     Option("verifyChecksums", boolean, "`true` (default): every body that is read must have its checksum"),
-    Option("failOnCorruption", boolean, "`true` (default): fail where the log is damaged; `false`: go on behind it"),
+    Option("failOnCorruption", boolean, "`true` (default): fail if the log is damaged; `false`: skip the damage"),
 )  # fmt: skip
 _PATHS = Option("paths", one_path, "several stores: refused")
 
 
 @dataclass(frozen=True)
 class ArchiveOptions:
-    """What to read; see ``ARCHIVE_OPTIONS``. Times are ms since 1970 UTC, ranges half-open, None leaves an end open."""
+    """Options of a read; see ``ARCHIVE_OPTIONS``. Times are ms since 1970 UTC, ranges half-open; None is unbounded."""
 
     path: str
     topics: tuple[str, ...] | None = None
@@ -87,12 +87,12 @@ class ArchiveOptions:
 
 
 def archive_options(given: Mapping[str, str]) -> ArchiveOptions:
-    """The options of a read. Raises ``InvalidOption`` for what is unknown, malformed, missing or contradictory."""
+    """Parse the options of a read. Raises ``InvalidOption`` for an unknown, malformed, missing or contradictory one."""
     table = (*ARCHIVE_OPTIONS, _PATHS) if "paths" in {name.lower() for name in given} else ARCHIVE_OPTIONS
     values = parse_options(given, table, "the source 'flintmq-store'")
     if "path" not in values:
         raise InvalidOption(
-            "option 'path' is missing: name the store's folder: spark.read.format(\"flintmq-store\").load(STORE)"
+            "option 'path' is missing: pass the store's folder: spark.read.format(\"flintmq-store\").load(STORE)"
         )
     for one, other in (("topics", "subscribe"), ("topics", "subscribePattern"), ("subscribe", "subscribePattern")):
         if one in values and other in values:
@@ -118,5 +118,5 @@ def archive_options(given: Mapping[str, str]) -> ArchiveOptions:
 def _check_order(values: Mapping[str, Any], first: str, last: str) -> None:
     if first in values and last in values and values[first] > values[last]:
         raise InvalidOption(
-            f"option {first!r} is behind {last!r} ({values[first]} > {values[last]}): nothing lies between"
+            f"option {first!r} is after {last!r} ({values[first]} > {values[last]}): nothing is in between"
         )

@@ -1,4 +1,4 @@
-"""Cutting a log into partitions, on the driver, without reading more than a few records of each."""
+"""Cuts a log into partitions on the driver, reading only a few records of each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch as planned: whether its beginning is certain, and the store time of its first record in ms (None where
-    that record is damaged)."""
+    """A planned stretch: ``certain`` if its beginning is, and the store time of its first record in ms (None if that
+    record is damaged)."""
 
     stretch: Stretch
     certain: bool
@@ -32,11 +32,11 @@ class Piece:
 
 
 def plan(log: ReadableLog, options: ArchiveOptions) -> list[list[Stretch]]:
-    """The stretches of each partition, in the log's order; none for a log without a record in the wanted range.
+    """Return the stretches of each partition, in the log's order; none if no record is in the requested range.
 
-    Files are skipped by the store time of their first records, which a broker never lets go back. Raises ``CorruptLog``
-    where a file does not begin with a record of its own, ``DataLoss`` and ``InvalidOption`` where the wanted offsets
-    are not in the log.
+    Files are skipped by the store time of their first records, which a broker never lets decrease. Raises
+    ``CorruptLog`` if a file does not begin with a record of its own, ``DataLoss`` and ``InvalidOption`` if the
+    requested offsets are not in the log.
     """
     _check_offsets(log, options)
     firsts = [_first_piece(stretch, options) for stretch in log.stretches if stretch.begin < stretch.end]
@@ -51,8 +51,8 @@ def _check_offsets(log: ReadableLog, options: ArchiveOptions) -> None:
     begin, end = options.starting_physical_offset, options.ending_physical_offset
     if begin is not None and begin < log.log.start:
         raise DataLoss(
-            f'option("startingPhysicalOffset", "{begin}"): the log begins at {log.log.start:,}, what lay before '
-            f"was taken away. Begin there, or leave the option out"
+            f'option("startingPhysicalOffset", "{begin}"): the log begins at {log.log.start:,}, the records before it '
+            f"were deleted. Begin there, or leave the option out"
         )
     for name, value in (("startingPhysicalOffset", begin), ("endingPhysicalOffset", end)):
         if value is not None and value > log.end:
@@ -64,7 +64,7 @@ def _check_offsets(log: ReadableLog, options: ArchiveOptions) -> None:
 
 
 def _first_piece(stretch: Stretch, options: ArchiveOptions) -> Piece:
-    """A file, with the time of its first record; that record must say that it lies there."""
+    """Return a file's piece with its first record's store time; that record must contain the file's offset."""
     with stretch.file.open() as fd:
         size, reason = judge(stretch.file, fd, stretch.begin)
         if reason is None:
@@ -73,7 +73,7 @@ def _first_piece(stretch: Stretch, options: ArchiveOptions) -> Piece:
     error = stretch.file.damaged(stretch.begin, f"no record begins the file: {reason}", f"Restore it, or {SKIP_HINT}")
     if options.fail_on_corruption:
         raise error
-    logger.warning("to be passed over: %s", error)
+    logger.warning("will be skipped: %s", error)
     return Piece(stretch, True, None)
 
 
@@ -85,10 +85,10 @@ def _store_time(stretch: Stretch, fd: int, at: int) -> int:
 
 
 def _wanted(pieces: list[Piece], options: ArchiveOptions) -> Iterator[Piece]:
-    """Without the pieces in which nothing can lie in the wanted range.
+    """Yield the pieces except those that cannot contain anything in the requested range.
 
-    What lies before the range is only left out where the next piece's beginning is certain: otherwise the walk through
-    it has to show that it ends there.
+    A piece before the range is left out only if the next piece's beginning is certain: otherwise the walk through the
+    piece must prove that it ends there.
     """
     kept = False
     for piece, following in zip(pieces, [*pieces, None][1:], strict=True):
@@ -101,7 +101,7 @@ def _wanted(pieces: list[Piece], options: ArchiveOptions) -> Iterator[Piece]:
 
 
 def _all_before(following: Piece, options: ArchiveOptions) -> bool:
-    """Whether everything before a piece lies before the wanted range."""
+    """Return whether everything before a piece is before the requested range."""
     begin, begin_ms = options.starting_physical_offset, options.starting_ms
     return (begin is not None and following.stretch.begin <= begin) or (
         begin_ms is not None and following.stored_ms is not None and following.stored_ms < begin_ms
@@ -109,7 +109,7 @@ def _all_before(following: Piece, options: ArchiveOptions) -> bool:
 
 
 def _all_behind(piece: Piece, options: ArchiveOptions) -> bool:
-    """Whether a piece and everything behind it lies behind the wanted range."""
+    """Return whether a piece and everything after it is after the requested range."""
     end, end_ms = options.ending_physical_offset, options.ending_ms
     return (end is not None and piece.stretch.begin >= end) or (
         end_ms is not None and piece.stored_ms is not None and piece.stored_ms >= end_ms
@@ -117,7 +117,7 @@ def _all_behind(piece: Piece, options: ArchiveOptions) -> bool:
 
 
 def _cut(piece: Piece, partition_bytes: int, queues: Queues) -> list[Piece]:
-    """A file's readable part in about equal pieces of at most ``partition_bytes`` and a record."""
+    """Cut a file's readable part into about equal pieces of at most ``partition_bytes`` and a record."""
     stretch = piece.stretch
     total = stretch.end - stretch.begin
     count = -(-total // partition_bytes)
@@ -146,7 +146,7 @@ def _cut(piece: Piece, partition_bytes: int, queues: Queues) -> list[Piece]:
 
 
 def _pack(stretches: list[Stretch], partition_bytes: int) -> list[list[Stretch]]:
-    """Small neighbours share a partition."""
+    """Combine small neighbours into partitions."""
     partitions: list[list[Stretch]] = []
     filled = 0
     for stretch in stretches:

@@ -1,4 +1,4 @@
-"""What of a log was damaged and now holds tombstones: ``flintmq/quarantine/index.json`` of the store says so."""
+"""The damaged ranges of a log that now contain tombstones, from the store's ``flintmq/quarantine/index.json``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 def quarantined_ranges(store: Path | None, *, fail_on_corruption: bool) -> list[tuple[int, int]]:
-    """(begin, end) of each, in physical offsets, in their order; none where the folder of the store is not known.
+    """Return (begin, end) of each, in order of physical offset; none if the store's folder is unknown.
 
-    Raises ``CorruptLog`` where neither the index nor its .bak can be read; without ``fail_on_corruption`` that is
-    logged, and tombstones are read as messages.
+    Raises ``CorruptLog`` if neither the index nor its .bak can be read; without ``fail_on_corruption`` it logs that,
+    and tombstones are read as messages.
     """
     if store is None:
         return []

@@ -1,4 +1,4 @@
-"""What a store's ConsumeQueues say about where records lie."""
+"""The positions of records according to a store's ConsumeQueues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _QUEUE_ID = re.compile(r"\d{1,10}\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LastUnit:
-    """The unit of the record that lies furthest in the log: its file, and where the record begins and ends."""
+    """The unit that points furthest into the log: its file, and its record's beginning and end."""
 
     path: Path
     physical_offset: int
@@ -25,7 +25,7 @@ class LastUnit:
 
 
 class Queues:
-    """The ConsumeQueues below ``folder``, None where a log came without them; each is read when it is asked for."""
+    """The ConsumeQueues in ``folder``, None if a log came without them; each queue is read on demand."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -33,13 +33,13 @@ class Queues:
 
     @property
     def there(self) -> bool:
-        """Whether there are any."""
+        """Whether the store has any."""
         return self._folder is not None and self._folder.is_dir()
 
     def confirm(self, record: Record, size: int) -> bool:
-        """Whether the unit of the record's own queue offset points at exactly this record."""
+        """Return whether the unit of the record's own queue offset points at exactly this record."""
         if self._folder is None or record.queue_offset < 0 or b"/" in record.topic or b"\0" in record.topic:
-            return False  # no topic has such a name: not a record at all
+            return False  # no topic has such a name, so this is not a record
         queue = self._folder / record.topic.decode("utf-8", "replace") / str(record.queue_id)
         wanted = record.queue_offset * UNIT_BYTES
         begin = max((begin for begin in self._file_begins(queue) if begin <= wanted), default=None)
@@ -48,13 +48,13 @@ class Queues:
         return _read_unit(queue / f"{begin:020d}", wanted - begin) == (record.physical_offset, size)
 
     def topics(self) -> set[str] | None:
-        """The topics that have had a message; None where that is not known."""
+        """Return the topics that have ever had a message, or None if that is unknown."""
         if self._folder is None or not self.there:
             return None
         return {topic.name for topic in self._folder.iterdir() if topic.is_dir()}
 
     def last_unit(self) -> LastUnit | None:
-        """The unit that points furthest into the log."""
+        """Return the unit that points furthest into the log."""
         found = None
         for queue in self._queues():
             unit = self._last_of(queue)
@@ -68,7 +68,7 @@ class Queues:
             yield from sorted(path for path in (self._folder / topic).iterdir() if _QUEUE_ID.match(path.name))
 
     def _last_of(self, queue: Path) -> LastUnit | None:
-        """The last unit of a queue: its files are zeros behind it."""
+        """Return the last unit of a queue by bisection: its files contain only zeros after it."""
         for begin in reversed(self._file_begins(queue)):
             path = queue / f"{begin:020d}"
             low, high = 0, path.stat().st_size // UNIT_BYTES
@@ -92,13 +92,13 @@ class Queues:
 
 
 def _read_unit(path: Path, at: int, *, fillers: bool = False) -> tuple[int, int] | None:
-    """Physical offset and size of the record that a unit points at; None where there is no unit.
+    """Return physical offset and size of the record that a unit points at, or None if there is no unit.
 
-    ``fillers``: units that only fill a queue up to its first message count too.
+    ``fillers``: also return units that only fill a queue up to its first message.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # retention took it meanwhile
+    except FileNotFoundError:  # retention deleted it meanwhile
         return None
     try:
         blob = os.pread(fd, UNIT_BYTES, at)

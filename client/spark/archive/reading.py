@@ -1,4 +1,4 @@
-"""What a Spark task does: read its stretches of the log, take the wanted records, make record batches of them."""
+"""The work of a Spark task: read its stretches of the log and turn the selected records into record batches."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .walking import Block, Stretch, Walk, why_unsound
 
 BATCH_ROWS_MIN = 16_384
 BATCH_BYTES_MIN = 4 * 1024 * 1024
-"""Fewer rows and bytes are collected before they become a batch: a small one costs Spark as much as a large one."""
+"""Smaller blocks are collected into a batch of this size: a small batch costs Spark as much as a large one."""
 COMPRESSED_BYTES_MAX = 1024 * 1024
-"""What is decompressed for one batch: it may become many times longer."""
+"""Compressed bytes to decompress for one batch; the bodies may become many times longer."""
 _LOGGED_MAX = 20
 _HELP = f"Restore the file from a backup, or {SKIP_HINT}"
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class PartitionReader:
     """Reads one partition; iterate ``batches()`` once.
 
-    ``skipped`` and ``skipped_bytes`` say afterwards what was passed over as damaged (``failOnCorruption=false``).
+    Afterwards ``skipped`` and ``skipped_bytes`` count the damage that was skipped (``failOnCorruption=false``).
     """
 
     def __init__(self, stretches: Sequence[Stretch], columns: Sequence[Column], options: ArchiveOptions) -> None:
@@ -46,7 +46,7 @@ class PartitionReader:
         self._logged = 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Record batches, in the log's order. Raises ``CorruptLog`` and ``DataLoss``."""
+        """Yield record batches, in the log's order. Raises ``CorruptLog`` and ``DataLoss``."""
         collected = _Collected()
         for stretch in self._stretches:
             for block in self._blocks(stretch):
@@ -61,12 +61,12 @@ class PartitionReader:
         if collected.count:
             yield from self._decode(collected.take())
         if self.skipped_bytes:
-            logger.warning("passed over %d damaged places, %d bytes", self.skipped, self.skipped_bytes)
+            logger.warning("skipped %d damaged places, %d bytes", self.skipped, self.skipped_bytes)
 
     # ---- which records
 
     def _blocks(self, stretch: Stretch) -> Iterator[RecordBlock]:
-        """The wanted records of a stretch, verified if that is asked for."""
+        """Yield the selected records of a stretch, verified if the options ask for it."""
         options = self._options
         with stretch.file.open() as fd:
             at: int | None = stretch.begin
@@ -74,7 +74,7 @@ class PartitionReader:
                 walk = Walk(stretch, fd, at, verify=options.verify_checksums)
                 for block in walk:
                     wanted = block.records.select(self._wanted(block.records, stretch))
-                    # Checking bodies in the walk's own pass is cheaper, unless most are of other topics.
+                    # Checking bodies in the walk's own pass is cheaper, unless most of them belong to other topics.
                     walk.verify = options.verify_checksums and 2 * len(wanted) > len(block)
                     if len(wanted):
                         yield self._verified(stretch, Block(wanted, block.verified))
@@ -100,7 +100,7 @@ class PartitionReader:
     # ---- damage
 
     def _verified(self, stretch: Stretch, block: Block) -> RecordBlock:
-        """The block without records whose bodies are damaged."""
+        """Return the block without records whose bodies are damaged."""
         records = block.records
         if block.verified or not self._options.verify_checksums:
             return records
@@ -116,7 +116,7 @@ class PartitionReader:
             return records.select(sound)
 
     def _behind(self, damage: CorruptLog, stretch: Stretch, fd: int) -> int | None:
-        """Where the next sound record of the stretch begins, None without one."""
+        """Return the beginning of the stretch's next sound record, or None without one."""
         if self._options.fail_on_corruption:
             raise damage
         at = next_record(stretch.file, fd, damage.physical_offset + 1, stretch.end)
@@ -130,7 +130,7 @@ class PartitionReader:
         self.skipped_bytes += size
         self._logged += 1
         if self._logged <= _LOGGED_MAX:
-            logger.warning("passed over %d bytes: %s", size, damage)
+            logger.warning("skipped %d bytes: %s", size, damage)
 
     # ---- batches
 
@@ -156,7 +156,7 @@ class PartitionReader:
 
 
 class _Collected:
-    """Records of several blocks, copied."""
+    """Copies of the records of several blocks."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -173,7 +173,7 @@ class _Collected:
         self.size += int(block.sizes.sum())
 
     def take(self) -> RecordBlock:
-        """All that was added, as one block; nothing is left."""
+        """Return all added records as one block, and start again empty."""
         sizes = np.concatenate(self._sizes)
         starts = np.cumsum(sizes) - sizes
         block = RecordBlock(b"".join(self._pieces), starts, sizes, verify=False)

@@ -25,20 +25,20 @@ from .walking import Stretch
 class ArchiveSource(DataSource):
     """``spark.read.format("flintmq-store").load(STORE)``: the messages of a store's CommitLog, read by Spark's tasks.
 
-    STORE is the folder of a store, FlintMQ's or Apache RocketMQ's, or its commitlog folder alone; a broker may run
-    beside it. The log is read up to what FlintMQ's checkpoint says is flushed when the read is planned. Without such a
-    mark (in RocketMQ's stores, and in files alone) it is read up to the last sound record, flushed or not. All topics
-    but the broker's own are read unless options choose; messages of deleted topics are there as long as their records.
+    STORE is the folder of a store, FlintMQ's or Apache RocketMQ's, or its commitlog folder alone; a broker may have it
+    open. The log is read up to the flushed offset in FlintMQ's checkpoint when the read is planned. Without such a mark
+    (in RocketMQ's stores, and in files alone) it is read up to the last sound record, flushed or not. All topics except
+    the broker's own are read unless options choose; messages of deleted topics are read as long as their records exist.
     """
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is given."""
+        """Return the name for ``format``."""
         return "flintmq-store"
 
     @plainly
     def schema(self) -> str:
-        """The columns; options and path are checked here, when ``load`` is called."""
+        """Return the columns; ``load`` calls this, so options and path are checked here."""
         options = self._options()
         log = find_log(options.path, fail_on_corruption=options.fail_on_corruption)
         check_topics(options.topics or (), log)
@@ -46,11 +46,11 @@ class ArchiveSource(DataSource):
 
     @plainly
     def reader(self, schema: StructType) -> ArchiveReader:
-        """A reader of the columns in ``schema``."""
+        """Return a reader of the columns in ``schema``."""
         return ArchiveReader(columns_of(schema), self._options())
 
     def streamReader(self, schema: StructType) -> RefusedStream:  # noqa: N802 - Spark's name
-        """A store that is read as files does not go on."""
+        """Refuse streaming reads: a store that is read as files does not grow."""
         return RefusedStream(
             InvalidOption(
                 "the source 'flintmq-store' is read as a batch, with spark.read. To follow a log, ask its broker: "
@@ -60,7 +60,7 @@ class ArchiveSource(DataSource):
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Only a broker writes to a store."""
+        """Refuse writes: only a broker writes to a store."""
         raise InvalidOption("the source 'flintmq-store' is only read. To send messages: write.format(\"flintmq\")")
 
     def _options(self) -> ArchiveOptions:
@@ -69,7 +69,7 @@ class ArchiveSource(DataSource):
 
 @dataclass
 class LogPartition(InputPartition):
-    """What one task reads: stretches of log files, in their order."""
+    """The stretches of log files that one task reads, in order."""
 
     stretches: tuple[Stretch, ...]
 
@@ -83,15 +83,15 @@ class ArchiveReader(DataSourceReader):
 
     @plainly
     def partitions(self) -> Sequence[InputPartition]:
-        """The log as it is now, cut at record boundaries."""
+        """Return the log as of now, cut at record boundaries."""
         fail = self._options.fail_on_corruption
         log = find_end(find_log(self._options.path, fail_on_corruption=fail), fail_on_corruption=fail)
         return [LogPartition(tuple(stretches)) for stretches in plan(log, self._options)]
 
     @plainly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition."""
-        if isinstance(partition, LogPartition):  # else what Spark makes where nothing was planned
+        """Return the rows of one partition."""
+        if isinstance(partition, LogPartition):  # otherwise it is Spark's placeholder for an empty plan
             from .reading import PartitionReader  # only tasks need it
 
             with settling():

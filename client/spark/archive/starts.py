@@ -1,4 +1,4 @@
-"""Where the records of a buffer begin, going from each one's size to the next."""
+"""Finds the beginnings of a buffer's records by following their sizes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _RUN_STEPS = (64, 4096)
 
 
 def find_records(blob: Blob) -> tuple[Ints, Ints]:
-    """Starts and sizes of the records that lie whole, one behind the other, in ``blob``, going by their sizes alone.
+    """Return starts and sizes of the complete, adjacent records at the start of ``blob``, going by their sizes alone.
 
-    A blank record, or a size that is none or does not fit, ends them.
+    A blank record, or a size that is invalid or too large, ends them.
     """
     if importlib.util.find_spec("numba") is not None:
         from .starts_numba import find_starts
@@ -29,10 +29,10 @@ def find_records(blob: Blob) -> tuple[Ints, Ints]:
 
 
 def find_starts_plain(blob: Blob) -> tuple[Ints, int]:
-    """The starts, and where the last one ends; for where Numba is not installed.
+    """Return the starts, and the end of the last record; used if Numba is not installed.
 
-    Where many records have the same size they are found by looking at all those places at once: 2 ns each instead of
-    more than 100.
+    Many successive records of one size are found by checking all their positions at once: 2 ns each instead of more
+    than 100.
     """
     pieces: list[Ints] = []
     starts: list[int] = []
@@ -61,7 +61,7 @@ def find_starts_plain(blob: Blob) -> tuple[Ints, int]:
 
 
 def _run(blob: Blob, at: int, size: int) -> Ints:
-    """The places from ``at`` on, ``size`` bytes apart, where a whole record says that it has that size."""
+    """Return the positions from ``at`` on, ``size`` bytes apart, at which a complete record has that size."""
     fitting = (len(blob) - at) // size
     heads = np.ndarray((fitting,), np.dtype([("size", ">i4"), ("magic", ">i4")]), blob, offset=at, strides=(size,))
     count, step = 0, _RUN_STEPS[0]

@@ -1,4 +1,4 @@
-"""``find_records`` as one compiled loop, for records of ever different sizes; Numba keeps the code as that of
+"""``find_records`` as one compiled loop, for records of varying sizes; Numba caches its code as described in
 ``flintmq.client.spark.scan_numba``."""
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from numba import njit
 from ....protocol.layout import MAGIC_BLANK, RECORD_BYTES_MIN
 from ..scan import Blob, Ints
 
-# Literals, because Numba's cache does not see a change in another module; held here against what they stand for.
+# Literals, because Numba's cache does not notice a change in another module; the assert compares them with the source.
 _SIZE_MIN = 91
 _BLANK = -875286124
 assert (_SIZE_MIN, _BLANK) == (RECORD_BYTES_MIN, MAGIC_BLANK)
 
 
 def find_starts(blob: Blob) -> tuple[Ints, int]:
-    """See ``find_starts_plain``."""
+    """Find records as ``find_starts_plain`` does."""
     starts = np.empty(len(blob) // _SIZE_MIN + 1, np.int64)
     count, end = _find(np.frombuffer(blob, np.uint8), starts)
     return starts[:count].copy(), int(end)

@@ -1,4 +1,4 @@
-"""Which records of a block belong to wanted topics, without a Python object for each."""
+"""Finds the records of selected topics in a block, without a Python object for each record."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..scan import WORD_BYTES, Ints, Part, Rows, words_of
 from .log_files import LogFiles
 
 _MASKS = np.array([(1 << 8 * count) - 1 for count in range(WORD_BYTES + 1)], np.uint64)
-"""What keeps so many bytes of a little-endian word."""
+"""Masks that keep the given number of bytes of a little-endian word."""
 _KNOWN_MAX = 65_536
 _SHOWN = 10
 
 
 class TopicFilter:
-    """``names``: these topics, system topics too; ``pattern``: those whose whole name matches it; neither: all. System
-    topics are only those that ``names`` names."""
+    """Selects topics: ``names``: these, system topics too; ``pattern``: those whose whole name matches; neither: all.
+    System topics are selected only by ``names``."""
 
     def __init__(self, names: tuple[str, ...] | None = None, pattern: re.Pattern[str] | None = None) -> None:
         self._names = None if names is None else frozenset(names)
@@ -32,7 +32,7 @@ class TopicFilter:
         self._known: dict[bytes, bool] = {}
 
     def wants(self, topic: str) -> bool:
-        """Whether the topic's messages are to be read."""
+        """Return whether the topic's messages are selected."""
         if self._names is not None:
             return topic in self._names
         if is_system_topic(topic):
@@ -40,7 +40,7 @@ class TopicFilter:
         return self._pattern is None or self._pattern.fullmatch(topic) is not None
 
     def rows(self, block: RecordBlock) -> Rows:
-        """Which records are of wanted topics. Looks at a topic once for each run of records of the same one."""
+        """Return which records are of selected topics. Looks at the topic once per run of records with the same one."""
         begins = _runs(block)
         at, end = block.parts[Part.TOPIC_AT, begins].tolist(), block.parts[Part.TOPIC_END, begins].tolist()
         wanted = [self._wants(bytes(block.blob[start:stop])) for start, stop in zip(at, end, strict=True)]
@@ -56,7 +56,7 @@ class TopicFilter:
 
 
 def check_topics(names: Iterable[str], log: LogFiles) -> None:
-    """Raise ``InvalidOption`` for a topic that the store does not know; files without a store know none."""
+    """Raise ``InvalidOption`` for a topic that the store does not know; without a store nothing is checked."""
     known = log.queues().topics()
     if known is None or log.store is None:
         return
@@ -65,24 +65,24 @@ def check_topics(names: Iterable[str], log: LogFiles) -> None:
         if name not in known:
             own = sorted(topic for topic in known if not is_system_topic(topic))
             near = difflib.get_close_matches(name, own, 1)
-            meant = f" (is {near[0]!r} meant?)" if near else ""
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
             more = f" and {len(own) - _SHOWN} more" if len(own) > _SHOWN else ""
             raise InvalidOption(
                 f"topic {name!r} is not in {log.store}{meant}; it has {', '.join(own[:_SHOWN]) or 'none'}{more}. "
-                "What is left of a deleted topic is found by option('subscribePattern', …)"
+                "To read the rest of a deleted topic, use option('subscribePattern', …)"
             )
 
 
 def _configured(path: Path) -> set[str]:
-    """The topics of the table, also those that have had no message."""
+    """Return the topics in the table, including those that never had a message."""
     try:
         return set(json.loads(path.read_bytes())["topicConfigTable"])
-    except (OSError, ValueError, KeyError, TypeError):  # the queues know every topic that has had one
+    except (OSError, ValueError, KeyError, TypeError):  # the queues list every topic that has had a message
         return set()
 
 
 def _runs(block: RecordBlock) -> Ints:
-    """The first record, and each whose topic differs from that of the record before it."""
+    """Return the first record, and each record whose topic differs from that of the record before it."""
     at = block.parts[Part.TOPIC_AT]
     length = block.parts[Part.TOPIC_END] - at
     shortest, longest = int(length.min()), int(length.max())
@@ -91,7 +91,7 @@ def _runs(block: RecordBlock) -> Ints:
     words = words_of(block.blob)
     for offset in range(0, longest, WORD_BYTES):
         place = at + offset
-        # A word at the end of the buffer cannot be read whole: its record counts as a run of its own. Places ascend.
+        # A word at the end of the buffer cannot be read whole: its record counts as a separate run. Positions ascend.
         beyond = int(np.searchsorted(place, len(words)))
         word = words[np.minimum(place, len(words) - 1)]
         if shortest < offset + WORD_BYTES:

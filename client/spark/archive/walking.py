@@ -1,7 +1,7 @@
-"""Going through a stretch of a log file record by record, in large reads.
+"""Walks through a stretch of a log file record by record, in large reads.
 
-Nothing is trusted: every record's magic, size, parts and physical offset are checked, and the stretch must end where it
-was said to end. The bodies' checksums are the decoder's.
+It trusts nothing: it checks every record's magic, size, parts and physical offset, and that the stretch ends at its
+planned end. The decoder checks the bodies' checksums.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .log_files import LogFile
 from .starts import find_records
 
 WINDOW_BYTES = 8 * 1024 * 1024
-"""What is read at a time: few system calls, and some 30,000 small records for one batch."""
+"""Bytes of one read: large for few system calls, and enough for some 30,000 small records in a batch."""
 BLOCK_ROWS_MAX = 65_536
 RECORD_BYTES_MAX = 128 * 1024 * 1024
-"""A record that says it is longer is taken for damaged: its bytes have to fit the memory of a task."""
+"""Maximum size of a record; a larger size counts as damage, because a record's bytes must fit a task's memory."""
 
 ZEROS = "there are zeros instead of a record"
 FILE_ENDS = "the file ends here"
@@ -38,7 +38,7 @@ _DAMAGE_HELP = f"Restore the file from a backup, or {SKIP_HINT}"
 class Stretch:
     """``[begin, end)`` of a file, in physical offsets.
 
-    ``begin`` is a record's beginning; ``end`` is one, or the end of the file or of the log.
+    A record begins at ``begin``; at ``end`` a record begins, or the file or the log ends.
     """
 
     file: LogFile
@@ -48,7 +48,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole records whose structure is sound; ``verified``: their bodies' checksums hold too."""
+    """Complete records with a sound structure; ``verified``: their bodies' checksums are right too."""
 
     records: RecordBlock
     verified: bool
@@ -58,11 +58,11 @@ class Block:
 
 
 class Walk:
-    """The records of a stretch from ``begin`` on, as blocks; iterate it once. A block lives until the next one.
+    """The records of a stretch from ``begin`` on, as blocks; iterate it once. A block is valid until the next one.
 
-    Where something else than a record stands, the iteration ends and ``damage`` says what; its ``physical_offset`` is
-    how far the walk came. ``verify`` may be changed between blocks: whether to check bodies too in the same pass.
-    Raises ``AmbiguousBoundary`` where the stretch's end lies within a sound record.
+    The iteration ends at anything that is not a record, and ``damage`` describes it; its ``physical_offset`` is where
+    the walk stopped. ``verify`` may be changed between blocks: whether to check bodies too in the same pass.
+    Raises ``AmbiguousBoundary`` if the stretch's end is within a sound record.
     """
 
     def __init__(self, stretch: Stretch, fd: int, begin: int, *, verify: bool = False) -> None:
@@ -93,15 +93,15 @@ class Walk:
             window = size
 
     def _read(self, count: int) -> memoryview:
-        """The bytes where the walk stands, in a buffer that is used again: a new one of this size would have to be
-        mapped and zeroed by the kernel for every read."""
+        """Read bytes at the walk's position into a reused buffer: the kernel would have to map and zero a new buffer of
+        this size for every read."""
         if len(self._buffer) < count:
             self._buffer = bytearray(max(count, min(WINDOW_BYTES, self._stretch.end - self._at)))
         view = memoryview(self._buffer)[:count]
         return view[: self._stretch.file.read_into(self._fd, self._at, view)]
 
     def _blocks(self, blob: memoryview, starts: Ints, sizes: Ints) -> Iterator[Block]:
-        """The records up to the first one that is not sound."""
+        """Yield the records up to the first unsound one."""
         for first in range(0, len(starts), BLOCK_ROWS_MAX):
             rows = slice(first, first + BLOCK_ROWS_MAX)
             count, verified = len(starts[rows]), self.verify
@@ -120,8 +120,8 @@ class Walk:
                 return
 
     def _longer_record(self, looked_at: int) -> int:
-        """The size of the record where the walk stands, longer than the ``looked_at`` bytes from there on; 0 where the
-        walk ends, with ``damage`` where it must not."""
+        """Return the size of the record at the walk's position if it is longer than the ``looked_at`` bytes read;
+        0 if the walk ends, after setting ``damage`` if it should not end here."""
         stretch, at = self._stretch, self._at
         size, reason = judge(stretch.file, self._fd, at)
         if reason is None:
@@ -140,7 +140,7 @@ class Walk:
 
 
 def _count_sound(blob: memoryview, starts: Ints, physical_offset: int) -> int:
-    """How many records are sound before the first that is not: one by one, for where not all are."""
+    """Return the number of sound records before the first unsound one; checks one by one, only after a failure."""
     for number, start in enumerate(starts.tolist()):
         size, _ = _SIZE_AND_MAGIC.unpack_from(blob, start)
         if why_unsound(blob[start : start + size], physical_offset + start) is not None:
@@ -149,19 +149,19 @@ def _count_sound(blob: memoryview, starts: Ints, physical_offset: int) -> int:
 
 
 def why_unsound(record: Buffer, physical_offset: int, *, check_crc: bool = False) -> str | None:
-    """What does not hold of the record that begins ``record`` and lies at ``physical_offset``; None where all holds."""
+    """Return the defect of the record at the beginning of ``record`` and at ``physical_offset``, or None if sound."""
     try:
         says = decode_record(record, check_crc=check_crc).physical_offset
     except CorruptRecord as error:
         return str(error).replace("record at 0", "the record").replace(" at 0", "")
     if says != physical_offset:
-        return f"the record says that it lies at {says:,}: the file was renamed, or it belongs to another log"
+        return f"the record claims offset {says:,}: the file was renamed, or it belongs to another log"
     return None
 
 
 def judge(file: LogFile, fd: int, at: int, *, check_crc: bool = False) -> tuple[int, str | None]:
-    """What stands at a place: ``(size, None)`` for a sound record, ``(0, None)`` where a blank ends the file, and
-    ``(0, what does not hold)`` for anything else."""
+    """Judge the bytes at a position: ``(size, None)`` for a sound record, ``(0, None)`` for a blank at the file's end,
+    and ``(0, defect)`` for anything else."""
     head = file.read(fd, at, RECORD_HEAD_BYTES)
     if len(head) < _SIZE_AND_MAGIC.size:
         return 0, FILE_ENDS if not head else "the file ends in the middle of a record"
@@ -172,7 +172,7 @@ def judge(file: LogFile, fd: int, at: int, *, check_crc: bool = False) -> tuple[
     if size == 0 and magic == 0:
         return 0, ZEROS
     if magic not in (MAGIC_V1, MAGIC_V2):
-        return 0, f"there is no record: its magic would be {magic & 0xFFFFFFFF:#010x}"
+        return 0, f"this is not a record: its magic would be {magic & 0xFFFFFFFF:#010x}"
     if not RECORD_BYTES_MIN <= size <= min(left, RECORD_BYTES_MAX):
         return 0, f"the record claims {size:,} bytes, {left:,} are left in the file"
     reason = why_unsound(file.read(fd, at, size), at, check_crc=check_crc)
@@ -183,7 +183,7 @@ def _ambiguous(stretch: Stretch, at: int, size: int) -> AmbiguousBoundary:
     file_bytes = stretch.file.end - stretch.file.start
     return AmbiguousBoundary(
         stretch.file.path, at - stretch.file.start, at,
-        f"a sound record of {size:,} bytes reaches beyond {stretch.end:,}, where one was taken to begin: its body "
-        "holds what looks like records. Rows of this read are wrong and must not be used",
+        f"a sound record of {size:,} bytes reaches beyond {stretch.end:,}, where one was expected to begin: its body "
+        "contains bytes that look like records. The rows of this read are wrong and must not be used",
         f'With option("partitionBytes", "{file_bytes}") or more, partitions begin where files begin, which is certain',
     )  # fmt: skip
