@@ -303,7 +303,7 @@ class TestBadInput:
             (HEART_BEAT, {"group": TRANSACTION_GROUP, "member": "m", "kind": "producer"}, b""),
         ):
             answer = connection.call(command, fields, body)
-            with pytest.raises(NoPermission, match="the broker's own"):
+            with pytest.raises(NoPermission, match="is reserved for the broker"):
                 answer.raise_for_error()
         end(connection, half).raise_for_error()
         stats = msgpack.unpackb(connection.call(GET_CONSUME_STATS, {}).raise_for_error().body)
