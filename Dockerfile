@@ -5,10 +5,10 @@
 #
 # (Where a broker listens beyond loopback, messages create no topics: topics.auto_create.)
 #
-# In a container the broker has to listen on all of the container's addresses, which it refuses as long as it cannot
-# authenticate anybody. `--insecure` is the explicit way out and is left to whoever runs the image: give it only where the
-# published ports are out of reach of strangers, as 127.0.0.1 above. Further flags of `flintmq-broker serve` follow in the
-# same place, settings come from the environment (FLINTMQ_SECTION__NAME). Port 10912 has /metrics, /healthz and /readyz.
+# In a container the broker must listen on all of the container's addresses, which it refuses to do without
+# authentication. `--insecure` overrides that. Use it only if strangers cannot reach the published ports, as with
+# 127.0.0.1 above. Further flags of `flintmq-broker serve` follow in the same place; settings come from the environment
+# (FLINTMQ_SECTION__NAME). Port 10912 has /metrics, /healthz and /readyz.
 #
 # `scripts/dockerfile-steps` carries these instructions out without a container engine, in a folder.
 
@@ -32,7 +32,7 @@ ENV PATH=/opt/flintmq/bin:$PATH \
     NUMBA_CPU_NAME=generic \
     FLINTMQ_KERNEL_CACHE=/var/cache/flintmq \
     FLINTMQ_METRICS__LISTEN=0.0.0.0:10912
-# The cache is trusted only if the user who runs the broker owns it, and nobody else can write to it.
+# The broker trusts the cache only if its own user owns it and no other user can write to it.
 RUN useradd --system --uid 10911 --no-create-home --shell /usr/sbin/nologin flintmq \
  && install -d -m 0700 -o flintmq -g flintmq /var/lib/flintmq /var/cache/flintmq
 COPY --from=build /opt/flintmq /opt/flintmq

@@ -56,11 +56,11 @@ EXIT_NO_ROOM = 3
 
 
 class SetupFailed(Exception):
-    """What a user has to know, in one line."""
+    """Print one line for the user."""
 
 
 class NoRoom(SetupFailed):
-    """The disk is too small for Spark; everything else can be installed."""
+    """Error: the disk is too small for Spark. Everything else can be installed."""
 
 
 def say(text: str) -> None:
@@ -68,7 +68,7 @@ def say(text: str) -> None:
 
 
 def answers(command: Sequence[str]) -> bool:
-    """Whether a command starts and succeeds; a name on PATH may be a shim that only prints how to install it."""
+    """Return whether a command succeeds; a name on PATH may be a shim that only prints how to install it."""
     try:
         return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
@@ -76,7 +76,7 @@ def answers(command: Sequence[str]) -> bool:
 
 
 def run(command: Sequence[str], *, quiet: bool = False) -> None:
-    """Runs a command; ``quiet`` shows its output only if it fails."""
+    """Run a command; ``quiet`` shows its output only if it fails."""
     # PIP_USE_PEP517: pip before 23.1 would build source archives the old way, with a warning. Others ignore it.
     environment = os.environ | {"PIP_USE_PEP517": "1"}
     output = subprocess.PIPE if quiet else sys.stderr
@@ -201,7 +201,7 @@ def has_pyspark() -> bool:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """Return the folder, or its nearest existing parent."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
@@ -220,7 +220,7 @@ def is_uv(installs: Sequence[str]) -> bool:
 
 
 def check_room_for_spark() -> None:
-    """Raises ``NoRoom`` before anything is downloaded, instead of an error of the disk in the middle of it."""
+    """Raise ``NoRoom`` if the disk is too small, before a download fails halfway."""
     installs = installer()
     places = {"environment": VENV, "temporary": Path(tempfile.gettempdir())}
     if cache := cache_folder(installs):

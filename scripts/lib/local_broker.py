@@ -1,4 +1,4 @@
-"""A broker process of this checkout, for scripts: started on a free port, stopped in order."""
+"""A broker process of this checkout for scripts: it starts on a free port and stops gracefully."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOP_SECONDS_MAX = 30  # the broker promises 10
 
 
 class BrokerFailed(Exception):
-    """The broker did not start, or did not stop in order; the message holds what it printed."""
+    """Error: the broker did not start, or did not stop gracefully. The message contains its output."""
 
 
 def settings_free_environment() -> dict[str, str]:
@@ -29,7 +29,7 @@ def settings_free_environment() -> dict[str, str]:
 
 
 class LocalBroker:
-    """Context manager: ``address`` is where the broker listens, once everything is recovered.
+    """A context manager that starts a broker and waits for its recovery; then it listens on ``address``.
 
     ``options`` are further arguments of ``flintmq-broker serve``.
     """
@@ -78,7 +78,7 @@ class LocalBroker:
             raise self._failed(f"the broker ended with exit {exit_code}") from error
 
     def _stop(self) -> int | None:
-        """Ends the process; its exit code, or None if it had to be killed."""
+        """Stop the process; return its exit code, or None if it had to be killed."""
         self._process.terminate()
         try:
             return self._process.wait(timeout=STOP_SECONDS_MAX)

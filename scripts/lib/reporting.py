@@ -1,4 +1,4 @@
-"""What the scripts that show FlintMQ print: a line for each step, with its rate."""
+"""Output of the demonstration scripts: one line per step, with its rate."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def report(step: str, result: str, rate: str = "") -> None:
 
 
 def rate_of(messages: int, seconds: float, total_bytes: int = 0) -> str:
-    """Messages a second, and megabytes where ``total_bytes`` are given."""
+    """Return messages per second, and megabytes per second if ``total_bytes`` is given."""
     rate = f"{messages / seconds:>11,.0f} msg/s"
     return f"{rate}  {total_bytes / seconds / 1e6:,.0f} MB/s" if total_bytes else rate
 
 
 def show_failure(script: str, failure: BaseException) -> None:
-    """Why a script failed, on standard error."""
+    """Print on standard error why a script failed."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"{script}: {failure}", style="red", markup=False)

@@ -1,4 +1,4 @@
-"""Starts the broker and the clients, takes the broker away now and then, and judges what is left."""
+"""The soak: starts the broker and the clients, stops or kills the broker repeatedly, and checks the result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DOWN_SECONDS = (0.0, 8.0)
 
 
 class Failed(Exception):
-    """Something that must hold does not."""
+    """Error: a guarantee does not hold."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Client:
             self.said = json.loads(line)
 
     def check_alive(self) -> None:
-        """Raise where it ended although nobody told it to."""
+        """Raise ``Failed`` if the process ended without a request."""
         code = self._process.poll()
         if code is not None and not self.said.get("done"):
             raise Failed(f"{self.name} ended with exit {code}; its error is above. It last said {self.said}")
@@ -106,7 +106,7 @@ class Client:
         return self.said
 
     def end(self) -> None:
-        """Whatever happened: no process stays."""
+        """Kill the process if it still runs."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -115,13 +115,13 @@ class Client:
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
 def soak(plan: Plan, folder: Path) -> None:
-    """Raises ``Failed`` where something does not hold."""
+    """Raise ``Failed`` if a guarantee does not hold."""
     source = random.Random(plan.seed)
     port = free_port()
     clients: list[Client] = []
