@@ -108,19 +108,19 @@ def test_the_sources_are_there_and_may_be_registered_again(spark: SparkSession) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"shuffle_partitions": 4}, "'shuffle_partitions' is no setting of Spark"),
-        ({"settings": {"sql.shuffle.partitions": 4}}, "'sql.shuffle.partitions' is no setting of Spark"),
-        ({"settings": {3: 4}}, "3 is no setting of Spark"),
-        ({"settings": {"spark.a b": 4}}, "'spark.a b' is no setting of Spark"),
-        ({"spark__x": None}, "spark.x=None must be a text, a number or a boolean"),
-        ({"spark__x": ["a"]}, "must be a text, a number or a boolean"),
-        ({"spark__x": ""}, "spark.x='' must be a text"),
-        ({"master": 2}, "master=2 must be a text"),
+        ({"shuffle_partitions": 4}, "'shuffle_partitions' is not a Spark setting"),
+        ({"settings": {"sql.shuffle.partitions": 4}}, "'sql.shuffle.partitions' is not a Spark setting"),
+        ({"settings": {3: 4}}, "3 is not a Spark setting"),
+        ({"settings": {"spark.a b": 4}}, "'spark.a b' is not a Spark setting"),
+        ({"spark__x": None}, "spark.x=None must be a non-empty string, a number or a boolean"),
+        ({"spark__x": ["a"]}, "must be a non-empty string, a number or a boolean"),
+        ({"spark__x": ""}, "spark.x='' must be a non-empty string"),
+        ({"master": 2}, "master=2 must be a string"),
         ({"master": "local", "spark__master": "local"}, "spark.master is given twice"),
         ({"settings": {"spark.x": 1}, "spark__x": 1}, "spark.x is given twice: in settings= and as spark__x="),
         ({"spark__app__name": "x"}, "spark.app.name cannot be set here; use app_name="),
         ({"spark__remote": "sc://x"}, "spark.remote cannot be set here"),
-        ({"app_name": ""}, "app_name='' must be a text that is not empty"),
+        ({"app_name": ""}, "app_name='' must be a non-empty string"),
     ],
 )
 def test_a_wrong_setting_is_named(arguments: dict[str, object], message: str) -> None:
@@ -232,8 +232,8 @@ def test_a_spark_home_of_another_version_is_refused(tmp_path: Path, spark_enviro
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        ("{'spark__driver__memory': '1q'}", ["ended at its start", "spark.driver.memory='1q'"]),
-        ("{'master': 'nonsense'}", ["ended at its start", "spark.master='nonsense'"]),
+        ("{'spark__driver__memory': '1q'}", ["exited at startup", "spark.driver.memory='1q'"]),
+        ("{'master': 'nonsense'}", ["exited at startup", "spark.master='nonsense'"]),
         (
             "{'master': 'local[x]', 'spark__ui__enabled': False}",
             ["Could not parse Master URL: 'local[x]'", "spark.ui.enabled='false'"],
