@@ -1,5 +1,5 @@
-"""Tools for a store that no broker has open: verify, rebuild, dump, stat.
+"""Offline tools for a store: verify, repair, rebuild, dump, stat, backup, restore.
 
-All but ``rebuild`` open every file for reading only and map it privately: they cannot change a store. Nothing here is
-imported by a broker that serves.
+The tools that only read open every file read-only and map it privately, so that they cannot change a store. A serving
+broker imports nothing from here.
 """

@@ -1,15 +1,15 @@
-"""``flintmq-broker backup``: a copy of a store that can be restored, also of one that a broker is serving.
+"""``flintmq-broker backup``: a restorable copy of a store, even while a broker serves it.
 
-What is copied, in this order, and why:
+The order of the steps matters:
 
-1. The tables: ``config/`` and ``flintmq/``. What they say on disk is about records that are on disk. So they are taken
-   first, and the log behind them: they may be behind the log, as after a crash, never ahead of it.
-2. The checkpoint is asked how far the log is flushed. Below that a broker never changes it.
-3. The log's files are opened, all of them before the first is copied: retention may take their names away meanwhile,
-   their content stays until they are closed.
+1. Copy the tables: ``config/`` and ``flintmq/``. Tables on disk only refer to records on disk. Copied before the log,
+   they may be behind it, as after a crash, but never ahead of it.
+2. Read from the checkpoint how far the log is flushed. A broker never changes the log below that.
+3. Open all of the log's files before copying the first: retention may delete their names meanwhile, but their content
+   stays until they are closed.
 
-ConsumeQueues and index follow from the log and are not copied; a broker makes them when it starts on what was restored.
-Files that the backup has from before, whole, are not copied again.
+ConsumeQueues and index are derived from the log and not copied; a broker rebuilds them when it starts on the restored
+store. Complete files that the backup already has are not copied again.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ from .output import Progress
 from .summed_copy import copy_summed
 
 ENDS_BYTES = 64 << 10
-"""Of a whole file that the backup has already, so much is compared at both ends."""
+"""Bytes that are compared at both ends of a complete file that the backup already has."""
 ATTEMPTS = 50
 PAUSE_S = 0.02
 SPARE_DESCRIPTORS = 64
 _LOG_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 _LEFT_OUT = {f"{OWN_FOLDER}/new", f"{OWN_FOLDER}/aside"}
-"""Files that are being made, and damaged ones that were replaced."""
+"""Suffixes of unfinished files, and of damaged ones that were replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a backup did. ``copied_bytes``: what was written; ``kept_bytes``: what was there already."""
+    """Result of a backup. ``copied_bytes``: bytes written; ``kept_bytes``: bytes that the backup already had."""
 
     manifest: Manifest
     copied_bytes: int
@@ -74,7 +74,7 @@ class Made:
 
 @dataclass(slots=True)
 class _Source:
-    """The log as it is to be copied: descriptors of its files by name, in order, and its end."""
+    """The log to be copied: descriptors of its files by name, in order, and its end."""
 
     end: int
     last_store_ms: int
@@ -83,16 +83,16 @@ class _Source:
     file_bytes: int
 
     def wanted(self, name: str) -> int:
-        """How much of the file belongs to the log."""
+        """Return the number of the file's bytes that belong to the log."""
         return min(self.end - int(name), self.file_bytes)
 
 
 def backup(store: Path, folder: Path, progress: Progress) -> Made:
-    """Back up the store at ``store`` into ``folder``: anew, on top of the backup that is there, or on with one that was
-    interrupted. Blocks.
+    """Back up the store at ``store`` into ``folder``: from scratch, on top of an existing backup, or continuing an
+    interrupted one. Blocks.
 
-    Raises ``BackupError``, or ``NotAStore`` where ``store`` is itself a backup. A backup that was whole before still is
-    then.
+    Raises ``BackupError``, or ``NotAStore`` if ``store`` is itself a backup. After an error, a previously complete
+    backup is still complete.
     """
     refuse_backup(store)
     if not (store / LOG_FOLDER).is_dir():
@@ -115,7 +115,7 @@ def backup(store: Path, folder: Path, progress: Progress) -> Made:
 
 @contextmanager
 def _target(folder: Path) -> Iterator[None]:
-    """The folder, made if need be, for this backup alone."""
+    """Create the folder if necessary, and lock it for this backup."""
     is_begun = (folder / MANIFEST).exists() or (folder / PROGRESS).exists()
     if folder.exists() and not is_begun and (not folder.is_dir() or any(folder.iterdir())):
         raise BackupError(f"{folder} is neither empty nor a backup: choose another folder")
@@ -174,7 +174,7 @@ class _Backup:
         return f"{TABLES_PREFIX}{number}"
 
     def _take(self, tables_folder: Path, stack: ExitStack) -> tuple[list[BackedUp], _Source]:
-        """The tables copied, then the log behind them opened. Retention may take a file in between: then once more."""
+        """Copy the tables, then open the log. Try again if retention deletes a file in between."""
         for _ in range(ATTEMPTS):
             if tables_folder.exists():
                 shutil.rmtree(tables_folder)
@@ -184,13 +184,13 @@ class _Backup:
                     tables = self._copy_tables(tables_folder)
                     source = self._open_log(attempt, end)
                 except FileNotFoundError:
-                    pass  # retention took it
+                    pass  # retention deleted it
                 else:
                     if source is not None:
                         stack.push(attempt.pop_all())
                         return tables, source
                     if end is not None:
-                        break  # nobody is writing the checkpoint just now
+                        break  # the checkpoint did not change while it was read
             time.sleep(PAUSE_S)
         raise BackupError(
             f"{self._store} cannot be backed up: its checkpoint does not say how far the log is flushed, as where "
@@ -198,7 +198,7 @@ class _Backup:
         )
 
     def _hold(self, stack: ExitStack) -> int | None:
-        """Keep brokers out of a stopped store; the end of its log. None where a broker has it open."""
+        """Lock a stopped store against brokers and return the end of its log; return None if a broker has it open."""
         try:
             _, end = stack.enter_context(open_for_reading(self._store, Findings(), running=False, index_slots=None))
         except StoreLocked:
@@ -208,7 +208,7 @@ class _Backup:
     # Tables.
 
     def _copy_tables(self, folder: Path) -> list[BackedUp]:
-        """Every file of ``config/`` and ``flintmq/``. One that goes away meanwhile was not needed any more."""
+        """Copy every file of ``config/`` and ``flintmq/``. A file that vanishes meanwhile is no longer needed."""
         copied = []
         for path in self._table_files():
             name = str(path.relative_to(self._store))
@@ -225,8 +225,8 @@ class _Backup:
         return copied
 
     def _table_files(self) -> Iterator[Path]:
-        """In each folder journals first, for they may be folded into their table meanwhile; then JSON: a
-        ``cursor.json`` speaks of rows that are in other files by then, which grow."""
+        """Yield the files in copy order: in each folder journals first, because one may be merged into its table
+        meanwhile; then JSON, because a ``cursor.json`` refers to rows that are already in other, growing files."""
         for name in ("config", OWN_FOLDER):
             for folder, folders, names in os.walk(self._store / name):
                 relative = Path(folder).relative_to(self._store)
@@ -269,10 +269,10 @@ class _Backup:
         return _Source(end, checkpoint.physic_msg_timestamp, running, fds, file_bytes)
 
     def _log_begin(self, flushed: int) -> int:
-        """Where the log must begin at the latest, as FlintMQ noted before it took a file away. To be asked once the
-        files have been listed: what was noted since speaks of what may be gone, not of what must be there."""
+        """Return the greatest possible begin of the log, which FlintMQ notes before it deletes a file. Call this after
+        listing the files: later notes tell which files may be gone, not which must exist."""
         state = StoreState(ReadOnlyFiles(), self._store / OWN_FOLDER / "state.json")
-        with suppress(CorruptFile):  # copied as it is; then nobody knows where the log began
+        with suppress(CorruptFile):  # copied unchanged; the begin of the log is unknown then
             state.load()
         log_start = state.snapshot.log_start
         return log_start if 0 <= log_start < flushed else flushed
@@ -302,8 +302,8 @@ class _Backup:
         return copied
 
     def _is_there(self, name: str, fd: int, known: BackedUp, source: _Source) -> bool:
-        """Whether the backup has the whole file already. Whole files never change, so a look at both ends tells whether
-        it is this one."""
+        """Return whether the backup already has the whole file. Whole files never change, so comparing both ends is
+        enough to identify it."""
         target = self._folder / LOG_FOLDER / name
         if not known.bytes == source.wanted(name) == source.file_bytes:
             return False
@@ -321,7 +321,7 @@ class _Backup:
     def _copy_file(
         self, name: str, fd: int, wanted: int, known: BackedUp | None, progress: tuple[int, int]
     ) -> BackedUp:
-        """Copy the first ``wanted`` bytes of a log file, or what is missing of them; all are read and summed."""
+        """Copy the first ``wanted`` bytes of a log file, or the missing part of them; read and hash all of them."""
         files, target = self._files, self._folder / LOG_FOLDER / name
         keep = known.bytes if known is not None and target.exists() and target.stat().st_size >= known.bytes else 0
         if keep > wanted:
@@ -334,7 +334,7 @@ class _Backup:
 
         out = files.open(target, create=True)
         try:
-            files.resize(out, keep)  # what an interrupted run wrote behind it may not be on disk
+            files.resize(out, keep)  # later bytes of an interrupted run may not be on disk
             at = copy_summed(files, fd, out, 0, keep, digest, step, write=False)
             if keep and known is not None and digest.hexdigest() != known.sha256:
                 raise self._another_log(name)
@@ -357,7 +357,7 @@ class _Backup:
         )
 
     def _remove_what_it_does_not_name(self, manifest: Manifest) -> None:
-        """Log files that retention has taken, tables of the backup before, and the notes of this run."""
+        """Remove log files that retention has deleted, tables of the previous backup, and the notes of this run."""
         named = {each.path for each in manifest.log}
         for path in (self._folder / LOG_FOLDER).iterdir():
             if path.name not in named:
@@ -370,7 +370,7 @@ class _Backup:
 
 
 def _allow_descriptors(count: int) -> None:
-    """Have the system allow so many open files, if it can."""
+    """Raise the system's limit of open files to ``count``, if possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + SPARE_DESCRIPTORS
     if wanted > soft != resource.RLIM_INFINITY:

@@ -1,9 +1,10 @@
-"""What a backup is made of: ``backup.json``, written last, by rename. A folder without it is no backup yet.
+"""Layout of a backup, and its manifest ``backup.json``. The manifest is written last, by rename; a folder without it is
+not a complete backup.
 
-DEST/backup.json            what there is: each file with its size and SHA-256, and where the log ends; with a checksum
-DEST/backup-progress.json   only while one is made: the log files that are copied already
+DEST/backup.json            each file with its size and SHA-256, and the end of the log; with a checksum
+DEST/backup-progress.json   only during a backup: the log files that are already copied
 DEST/commitlog/             the log's files, the last one up to the log's end
-DEST/tables-N/              config/ and flintmq/ as they were; N grows, so that the backup before stays whole
+DEST/tables-N/              config/ and flintmq/; N grows, so that the previous backup stays complete
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class BackedUp:
 
 @dataclass(slots=True)
 class Manifest:
-    """A whole backup. The log's records lie in ``[log_begin, log_end)``, physical offsets; ``file_bytes``: what a whole
-    CommitLog file takes; ``last_store_ms``: store time of the last record; ``running``: made beside a broker."""
+    """A complete backup. The log's records are in ``[log_begin, log_end)``, physical offsets; ``file_bytes``: size of a
+    CommitLog file; ``last_store_ms``: store time of the last record; ``running``: made while a broker ran."""
 
     made_at: str
     version: str
@@ -59,16 +60,16 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """All files together."""
+        """Return the total size of all files."""
         return sum(each.bytes for each in (*self.tables, *self.log))
 
     def save(self, files: Files, folder: Path) -> None:
-        """Make it the manifest of ``folder``, durably: the backup is whole from then on."""
+        """Write the manifest of ``folder`` durably: the backup is complete from then on."""
         replace_file(files, folder / MANIFEST, encode_checked(asdict(self)).encode())
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:
-        """That of ``folder``; None where there is none. Raises ``BackupError`` where it cannot be read."""
+        """Return the manifest of ``folder``, or None if there is none. Raises ``BackupError`` if it is unreadable."""
         table = _read(folder / MANIFEST)
         if table is None:
             return None

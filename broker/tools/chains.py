@@ -1,4 +1,4 @@
-"""Index files by themselves: headers, the order of the entries, and the chains that hang on the slots."""
+"""Checks within one index file: header, order of the entries, and the chains of the slots."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .findings import Findings
 
 
 def check_file(file: IndexFile, findings: Findings, *, clean: bool) -> None:
-    """Check one file. ``clean``: the broker stopped in order, so nothing may be half done.
+    """Check one file. ``clean``: the broker stopped in order, so no update may be incomplete.
 
-    A wrong count of entries is put right for whatever reads the file here after this.
+    A wrong entry count is corrected in the private map, for later checks of the file.
     """
     before = findings.total
     if clean or not 0 <= file.index_count <= file.entries:
         _set_count_right(file, findings)
     if file.index_count <= 1:
         return
-    # The map is private: what the kernel sets right stays in this process.
+    # The map is private: corrections by the kernel stay in this process.
     result = kernel.check(file.array(), file.slots, file.entries, np.zeros(file.slots, np.int32))
     begins_right = file.header.begin_physical_offset == entries_of(file)[1]["physical_offset"]
     if result == kernel.DAMAGED or not begins_right or (result == kernel.REPAIRED and clean):
@@ -33,8 +33,8 @@ def check_file(file: IndexFile, findings: Findings, *, clean: bool) -> None:
 
 
 def _set_count_right(file: IndexFile, findings: Findings) -> None:
-    """Compare the header's count with what is there: entries hold a physical offset or a hash, what was never written
-    holds zeros."""
+    """Compare the header's count with the entries: a used one has a physical offset or a hash, an unused one is all
+    zeros."""
     entries = entries_of(file)
     count = file.index_count
     ends_there = 0 <= count <= file.entries and (count == file.entries or not entries[count]["key_hash"])
@@ -50,7 +50,7 @@ def _set_count_right(file: IndexFile, findings: Findings) -> None:
 
 
 def _find_damage(file: IndexFile, findings: Findings) -> None:
-    """Say where the file is not what its entries make of it. Sorts all entries by slot."""
+    """Report where slots and chains contradict the entries. Sorts all entries by slot."""
     used = entries_of(file)[1 : file.index_count]
     hashes, offsets = used["key_hash"].astype(np.int64), used["physical_offset"].astype(np.int64)
     for number in np.flatnonzero(hashes < 0).tolist():
@@ -83,7 +83,7 @@ def _check_slots(file: IndexFile, slots: np.ndarray, findings: Findings) -> None
 
 def _check_header(file: IndexFile, slots: np.ndarray, offsets: np.ndarray, findings: Findings) -> None:
     heads = np.frombuffer(file.array(), ">i4", file.slots, INDEX_HEADER_BYTES)
-    # Wrong entries or slots speak for themselves: a count that fits either is right.
+    # Wrong entries or slots are reported on their own, so a count that fits either is accepted.
     slot_counts = (len(np.unique(slots)), int(np.count_nonzero(heads)))
     for name, expected in (
         ("begin_physical_offset", (int(offsets[0]),)),

@@ -24,7 +24,7 @@ EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
 
 OPERATOR_FILES = ("broker.toml", "flintmq-broker.service", "prometheus.yml", "alerts.yml", "grafana-dashboard.json")
-"""Of the package ``flintmq.conf``, those that ``conf`` writes."""
+"""Files of the package ``flintmq.conf`` that ``conf`` writes."""
 
 _STORE = click.argument("store", type=click.Path(path_type=Path))
 _INDEX_SLOTS = click.option(
@@ -36,7 +36,7 @@ _RUNNING = click.option(
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
-    """A time, as ms since 1970 UTC."""
+    """Parameter type of a time, as ms since 1970 UTC."""
 
     name = "time"
 
@@ -58,7 +58,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg] # generic since click 8
 
 
 def _tool(work: Callable[..., int]) -> Callable[..., None]:
-    """Turn errors into a line and an exit code. ``work`` returns the exit code."""
+    """Wrap a command: turn errors into one line and an exit code. ``work`` returns the exit code."""
 
     @functools.wraps(work)
     def run(**arguments: Any) -> None:
@@ -68,7 +68,7 @@ def _tool(work: Callable[..., int]) -> Callable[..., None]:
             code = work(**arguments)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Whoever read has enough. What is still buffered must not fail again when Python ends.
+            # The reader closed the pipe. Buffered output must not fail again when Python exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = EXIT_CLOSED_PIPE
         except KeyboardInterrupt:
@@ -124,10 +124,10 @@ def _verify_backup(folder: Path, mode: str, show: int) -> int:
 @_INDEX_SLOTS
 @_tool
 def rebuild(store: Path, index_slots: int | None) -> int:
-    """Make ConsumeQueues and index of a stopped STORE anew from its log.
+    """Rebuild ConsumeQueues and index of a stopped STORE from its log.
 
-    The files that are there are moved to flintmq/aside first and removed at the end. Damage of the log is
-    contained as by a start. Interrupted or killed, the next start of a broker, or of this, goes on.
+    The old files are moved to flintmq/aside first and removed at the end. Damage of the log is contained as
+    at a start. If the command is interrupted, the next start of a broker, or of this command, continues.
     """
     from ..store.containing import lost_text
     from .rebuild import rebuild as run
@@ -155,7 +155,7 @@ def rebuild(store: Path, index_slots: int | None) -> int:
 
 @click.command()
 @_STORE
-@click.option("--apply", is_flag=True, help="Do it. Without, what would be done is said, and nothing is changed.")
+@click.option("--apply", is_flag=True, help="Apply the repair. Without it, only print what would be done.")
 @click.option("--show", type=click.IntRange(0), default=10, metavar="N", help="Findings shown of each kind.  [10]")
 @click.option(
     "--accept-missing", "names", multiple=True, metavar="FILE",
@@ -164,10 +164,10 @@ def rebuild(store: Path, index_slots: int | None) -> int:
 @_INDEX_SLOTS
 @_tool
 def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_slots: int | None) -> int:
-    """Repair a stopped STORE: contain what is damaged in its log, make queues and index anew where they are wrong.
+    """Repair a stopped STORE: contain damage in its log, and rebuild queues and index if they are wrong.
 
-    Messages that were damaged are lost; their bytes are kept in flintmq/quarantine. Where a backup has the file, put
-    that back instead. Exit code 0: nothing is wrong, or not any more; 1: something is; 2: refused.
+    Damaged messages are lost; their bytes are kept in flintmq/quarantine. If a backup has the file, restore
+    it instead. Exit code 0: nothing is wrong, or no longer; 1: something still is; 2: refused.
     """
     from .giving_up import give_up
     from .repair import done_lines, examine, giving_up_lines, plan_lines
@@ -209,9 +209,9 @@ def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_sl
 @_INDEX_SLOTS
 @_tool
 def dump(store: Path, limit: int | None, running: bool, index_slots: int | None, **wanted: Any) -> int:
-    """Print the records of STORE's log as JSON lines, in the order in which they lie there. Changes nothing.
+    """Print the records of STORE's log as JSON lines, in log order. Changes nothing.
 
-    Records that are damaged are left out, and named on standard error; then the exit code is 1.
+    Damaged records are left out and listed on standard error; the exit code is 1 then.
     """
     from itertools import islice
 
@@ -236,7 +236,7 @@ def dump(store: Path, limit: int | None, running: bool, index_slots: int | None,
 @_INDEX_SLOTS
 @_tool
 def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) -> int:
-    """Say what is in STORE: messages by queue, files, how full the index is, the checkpoint. Changes nothing."""
+    """Show what STORE contains: messages by queue, files, use of the index, the checkpoint. Changes nothing."""
     from .findings import Findings
     from .report import findings_text
     from .stat import store_stat
@@ -269,9 +269,9 @@ def stat(store: Path, mode: str | None, running: bool, index_slots: int | None) 
 @click.option("-o", "--output", "mode", type=click.Choice([PLAIN, JSON]), default=PLAIN, help="Text, or JSON lines.")
 @_tool
 def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], mode: str) -> int:
-    """Say which CommitLog files of STORE retention would take away now, and why the others stay. Changes nothing.
+    """Show which CommitLog files of STORE retention would delete now, and why the others stay. Changes nothing.
 
-    The settings are those of a broker that is started with the same options and environment; one may run meanwhile.
+    The settings are those of a broker started with the same options and environment; a broker may be running.
     """
     import time
 
@@ -291,10 +291,10 @@ def plan_clean(store: Path, config: Path | None, assignments: tuple[str, ...], m
 @click.argument("dest", type=click.Path(path_type=Path))
 @_tool
 def backup(store: Path, dest: Path) -> int:
-    """Copy STORE into the folder DEST, also while a broker serves it.
+    """Copy STORE into the folder DEST, even while a broker serves it.
 
-    The copy holds everything that was acknowledged as on disk before it began. Run again, it adds what is new;
-    interrupted, it goes on. `restore` makes a store of it, `backup.json` in it says what it holds.
+    The copy has everything that was acknowledged as on disk before it began. Run it again to add new data, or
+    to continue an interrupted run. `restore` makes a store of it; `backup.json` lists its content.
     """
     from .backup import backup as run
 
@@ -322,9 +322,9 @@ def backup(store: Path, dest: Path) -> int:
 @_STORE
 @_tool
 def restore(backup_folder: Path, store: Path) -> int:
-    """Make the folder STORE, which must be empty, a store with what BACKUP holds.
+    """Restore BACKUP into the folder STORE, which must be empty.
 
-    Every byte is checked on its way. The first start of a broker on it makes queues and index anew from the log.
+    Every byte is checked during the copy. The first start of a broker on it rebuilds queues and index from the log.
     """
     from .restore import restore as run
 
@@ -346,8 +346,8 @@ def restore(backup_folder: Path, store: Path) -> int:
 def conf(dest: Path) -> int:
     """Write the files for operators into the folder DEST.
 
-    They are broker.toml with every setting and its default, a systemd unit, a scrape configuration and rules for
-    alerts for Prometheus, and a dashboard for Grafana. A file that is there already is not overwritten.
+    These are broker.toml with every setting and its default, a systemd unit, a scrape configuration and alert
+    rules for Prometheus, and a dashboard for Grafana. An existing file is not overwritten.
     """
     from importlib import resources
 

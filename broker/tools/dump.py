@@ -1,7 +1,7 @@
-"""``flintmq-broker dump``: the records of a log as JSON lines, in the order in which they lie there.
+"""``flintmq-broker dump``: the records of a log as JSON lines, in log order.
 
-Everything that is in the log is shown, also records of topics that were deleted, half messages and what a broker stored
-for itself. A damaged record is a finding, and passed over.
+It shows everything in the log, including records of deleted topics, half messages and the broker's own records. A
+damaged record is reported as a finding and skipped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OWN_PROPERTIES = {PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHA
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which records: each None takes all. Times in ms, both ends included; offsets are physical, half-open."""
+    """Filter of the records: None matches all. Times in ms, both ends included; offsets are physical, half-open."""
 
     topic: str | None = None
     queue: int | None = None
@@ -58,7 +58,7 @@ class Wanted:
     to_offset: int = FOREVER
 
     def has_key(self, record: Record) -> bool:
-        """Whether the record has the key wanted, if any, among its keys or as its id."""
+        """Return whether the record has the wanted key, if any, among its keys or as its id."""
         if self.key is None:
             return True
         properties = record.property_map()
@@ -66,7 +66,7 @@ class Wanted:
 
 
 def records(store: OfflineStore, end: int, wanted: Wanted) -> Iterator[Record]:
-    """The records wanted of the log below ``end``, without tombstones. What is damaged is entered into the store's
+    """Yield the wanted records of the log below ``end``, without tombstones. Damage is added to the store's
     findings."""
     for record in _records(store, end, wanted):
         if not store.quarantine.covers(record.physical_offset):
@@ -111,7 +111,7 @@ def _scan_file(store: OfflineStore, file: MappedFile, begin: int, end: int, want
     name = np.frombuffer(bytearray(topic or b"\0"), np.uint8)
     picked = np.zeros(PICKED_MAX, np.int64)
     at, stop = max(begin - file.start_offset, 0), min(end - file.start_offset, file.size)
-    if at:  # an offset that somebody typed is seldom a record's
+    if at:  # an offset given by the user is rarely the begin of a record
         at = int(examine.next_record(array, at, stop, file.start_offset, parts))
     while at < stop:
         status, at, count = examine.pick(
@@ -148,14 +148,14 @@ def _decode(store: OfflineStore, file: MappedFile, array: np.ndarray, at: int) -
 
 
 def _indexed(store: OfflineStore) -> tuple[int, int] | None:
-    """The part of the log whose keys are all in the index, or None where the index is not sound."""
+    """Return the part of the log whose keys are all in the index, or None if the index is not sound."""
     expected = store.state.snapshot.index_files if not store.is_rocketmq else []
     names = {file.path.name for file in store.index_files}
     if not names or not names.issuperset(expected) or any(store.findings.counts):
         return None
     found = Findings()
     for file in store.index_files:
-        if store.shared:  # beside a broker, the newest file is being written
+        if store.shared:  # while a broker runs, the newest file is incomplete
             check_file(file, found, clean=store.clean)
     used = [file for file in store.index_files if file.index_count > 1]
     if found.total or not used:
@@ -203,7 +203,7 @@ def _fits(record: Record, wanted: Wanted) -> bool:
 
 
 def record_row(record: Record) -> dict[str, Any]:
-    """A record under the names that a message has on the command line, and what else the log knows of it."""
+    """Return a record with the field names of messages on the command line, and the log's further fields."""
     properties = record.property_map()
     body, compression = _plain_body(record)
     row: dict[str, Any] = {
@@ -241,7 +241,7 @@ def _host(blob: bytes) -> str:
 
 
 def _plain_body(record: Record) -> tuple[bytes, str]:
-    """The body as it was sent, and nothing; or, where it cannot be unpacked, as it is stored, and how."""
+    """Return the original body and an empty string, or the stored body and its compression if it cannot be unpacked."""
     if not record.sys_flag & SysFlag.COMPRESSED:
         return record.body, ""
     name = {SysFlag.COMPRESSION_LZ4: "lz4", SysFlag.COMPRESSION_ZSTD: "zstd"}.get(

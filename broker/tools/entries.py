@@ -1,4 +1,4 @@
-"""Index entries against the keys of the records: a cursor goes through the entries beside the log."""
+"""Comparison of index entries with the keys of the records: a cursor moves through the entries in step with the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .findings import Findings
 
 SECONDS_MAX = 2**31 - 1
 LOOK_AHEAD = 512
-"""So many entries in a row may be wrong, and what follows is still told apart."""
+"""Maximum number of consecutive wrong entries after which the comparison still finds its place again."""
 
 Key = tuple[int, int, int, bool]
 """(hash, physical offset, store time in ms, whether the index may lack it)."""
@@ -25,15 +25,15 @@ Entry = tuple[int, int, int, int]
 
 
 def entries_of(file: IndexFile) -> np.ndarray:
-    """All entries of a file, entry 0 too, on its map."""
+    """Return a view of all entries of a file, entry 0 included."""
     return np.frombuffer(file.array(), ENTRY_DTYPE, file.entries, file.entries_at)
 
 
 class EntryCursor:
-    """Goes through the entries of ``files``, oldest first, from the first one of a record at or behind ``begin`` on.
+    """Cursor through the entries of ``files``, oldest first, starting with the first record at or after ``begin``.
 
-    ``dispatched``: keys of records below this must be there. ``detailed``: say what is wrong and go on; else the first
-    difference ends the comparison, which can then be done again in detail, from the log's beginning.
+    ``dispatched``: keys of records below this must exist. ``detailed``: report every error and continue; otherwise the
+    first difference ends the comparison, which can then be repeated in detail from the beginning of the log.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class EntryCursor:
         self._detailed = detailed
         self._lost = False
         self.pending = 0
-        """Keys that the next start will put."""
+        """Number of keys that the next start will put."""
         self._at = 0
-        """Which file the next entry is in."""
+        """Index of the file with the next entry."""
         self._number = 1
         self._held: list[Key] = []
-        """In detail: the last keys, kept until the ones behind them show what is wrong."""
+        """In detailed mode: the last keys, kept until later ones show what is wrong."""
         self._begin_ms: dict[IndexFile, int] = {}
         self._seek(begin)
 
@@ -67,8 +67,8 @@ class EntryCursor:
             self._at, self._number = self._at + 1, 1
 
     def compare(self, keys: np.ndarray, optional: np.ndarray, reached: int, findings: Findings) -> bool:
-        """Compare the entries of the records in front of ``reached`` with ``keys``, as ``examine`` gives them; entries
-        of ``optional`` keys may be there too. False where something differs and nothing was said of it."""
+        """Compare the entries of the records before ``reached`` with ``keys``, as ``examine`` returns them; entries of
+        ``optional`` keys may exist too. Return False if there is a difference that was not reported."""
         if self._detailed:
             self._held += _merged(keys, optional)
             if len(self._held) > 2 * LOOK_AHEAD:
@@ -80,7 +80,7 @@ class EntryCursor:
         return not self._lost
 
     def finish(self, findings: Findings) -> None:
-        """In detail: no key follows."""
+        """Finish the detailed comparison: no key follows."""
         self._align(self._held, len(self._held), findings)
         self._held.clear()
         places, entries = self._window(LOOK_AHEAD)
@@ -91,7 +91,7 @@ class EntryCursor:
             places, entries = self._window(LOOK_AHEAD)
 
     def _fits(self, keys: list[Key], reached: int) -> bool:
-        """Whether the next entries are those of the keys, where some may be left out."""
+        """Return whether the next entries are those of the keys, some of which may be left out."""
         _, entries = self._window(len(keys) + 1)
         entry = 0
         for key in keys:
@@ -131,7 +131,7 @@ class EntryCursor:
     # In detail.
 
     def _window(self, count: int) -> tuple[list[tuple[IndexFile, int]], list[Entry]]:
-        """The next entries, at most ``count``: (file, number) and content of each."""
+        """Return the next entries, at most ``count``: (file, number) and content of each."""
         places: list[tuple[IndexFile, int]] = []
         entries: list[Entry] = []
         number = self._number
@@ -143,7 +143,7 @@ class EntryCursor:
         return places, entries
 
     def _go_on(self, count: int) -> None:
-        """Pass over entries, into the next files if need be."""
+        """Skip entries, into the next files if necessary."""
         while count:
             file = self._files[self._at]
             step = min(count, file.index_count - self._number)
@@ -218,7 +218,7 @@ class EntryCursor:
 
 
 def _merged(keys: np.ndarray, optional: np.ndarray) -> list[Key]:
-    """Both in the order of the log."""
+    """Merge both in log order."""
     rows: list[Key] = [
         (row[kernel.K_HASH], row[kernel.K_PHYSICAL_OFFSET], row[kernel.K_STORE_MS], may_lack)
         for flat, may_lack in ((keys, False), (optional, True))
@@ -234,7 +234,7 @@ def _same(key: Key, entry: Entry) -> bool:
 
 
 def _wrong_in_a_row(keys: list[Key], at: int, entries: list[Entry], entry: int) -> int:
-    """How many entries have to be wrong for what follows to fit again; 0 where that explains nothing."""
+    """Return the number of wrong entries after which the rest fits again; 0 if that explains nothing."""
     for step in range(1, min(LOOK_AHEAD, len(keys) - at, len(entries) - entry) + 1):
         if at + step == len(keys) or entry + step == len(entries):
             return step if at + step == len(keys) and entry + step == len(entries) else 0
@@ -254,7 +254,7 @@ def _add_wrong(file: IndexFile, number: int, entry: Entry, key: Key, findings: F
 
 
 def _add_stray(file: IndexFile, number: int, entry: Entry, known: set[tuple[int, int]], findings: Findings) -> None:
-    """An entry too many. One that repeats a key of its message does no harm: RocketMQ writes such after a crash."""
+    """Report a surplus entry. A repeated key of a message is harmless: RocketMQ writes it after a crash."""
     if entry[:2] not in known:
         text = f"says hash {entry[0]:,} at physical offset {entry[1]:,}, where no message has such a key"
         _add_entry("index-stray", file, number, text, -1, findings)

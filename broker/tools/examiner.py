@@ -1,4 +1,4 @@
-"""One segment of the log: every record is checked, and compared with what queues and index say of it."""
+"""The check of one segment of the log: every record is checked, and compared with queues and index."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
 CHUNK_BYTES = 4 * 1024 * 1024
 FLAWS_MAX = 4096
 CLOCK_MARGIN_MS = 3_000
-"""RocketMQ's own margin on times."""
+"""RocketMQ's own tolerance for times."""
 
 
 @dataclass(slots=True)
 class QueueSpan:
-    """What a segment has of a queue: its first record's queue offset and place, the offset behind its last, another one
-    that may be that (-1: none), how many there are, and where its offsets last begin again at 0 (0: nowhere)."""
+    """One queue's part of a segment: queue offset and position of its first record, the offset after its last one, an
+    alternative to that (-1: none), the number of records, and where its offsets last restart at 0 (0: nowhere)."""
 
     first: int
     first_at: int
@@ -43,7 +43,7 @@ class QueueSpan:
 
 @dataclass(slots=True)
 class Segment:
-    """A stretch of one CommitLog file, and what was found in it. ``reached``: where its last record ends."""
+    """A range of one CommitLog file, and the results of its check. ``reached``: end of its last record."""
 
     file: MappedFile
     begin: int
@@ -63,7 +63,7 @@ class PassStopped(Exception):
 
 
 class Examiner:
-    """Works on one segment at a time; one for each thread. ``adding``: held to make a queue known."""
+    """Checks one segment at a time; one examiner per thread. ``adding``: lock for adding a queue."""
 
     def __init__(self, store: OfflineStore, end: LogEnd, adding: threading.Lock, stop: threading.Event) -> None:
         self._store = store
@@ -86,7 +86,7 @@ class Examiner:
         self._queues: list[ConsumeQueue] = []
 
     def run(self, segment: Segment, cursor: EntryCursor | None) -> Segment:
-        """Go through the segment. ``cursor``: where its keys stand in the index; None: the index is left alone. Raises
+        """Check the segment. ``cursor``: position of its keys in the index; None: ignore the index. Raises
         ``PassStopped``."""
         segment.units = UnitComparison(self._store, segment.findings, self._end.dispatched)
         file, array = segment.file, segment.file.array()
@@ -128,7 +128,7 @@ class Examiner:
         return int.from_bytes(array[at : at + 4].tobytes(), "big") == len(array) - at
 
     def _take(self, segment: Segment, before: int, at: int) -> None:
-        """What the last call found, but for keys."""
+        """Take over the results of the last call, except keys."""
         state = self._state
         segment.records += int(state[kernel.S_RECORDS])
         flaws = self._flaws[: examine.FLAW_ROW * int(state[examine.S_FLAWS])].reshape(-1, examine.FLAW_ROW)
@@ -145,14 +145,15 @@ class Examiner:
             segment.units.compare(self._queues[row], queue_offset, units)
 
     def _begins_again(self, segment: Segment, at: int) -> bool:
-        """Whether the record may be the first of a topic that RocketMQ deleted and made again: it counts from 0."""
+        """Return whether the record may be the first of a topic that RocketMQ deleted and recreated: it counts from
+        0."""
         return (
             self._store.is_rocketmq
             and not segment.file.array()[at + _QUEUE_OFFSET_AT : at + _QUEUE_OFFSET_AT + 8].any()
         )
 
     def _row_of(self, array: np.ndarray, at: int) -> int:
-        """The row of the queue of a record that ``examine`` went over."""
+        """Return the queue's row of a record that ``examine`` has checked."""
         topic, queue_id, _ = which_message(array, at)
         queue = self._store.queues.get(topic, queue_id)
         assert queue is not None
@@ -165,7 +166,7 @@ class Examiner:
             segment.index_differs = True
 
     def _know_queues(self) -> None:
-        """Take over the table of queues, as it is now: others may add to it meanwhile."""
+        """Copy the current table of queues; other threads may add to it meanwhile."""
         table = self._store.queues
         with self._adding:
             self._slots, self._topics = table.slots.copy(), table.topics.copy()
@@ -178,7 +179,7 @@ class Examiner:
         self._rows = rows
 
     def _new_queue(self, segment: Segment, array: np.ndarray, at: int) -> int:
-        """Make the queue known of the record at ``at``; where to go on."""
+        """Add the queue of the record at ``at``; return where to continue."""
         parts = self._scratch
         topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
         queue_id = int.from_bytes(array[at + _QUEUE_ID_AT : at + _QUEUE_ID_AT + 4].tobytes(), "big", signed=True)
@@ -192,14 +193,14 @@ class Examiner:
             return at + int(parts[kernel.R_SIZE])
         with self._adding:
             self._store.queues.add(name, queue_id)
-        # What this segment knows of its queues stays; rows are only ever added.
+        # This segment's queue state stays valid: rows are only ever added.
         known = self._rows[: len(self._queues)].copy()
         self._rows = known
         self._know_queues()
         return at
 
     def _pass_over(self, segment: Segment, array: np.ndarray, at: int, status: int) -> int:
-        """A stretch without a record begins at ``at``; where it ends."""
+        """Report a range without a record that begins at ``at``; return its end."""
         found = examine.next_record(array, at + 1, segment.end, segment.file.start_offset, self._scratch)
         lost = found - at
         segment.findings.add(
@@ -237,7 +238,7 @@ _FLAWS = {
 
 
 def add_flaw(segment: Segment, kind: int, at: int, detail: int) -> None:
-    """Enter what ``examine`` found in the record at ``at`` of the file."""
+    """Report a flaw that ``examine`` found in the record at ``at`` of the file."""
     name, text = _FLAWS[kind]
     file = segment.file
     topic, queue_id, queue_offset = which_message(file.array(), at)
@@ -248,7 +249,7 @@ def add_flaw(segment: Segment, kind: int, at: int, detail: int) -> None:
 
 
 def which_message(array: np.ndarray, at: int) -> tuple[str, int, int]:
-    """(topic, queue, queue offset) of the record at ``at``, whose parts are sound."""
+    """Return (topic, queue, queue offset) of the record at ``at``, whose parts are sound."""
     parts = np.zeros(kernel.PARTS, np.int64)
     fields = RECORD_STRUCT.unpack(array[at : at + RECORD_STRUCT.size].tobytes())
     kernel.locate(array, at, len(array), fields[6], parts)
@@ -257,7 +258,7 @@ def which_message(array: np.ndarray, at: int) -> tuple[str, int, int]:
 
 
 def store_time(store: OfflineStore, physical_offset: int) -> int | None:
-    """When the record there was stored, ms; None where there is none."""
+    """Return the store time of the record there in ms; None if there is no record."""
     file = store.find(physical_offset)
     if file is None:
         return None

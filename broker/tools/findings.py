@@ -1,4 +1,4 @@
-"""What a tool found wrong in a store: where, why it matters, and what helps."""
+"""Findings: everything that a tool found wrong in a store, with its place, its consequence and a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of damage. ``title``: what it is; ``why``: why it matters; ``remedy``: what to do."""
+    """One kind of damage: its title, why it matters, and the remedy."""
 
     title: str
     why: str
@@ -131,8 +131,8 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """One thing that is wrong. ``kind``: of ``KINDS``; ``path``: the file; ``position``: the byte in it, -1: the whole
-    file; ``physical_offset``: the place in the log that it is about, -1: none; ``text``: what is wrong there."""
+    """One error. ``kind``: key of ``KINDS``; ``path``: the file; ``position``: byte in the file, -1: the whole file;
+    ``physical_offset``: affected place in the log, -1: none; ``text``: description of the error."""
 
     kind: str
     path: Path
@@ -148,12 +148,12 @@ class Findings:
     shown_max: int = 1000
     counts: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What is not wrong but good to know."""
+    """Notes that are not errors."""
     _shown: dict[str, list[Finding]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, kind: str, path: Path, text: str, *, position: int = -1, physical_offset: int = -1) -> None:
-        """Note one."""
+        """Add one finding."""
         assert kind in KINDS, kind
         with self._lock:
             self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -162,13 +162,13 @@ class Findings:
                 shown.append(Finding(kind, path, position, physical_offset, text))
 
     def note(self, text: str) -> None:
-        """Note what is not wrong."""
+        """Add a note that is not an error."""
         with self._lock:
             if text not in self.notes:
                 self.notes.append(text)
 
     def extend(self, others: Findings, prefix: str = "") -> None:
-        """Take over what another has, of the kinds whose names begin with ``prefix``."""
+        """Add the findings of another object whose kinds begin with ``prefix``."""
         with self._lock:
             for kind, count in others.counts.items():
                 if not kind.startswith(prefix):
@@ -181,10 +181,10 @@ class Findings:
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """Total number of findings."""
         return sum(self.counts.values())
 
     def __iter__(self) -> Iterator[Finding]:
-        """Those that were kept, in the order of ``KINDS``, then by file and position."""
+        """Yield the kept findings, in the order of ``KINDS``, then by file and position."""
         for kind in KINDS:
             yield from sorted(self._shown.get(kind, []))

@@ -1,8 +1,8 @@
-"""CommitLog files that are gone for good: what was in them is given up, so that a broker starts on the store again.
+"""Accepting the loss of missing CommitLog files, so that a broker starts on the store again.
 
-A file of zeros takes the place of each, whole or not at all. The rest is the containment of any other damage: a start
-finds a hole as large as the file, learns from queues and the records around it which messages are lost, and fills it
-with tombstones. So whoever is killed in between has a store with that file missing, or with that damage in it.
+A file of zeros atomically takes the place of each. The rest is the containment of any other damage: a start finds a
+hole of the size of the file, learns from queues and surrounding records which messages are lost, and fills it with
+tombstones. If the process is killed in between, the file is either still missing or damaged in that way.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .offline import OfflineStore
 from .tables import first_of_log
 
 MISSING_MAX = 10_000
-"""More files are not missing: one that does not belong there lies behind the log."""
+"""Maximum number of missing files; a larger gap means that a file after it does not belong to the log."""
 
 
 def missing_files(store: OfflineStore) -> list[Path]:
-    """The files that the log of the store should have and has not: between those that are there, and where checkpoint
-    and notes say that it begins and ends. None where none is left to go by."""
+    """Return the missing files of the store's log: those between the existing ones, and up to its begin and end
+    according to checkpoint and notes. Return none if no file is left to infer them from."""
     if not store.log_files:
         return []
     size, mark = store.settings.commitlog_file_bytes, store.checkpoint.mark
@@ -41,10 +41,10 @@ def missing_files(store: OfflineStore) -> list[Path]:
 
 
 def chosen_files(store: OfflineStore, names: Sequence[str]) -> list[Path]:
-    """The missing files of these names, in their order; one that is there again, perhaps as this run was interrupted
-    before, is left out.
+    """Return the missing files with these names, in order, without those that exist again, perhaps because an earlier
+    run was interrupted.
 
-    Raises ``ConfigurationError`` where a name is none of the missing ones', or others are missing too.
+    Raises ``ConfigurationError`` if a name is not that of a missing file, or if others are missing too.
     """
     missing = {path.name: path for path in missing_files(store)}
     folder = store.path / "commitlog"
@@ -65,7 +65,7 @@ def chosen_files(store: OfflineStore, names: Sequence[str]) -> list[Path]:
 
 
 def known_messages(store: OfflineStore, missing: Sequence[Path]) -> int:
-    """How many messages the queues know of that lay in these files."""
+    """Return the number of messages in these files that the queues know."""
     size = store.settings.commitlog_file_bytes
     return sum(
         len(UnitEvidence.of_queue(queue, int(path.name), int(path.name) + size))
@@ -77,7 +77,7 @@ def known_messages(store: OfflineStore, missing: Sequence[Path]) -> int:
 def give_up(
     path: Path, names: Sequence[str], *, index_slots: int | None = None, files: Files | None = None
 ) -> list[Path]:
-    """Put files of zeros in the place of these missing ones of the store at ``path``, on disk when it returns; which.
+    """Create files of zeros for these missing files of the store at ``path``, durably; return the created ones.
 
     Raises ``StoreLocked``, and ``ConfigurationError`` as ``chosen_files``; then nothing is changed.
     """

@@ -1,7 +1,7 @@
-"""Where a log ends, found without changing anything, and what lies behind that end.
+"""The end of a log, found without changing anything, and a check of the bytes after it.
 
-The rules are those of recovery: below the mark's flushed offset, or below a message that a queue proves, everything
-belongs to the log; behind it the first place without a sound record is the end.
+The rules are those of recovery: everything below the mark's flushed offset, or below a message that a queue proves,
+belongs to the log; after that, the log ends at the first place without a sound record.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .offline import FOREVER, OfflineStore
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """``offset``: the log's end; ``dispatched``: what lies below it must be in queues and index."""
+    """``offset``: end of the log; ``dispatched``: records below this must be in queues and index."""
 
     offset: int
     dispatched: int
 
 
 def find_end(store: OfflineStore) -> LogEnd:
-    """Where the log ends. Reads little, but for a store that is neither FlintMQ's nor has queues."""
+    """Find the end of the log. Reads little, unless the store is not FlintMQ's and has no queues."""
     mark = store.checkpoint.mark
     proven = mark.flushed_offset if mark is not None else _proven_by_queues(store)
     if store.log_files:
@@ -40,7 +40,7 @@ def find_end(store: OfflineStore) -> LogEnd:
 
 
 def _proven_by_queues(store: OfflineStore) -> int:
-    """Behind the last message that a queue knows and that is there; 0 without one."""
+    """Return the end of the last message that a queue knows and that exists; 0 without one."""
     proven = 0
     for queue in store.queues:
         last = last_record_unit(queue, count_units(queue, FOREVER))
@@ -50,7 +50,7 @@ def _proven_by_queues(store: OfflineStore) -> int:
 
 
 def unit_fits(store: OfflineStore, queue: ConsumeQueue, queue_offset: int, physical_offset: int, size: int) -> bool:
-    """Whether a unit of the queue points at a record that says it is that message."""
+    """Return whether a unit of the queue points at the record of that message."""
     file = store.find(physical_offset)
     if file is None:
         return False
@@ -68,7 +68,7 @@ def unit_fits(store: OfflineStore, queue: ConsumeQueue, queue_offset: int, physi
 
 
 def _first_bad(store: OfflineStore, begin: int) -> int:
-    """The first place from ``begin`` on, a record's boundary, where no sound record is."""
+    """Return the first place without a sound record, starting at ``begin``, a record boundary."""
     state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
     at = begin
     while (file := store.find(at)) is not None:
@@ -82,7 +82,8 @@ def _first_bad(store: OfflineStore, begin: int) -> int:
 
 
 def check_behind(store: OfflineStore, end: LogEnd) -> None:
-    """What lies behind the end: after an orderly stop of FlintMQ nothing; else a note says what a start would cut."""
+    """Check the bytes after the end: after an orderly stop of FlintMQ there are none; else note what a start would
+    cut."""
     for file in store.log_files:
         begin = max(end.offset - file.start_offset, 0)
         if begin >= file.size:

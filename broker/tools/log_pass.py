@@ -1,8 +1,8 @@
 """The pass over the whole log, by several threads.
 
-The log is cut into segments that threads work on side by side; the kernels run without the interpreter's lock. A cut is
-made where a record begins, found by its magic and physical offset; should such a place turn out to lie inside of a
-record, the segment behind is looked at again from where the one in front ends.
+The log is cut into segments that threads check in parallel; the kernels run without the GIL. Each cut is at the begin
+of a record, found by its magic and physical offset. If a cut turns out to be inside a record, the segment after it is
+checked again from the end of the previous one.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ THREADS_MAX = 8
 POLL_S = 0.1
 
 Progress = Callable[[int, int], None]
-"""Called with bytes of the log that are done, and that there are in all."""
+"""Callback with the number of finished bytes of the log, and their total."""
 
 
 class LogPass:
-    """Everything that takes a look at every record. ``segment_bytes``: how large a stretch one thread takes at once."""
+    """The check of every record. ``segment_bytes``: size of the range that one thread takes at a time."""
 
     def __init__(
         self, store: OfflineStore, end: LogEnd, progress: Progress, *, segment_bytes: int = SEGMENT_BYTES
@@ -56,16 +56,16 @@ class LogPass:
         self.pending_keys = 0
         self.records_by_row: dict[int, int] = defaultdict(int)
         self.explained: dict[int, int] = defaultdict(int)
-        """Units that have a record, by the queue's row."""
+        """Number of units that have a record, by the queue's row."""
         self.reported: dict[int, set[int]] = defaultdict(set)
-        """Queue offsets of units that are a finding already, by row."""
+        """Queue offsets of units that are already reported, by row."""
         self.begun_again: dict[int, int] = {}
-        """In a store of RocketMQ's: where a queue, by its row, counts from 0 again, because its topic was deleted and
-        made again. What lies before is to be taken for deleted."""
+        """In a store of RocketMQ's: where a queue, by its row, restarts at 0 because its topic was deleted and
+        recreated. Everything before that counts as deleted."""
         self._spans: dict[int, QueueSpan] = {}
 
     def run(self) -> None:
-        """Check records, units and entries; what is wrong goes into ``findings``."""
+        """Check records, units and entries; errors go into ``findings``."""
         segments = self._segments()
         self.bytes = sum(segment.end - segment.begin for segment in segments)
         index_findings = Findings()
@@ -134,11 +134,11 @@ class LogPass:
             self._store.path / "index", self._store.index_files, begin, self._end.dispatched, detailed=detailed
         )
 
-    # What the segments have in common.
+    # Joining the segments.
 
     def _join(self, segments: list[Segment]) -> list[Segment]:
-        """Take over what the segments found, in the order of the log, and what only shows between them; returns them
-        as they should have been cut."""
+        """Merge the results of the segments in log order, with errors that only show between them; return the segments
+        with corrected cuts."""
         joined: list[Segment] = []
         reached = 0
         for number, segment in enumerate(segments):
@@ -184,7 +184,7 @@ class LogPass:
         )  # fmt: skip
 
     def _compare_index_in_detail(self, segments: list[Segment]) -> None:
-        """Go through the log once more, in order, with one cursor, for what is wrong with the index alone."""
+        """Go through the log again, in order, with one cursor, to report every error of the index."""
         examiner = self._new_examiner()
         examiner.bytes_done = 0
         cursor = self._cursor(self._store.log_start, detailed=True)

@@ -1,6 +1,6 @@
-"""Damaged tables of a stopped store written anew: from the ``.bak`` beside each, or the ``.bak`` from the table.
+"""Restoring damaged tables of a stopped store: a table from its ``.bak``, or the ``.bak`` from its table.
 
-Of the tables that a start makes anew from the log (``timers/``, ``quarantine/``), nothing has to be mended.
+Tables that a start rebuilds from the log (``timers/``, ``quarantine/``) need no repair.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .backup_manifest import write_new
 
 
 def mend_tables(path: Path, files: Files) -> list[Path]:
-    """Write what is damaged anew where the other of the two is sound; which files that were. Raises ``StoreLocked``."""
+    """Rewrite each damaged file whose counterpart is sound; return the rewritten files. Raises ``StoreLocked``."""
     lock = StoreLock(files, path)
     lock.take()
     try:
@@ -34,7 +34,7 @@ def mend_tables(path: Path, files: Files) -> list[Path]:
 
 @contextmanager
 def _users_locked(path: Path) -> Iterator[None]:
-    """``flintmq user`` changes users under this lock, and takes no other."""
+    """Take the lock under which ``flintmq user`` changes users; it takes no other."""
     descriptor = os.open(path / OWN_FOLDER, os.O_RDONLY | os.O_DIRECTORY) if (path / OWN_FOLDER).is_dir() else -1
     try:
         if descriptor >= 0:
@@ -53,7 +53,7 @@ def _mend(path: Path, table: Path, files: Files) -> Path | None:
     if is_sound == is_backup_sound:
         return None
     if not is_sound and table == path / USERS_FILE and not _serves(table, backup):
-        return None  # somebody may have changed it to keep a user out: see ``protocol.users``
+        return None  # it may have been edited on purpose to lock a user out: see ``protocol.users``
     source, target = (table, backup) if is_sound else (backup, table)
     _replace(files, target, source.read_bytes())
     return target
@@ -68,7 +68,7 @@ def _is_sound(table: Path) -> bool:
 
 
 def _serves(table: Path, backup: Path) -> bool:
-    """Whether a broker would take the copy of the users."""
+    """Return whether a broker would use the copy of the users."""
     try:
         choose_users(table.read_bytes(), backup.read_bytes(), str(table))
     except ConfigurationError:
@@ -77,7 +77,7 @@ def _serves(table: Path, backup: Path) -> bool:
 
 
 def _replace(files: Files, target: Path, content: bytes) -> None:
-    """Replace a file, whole or not at all, by one with its owner and permissions."""
+    """Replace a file atomically, keeping its owner and permissions."""
     was = target.stat()
     scratch = target.with_name(f"{target.name}.tmp")
     scratch.unlink(missing_ok=True)

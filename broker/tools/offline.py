@@ -1,7 +1,7 @@
-"""A store opened for reading only, whatever state it is in.
+"""A store opened read-only, in whatever state it is.
 
-What is wrong with its files' names and sizes, or with its tables, becomes a finding; the rest can be read all the same.
-A broker is stricter: it does not start on such a store.
+Wrong names or sizes of files, and unreadable tables, become findings; everything else can still be read. A broker is
+stricter: it does not start on such a store.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ FOREVER = 1 << 62
 
 
 class ReadOnlyFiles(Files):
-    """Opens for reading only, and maps privately: what a kernel writes to such a map stays in this process."""
+    """Opens files read-only and maps them privately: writes of a kernel to such a map stay in this process."""
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """A descriptor for reading."""
+        """Open a file for reading."""
         assert not create, f"{path} would be made by a tool that only reads"
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
-        """The file's first ``size`` bytes, private and writable."""
+        """Map the file's first ``size`` bytes, private and writable."""
         return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
@@ -60,10 +60,10 @@ class ReadOnlyFiles(Files):
 class OfflineStore:
     """The files and tables of the store at ``path``. Context manager.
 
-    ``shared``: take the lock beside other readers, so that no broker starts meanwhile; else nothing is locked.
-    ``index_slots``: of its index files, where the store does not say. Raises ``StoreLocked``, and
-    ``ConfigurationError`` where there is no store (``NotAStore`` where it is a backup), or the index files' slots are
-    not known.
+    ``shared``: share the lock with other readers, so that no broker starts meanwhile; otherwise nothing is locked.
+    ``index_slots``: slots of the index files, if the store does not say. Raises ``StoreLocked``, and
+    ``ConfigurationError`` if there is no store (``NotAStore`` if it is a backup), or the number of slots is
+    unknown.
     """
 
     def __init__(self, path: Path, findings: Findings, *, shared: bool = True, index_slots: int | None = None) -> None:
@@ -120,7 +120,7 @@ class OfflineStore:
         self.close()
 
     def close(self) -> None:
-        """Close all files, and let the lock go."""
+        """Close all files and release the lock."""
         for file in self.log_files:
             file.close()
         for index_file in self.index_files:
@@ -131,23 +131,23 @@ class OfflineStore:
 
     @property
     def is_rocketmq(self) -> bool:
-        """Whether RocketMQ had the store last, or nobody is known to have had it."""
+        """Whether RocketMQ used the store last, or the last user is unknown."""
         return self.checkpoint.mark is None
 
     @property
     def log_start(self) -> int:
-        """Where the log begins."""
+        """Physical offset at which the log begins."""
         return self.log_files[0].start_offset if self.log_files else 0
 
     def deleted_below(self, topic: str) -> int:
-        """Below which physical offset the topic's records are those of a deleted topic."""
+        """Return the physical offset below which the topic's records belong to a deleted topic."""
         if self.is_rocketmq and len(self.topics) and self.topics.get(topic) is None and not is_system_topic(topic):
             return FOREVER  # RocketMQ deletes a topic by taking it out of the table
         return self.state.deleted_below(topic)
 
     def take_for_deleted(self, begun_again: dict[int, int]) -> None:
-        """Take what lies in front of these physical offsets, by queue row, for messages of a deleted topic; of other
-        queues of the topic, what lies in front of the first of them."""
+        """Treat messages before these physical offsets, by queue row, as those of a deleted topic; in other queues of
+        the topic, those before the first of these offsets."""
         topics: dict[str, int] = {}
         for row, physical_offset in begun_again.items():
             topic = self.queues.rows[row].topic
@@ -158,11 +158,11 @@ class OfflineStore:
                 self.queues.kernel_rows[queue.row, Q_DELETED_BELOW] = below
 
     def first_live(self, queue: ConsumeQueue) -> int:
-        """The physical offset from which on the queue's messages are there and not deleted."""
+        """Return the physical offset from which the queue's messages exist and are not deleted."""
         return max(self.log_start, int(self.queues.kernel_rows[queue.row, Q_DELETED_BELOW]))
 
     def find(self, physical_offset: int) -> MappedFile | None:
-        """The CommitLog file that holds a physical offset."""
+        """Return the CommitLog file that contains a physical offset."""
         for file in self.log_files:
             if file.start_offset <= physical_offset < file.end_offset:
                 return file
@@ -191,7 +191,7 @@ class OfflineStore:
             self.findings.add("table", path, str(error))
 
     def _sizes(self, index_slots: int | None) -> StoreSettings:
-        """The sizes that the store was made with: as it says itself, else as most of its files have them."""
+        """Return the sizes that the store was created with: from its own notes, else those of most of its files."""
         known = self.state.sizes
         defaults = StoreSettings()
         log_bytes = _most_common(_file_sizes(self.path / "commitlog", _OFFSET_NAME))
@@ -306,7 +306,7 @@ class OfflineStore:
                 self.index_files.append(IndexFile(self.files, path, self.files.open(path), slots, entries))
 
     def _own_files(self, folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-        """The files of a folder whose names are right, in order; each other entry is a finding."""
+        """Return the files of a folder with valid names, in order; each other entry is a finding."""
         own = []
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             if pattern.match(path.name) and path.is_file():
@@ -335,6 +335,6 @@ def _file_sizes(folder: Path, pattern: re.Pattern[str]) -> list[int]:
 
 
 def _most_common(sizes: Iterable[int]) -> int:
-    """The size that most files have, of two the larger; 0 without files."""
+    """Return the most common size, the larger one of a tie; 0 without files."""
     counts = Counter(size for size in sizes if size > 0)
     return max(counts, key=lambda size: (counts[size], size), default=0)

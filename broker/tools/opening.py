@@ -1,4 +1,4 @@
-"""Opening a store to read it: alone, or beside the broker that serves it."""
+"""Opening a store for reading, either stopped or while a broker serves it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PAUSE_S = 0.01
 def open_for_reading(
     path: Path, findings: Findings, *, running: bool, index_slots: int | None
 ) -> Iterator[tuple[OfflineStore, int]]:
-    """The store, and the physical offset below which it may be read.
+    """Return the store, and the physical offset below which it may be read.
 
-    ``running``: without a lock, beside a broker of FlintMQ's. What it has flushed it never changes again, and where
-    that ends stands in its checkpoint. Raises ``StoreLocked``, or ``ConfigurationError``.
+    ``running``: without a lock, while a FlintMQ broker runs. A broker never changes what it has flushed, and its
+    checkpoint says how far that is. Raises ``StoreLocked``, or ``ConfigurationError``.
     """
     if running:
         store = _open_running(path, findings, index_slots)
@@ -41,7 +41,7 @@ def open_for_reading(
 
 
 def _open_running(path: Path, findings: Findings, index_slots: int | None) -> OfflineStore:
-    """The broker goes on meanwhile: the checkpoint may be half written when it is read, and old files may go."""
+    """Open the store of a running broker: the checkpoint may be half written when read, and old files may vanish."""
     for attempt in range(ATTEMPTS):
         try:
             store = OfflineStore(path, findings, shared=False, index_slots=index_slots)

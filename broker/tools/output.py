@@ -1,4 +1,4 @@
-"""What the tools print: figures, moments, JSON lines; and a progress bar where a terminal shows it."""
+"""Output of the tools: numbers, times, JSON lines, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from typing import Any
 TABLE, JSON, PLAIN = "table", "json", "plain"
 MODES = (TABLE, JSON, PLAIN)
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What would drive a terminal or end a line: a damaged file may hold anything."""
+"""Terminal control characters and line ends: a damaged file may contain anything."""
 _JSON = json.JSONEncoder(ensure_ascii=False)
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 Progress = Callable[[str, int, int], None]
-"""Called with (what is done, how much of it, how much there is in all)."""
+"""Callback with (stage, amount done, total amount)."""
 
 
 def escape(text: str) -> str:
-    """``text`` on one line and without control characters."""
+    """Return ``text`` on one line, without control characters."""
     return text if text.isprintable() else _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def to_json(row: Mapping[str, Any]) -> str:
-    """One object as a line of JSON, in which nothing can drive a terminal."""
+    """Return one object as a line of JSON without control characters."""
     return escape(_JSON.encode(row))
 
 
 def to_plain(values: list[Any]) -> str:
-    """Values separated by tabs; nothing for None."""
+    """Return the values separated by tabs; None is empty."""
     return "\t".join("" if value is None else escape(str(value)) for value in values)
 
 
 def iso_time(ms: int | None) -> str | None:
-    """``2026-11-21T10:00:00.123Z``; None for what is no time."""
+    """Return ``2026-11-21T10:00:00.123Z``; None for an invalid time."""
     if ms is None or ms <= 0:
         return None
     second = _iso_second(ms // 1000)
@@ -54,7 +54,7 @@ def _iso_second(seconds: int) -> str | None:
 
 
 def show_bytes(count: float) -> str:
-    """``1234567`` as ``1.23 MB``, in powers of 1000."""
+    """Format ``1234567`` as ``1.23 MB``, in powers of 1000."""
     value, unit = float(count), 0
     while value >= 999.5 and unit < len(_BYTE_UNITS) - 1:
         value /= 1000
@@ -64,7 +64,7 @@ def show_bytes(count: float) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar on standard error while it is a terminal; else nothing is shown."""
+    """Show a bar on standard error if it is a terminal."""
     if not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return

@@ -25,8 +25,8 @@ from .output import to_json
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``verdicts``: of every CommitLog file but the last, the oldest first; once one stays, so do those behind it.
-    ``last``: the file that always stays, if there is one."""
+    """``verdicts``: of every CommitLog file except the last, oldest first; all files after one that stays, stay too.
+    ``last``: the last file, which always stays, if there is one."""
 
     disk: Disk
     verdicts: list[Verdict]
@@ -35,14 +35,14 @@ class Plan:
 
     @property
     def going(self) -> list[Verdict]:
-        """What goes now."""
+        """Verdicts of the files to be deleted now."""
         return [verdict for verdict in self.verdicts if verdict.goes]
 
 
 def plan_clean(path: Path, settings: RetentionSection, *, now: float | None = None, disk: Disk | None = None) -> Plan:
-    """What a broker with these settings would take away next. Changes nothing; a broker may run on the store.
+    """Return what a broker with these settings would delete next. Changes nothing; a broker may be running.
 
-    Raises ``ConfigurationError`` where ``path`` is no store.
+    Raises ``ConfigurationError`` if ``path`` is not a store.
     """
     now = time.time() if now is None else now
     policy = Policy(settings)
@@ -61,7 +61,7 @@ def plan_clean(path: Path, settings: RetentionSection, *, now: float | None = No
 
 
 def _expiry(store: OfflineStore) -> Expiry:
-    """Of a store that nobody recovered: a queue ends where its units do."""
+    """Return the expiry of a store without recovery: each queue ends with its units."""
     own = store.path / OWN_FOLDER
     commitlog = CommitLog(store.files, store.path / "commitlog", own / "new", store.settings, b"")
     commitlog.queue.files = store.log_files
@@ -86,7 +86,7 @@ def _expiry(store: OfflineStore) -> Expiry:
 
 
 def as_text(plan: Plan, now: float) -> list[str]:
-    """The plan as a person reads it."""
+    """Return the plan as lines of text."""
     disk = plan.disk
     shown = [f"disk: {disk.used_percent:.0f} % in use, {disk.free_bytes / 1e9:,.1f} GB free"]
     if plan.refuses:
@@ -105,7 +105,7 @@ def as_text(plan: Plan, now: float) -> list[str]:
 
 
 def as_json(plan: Plan) -> list[str]:
-    """An object a line: the disk, then a file each."""
+    """Return the plan as JSON lines: the disk, then one line per file."""
     rows: list[dict[str, object]] = [
         {
             "disk_used_percent": round(plan.disk.used_percent, 1), "disk_free_bytes": plan.disk.free_bytes,

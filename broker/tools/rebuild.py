@@ -1,8 +1,8 @@
-"""``flintmq-broker rebuild``: queues and index made anew from the log.
+"""``flintmq-broker rebuild``: rebuild queues and index from the log.
 
-It is a start of the store that trusts none of them: first holes and end of the log are found, and damage is contained;
-then the checkpoint says that nothing is dispatched, the old files go to ``flintmq/aside/``, and the
-log is dispatched from its beginning. Killed at any point, the next start goes on with it.
+It is a start of the store that trusts none of them: it finds the holes and the end of the log and contains damage; then
+it resets the checkpoint to nothing dispatched, moves the old files to ``flintmq/aside/`` and
+dispatches the log from its beginning. If it is killed at any point, the next start continues.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .output import Progress
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What was made: ``messages`` dispatched into ``queues`` and ``index_files`` in ``seconds``; ``cut_bytes``: what
-    a torn write had left behind the end of the log; ``quarantined``: damage of the log that was contained."""
+    """Result: ``messages`` dispatched into ``queues`` and ``index_files`` in ``seconds``; ``cut_bytes``: bytes of a
+    torn write after the end of the log; ``quarantined``: contained damage of the log."""
 
     messages: int
     queues: int
@@ -31,8 +31,8 @@ class Rebuilt:
 
 
 def rebuild(path: Path, progress: Progress, *, index_slots: int | None = None) -> Rebuilt:
-    """Rebuild queues and index of the store at ``path``. Raises ``FlintError`` where it is locked, or its log has
-    missing or foreign files; then nothing is changed."""
+    """Rebuild queues and index of the store at ``path``. Raises ``FlintError``, without any change, if it is locked or
+    its log has missing or foreign files."""
     with OfflineStore(path, Findings(), index_slots=index_slots) as found:
         settings = found.settings
     store = MessageStore(path, settings)

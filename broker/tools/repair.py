@@ -1,8 +1,8 @@
-"""``flintmq-broker repair``: damage of a stopped store, and what is done about it.
+"""``flintmq-broker repair``: repair the damage of a stopped store.
 
-What is wrong is found by ``verify``; a dry run says for each kind of it what a repair would do. A repair is a start of
-the store that checks all of the log, contains what is damaged in it, and makes queues and index anew where they are
-wrong. Done again, it finds nothing to do.
+``verify`` finds the damage; a dry run prints for each kind what a repair would do. A repair is a start of the store
+that checks the whole log, contains its damage, and rebuilds queues and index if they are wrong. A second
+repair finds nothing to do.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ ACTIONS: dict[str, str] = {
     **dict.fromkeys(("missing-file", "foreign-file", "properties", "store-time"), BY_HAND),
     **dict.fromkeys(("backup-manifest", "backup-file", "backup-record"), BY_HAND),
 }
-"""What ``repair`` does about each kind of finding."""
+"""Action of ``repair`` for each kind of finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What a repair did. ``mended``: tables written anew; ``contained``: holes of the log; ``rebuilt``: why queues or
-    index were made anew; ``cut_bytes``: what lay behind the log's end; ``after``: what ``verify`` says now."""
+    """Result of a repair. ``mended``: rewritten tables; ``contained``: holes of the log; ``rebuilt``: why queues or
+    index were rebuilt; ``cut_bytes``: bytes after the log's end; ``after``: result of ``verify`` afterwards."""
 
     mended: list[Path]
     contained: list[QuarantinedRange]
@@ -56,20 +56,20 @@ class Repaired:
 
 
 def examine(path: Path, progress: Progress, *, index_slots: int | None = None) -> Verified:
-    """What is wrong with the store at ``path``. Changes nothing. Raises as ``verify``."""
+    """Verify the store at ``path``. Changes nothing. Raises the errors of ``verify``."""
     return verify(path, lambda done, total: progress("verifying", done, total), index_slots=index_slots)
 
 
 def needs_rebuild(found: Verified) -> bool:
-    """Whether anything is wrong with queues or index, which a start may pass over where it does not compare them."""
+    """Return whether queues or index have errors, which a start may miss if it does not compare them."""
     return any(ACTIONS[kind] == REBUILT for kind in found.findings.counts)
 
 
 def repair(
     path: Path, found: Verified, progress: Progress, *, index_slots: int | None = None, files: Files | None = None
 ) -> Repaired:
-    """Repair the store at ``path``, of which ``examine`` found this. Raises ``FlintError`` where it is locked, or where
-    a start is refused (a file of the log is missing or of another log); then nothing is changed."""
+    """Repair the store at ``path`` with these findings of ``examine``. Raises ``FlintError``, without any change, if it
+    is locked or a start is refused (a file of the log is missing or of another log)."""
     with OfflineStore(path, Findings(), index_slots=index_slots) as opened:
         settings = opened.settings
     mended = mend_tables(path, files or Files())
@@ -82,7 +82,7 @@ def repair(
 
 
 def plan_lines(path: Path, found: Verified, shown: int) -> Iterator[str]:
-    """What a repair would do, by kind of finding, with ``shown`` of each."""
+    """Yield what a repair would do, by kind of finding, with ``shown`` examples of each."""
     for kind, group in groupby(found.findings, key=lambda finding: finding.kind):
         count = found.findings.counts[kind]
         yield f"{KINDS[kind].title}: {count:,}"
@@ -95,7 +95,7 @@ def plan_lines(path: Path, found: Verified, shown: int) -> Iterator[str]:
 
 
 def giving_up_lines(path: Path, names: Sequence[str], *, index_slots: int | None = None) -> Iterator[str]:
-    """What giving up these missing files would do. Raises ``ConfigurationError`` as ``chosen_files``."""
+    """Yield what accepting the loss of these missing files would do. Raises ``ConfigurationError``."""
     with OfflineStore(path, Findings(), index_slots=index_slots) as store:
         for each in chosen_files(store, names):
             yield (
@@ -105,7 +105,7 @@ def giving_up_lines(path: Path, names: Sequence[str], *, index_slots: int | None
 
 
 def done_lines(path: Path, repaired: Repaired, shown: int) -> Iterator[str]:
-    """What was done, and what is still wrong."""
+    """Yield what was done, and what is still wrong."""
     for table in repaired.mended:
         yield f"mended    {table.relative_to(path)}"
     for hole in repaired.contained:

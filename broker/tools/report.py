@@ -13,7 +13,7 @@ from .verify_backup import VerifiedBackup
 
 
 def as_json(verified: Verified, path: Path) -> Iterator[str]:
-    """One object a line: each finding that was kept, then the summary."""
+    """Yield JSON lines: each kept finding, then the summary."""
     yield from _findings_json(verified.findings)
     yield to_json({
         "kind": "summary",
@@ -35,7 +35,7 @@ def as_json(verified: Verified, path: Path) -> Iterator[str]:
 
 
 def backup_as_json(verified: VerifiedBackup, folder: Path) -> Iterator[str]:
-    """The same of a backup."""
+    """Yield JSON lines for a backup."""
     manifest = verified.manifest
     yield from _findings_json(verified.findings)
     yield to_json({
@@ -70,7 +70,7 @@ def _findings_json(findings: Findings) -> Iterator[str]:
 
 
 def backup_as_text(verified: VerifiedBackup, folder: Path, shown: int) -> Iterator[str]:
-    """The same of a backup as ``as_text`` says of a store."""
+    """Yield the text report of a backup."""
     manifest = verified.manifest
     beside = "beside a running broker" if manifest.running else "of a stopped store"
     files = f"{len(manifest.log):,} file{'s' * (len(manifest.log) != 1)}"
@@ -94,7 +94,7 @@ def backup_as_text(verified: VerifiedBackup, folder: Path, shown: int) -> Iterat
 
 
 def as_text(verified: Verified, path: Path, shown: int) -> Iterator[str]:
-    """What was looked at, then the findings by kind, ``shown`` of each."""
+    """Yield the text report of a store: a summary, then the findings by kind, ``shown`` of each."""
     stopped = "stopped in order" if verified.clean else "not stopped in order: the next start recovers it"
     log_files = f"{verified.log_files:,} file{'s' * (verified.log_files != 1)}"
     index_files = f"{verified.index_files:,} file{'s' * (verified.index_files != 1)}"
@@ -120,7 +120,7 @@ def as_text(verified: Verified, path: Path, shown: int) -> Iterator[str]:
 
 
 def findings_text(findings: Findings, store: Path, shown: int) -> Iterator[str]:
-    """The findings by kind, ``shown`` of each at most."""
+    """Yield the findings by kind, at most ``shown`` of each."""
     for kind, group in groupby(findings, key=lambda finding: finding.kind):
         count = findings.counts[kind]
         yield ""
@@ -134,7 +134,7 @@ def findings_text(findings: Findings, store: Path, shown: int) -> Iterator[str]:
 
 
 def finding_line(finding: Finding, store: Path) -> str:
-    """Where and what, on one line; the file relative to the store."""
+    """Return place and error of a finding on one line; the file is relative to the store."""
     path = finding.path.relative_to(store) if finding.path.is_relative_to(store) else finding.path
     where = [f"byte {finding.position:,}"] if finding.position >= 0 else []
     if finding.physical_offset >= 0:

@@ -1,11 +1,11 @@
-"""``flintmq-broker restore``: a backup becomes a store that a broker can start on.
+"""``flintmq-broker restore``: turn a backup into a store on which a broker can start.
 
-The checkpoint is written first and says how far the log goes; the log's files come last, in their order, each whole or
-not at all. So no broker starts on a store that is only half restored: it misses a file, and says so. All content is
-held against the backup's SHA-256 on its way.
+The checkpoint is written first and says how far the log goes; the log's files come last, in order, each by an atomic
+rename. So a broker does not start on a half-restored store: it reports a missing file. All content is compared with
+the backup's SHA-256 during the copy.
 
-The store looks as after a crash, with ``abort``: the start makes queues and index from the log, and pulls consumers'
-offsets back that are ahead of it.
+The store looks as after a crash, with ``abort``: the start rebuilds queues and index from the log, and moves back
+consumer offsets that are ahead of it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from .summed_copy import copy_summed
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored."""
+    """Result of a restore."""
 
     manifest: Manifest
     seconds: float
 
 
 def restore(folder: Path, store: Path, progress: Progress) -> Restored:
-    """Make the folder ``store``, which is not there or empty, a store with what the backup in ``folder`` holds. Blocks.
+    """Restore the backup in ``folder`` into the folder ``store``, which must be missing or empty. Blocks.
 
-    Raises ``BackupError`` where the backup is not whole, or a file of it is not the one that was written.
+    Raises ``BackupError`` if the backup is incomplete, or a file of it has changed.
     """
     started = time.perf_counter()
     manifest = load_whole(folder)
@@ -52,7 +52,7 @@ def restore(folder: Path, store: Path, progress: Progress) -> Restored:
 
 
 def _check_sizes(folder: Path, manifest: Manifest) -> None:
-    """Before anything is written: are the files there?"""
+    """Check before anything is written that all files exist."""
     for path, each in _all(folder, manifest):
         size = path.stat().st_size if path.is_file() else -1
         if size < each.bytes:
@@ -111,7 +111,7 @@ class _Restoring:
         self._count(each.bytes)
 
     def _restore_log_file(self, each: BackedUp) -> None:
-        """Copy it under another name, as long as the log's files are, then have it appear."""
+        """Copy the file under another name, padded to the size of the log's files, then rename it."""
         files, source = self._files, self._folder / LOG_FOLDER / each.path
         target = self._store / LOG_FOLDER / each.path
         scratch = self._store / OWN_FOLDER / "new" / f"restored-{each.path}"

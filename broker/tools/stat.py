@@ -19,7 +19,7 @@ from .output import iso_time
 
 @dataclass(frozen=True, slots=True)
 class QueueStat:
-    """A queue below the end of the log: the offsets that can be read, how many messages they are, and their bytes."""
+    """Statistics of a queue below the end of the log: readable offsets, number of messages, and their bytes."""
 
     topic: str
     queue: int
@@ -33,7 +33,7 @@ class QueueStat:
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """Files of one kind: their logical size, and what they take on disk."""
+    """Statistics of one kind of files: logical size and disk usage."""
 
     files: str
     count: int
@@ -43,7 +43,7 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True)
 class IndexStat:
-    """One index file: how full it is, and the store times of its first and last message."""
+    """Statistics of one index file: number of entries, and store times of its first and last message."""
 
     file: str
     entries: int
@@ -54,7 +54,7 @@ class IndexStat:
 
 @dataclass(frozen=True, slots=True)
 class StoreStat:
-    """A whole store. ``log_end``: up to where the figures go."""
+    """Statistics of a store. ``log_end``: end of the part of the log that they cover."""
 
     store: str
     broker: str
@@ -68,7 +68,7 @@ class StoreStat:
 
 
 def store_stat(store: OfflineStore, end: int) -> StoreStat:
-    """Everything there is to say of a store whose log ends, or is to end for this, at ``end``."""
+    """Return the statistics of a store up to ``end`` of its log."""
     queues = sorted(store.queues, key=lambda queue: (queue.topic, queue.queue_id))
     return StoreStat(
         store=str(store.path),

@@ -1,4 +1,4 @@
-"""A store's figures as tables, JSON lines, or plain lines."""
+"""Statistics of a store as tables, JSON lines, or plain lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MEDIUM, WIDE = 72, 110
-"""Columns of a terminal from which on a table shows more."""
+"""Minimum width of a terminal, in columns, for the additional columns of a table."""
 
 
 def as_json(stat: StoreStat) -> Iterator[str]:
-    """One object a line; ``kind`` says which: store, queue, files, index."""
+    """Yield JSON lines with a ``kind``: store, queue, files or index."""
     row = asdict(stat)
     parts = {kind: row.pop(name) for kind, name in (("queue", "queues"), ("files", "files"), ("index", "index"))}
     yield to_json({"kind": "store", **row})
@@ -28,7 +28,7 @@ def as_json(stat: StoreStat) -> Iterator[str]:
 
 
 def as_plain(stat: StoreStat) -> Iterator[str]:
-    """The same separated by tabs, the kind first."""
+    """Yield lines of values separated by tabs, the kind first."""
     row = asdict(stat)
     parts = {kind: row.pop(name) for kind, name in (("queue", "queues"), ("files", "files"), ("index", "index"))}
     checkpoint = row.pop("checkpoint")
@@ -39,12 +39,12 @@ def as_plain(stat: StoreStat) -> Iterator[str]:
 
 
 def _moment(iso: str | None) -> str:
-    """In local time, to the second."""
+    """Format a time in local time, to the second."""
     return f"{datetime.fromisoformat(iso).astimezone():%Y-%m-%d %H:%M:%S}" if iso else "–"
 
 
 def print_tables(stat: StoreStat) -> None:
-    """For a terminal; a narrow one gets fewer columns."""
+    """Print tables for a terminal; a narrow one gets fewer columns."""
     from rich.console import Console
     from rich.text import Text
 
@@ -77,7 +77,7 @@ def print_tables(stat: StoreStat) -> None:
 
 
 def _print_table(console: Console, title: str, columns: dict[str, int], rows: list[tuple[str, ...]]) -> None:
-    """``columns``: each heading, and from how wide a terminal on it is shown."""
+    """Print a table. ``columns``: each heading with the minimum width of a terminal that shows it."""
     from rich.table import Table
     from rich.text import Text
 

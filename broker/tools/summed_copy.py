@@ -1,4 +1,4 @@
-"""Copying a large file and summing it on the way, each on a processor of its own, the disk kept busy meanwhile."""
+"""Copying a large file while hashing it in a second thread, so that the disk stays busy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..store.files import Files
 
 CHUNK_BYTES = 4 << 20
 SYNC_BYTES = 64 << 20
-"""So much is written before it is put on disk, beside the copying."""
+"""Number of bytes written before they are flushed in parallel with the copy."""
 
 
 class Digest(Protocol):
-    """What a sum is made with; one of ``hashlib``."""
+    """A hash object of ``hashlib``."""
 
     def update(self, data: Any, /) -> None:
-        """Go on with these bytes."""
+        """Hash these bytes."""
 
 
 def copy_summed(
@@ -26,8 +26,8 @@ def copy_summed(
 ) -> int:  # fmt: skip
     """Copy ``[begin, end)`` of the descriptor ``source`` to the same place of ``target``, and sum it.
 
-    ``step``: called with the bytes of each chunk that is done. ``write`` False: sum only. Returns how far it came: less
-    than ``end`` where the source ends before. What was written is not on disk yet in all.
+    ``step``: called with the size of each finished chunk. ``write`` False: only hash. Returns the end of the copy, less
+    than ``end`` if the source ends before. Not all written bytes are on disk yet.
     """
     buffers = [memoryview(bytearray(min(CHUNK_BYTES, max(end - begin, 1)))) for _ in range(2)]
     summing: Future[None] | None = None
@@ -35,7 +35,7 @@ def copy_summed(
     unsynced, at = 0, begin
     with ThreadPoolExecutor(2, "copy") as pool:
         while at < end:
-            buffers.reverse()  # the other one is being summed
+            buffers.reverse()  # the other buffer is being hashed
             chunk = buffers[0][: min(len(buffers[0]), end - at)]
             chunk = chunk[: files.read(source, chunk, at, wait=True)]
             if summing is not None:

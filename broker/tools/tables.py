@@ -1,4 +1,4 @@
-"""The small files of a store: the JSON tables, the checkpoint, and what FlintMQ notes of its own."""
+"""Checks of the small files of a store: the JSON tables, the checkpoint, and FlintMQ's own notes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .offline import OfflineStore
 
 
 def check_tables(store: OfflineStore) -> None:
-    """Every JSON file in ``config/`` and FlintMQ's own, each with its ``.bak``."""
+    """Check every JSON file in ``config/`` and FlintMQ's own, each with its ``.bak``."""
     reported = {finding.path for finding in store.findings if finding.kind == "table"}
     own = store.state.path.parent
     folders = (store.path / "config", own, own / "timers", own / "quarantine")
@@ -42,7 +42,7 @@ def _check_table(store: OfflineStore, path: Path) -> None:
 
 
 def check_log_is_whole(store: OfflineStore) -> None:
-    """Whether the log begins and ends where the checkpoint and FlintMQ's notes say."""
+    """Check that the log begins and ends where the checkpoint and FlintMQ's notes say."""
     mark, size = store.checkpoint.mark, store.settings.commitlog_file_bytes
     if mark is None:
         return
@@ -63,14 +63,14 @@ def check_log_is_whole(store: OfflineStore) -> None:
 
 
 def first_of_log(store: OfflineStore) -> int:
-    """The first physical offset that the log must have, as FlintMQ's notes and its mark in the checkpoint say."""
+    """Return the first physical offset that the log must have, by FlintMQ's notes and its mark in the checkpoint."""
     mark, begin = store.checkpoint.mark, store.state.snapshot.log_start
     assert mark is not None
     return mark.flushed_offset if begin < 0 else min(begin, mark.flushed_offset)
 
 
 def check_checkpoint(store: OfflineStore, end: LogEnd) -> None:
-    """Whether its times and FlintMQ's mark can be right."""
+    """Check that the checkpoint's times and FlintMQ's mark are possible."""
     path = store.checkpoint.path
     if not path.is_file():
         store.findings.note(f"there is no {path.name}: a start checks the whole log")
@@ -99,7 +99,7 @@ def _check_times(store: OfflineStore, path: Path, blob: bytes, last_ms: int) -> 
 
 
 def _check_mark(store: OfflineStore, path: Path, blob: bytes, end: LogEnd) -> None:
-    """A mark that does not check: RocketMQ wrote the file last, or it is damaged."""
+    """Check a mark with a wrong checksum: either RocketMQ wrote the file last, or it is damaged."""
     magic, _, flushed_offset, _ = CHECKPOINT_MARK_STRUCT.unpack_from(blob, CHECKPOINT_MARK_AT)
     if not any(blob):
         if store.state.sizes:  # RocketMQ would have left the mark as it was
@@ -118,7 +118,7 @@ def _check_mark(store: OfflineStore, path: Path, blob: bytes, end: LogEnd) -> No
 
 
 def _last_store_ms(store: OfflineStore, end: LogEnd) -> int:
-    """Store time of the last message that a queue knows; 0 where none is known."""
+    """Return the store time of the last message that a queue knows; 0 if there is none."""
     last = (-1, 0)
     for queue in store.queues:
         unit = last_record_unit(queue, count_units(queue, end.offset))
@@ -131,7 +131,7 @@ def _last_store_ms(store: OfflineStore, end: LogEnd) -> int:
     array, at = file.array(), last[0] - file.start_offset
     at_end = False
     last_ms = 0
-    while not at_end:  # what has no unit may follow
+    while not at_end:  # records without a unit may follow
         at_end = file.start_offset + at >= end.offset or (
             kernel.locate(array, at, len(array), file.start_offset + at, parts) != kernel.DONE
         )
@@ -142,7 +142,7 @@ def _last_store_ms(store: OfflineStore, end: LogEnd) -> int:
 
 
 def check_offsets(store: OfflineStore, ends: dict[tuple[str, int], int], end: LogEnd) -> None:
-    """Groups' offsets, and queues' ends as FlintMQ noted them, against ``ends``: behind each queue's last unit."""
+    """Compare groups' offsets, and FlintMQ's notes of queue ends, with ``ends``: the offset after each last unit."""
     snapshot = store.state.snapshot
     mark = store.checkpoint.mark
     if mark is not None and mark.dispatched_offset >= snapshot.physical_offset:

@@ -1,4 +1,4 @@
-"""ConsumeQueue units against the records that they should point at, in both directions."""
+"""Comparison of ConsumeQueue units with the records that they should point at, in both directions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .offline import OfflineStore
 
 
 def unit_place(queue: ConsumeQueue, queue_offset: int) -> tuple[Path, int]:
-    """(the file that holds a unit, the byte in it)."""
+    """Return (file of a unit, byte position in it)."""
     at = queue_offset * UNIT_BYTES
     start = at - at % queue.file_bytes
     return queue.folder / file_name(start), at - start
 
 
 def read_present(queue: ConsumeQueue, queue_offset: int, count: int) -> bytearray:
-    """``count`` units from ``queue_offset`` on; zeros where files are missing or too short."""
+    """Read ``count`` units, starting at ``queue_offset``; zeros if files are missing or too short."""
     held = queue.read_units(queue_offset, count, hot=False)
     while len(held) < count * UNIT_BYTES:
         at = queue_offset * UNIT_BYTES + len(held)
         left = count * UNIT_BYTES - len(held)
-        # A read ends in front of a file that is too short: what that has comes one by one, the rest of it is nothing.
+        # A read ends before a file that is too short: read its units one by one, and leave the rest zero.
         more = queue.read_units(at // UNIT_BYTES, 1, hot=False)
         if more:
             held += more
@@ -41,21 +41,21 @@ def read_present(queue: ConsumeQueue, queue_offset: int, count: int) -> bytearra
 
 
 class UnitComparison:
-    """From records to units, for one segment of the log."""
+    """Comparison from records to units, for one segment of the log."""
 
     def __init__(self, store: OfflineStore, findings: Findings, dispatched: int) -> None:
         self._store = store
         self._findings = findings
         self._dispatched = dispatched
         self.explained: dict[int, int] = defaultdict(int)
-        """How many units have a record, by the queue's row."""
+        """Number of units that have a record, by the queue's row."""
         self.reported: dict[int, set[int]] = defaultdict(set)
-        """Queue offsets of the units that are a finding already, by row."""
+        """Queue offsets of the units that are already reported, by row."""
         self.pending = 0
-        """Records whose unit the next start will write."""
+        """Number of records whose unit the next start will write."""
 
     def compare(self, queue: ConsumeQueue, queue_offset: int, units: memoryview) -> None:
-        """Compare a run of units, as the log gives them, with what the queue's files hold."""
+        """Compare a run of units derived from the log with the queue's files."""
         count = len(units) // UNIT_BYTES
         held = read_present(queue, queue_offset, count)
         if held == units:
@@ -73,7 +73,7 @@ class UnitComparison:
         self._report_missing(queue, queue_offset, expected, missing)
 
     def _add_wrong(self, queue: ConsumeQueue, queue_offset: int, expected: np.void, found: np.void) -> None:
-        """Say why a unit is another than it should be."""
+        """Report how a unit differs from the expected one."""
         physical_offset, size, code = (int(value) for value in expected.item())
         other_offset, other_size, other_code = (int(value) for value in found.item())
         if other_size == PRE_BLANK_SIZE and other_offset == 0:
@@ -92,7 +92,7 @@ class UnitComparison:
         self.reported[queue.row].add(queue_offset)
 
     def _report_missing(self, queue: ConsumeQueue, queue_offset: int, expected: Units, missing: list[int]) -> None:
-        """One finding for each row of units that are not there; what a start will write is none."""
+        """Report each run of missing units once, except those that a start will write."""
         offsets = expected["physical_offset"]
         needed = [number for number in missing if offsets[number] < self._dispatched]
         self.pending += len(missing) - len(needed)
@@ -111,7 +111,7 @@ class UnitComparison:
 
 
 class UnitPass:
-    """One queue's units by themselves, from its first file to its end."""
+    """Check of one queue's units by themselves, from its first file to its end."""
 
     def __init__(self, store: OfflineStore, queue: ConsumeQueue, end: LogEnd) -> None:
         self._store = store
@@ -119,14 +119,14 @@ class UnitPass:
         self._end = end
         self._low = store.first_live(queue)
         self.live = 0
-        """How many units point into the log, at messages of a topic that is not deleted."""
+        """Number of units that point into the log, at messages of a topic that is not deleted."""
         self.next_offset = 0
-        """Behind the last unit."""
+        """Queue offset after the last unit."""
         self._reached = -1
         self._hole = -1
 
     def run(self) -> UnitPass:
-        """Go through the units, and note holes and disorder."""
+        """Go through the units, and report holes and disorder."""
         queue = self._queue
         begin, stop = first_unit(queue), queue.end_byte // UNIT_BYTES
         self.next_offset = begin
@@ -135,7 +135,7 @@ class UnitPass:
             used = units["size"] > 0
             offsets = units["physical_offset"].astype(np.int64)
             filling = is_filling(units)
-            if not self._store.clean:  # what is not dispatched yet is written again by the next start
+            if not self._store.clean:  # the next start writes units that are not dispatched yet
                 used &= filling | (offsets < self._end.dispatched)
             if not used.any():
                 if self._hole < 0:
@@ -179,7 +179,7 @@ class UnitPass:
             )  # fmt: skip
 
     def find_strays(self, reported: set[int]) -> None:
-        """Look at the record of each live unit that is not ``reported`` yet."""
+        """Check the record of each live unit that is not ``reported`` yet."""
         queue = self._queue
         for at in range(first_unit(queue), self.next_offset, BLOCK_UNITS):
             units = np.frombuffer(read_present(queue, at, min(BLOCK_UNITS, self.next_offset - at)), UNIT_DTYPE)

@@ -1,4 +1,4 @@
-"""``flintmq-broker verify``: hold everything in a store against everything else. Changes nothing."""
+"""``flintmq-broker verify``: check that everything in a store is consistent. Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUARANTINED_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was looked at, and what was found. ``log_bytes``: of records; ``seconds``: what the whole took."""
+    """Result of a verification. ``log_bytes``: size of the checked records; ``seconds``: duration."""
 
     findings: Findings
     broker: str
@@ -41,9 +41,9 @@ class Verified:
 def verify(
     path: Path, progress: Progress, *, index_slots: int | None = None, segment_bytes: int = SEGMENT_BYTES
 ) -> Verified:
-    """Verify the store at ``path``. ``segment_bytes``: how large a stretch of the log one thread takes at once.
+    """Verify the store at ``path``. ``segment_bytes``: size of the log range that one thread takes at a time.
 
-    Raises ``StoreLocked``, and ``ConfigurationError`` where it is no store.
+    Raises ``StoreLocked``, and ``ConfigurationError`` if it is not a store.
     """
     started = time.perf_counter()
     findings = Findings()
@@ -91,7 +91,7 @@ def verify(
 
 
 def _note_quarantine(store: OfflineStore) -> None:
-    """Known losses, which are no findings any more."""
+    """Note known losses, which are no longer findings."""
     for hole in list(store.quarantine)[:QUARANTINED_SHOWN]:
         found = datetime.fromtimestamp(hole.found_ms / 1000, tz=UTC)
         store.findings.note(

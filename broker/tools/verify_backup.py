@@ -39,7 +39,7 @@ _TABLE_FOLDERS = ("config", OWN_FOLDER)
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBackup:
-    """What was looked at, and what was found. ``bytes``: of all files; ``records``: of the log that can be read."""
+    """Result of a verification. ``bytes``: size of all files; ``records``: number of readable records."""
 
     manifest: Manifest
     findings: Findings
@@ -51,7 +51,7 @@ class VerifiedBackup:
 def verify_backup(folder: Path, progress: Progress) -> VerifiedBackup:
     """Verify the backup in ``folder``. Changes nothing.
 
-    Raises ``BackupError`` where the manifest is missing or cannot be read: nobody knows then what should be there.
+    Raises ``BackupError`` if the manifest is missing or unreadable: without it, the expected content is unknown.
     """
     started = time.perf_counter()
     manifest = load_whole(folder)
@@ -76,10 +76,10 @@ class _Run:
         self._log = folder / LOG_FOLDER
         self._checksummed = ChecksummedRanges()
 
-    # Is the manifest whole, and is all there that it names, and nothing else?
+    # The manifest: is it consistent, and does the folder match it?
 
     def check_manifest(self) -> None:
-        """Hold the manifest against itself and against the names in the folder."""
+        """Check that the manifest is consistent and matches the names in the folder."""
         for problem in self._problems():
             self.findings.add("backup-manifest", self.folder / MANIFEST, problem)
         named = {self._tables / each.path for each in self.manifest.tables}
@@ -114,7 +114,7 @@ class _Run:
         yield from self._log_problems()
 
     def _log_problems(self) -> Iterator[str]:
-        """Where its files do not make one log from ``log_begin`` to ``log_end``."""
+        """Yield why its files do not form one log from ``log_begin`` to ``log_end``."""
         manifest, size = self.manifest, self.manifest.file_bytes
         log = sorted(manifest.log, key=lambda each: each.path)
         wrong = [each.path for each in log if not re.fullmatch("[0-9]{20}", each.path)]
@@ -136,10 +136,10 @@ class _Run:
             if each.bytes != wanted:
                 yield f"{each.path}: {each.bytes:,} bytes of it were backed up, where the log has {wanted:,}"
 
-    # Are the files what was backed up, and can the log be read?
+    # The files: do they match the manifest, and is the log readable?
 
     def check_files(self) -> None:
-        """Read every byte: tables first, for they say which records must have a checksum."""
+        """Read every byte, tables first because they say which records must have a checksum."""
         for each in self.manifest.tables:
             self._check_sum(self._tables / each.path, each)
         self._checksummed = self._checksummed_ranges()
@@ -159,7 +159,7 @@ class _Run:
             self._check_records(path, int(each.path), min(held, each.bytes))
 
     def _check_sum(self, path: Path, each: BackedUp) -> int:
-        """Hold a file against its sum; how many bytes of what was backed up it has."""
+        """Compare a file with its SHA-256; return how many of the backed-up bytes it has."""
         if not path.is_file():
             self.findings.add("backup-file", path, "it is missing")
             return 0
