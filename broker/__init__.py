@@ -1,1 +1,1 @@
-"""The broker: store, background services and server, started by ``flintmq-broker serve`` (``broker/daemon.py``)."""
+"""The broker: store, background services and server, started by ``flintmq-broker serve`` (``broker/app/daemon.py``)."""

@@ -23,7 +23,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from ..protocol.commands import DEFAULT_PORT, QUEUES_MAX
 from ..protocol.errors import ConfigurationError
 from ..protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
-from ..protocol.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
+from ..protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
 from .setting_rules import I32_MAX, AddressRule, Choice, Rule, Switch, Text, Whole, is_loopback, parse_address
 from .store.settings import MIB, StoreSettings
 

@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..protocol.auth.permissions import Grant
     from ..protocol.errors import (
         AuthenticationFailed,
         AuthenticationRequired,
@@ -62,8 +63,7 @@ if TYPE_CHECKING:
         UserNotExist,
         VersionNotSupported,
     )
-    from ..protocol.permissions import Grant
-    from ..protocol.record import CorruptRecord
+    from ..protocol.storage.record import CorruptRecord
     from .core.batch import Batch, Found
     from .core.delays import DelayedMessages, DelayStats
     from .core.groups import GroupInfo, GroupMember, GroupQueue, GroupStatus
@@ -208,12 +208,12 @@ _HOMES = {
     "Consumer": ".sync.consumer",
     "CopyingInfo": ".core.prepared",
     "CorruptMessage": ".errors",
-    "CorruptRecord": "..protocol.record",
+    "CorruptRecord": "..protocol.storage.record",
     "DeliveryFailed": ".errors",
     "ForkedClient": ".errors",
     "Found": ".core.batch",
     "GiveUp": ".push.outcome",
-    "Grant": "..protocol.permissions",
+    "Grant": "..protocol.auth.permissions",
     "GroupInfo": ".core.groups",
     "GroupMember": ".core.groups",
     "GroupQueue": ".core.groups",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..protocol.delivery import DELAY_LEVEL_MAX, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS
-from ..protocol.record import PROPERTY_DELAY, decode_properties, encode_properties
+from ..protocol.storage.delivery import DELAY_LEVEL_MAX, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS
+from ..protocol.storage.record import PROPERTY_DELAY, decode_properties, encode_properties
 from .core.times import from_millis, to_millis
 from .errors import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType
 

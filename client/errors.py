@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from ..protocol.errors import ConfigurationError, ConnectionFailed, FlintError
-from ..protocol.record import CorruptRecord
+from ..protocol.storage.record import CorruptRecord
 
 if TYPE_CHECKING:
     from .core.receipts import Receipt

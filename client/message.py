@@ -8,14 +8,14 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..protocol.delivery import (
+from ..protocol.errors import InvalidParameter
+from ..protocol.names import check_name
+from ..protocol.storage.delivery import (
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SECONDS,
     PROPERTY_TIMER_DELIVER_MS,
 )
-from ..protocol.errors import InvalidParameter
-from ..protocol.names import check_name
-from ..protocol.record import (
+from ..protocol.storage.record import (
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,
     KEY_SEPARATOR,

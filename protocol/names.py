@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from .errors import InvalidParameter, NoPermission
-from .layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
+from .storage.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+\Z")
 

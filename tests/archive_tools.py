@@ -11,13 +11,13 @@ from typing import Any
 
 from flintmq.client.spark.archive.log_end import find_end
 from flintmq.client.spark.archive.log_files import find_log
+from flintmq.client.spark.archive.log_reader import PartitionReader
+from flintmq.client.spark.archive.log_scanner import Stretch
 from flintmq.client.spark.archive.options import ArchiveOptions
-from flintmq.client.spark.archive.planning import plan
-from flintmq.client.spark.archive.reading import PartitionReader
-from flintmq.client.spark.archive.walking import Stretch
+from flintmq.client.spark.archive.plan import plan
 from flintmq.client.spark.columns import offered
-from flintmq.protocol.layout import BLANK_BYTES_MIN, MAGIC_BLANK, RECORD_BYTES_MIN
-from flintmq.protocol.record import Record, decode_record
+from flintmq.protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK, RECORD_BYTES_MIN
+from flintmq.protocol.storage.record import Record, decode_record
 
 COLUMNS = offered(properties=True, headers=True)
 

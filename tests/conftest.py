@@ -102,7 +102,7 @@ class RunningBroker:
 BrokerFactory = Callable[..., RunningBroker]
 
 
-DAEMON = ("-m", "flintmq.broker.daemon")
+DAEMON = ("-m", "flintmq.broker.app.daemon")
 
 
 def broker_command(

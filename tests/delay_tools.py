@@ -9,13 +9,13 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-from flintmq.broker.delivery.delays import Delays
+from flintmq.broker.background.flush import FlushService
 from flintmq.broker.delivery.routing import delay_of, route
+from flintmq.broker.delivery.scheduled.worker import Delays
 from flintmq.broker.delivery.writer import RecordWriter
-from flintmq.broker.services.flush import FlushService
 from flintmq.broker.store import MessageStore, StoreSettings, TopicConfig, common_properties
-from flintmq.broker.store.files import Files
-from flintmq.protocol.record import Record, encode_properties
+from flintmq.broker.store.files.file_system import Files
+from flintmq.protocol.storage.record import Record, encode_properties
 from tests.store_tools import HOST, SMALL, Message, UnsyncedFiles, make_batch, make_topic, pull_all
 
 START_MS = 1_795_300_000_000

@@ -18,8 +18,11 @@ from typing import Any
 
 import uvloop  # noqa: F401 - as the daemon does when it starts
 
-from flintmq.broker import config, daemon, kernels  # noqa: F401
-from flintmq.broker.server import lifecycle  # noqa: F401
+from flintmq.broker import config, kernels  # noqa: F401
+from flintmq.broker.app import (
+    daemon,
+    lifecycle,  # noqa: F401
+)
 
 MESSAGE_BYTES_MAX = 1 << 20
 DESCRIPTORS_MAX = 3

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from flintmq.broker.delivery.moving import Mover
-from flintmq.broker.delivery.prepared.copying import PreparedWork
-from flintmq.broker.delivery.prepared.history import table_at_start
-from flintmq.broker.delivery.prepared.notes import PREPARED_CONFIG, TOPICS
-from flintmq.broker.delivery.prepared.service import Begun, PreparedMessages
+from flintmq.broker.delivery.scheduled.redelivery import Mover
+from flintmq.broker.delivery.staged.commit_copier import PreparedWork
+from flintmq.broker.delivery.staged.notes import PREPARED_CONFIG, TOPICS
+from flintmq.broker.delivery.staged.service import Begun, PreparedMessages
+from flintmq.broker.delivery.staged.startup_scan import table_at_start
 from flintmq.broker.delivery.writer import RecordWriter
 from flintmq.broker.store import MessageStore, StoreSettings
-from flintmq.broker.store.files import Files
-from flintmq.protocol.record import encode_properties
+from flintmq.broker.store.files.file_system import Files
+from flintmq.protocol.storage.record import encode_properties
 from tests.delay_tools import START_MS, AtOnce, FlushedAtOnce, MadeAtOnce
 from tests.store_tools import HOST, SMALL, Message, UnsyncedFiles, make_batch, make_topic, pull_all
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flintmq.broker.delivery.remote import Answered
+from flintmq.broker.delivery.client_handle import Answered
 from flintmq.protocol.commands import Command
 
 

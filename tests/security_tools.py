@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flintmq.protocol.auth.scram import ITERATIONS_MIN, MECHANISM, ClientExchange, make_verifier
+from flintmq.protocol.auth.user_file import UserFile
+from flintmq.protocol.auth.users import User, Users
 from flintmq.protocol.commands import AUTH
-from flintmq.protocol.scram import ITERATIONS_MIN, MECHANISM, ClientExchange, make_verifier
-from flintmq.protocol.user_file import UserFile
-from flintmq.protocol.users import User, Users
 from tests.conftest import RawConnection
 
 PASSWORD = "correct horse"

@@ -22,11 +22,11 @@ from flintmq.broker.store import (
     StoreSettings,
     TopicConfig,
 )
-from flintmq.broker.store.files import Files
+from flintmq.broker.store.files.file_system import Files
 from flintmq.protocol.errors import SUCCESS, MessageNotFound
-from flintmq.protocol.ids import offset_id
-from flintmq.protocol.layout import CHECKPOINT, CHECKPOINT_MARK, CHECKPOINT_MARK_AT
-from flintmq.protocol.record import Record, decode_record, encode_host
+from flintmq.protocol.storage.ids import offset_id
+from flintmq.protocol.storage.layout import CHECKPOINT, CHECKPOINT_MARK, CHECKPOINT_MARK_AT
+from flintmq.protocol.storage.record import Record, decode_record, encode_host
 
 MIB = 1024 * 1024
 HOST = encode_host("127.0.0.1", 10911)

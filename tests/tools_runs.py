@@ -34,7 +34,7 @@ class Ended:
 
 def command(*arguments: object) -> list[str]:
     """``flintmq-broker`` with these arguments."""
-    return [sys.executable, "-m", "flintmq.broker.daemon", *map(str, arguments)]
+    return [sys.executable, "-m", "flintmq.broker.app.daemon", *map(str, arguments)]
 
 
 def tool(*arguments: object) -> Ended:

@@ -11,15 +11,15 @@ from typing import Any
 
 import msgpack
 
-from flintmq.broker.delivery.producer_groups import ProducerGroups
-from flintmq.broker.delivery.remote import Answered
+from flintmq.broker.background.flush import flush_service
+from flintmq.broker.delivery.client_handle import Answered
+from flintmq.broker.delivery.groups.producer_groups import ProducerGroups
 from flintmq.broker.delivery.topic_changes import TopicChanges
 from flintmq.broker.delivery.transactions.checks import TransactionalMessageCheckService
 from flintmq.broker.delivery.transactions.frames import half_frame, half_request
 from flintmq.broker.delivery.transactions.records import TOPICS, Half
 from flintmq.broker.delivery.transactions.service import TransactionalMessageService
 from flintmq.broker.delivery.writer import RecordWriter
-from flintmq.broker.services.flush import flush_service
 from flintmq.broker.store import MessageStore, ProduceBatch
 from flintmq.protocol.commands import (
     PHYSICAL_OFFSET_STRUCT,
@@ -28,11 +28,11 @@ from flintmq.protocol.commands import (
     EndTransactionRequest,
     ProduceRequest,
 )
-from flintmq.protocol.delivery import HALF_TOPIC
 from flintmq.protocol.errors import SUCCESS, BrokerError
 from flintmq.protocol.fields import encode_fields
 from flintmq.protocol.frames import RESPONSE, Frame
-from flintmq.protocol.record import Record, decode_record
+from flintmq.protocol.storage.delivery import HALF_TOPIC
+from flintmq.protocol.storage.record import Record, decode_record
 from tests.store_tools import BORN_HOST, dispatch, kill, make_topic, open_store, pull_all
 from tests.transaction_tools import GROUP, PREFIX, common
 

@@ -17,7 +17,7 @@ from flintmq.protocol.commands import (
 )
 from flintmq.protocol.errors import SUCCESS
 from flintmq.protocol.frames import REQUEST, RESPONSE, Frame, encode_frame
-from flintmq.protocol.record import Record, decode_record
+from flintmq.protocol.storage.record import Record, decode_record
 from tests.conftest import Answer, RawConnection
 
 PREFIX = "7F00000104D2A1B2C3D4"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from ...protocol.delivery import (
+from ...protocol.errors import DelayIllegal
+from ...protocol.storage.delivery import (
     DELAY_LEVEL_MAX,
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
@@ -20,9 +21,8 @@ from ...protocol.delivery import (
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
 )
-from ...protocol.errors import DelayIllegal
-from ...protocol.record import PROPERTY_DELAY, encode_properties
-from ..remembering import remembered
+from ...protocol.storage.record import PROPERTY_DELAY, encode_properties
+from ..memo import remembered
 from ..store import TopicConfig, common_properties
 
 PAST_MS_MAX = 60_000

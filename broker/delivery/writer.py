@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from ...protocol.errors import BrokerError
-from ...protocol.record import Record
-from ..services.flush import FlushService
+from ...protocol.storage.record import Record
+from ..background.flush import FlushService
 from ..store import MessageStore, TopicConfig
 from .topic_changes import TopicChanges
 

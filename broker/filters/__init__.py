@@ -6,6 +6,6 @@ defines the behaviour in cases where RocketMQ's evaluator differs from SQL.
 
 from __future__ import annotations
 
-from .compiling import Filter, compile_filter
+from .compiler import Filter, compile_filter
 
 __all__ = ["Filter", "compile_filter"]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ...protocol.record import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from ...protocol.storage.record import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 
 Source: TypeAlias = Any
 """Source of one message's values: its encoded properties after a 0x02, or the result of ``take_apart``."""

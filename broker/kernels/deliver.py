@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.delivery import (
+from ...protocol.storage.delivery import (
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
     PROPERTY_RECORD_CRC,
     PROPERTY_TIMER_OUT_MS,
 )
-from ...protocol.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_HEAD_BYTES, TOPIC_BYTES_MAX, SysFlag
-from ...protocol.record_crc import PROPERTIES_WITH_CRC_MAX
+from ...protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_HEAD_BYTES, TOPIC_BYTES_MAX, SysFlag
+from ...protocol.storage.record_crc import PROPERTIES_WITH_CRC_MAX
 from .crc32 import crc32_of
 from .dispatch import (
     DONE,

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN, UNIT, UNIT_BYTES, SysFlag
+from ...protocol.storage.layout import (
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD,
+    RECORD_BYTES_MIN,
+    UNIT,
+    UNIT_BYTES,
+    SysFlag,
+)
 from .crc32 import body_crc_of, crc32_of
 from .jit import bytes_array, i32_array, i64, i64_array, i64_table, inlined, kernel, results
 from .record_crc import record_crc_sound

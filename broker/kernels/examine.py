@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.layout import (
+from ...protocol.storage.layout import (
     INDEX_ENTRY,
     INDEX_ENTRY_BYTES,
     MAGIC_BLANK,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.layout import MAGIC_V1, MAGIC_V2, PRE_BLANK_SIZE, RECORD, RECORD_BYTES_MIN, UNIT, UNIT_BYTES
+from ...protocol.storage.layout import (
+    MAGIC_V1,
+    MAGIC_V2,
+    PRE_BLANK_SIZE,
+    RECORD,
+    RECORD_BYTES_MIN,
+    UNIT,
+    UNIT_BYTES,
+)
 from .jit import bytes_array, i64, i64_array, kernel, results
 from .words import copy_bytes, load_be32, load_be64, store_be32
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.layout import INDEX_ENTRY, INDEX_ENTRY_BYTES, INDEX_HEADER, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
+from ...protocol.storage.layout import (
+    INDEX_ENTRY,
+    INDEX_ENTRY_BYTES,
+    INDEX_HEADER,
+    INDEX_HEADER_BYTES,
+    INDEX_SLOT_BYTES,
+)
 from .dispatch import K_HASH, K_PHYSICAL_OFFSET, K_STORE_MS, KEY_ROW
 from .jit import bytes_array, i32_array, i64, i64_array, inlined, kernel, results
 from .words import load_be32, load_be64, store_be32, store_be64

@@ -21,7 +21,7 @@ import numba
 from numba import types
 from numba.core import config
 
-from ...protocol import delivery, layout, record, record_crc
+from ...protocol.storage import delivery, layout, record, record_crc
 
 INTERPRETED = bool(config.DISABLE_JIT)  # type: ignore[attr-defined]
 """Whether kernels run as plain Python (``NUMBA_DISABLE_JIT=1``)."""

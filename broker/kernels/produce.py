@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD, RECORD_HEAD_BYTES, SysFlag
-from ...protocol.record import FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX
+from ...protocol.storage.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD, RECORD_HEAD_BYTES, SysFlag
+from ...protocol.storage.record import FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX
 from .crc32 import crc32_of
 from .jit import bytes_array, i64, i64_array, inlined, kernel, results
 from .record_crc import store_record_crc

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.record_crc import (
+from ...protocol.storage.record_crc import (
     PROPERTIES_WITH_CRC_MAX,
     RECORD_CRC_BYTES,
     RECORD_CRC_DIGITS,

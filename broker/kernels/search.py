@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN
+from ...protocol.storage.layout import MAGIC_V1, MAGIC_V2, RECORD, RECORD_BYTES_MIN
 from .dispatch import DONE, PARTS, R_STORE_MS, _body_sound, _locate
 from .jit import bytes_array, i64, i64_array, kernel
 from .words import load_be32, load_be64

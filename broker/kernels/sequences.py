@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...protocol.layout import RECORD, SysFlag
+from ...protocol.storage.layout import RECORD, SysFlag
 from .dispatch import (
     DONE,
     FULL,

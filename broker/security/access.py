@@ -5,8 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from ...protocol.auth.permissions import (
+    ADMIN,
+    ANY,
+    BROKER,
+    CONSUME,
+    GROUP,
+    PUBLISH,
+    QUERY,
+    TOPIC,
+    Need,
+    Permissions,
+)
 from ...protocol.errors import ConfigurationError, NoPermission
-from ...protocol.permissions import ADMIN, ANY, BROKER, CONSUME, GROUP, PUBLISH, QUERY, TOPIC, Need, Permissions
 
 log = logging.getLogger(__name__)
 

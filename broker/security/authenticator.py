@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from ...protocol.auth.scram import ProofWrong, ScramError, ServerExchange
 from ...protocol.errors import AuthenticationFailed
-from ...protocol.scram import ProofWrong, ScramError, ServerExchange
 from .backoff import Backoff
 from .users import User, UserTable
 

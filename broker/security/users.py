@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ...protocol.auth.scram import ITERATIONS, KEY_BYTES, SALT_BYTES, Verifier, hmac_of
+from ...protocol.auth.users import BACKUP_SUFFIX, USERS_FILE, User, Users, choose_users
 from ...protocol.errors import ConfigurationError
-from ...protocol.scram import ITERATIONS, KEY_BYTES, SALT_BYTES, Verifier, hmac_of
-from ...protocol.users import BACKUP_SUFFIX, USERS_FILE, User, Users, choose_users
 
 __all__ = ["USERS_FILE", "User", "UserTable"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .config_files import TopicConfig
+from .dispatch.producer_runs import Places, StoredRun
 from .errors import (
     CorruptFile,
     CorruptLog,
@@ -13,16 +13,16 @@ from .errors import (
     StoreLocked,
     WouldBlock,
 )
-from .log_ahead import POPULATE_AHEAD_BYTES
+from .files.open_files import descriptors_max, store_descriptors
+from .log.preallocation import POPULATE_AHEAD_BYTES
+from .log.produce_batch import Appended, ProduceBatch, check_count, common_properties
 from .message_store import MessageStore
-from .open_files import descriptors_max, store_descriptors
-from .prepared_state import PreparedSnapshot
-from .produce_batch import Appended, ProduceBatch, check_count, common_properties
-from .producer_runs import Places, StoredRun
-from .pulls import Pulled
-from .queries import Found
-from .recovery_report import RecoveryReport
+from .read.pulls import Pulled
+from .read.queries import Found
+from .recovery.recovery_report import RecoveryReport
 from .settings import StoreSettings
+from .tables.config_files import TopicConfig
+from .tables.staged_state import PreparedSnapshot
 
 __all__ = [
     "POPULATE_AHEAD_BYTES",

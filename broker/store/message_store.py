@@ -16,37 +16,37 @@ from pathlib import Path
 
 from ...protocol.backup_folder import refuse_backup
 from ...protocol.errors import ServiceNotAvailable
-from ...protocol.record import Record
-from .checkpoint import StoreCheckpoint
-from .clock import SteadyClock, StoreClock
-from .commitlog import CommitLog
-from .config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
-from .derived_files import DerivedFiles
-from .dispatcher import Dispatcher
+from ...protocol.storage.record import Record
+from .damage.quarantine import Quarantine
+from .dispatch.derived_sync import DerivedFiles
+from .dispatch.dispatcher import Dispatcher
+from .dispatch.producer_runs import ProducerRuns
 from .errors import CorruptFile, StoreFailed
-from .expiry import Expiry
-from .files import Files, make_durable_folder, remove_content
-from .group_table import SubscriptionGroupTable
-from .index_file import IndexService
-from .log_reads import LogReads
-from .log_recovery import Progress
-from .places import strange_places
-from .prepared_state import PreparedState
-from .produce_batch import Appended, ProduceBatch
-from .producer_runs import ProducerRuns
-from .pulls import Pulled, Pulls
-from .quarantine import Quarantine
-from .queries import Found, Queries
-from .queue_reads import QueueReads
-from .queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
-from .record_filter import RecordFilter
-from .recovery import Recovery
-from .recovery_report import RecoveryReport
-from .rewriting import Place, RecordRewriter, Waiting
+from .files.file_system import Files, make_durable_folder, remove_content
+from .files.layout_check import strange_places
+from .files.store_lock import StoreLock
+from .index.index_file import IndexService
+from .log.commitlog import CommitLog
+from .log.produce_batch import Appended, ProduceBatch
+from .queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
+from .read.log_reads import LogReads
+from .read.pulls import Pulled, Pulls
+from .read.queries import Found, Queries
+from .read.queue_reads import QueueReads
+from .read.record_copies import Place, RecordRewriter, Waiting
+from .read.record_filter import RecordFilter
+from .recovery.log_recovery import Progress
+from .recovery.recovery import Recovery
+from .recovery.recovery_report import RecoveryReport
+from .retention.expiry import Expiry
+from .retention.topic_retention import TopicRetention
 from .settings import StoreSettings
-from .store_lock import StoreLock
-from .store_state import DeletedTopic, StoreState
-from .topic_retention import TopicRetention
+from .tables.checkpoint import StoreCheckpoint
+from .tables.clock import SteadyClock, StoreClock
+from .tables.config_files import ConsumerOffsetTable, DelayOffsetTable, TopicConfig, TopicTable
+from .tables.group_table import SubscriptionGroupTable
+from .tables.staged_state import PreparedState
+from .tables.store_state import DeletedTopic, StoreState
 
 OWN_FOLDER = "flintmq"
 LOG_SIZE, QUEUE_SIZE = "store.commitlog_file_bytes", "store.consumequeue_file_bytes"

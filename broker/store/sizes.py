@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ...protocol.layout import INDEX_ENTRY_BYTES
-from .consume_queue import ConsumeQueue
+from ...protocol.storage.layout import INDEX_ENTRY_BYTES
 from .message_store import MessageStore
+from .queue.consume_queue import ConsumeQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,12 @@ from pathlib import Path
 
 from ... import __version__
 from ...protocol.backup_folder import MANIFEST, PROGRESS, TABLES_PREFIX, refuse_backup
-from ..store.checkpoint import StoreCheckpoint
 from ..store.errors import CorruptFile, StoreLocked
-from ..store.files import Files, make_durable_folder
+from ..store.files.file_system import Files, make_durable_folder
+from ..store.files.table_journal import JOURNAL_SUFFIX
 from ..store.message_store import OWN_FOLDER
-from ..store.store_state import StoreState
-from ..store.table_journal import JOURNAL_SUFFIX
+from ..store.tables.checkpoint import StoreCheckpoint
+from ..store.tables.store_state import StoreState
 from .backup_manifest import (
     LOG_FOLDER,
     BackedUp,
@@ -47,10 +47,10 @@ from .backup_manifest import (
     write_new,
 )
 from .findings import Findings
+from .hashing_copy import copy_summed
 from .offline import ReadOnlyFiles
-from .opening import open_for_reading
+from .open_store import open_for_reading
 from .output import Progress
-from .summed_copy import copy_summed
 
 ENDS_BYTES = 64 << 10
 """Bytes that are compared at both ends of a complete file that the backup already has."""

@@ -18,8 +18,8 @@ from typing import Any
 from ...protocol.backup_folder import MANIFEST, PROGRESS, backup_kind
 from ...protocol.checked_json import encode_checked, take_checksum
 from ...protocol.errors import FlintError
-from ..store.files import Files, replace_file
-from ..store.json_table import SHAPE_ERRORS
+from ..store.files.file_system import Files, replace_file
+from ..store.files.json_table import SHAPE_ERRORS
 
 LOG_FOLDER = "commitlog"
 FORMAT = 1

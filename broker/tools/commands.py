@@ -129,7 +129,7 @@ def rebuild(store: Path, index_slots: int | None) -> int:
     The old files are moved to flintmq/aside first and removed at the end. Damage of the log is contained as
     at a start. If the command is interrupted, the next start of a broker, or of this command, continues.
     """
-    from ..store.containing import lost_text
+    from ..store.recovery.hole_filler import lost_text
     from .rebuild import rebuild as run
 
     try:
@@ -169,7 +169,7 @@ def repair(store: Path, apply: bool, show: int, names: tuple[str, ...], index_sl
     Damaged messages are lost; their bytes are kept in flintmq/quarantine. If a backup has the file, restore
     it instead. Exit code 0: nothing is wrong, or no longer; 1: something still is; 2: refused.
     """
-    from .giving_up import give_up
+    from .accept_missing import give_up
     from .repair import done_lines, examine, giving_up_lines, plan_lines
     from .repair import repair as run
 
@@ -365,7 +365,7 @@ def conf(dest: Path) -> int:
 
 
 def _open(store: Path, findings: Any, running: bool, index_slots: int | None) -> Any:
-    from .opening import open_for_reading
+    from .open_store import open_for_reading
 
     return open_for_reading(store, findings, running=running, index_slots=index_slots)
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ...protocol.delivery import PROPERTY_RECORD_CRC
-from ...protocol.ids import offset_id
-from ...protocol.javahash import index_key_hash
-from ...protocol.layout import SysFlag
-from ...protocol.record import (
+from ...protocol.storage.delivery import PROPERTY_RECORD_CRC
+from ...protocol.storage.ids import offset_id
+from ...protocol.storage.javahash import index_key_hash
+from ...protocol.storage.layout import SysFlag
+from ...protocol.storage.record import (
     PROPERTY_KEYS,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TAGS,
@@ -33,10 +33,10 @@ from ...protocol.record import (
 )
 from ..kernels import dispatch as kernel
 from ..kernels import examine
-from ..store.log_recovery import CLOCK_MARGIN_MS, FileHead
-from ..store.mapped_file import MappedFile
-from .chains import check_file
+from ..store.files.mapped_file import MappedFile
+from ..store.recovery.log_recovery import CLOCK_MARGIN_MS, FileHead
 from .findings import Findings
+from .index_chains import check_file
 from .offline import FOREVER, OfflineStore
 from .output import iso_time
 

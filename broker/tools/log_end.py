@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...protocol.layout import RECORD_STRUCT
+from ...protocol.storage.layout import RECORD_STRUCT
 from ..kernels import dispatch as kernel
 from ..kernels import examine
-from ..store.consume_queue import ConsumeQueue
-from ..store.files import ZERO_CHUNK
-from ..store.queue_check import count_units, last_record_unit
+from ..store.files.file_system import ZERO_CHUNK
+from ..store.queue.consume_queue import ConsumeQueue
+from ..store.queue.queue_check import count_units, last_record_unit
 from .offline import FOREVER, OfflineStore
 
 

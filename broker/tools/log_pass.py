@@ -18,12 +18,12 @@ import numpy as np
 
 from ..kernels import dispatch as kernel
 from ..kernels import examine
-from ..store.mapped_file import MappedFile
-from .chains import check_file
-from .entries import EntryCursor
-from .examiner import Examiner, PassStopped, QueueSpan, Segment
+from ..store.files.mapped_file import MappedFile
 from .findings import Findings
+from .index_chains import check_file
+from .index_entries import EntryCursor
 from .log_end import LogEnd
+from .log_verifier import Examiner, PassStopped, QueueSpan, Segment
 from .offline import OfflineStore
 
 SEGMENT_BYTES = 32 * 1024 * 1024

@@ -15,23 +15,23 @@ from pathlib import Path
 
 from ...protocol.backup_folder import refuse_backup
 from ...protocol.errors import ConfigurationError
-from ...protocol.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
 from ...protocol.names import is_system_topic
+from ...protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
 from ..kernels.dispatch import Q_DELETED_BELOW
-from ..store.checkpoint import StoreCheckpoint
-from ..store.config_files import ConsumerOffsetTable, TopicTable
-from ..store.consume_queue import ConsumeQueue
+from ..store.damage.quarantine import Quarantine
 from ..store.errors import CorruptFile, StoreLocked
-from ..store.files import Files
-from ..store.index_file import IndexFile, index_file_bytes
-from ..store.mapped_file import MappedFile, file_name
+from ..store.files.file_system import Files
+from ..store.files.layout_check import strange_places
+from ..store.files.mapped_file import MappedFile, file_name
+from ..store.files.store_lock import StoreLock
+from ..store.index.index_file import IndexFile, index_file_bytes
 from ..store.message_store import ENTRIES, OWN_FOLDER, QUEUE_SIZE, SLOTS
-from ..store.places import strange_places
-from ..store.quarantine import Quarantine
-from ..store.queue_table import LIGHT_QUEUE_PREFIX, ConsumeQueueTable
+from ..store.queue.consume_queue import ConsumeQueue
+from ..store.queue.queue_table import LIGHT_QUEUE_PREFIX, ConsumeQueueTable
 from ..store.settings import StoreSettings
-from ..store.store_lock import StoreLock
-from ..store.store_state import StoreState
+from ..store.tables.checkpoint import StoreCheckpoint
+from ..store.tables.config_files import ConsumerOffsetTable, TopicTable
+from ..store.tables.store_state import StoreState
 from .findings import Findings
 
 _OFFSET_NAME = re.compile(r"\d{20}\Z", re.ASCII)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ..background.retention import Disk, Policy, Verdict
 from ..config import RetentionSection
-from ..services.retention import Disk, Policy, Verdict
-from ..store.commitlog import CommitLog
-from ..store.config_files import DelayOffsetTable
-from ..store.expiry import HOUR_MS, TIMER_TOPIC, Expiry
-from ..store.log_reads import LogReads
+from ..store.log.commitlog import CommitLog
 from ..store.message_store import OWN_FOLDER
-from ..store.prepared_state import PreparedState
-from ..store.queue_check import count_units, find_start
-from ..store.queue_reads import QueueReads
-from ..store.timer_files import TimerFiles
+from ..store.queue.queue_check import count_units, find_start
+from ..store.read.log_reads import LogReads
+from ..store.read.queue_reads import QueueReads
+from ..store.retention.expiry import HOUR_MS, TIMER_TOPIC, Expiry
+from ..store.tables.config_files import DelayOffsetTable
+from ..store.tables.staged_state import PreparedState
+from ..store.timers.timer_files import TimerFiles
 from .findings import Findings
 from .offline import FOREVER, OfflineStore
 from .output import to_json

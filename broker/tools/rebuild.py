@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..store.damage.quarantine import QuarantinedRange
 from ..store.message_store import MessageStore
-from ..store.quarantine import QuarantinedRange
 from .findings import Findings
 from .offline import OfflineStore
 from .output import Progress

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from ..store.containing import lost_text
-from ..store.files import Files
+from ..store.damage.quarantine import QuarantinedRange
+from ..store.files.file_system import Files
 from ..store.message_store import MessageStore
-from ..store.quarantine import QuarantinedRange
+from ..store.recovery.hole_filler import lost_text
+from .accept_missing import chosen_files, known_messages
 from .findings import KINDS, Findings
-from .giving_up import chosen_files, known_messages
-from .mending import mend_tables
 from .offline import OfflineStore
 from .output import Progress, escape
 from .report import finding_line
+from .restore_tables import mend_tables
 from .verify import Verified, verify
 
 CONTAINED = "contained: the bytes go to flintmq/quarantine, tombstones take their place, the messages are lost"

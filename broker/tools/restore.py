@@ -16,12 +16,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..store.checkpoint import StoreCheckpoint
-from ..store.files import Files, make_durable_folder
+from ..store.files.file_system import Files, make_durable_folder
 from ..store.message_store import OWN_FOLDER
+from ..store.tables.checkpoint import StoreCheckpoint
 from .backup_manifest import LOG_FOLDER, BackedUp, BackupError, Manifest, load_whole, write_new
+from .hashing_copy import copy_summed
 from .output import Progress
-from .summed_copy import copy_summed
 
 
 @dataclass(frozen=True, slots=True)

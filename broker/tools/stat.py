@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..store.consume_queue import ConsumeQueue
-from ..store.index_file import IndexFile
-from ..store.queue_check import BLOCK_UNITS, count_units, first_unit, is_filling, read_units
-from .examiner import store_time
+from ..store.index.index_file import IndexFile
+from ..store.queue.consume_queue import ConsumeQueue
+from ..store.queue.queue_check import BLOCK_UNITS, count_units, first_unit, is_filling, read_units
+from .log_verifier import store_time
 from .offline import OfflineStore
 from .output import iso_time
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..store.containing import lost_text
+from ..store.recovery.hole_filler import lost_text
 from .findings import Findings
 from .log_end import check_behind, find_end
 from .log_pass import SEGMENT_BYTES, LogPass, Progress
+from .metadata_check import check_checkpoint, check_log_is_whole, check_offsets, check_tables
 from .offline import OfflineStore
-from .tables import check_checkpoint, check_log_is_whole, check_offsets, check_tables
-from .units import UnitPass
+from .queue_units import UnitPass
 
 QUARANTINED_SHOWN = 20
 

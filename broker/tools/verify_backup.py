@@ -19,18 +19,18 @@ import numpy as np
 from ...protocol.backup_folder import MANIFEST, PROGRESS, TABLES_PREFIX
 from ..kernels import dispatch as kernel
 from ..kernels import examine
-from ..store.checksummed import ChecksummedRanges
 from ..store.errors import CorruptFile
-from ..store.files import Files
-from ..store.json_table import SHAPE_ERRORS
-from ..store.mapped_file import file_name
+from ..store.files.checksummed import ChecksummedRanges
+from ..store.files.file_system import Files
+from ..store.files.json_table import SHAPE_ERRORS
+from ..store.files.mapped_file import file_name
 from ..store.message_store import OWN_FOLDER
-from ..store.store_state import StoreState
+from ..store.tables.store_state import StoreState
 from .backup_manifest import LOG_FOLDER, BackedUp, BackupError, Manifest, load_whole
 from .findings import Findings
+from .hashing_copy import copy_summed
 from .log_pass import THREADS_MAX, Progress
 from .offline import ReadOnlyFiles
-from .summed_copy import copy_summed
 
 SCAN_STEP_BYTES = 8 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")

@@ -21,15 +21,15 @@ from .consumer import Consumer
 from .producer import Producer, SendFuture
 
 if TYPE_CHECKING:
-    from ..push.tasks import PushConsumer
-    from ..transactions.tasks import Transaction, TransactionProducer
+    from ..push.aio_consumer import PushConsumer
+    from ..transactions.aio_producer import Transaction, TransactionProducer
 
 __all__ = ["Admin", "Consumer", "Producer", "PushConsumer", "SendFuture", "Transaction", "TransactionProducer"]
 
 _HOMES = {
-    "PushConsumer": "..push.tasks",
-    "Transaction": "..transactions.tasks",
-    "TransactionProducer": "..transactions.tasks",
+    "PushConsumer": "..push.aio_consumer",
+    "Transaction": "..transactions.aio_producer",
+    "TransactionProducer": "..transactions.aio_producer",
 }
 
 

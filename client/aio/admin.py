@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...protocol.permissions import Grant
-from ...protocol.scram import make_verifier
+from ...protocol.auth.permissions import Grant
+from ...protocol.auth.scram import make_verifier
 from ..core import groups as group_operations
 from ..core import operations
 from ..core import users as user_operations
 from ..core.delays import DelayStats, delay_stats
+from ..core.grouping import Flush
 from ..core.groups import GroupInfo, GroupStatus
-from ..core.outgoing import Flush
 from ..core.prepared import Committed, PreparedInfo, abort_prepared, commit_prepared, prepared
 from ..core.settings import ChangedSetting, Setting, change_settings, settings
 from ..core.topics import ConsumeStats, QueueStats, TopicInfo

@@ -12,11 +12,11 @@ from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..errors import ClientClosed
-from .caller import Caller
+from .deadlines import Watch
 from .dialer import Dialer
-from .life import Life
-from .waits import Waits
-from .watch import Watch
+from .rpc import Caller
+from .runtime import Life
+from .timed_waits import Waits
 
 
 class Base:

@@ -12,13 +12,13 @@ from ...protocol.commands import HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
 from ..core.access import Access
 from ..core.address import Address
+from ..core.connection_errors import broke, closed_there, no_broker, no_hello, not_greeted, unreachable
 from ..core.operations import Operation
 from ..core.session import Answer, Asked, Session, advance
-from ..core.troubles import broke, closed_there, no_broker, no_hello, not_greeted, unreachable
 from ..endpoint import client_name, packed_address
-from .life import Life
-from .waits import Waits
-from .watch import Watch
+from .deadlines import Watch
+from .runtime import Life
+from .timed_waits import Waits
 
 _JOIN_BYTES_MAX = 16 * 1024
 """A head and a body that are together no longer than this are sent in one piece."""

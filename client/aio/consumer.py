@@ -10,7 +10,7 @@ from ...protocol.fields import I64_MAX
 from ..core import operations
 from ..core.batch import Batch, Found
 from ..core.positions import EARLIEST, Position, check_position
-from ..core.pulling import pull_found
+from ..core.pull import pull_found
 from ..core.stored import StoredMessage
 from ..core.tags import check_filter, parse_tags
 from ..core.timeouts import check_timeout

@@ -6,13 +6,13 @@ from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
 from ..connection_log import ConnectionLog
 from ..core.access import Access
 from ..core.address import Address, AddressBook
+from ..core.connection_errors import no_address_answered
 from ..core.retry import detached
 from ..core.timeouts import CONNECT_SECONDS_MAX
-from ..core.troubles import no_address_answered
 from .connection import Connection
-from .life import Life
-from .waits import Waits
-from .watch import Watch
+from .deadlines import Watch
+from .runtime import Life
+from .timed_waits import Waits
 
 
 class Dialer:

@@ -11,18 +11,18 @@ from collections.abc import Callable
 from math import inf
 
 from ...protocol.errors import FlintError, RemoteProtocolError
-from ..core.lanes import Bulk, Single
+from ..core.accumulator import Bulk, Single
+from ..core.connection_errors import silent
+from ..core.producer_core import Sending
 from ..core.retry import is_retriable
-from ..core.sending import Sending
 from ..core.session import Answer
 from ..core.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
-from ..core.troubles import silent
 from ..errors import ClientClosed
 from .connection import Connection
+from .deadlines import Watch
 from .dialer import Dialer
-from .life import Life
-from .waits import Waits
-from .watch import Watch
+from .runtime import Life
+from .timed_waits import Waits
 
 _WRITTEN_BYTES_MAX = 1 << 20
 """The driver returns to the loop after this many bytes in one go, so that responses are read."""

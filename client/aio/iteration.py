@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from ...protocol.errors import FlintError
-from ..core.iterating import Iterating
 from ..core.positions import Position, resolve_span
-from ..core.reading import TopicReading
+from ..core.queue_reader import TopicReading
 from ..core.session import Answer
 from ..core.stored import StoredMessage
 from ..core.tags import TagFilter
-from .caller import Caller
+from ..core.topic_iterator import Iterating
 from .connection import Connection
+from .deadlines import Watch
 from .dialer import Dialer
-from .life import Life
-from .waits import Waits
-from .watch import Watch
+from .rpc import Caller
+from .runtime import Life
+from .timed_waits import Waits
 
 GO_ROUND = 2048
 """Number of messages after which the iteration yields to the event loop even if more are available: other tasks must

@@ -13,21 +13,21 @@ from typing import Any, Unpack
 from ...protocol.errors import RequestTimeout
 from .. import unsent
 from ..core.access import AccessOptions
+from ..core.accumulator import Bulk, Single
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.lanes import Bulk, Single
+from ..core.grouping import Flush, common_properties
 from ..core.operations import Plan
-from ..core.outgoing import Flush, common_properties
+from ..core.producer_core import ASK, Groups, Prepared, Sending, raise_unseen
 from ..core.receipts import Receipt
-from ..core.sending import ASK, Groups, Prepared, Sending, raise_unseen
 from ..core.timeouts import DELIVERY_SECONDS, check_timeout
 from ..delay import delay_properties
 from ..endpoint import client_name
 from ..message import Body, Message
-from .admission import Admission, Held
+from .backpressure import Admission, Held
 from .client import Base
+from .deadlines import TICK_SECONDS
 from .driver import DeliveryDriver
-from .watch import TICK_SECONDS
 
 _FAILURES_KEPT = 10_000
 """Maximum number of failed futures kept for ``flush`` and ``close`` to report."""

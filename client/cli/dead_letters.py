@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...protocol.delivery import (
+from ...protocol.errors import FlintError, GroupNotExist, MessageDamaged, MessageNotFound, TopicNotExist
+from ...protocol.storage.delivery import (
     DEAD_LETTER_TOPIC_PREFIX,
     PROPERTY_HALF,
     PROPERTY_PRODUCER_GROUP,
@@ -22,12 +23,7 @@ from ...protocol.delivery import (
     dead_letter_topic,
     retry_topic,
 )
-from ...protocol.errors import FlintError, GroupNotExist, MessageDamaged, MessageNotFound, TopicNotExist
-from ...protocol.record import (
-    FORBIDDEN_PROPERTIES,
-    FORBIDDEN_PROPERTY_PREFIX,
-    PROPERTY_DELAY,
-)
+from ...protocol.storage.record import FORBIDDEN_PROPERTIES, FORBIDDEN_PROPERTY_PREFIX, PROPERTY_DELAY
 from ..errors import CorruptMessage, DeliveryFailed, InvalidMessage
 from ..message import Message
 

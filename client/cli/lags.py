@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...protocol.delivery import MEMBER_SEPARATOR, dead_letter_topic
+from ...protocol.storage.delivery import MEMBER_SEPARATOR, dead_letter_topic
 from .units import plural
 
 if TYPE_CHECKING:

@@ -128,7 +128,7 @@ class Root(Group):
         if not incomplete or incomplete.startswith("-"):
             return items + click.Command.shell_complete(self, ctx, incomplete)
         if not items:
-            from .completing import complete_topics
+            from .completions import complete_topics
 
             return complete_topics(ctx, incomplete)
         return items

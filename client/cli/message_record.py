@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol.escaping import escape_bytes
-from ...protocol.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
+from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from ..core.address import Address
 from ..core.stored import StoredMessage
 from .messages import message_row

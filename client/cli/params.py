@@ -186,7 +186,7 @@ class TopicType(click.ParamType):  # type: ignore[type-arg] # generic since clic
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the topics that begin with ``incomplete``."""
-        from .completing import complete_topics
+        from .completions import complete_topics
 
         return complete_topics(ctx, incomplete)
 
@@ -198,7 +198,7 @@ class GroupType(click.ParamType):  # type: ignore[type-arg] # generic since clic
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the groups that begin with ``incomplete``."""
-        from .completing import complete_groups
+        from .completions import complete_groups
 
         return complete_groups(ctx, incomplete)
 
@@ -208,7 +208,7 @@ class DeadLetterGroupType(GroupType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the groups that begin with ``incomplete``."""
-        from .completing import complete_dead_letter_groups
+        from .completions import complete_dead_letter_groups
 
         return complete_dead_letter_groups(ctx, incomplete)
 
@@ -237,7 +237,7 @@ class SettingType(click.ParamType):  # type: ignore[type-arg] # generic since cl
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the settings that begin with ``incomplete``."""
-        from .completing import complete_settings
+        from .completions import complete_settings
 
         return complete_settings(ctx, incomplete, to_set=self._to_set)
 
@@ -249,7 +249,7 @@ class ContextType(click.ParamType):  # type: ignore[type-arg] # generic since cl
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the contexts that begin with ``incomplete``."""
-        from .completing import complete_contexts
+        from .completions import complete_contexts
 
         return complete_contexts(incomplete)
 

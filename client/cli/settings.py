@@ -13,7 +13,7 @@ from .output import JSON, PLAIN, TABLE, Output
 if TYPE_CHECKING:
     from ...protocol.commands import HelloAnswer
     from ..core.access import AccessOptions
-    from ..core.outgoing import Flush
+    from ..core.grouping import Flush
     from ..sync.admin import Admin
     from ..sync.consumer import Consumer
     from ..sync.producer import Producer

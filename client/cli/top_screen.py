@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...protocol.escaping import escape
-from .sampling import GroupRate, Rates, TopicRate
+from .sampler import GroupRate, Rates, TopicRate
 from .top_view import GROUPS, TOPICS, View
 from .units import show_bytes, show_count, show_rate, show_seconds
 

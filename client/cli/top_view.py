@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from .sampling import GroupRate, Rates, TopicRate
+from .sampler import GroupRate, Rates, TopicRate
 from .topics import is_group_topic
 
 R = TypeVar("R")

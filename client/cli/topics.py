@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...protocol.delivery import GROUP_TOPIC_PREFIXES
+from ...protocol.storage.delivery import GROUP_TOPIC_PREFIXES
 
 if TYPE_CHECKING:
     from ..core.topics import TopicInfo

@@ -22,8 +22,8 @@ from .command import note
 from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from .params import POSITION, TOPIC
 from .positions import POSITION_FORMS, Typed, end_of, start_of
-from .reading import FILTER_HELP, pointed_at
-from .stopping import stop_request
+from .stop_signals import stop_request
+from .topic_reader import FILTER_HELP, pointed_at
 from .units import plural, show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from ...protocol.errors import ConfigurationError, UserExistsAlready, UserNotExist
-from ...protocol.escaping import escape
-from ...protocol.permissions import Grant, Permissions
-from ...protocol.scram import make_verifier
-from ...protocol.user_file import UserFile
-from ...protocol.users import (
+from ...protocol.auth.permissions import Grant, Permissions
+from ...protocol.auth.scram import make_verifier
+from ...protocol.auth.user_file import UserFile
+from ...protocol.auth.users import (
     Users,
     check_user_name,
     with_grants,
@@ -22,6 +20,8 @@ from ...protocol.users import (
     without_grants,
     without_user,
 )
+from ...protocol.errors import ConfigurationError, UserExistsAlready, UserNotExist
+from ...protocol.escaping import escape
 
 if TYPE_CHECKING:
     from ..sync.admin import Admin

@@ -17,7 +17,7 @@ from ..errors import InvalidArgument, InvalidArgumentType
 if TYPE_CHECKING:
     import ssl
 
-    from ...protocol.scram import ClientExchange, Keys
+    from ...protocol.auth.scram import ClientExchange, Keys
 
 KEYS_KEPT = 16
 """Maximum number of derived keys to keep, so that only the first connection with a broker and a password derives
@@ -95,7 +95,7 @@ class Access:
 
     def exchange(self) -> ClientExchange:
         """Begin to authenticate. Raises ``AuthenticationFailed`` if there is no usable password."""
-        from ...protocol.scram import ClientExchange, ScramError, prepare
+        from ...protocol.auth.scram import ClientExchange, ScramError, prepare
 
         password: object = self.password
         if callable(password):
@@ -115,7 +115,7 @@ class Access:
             raise AuthenticationFailed(f"the password of user {self.user!r} is not valid: {error}") from None
 
     def _derive(self, password: str, salt: bytes, iterations: int) -> Keys:
-        from ...protocol.scram import derive_keys
+        from ...protocol.auth.scram import derive_keys
 
         asked = password, salt, iterations
         keys: Keys | None = self._kept.get(asked)
@@ -202,7 +202,7 @@ def _checked_user(user: Any, password: Any) -> tuple[str, Password]:
         raise InvalidArgument("password was given without user; pass both")
     if not password:
         raise InvalidArgument(f"user {user!r} was given without password; pass both")
-    from ...protocol.scram import ScramError, prepare
+    from ...protocol.auth.scram import ScramError, prepare
 
     for what, text in (("user", user), ("password", password)):
         try:

@@ -10,7 +10,7 @@ from typing import Any, overload
 
 from ...protocol.commands import RECORD_SIZE_STRUCT
 from ...protocol.errors import RemoteProtocolError
-from ...protocol.layout import RECORD_BYTES_MIN
+from ...protocol.storage.layout import RECORD_BYTES_MIN
 from .stored import BODY_AT, CRC_MASK, PLAIN_MASK, StoredMessage
 from .tags import EVERYTHING, TagFilter
 

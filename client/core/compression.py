@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-from ...protocol.layout import SysFlag
+from ...protocol.storage.layout import SysFlag
 from ..errors import CompressionUnavailable, InvalidArgument
 
 COMPRESS_OVER_BYTES = 4096

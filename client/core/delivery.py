@@ -27,10 +27,9 @@ from ...protocol.errors import (
     RequestTimeout,
     error_from_answer,
 )
-from ...protocol.ids import UNIQUE_COUNTER_MAX
+from ...protocol.storage.ids import UNIQUE_COUNTER_MAX
 from ..message import Row
-from .heads import ProduceHead
-from .lanes import (
+from .accumulator import (
     BULK_WINDOW,
     HEADS_KEPT,
     NEVER,
@@ -42,10 +41,18 @@ from .lanes import (
     ProduceFrame,
     Single,
 )
-from .packing import FRAME_BYTES_TARGET, FRAME_COUNT_MAX, HEAD_BYTES_RESERVED, ROW_OVERHEAD_BYTES, Rows, new_packer
+from .packer import (
+    FRAME_BYTES_TARGET,
+    FRAME_COUNT_MAX,
+    HEAD_BYTES_RESERVED,
+    ROW_OVERHEAD_BYTES,
+    Rows,
+    new_packer,
+)
+from .produce_header import ProduceHead
 from .receipts import Acknowledged
 from .retry import Backoff, is_retriable
-from .routing import ANY_QUEUE
+from .route import ANY_QUEUE
 from .session import Answer
 
 IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024

@@ -13,8 +13,8 @@ from ...protocol import commands
 from ...protocol.errors import RemoteProtocolError
 from ...protocol.fields import decode_fields
 from ..errors import InvalidArgument, InvalidArgumentType
+from .grouping import check_flush
 from .operations import Operation, operation, unpack_body
-from .outgoing import check_flush
 from .session import Answer
 from .times import from_millis
 

@@ -107,7 +107,7 @@ class Session:
         yield from self._authenticate(access, limits)
 
     def _authenticate(self, access: Access, limits: HelloAnswer) -> Generator[bytes, Answer, None]:
-        from ...protocol.scram import MECHANISM, ScramError
+        from ...protocol.auth.scram import MECHANISM, ScramError
 
         if MECHANISM not in limits.auth.split():
             raise VersionNotSupported(

@@ -9,7 +9,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from ...protocol.delivery import (
+from ...protocol.storage.delivery import (
     PROPERTY_REAL_QUEUE,
     PROPERTY_REAL_TOPIC,
     PROPERTY_RECORD_CRC,
@@ -22,9 +22,9 @@ from ...protocol.delivery import (
     RETRY_PROPERTIES,
     TRANSACTION_PROPERTIES,
 )
-from ...protocol.ids import offset_id
-from ...protocol.layout import MAGIC_V1, RECORD, RECORD_HEAD_BYTES, SysFlag
-from ...protocol.record import (
+from ...protocol.storage.ids import offset_id
+from ...protocol.storage.layout import MAGIC_V1, RECORD, RECORD_HEAD_BYTES, SysFlag
+from ...protocol.storage.record import (
     PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_SHARDING_KEY,
@@ -191,7 +191,7 @@ class StoredMessage:
 
     @property
     def sys_flag(self) -> int:
-        """Compression, transaction state and address family, as in ``flintmq.protocol.layout.SysFlag``."""
+        """Compression, transaction state and address family, as in ``flintmq.protocol.storage.layout.SysFlag``."""
         return self._integer(_I32, _SYS_FLAG_AT)
 
     @property

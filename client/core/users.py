@@ -9,10 +9,10 @@ from typing import Any
 import msgpack
 
 from ...protocol import commands
+from ...protocol.auth.permissions import Grant, Permissions
+from ...protocol.auth.scram import Verifier
+from ...protocol.auth.users import verifier_row
 from ...protocol.errors import RemoteProtocolError
-from ...protocol.permissions import Grant, Permissions
-from ...protocol.scram import Verifier
-from ...protocol.users import verifier_row
 from .operations import Operation, nothing, operation, unpack_body
 from .session import Answer
 

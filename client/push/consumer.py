@@ -16,12 +16,12 @@ from ..connection_log import ConnectionLog
 from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
 from ..core.batch import Batch
-from ..core.guard import Guard
+from ..core.client_guard import Guard
 from ..core.stored import StoredMessage
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..errors import InvalidArgument, ListenerTimeout
 from ..sync.pool import Dialer
-from .engine import Engine
+from .group_client import Engine
 from .health import Health
 from .listeners import check_plain_listener, check_returned
 from .options import CLUSTERING, LAST, Addresses, Mode, PushOptions, Start, Subscriptions, check_options

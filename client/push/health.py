@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...protocol.errors import FlintError
-from .claims import QueueKey
+from .assignments import QueueKey
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from ...protocol.errors import (
 from ..core.operations import Operation
 from ..core.retry import backoff_seconds, is_retriable
 from . import requests
-from .claims import Claims
+from .assignments import Claims
 from .options import Options
 
 log = logging.getLogger(__name__)

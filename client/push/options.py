@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from ...protocol.commands import MEMBER_CHARS_MAX
-from ...protocol.delivery import DELAY_LEVEL_MAX
 from ...protocol.errors import InvalidParameter
 from ...protocol.names import check_name
+from ...protocol.storage.delivery import DELAY_LEVEL_MAX
 from ..core.access import AccessOptions
 from ..core.positions import EARLIEST, ENDS, LATEST, End
 from ..core.tags import TagFilter, check_filter, parse_tags

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from ...protocol.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX, retry_note
 from ...protocol.errors import FlintError
+from ...protocol.storage.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX, retry_note
 from ..core.stored import StoredMessage
 from ..errors import CompressionUnavailable, InvalidArgument, InvalidArgumentType
-from .claims import Work
+from .assignments import Work
 from .options import Options
 
 log = logging.getLogger(__name__)

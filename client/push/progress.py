@@ -16,7 +16,7 @@ from ...protocol.errors import (
     TopicNotExist,
 )
 from . import requests
-from .claims import Claim, Claims
+from .assignments import Claim, Claims
 from .membership import Membership, Request
 from .options import Options
 

@@ -16,7 +16,7 @@ from ..core.batch import Batch
 from ..core.operations import Operation, nothing, operation, unpack_body
 from ..core.session import Answer
 from ..core.tags import EVERYTHING, TagFilter
-from .claims import Claim, Row
+from .assignments import Claim, Row
 from .options import Options
 from .outcome import Failed
 

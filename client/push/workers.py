@@ -11,8 +11,8 @@ from typing import Any
 
 from ..core.stored import StoredMessage
 from ..errors import ClientFailed
-from .claims import Work
-from .engine import Engine
+from .assignments import Work
+from .group_client import Engine
 from .options import Options
 from .outcome import Failed, failed_with
 

@@ -10,11 +10,11 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from .brokers import BrokerAddress
 from .columns import Column
-from .failing import plainly, plainly_each
+from .filter_pushdown import Bounds, push
+from .gc_freeze import settling
 from .offsets import Queue, QueueRange, Subscription, split
 from .options import ReadOptions
-from .pushing import Bounds, push
-from .workers import settling
+from .plain_errors import plainly, plainly_each
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,8 +75,8 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition."""
         # Imported here because only tasks need them: planning runs in its own process, for whose start the query waits.
-        from .decoding import Decoder
-        from .reading import read_key, read_range
+        from .arrow_decoder import Decoder
+        from .partition_reader import read_key, read_range
 
         decoder = Decoder(self.columns)
         with settling():

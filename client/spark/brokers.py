@@ -17,12 +17,12 @@ from ..connection_log import ConnectionLog
 from ..core import operations
 from ..core.access import NO_ACCESS, Access
 from ..core.address import parse_addresses
-from ..core.guard import Guard
+from ..core.client_guard import Guard
+from ..core.connection_errors import unanswered
 from ..core.operations import Operation
 from ..core.retry import is_retriable
 from ..core.session import Answer
 from ..core.topics import QueueStats, TopicInfo
-from ..core.troubles import unanswered
 from ..errors import InvalidArgument, TlsFailed
 from ..sync.connection import Connection
 from ..sync.pool import Caller, Dialer

@@ -1,6 +1,6 @@
 """The properties of many records at once: ``name \\x01 value \\x02`` for each pair, found without a Python loop.
 
-The rules are those of ``flintmq.protocol.record.decode_properties``; the tests compare the two.
+The rules are those of ``flintmq.protocol.storage.record.decode_properties``; the tests compare the two.
 """
 
 from __future__ import annotations

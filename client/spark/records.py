@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ...protocol.layout import IPV6_EXTRA_BYTES, RECORD, RECORD_HEAD_BYTES, RECORD_STRUCT, SysFlag
-from ...protocol.record import CorruptRecord, decode_record
+from ...protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, RECORD_HEAD_BYTES, RECORD_STRUCT, SysFlag
+from ...protocol.storage.record import CorruptRecord, decode_record
 from ..core.compression import DecompressionFailed, decompress
 from ..errors import CompressionUnavailable, CorruptMessage
 from .scan import SOUND, Blob, Ints, Part, Rows, scan_records
@@ -100,7 +100,7 @@ class RecordBlock:
 
     def offset_ids(self) -> pa.StringArray:
         """Return each record's offset id: the broker's advertised address and the physical offset, in hex, as
-        ``flintmq.protocol.ids.offset_id`` writes it."""
+        ``flintmq.protocol.storage.ids.offset_id`` writes it."""
         born_v6, store_v6 = (
             (self.parts[Part.SYS_FLAG] & flag) != 0 for flag in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6)
         )

@@ -1,7 +1,7 @@
 """Scan of stored records: finds the parts of each, and checks that they are sound.
 
 ``scan_records`` is one compiled pass if Numba is installed (``scan_numba.py``), otherwise a series of NumPy steps
-(``scan_numpy.py``). Both give the same result; the tests compare it with ``flintmq.protocol.record``.
+(``scan_numpy.py``). Both give the same result; the tests compare it with ``flintmq.protocol.storage.record``.
 """
 
 from __future__ import annotations

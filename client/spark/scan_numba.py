@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from ...protocol.layout import (
+from ...protocol.storage.layout import (
     IPV6_EXTRA_BYTES,
     MAGIC_V1,
     MAGIC_V2,

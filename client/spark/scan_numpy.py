@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...protocol.layout import (
+from ...protocol.storage.layout import (
     IPV6_EXTRA_BYTES,
     MAGIC_V1,
     MAGIC_V2,
@@ -17,7 +17,7 @@ from ...protocol.layout import (
     RECORD_HEAD_BYTES,
     SysFlag,
 )
-from ...protocol.record import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
+from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from .properties import Pairs
 from .scan import SOUND, Blob, Ints, Part, Rows
 from .slices import gather, slices

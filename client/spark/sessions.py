@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidOption, SparkUnavailable
-from .home import home_without_archive
 from .java import find_java
 from .requirements import check_commands, check_pyspark, check_spark_home
+from .spark_home import home_without_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

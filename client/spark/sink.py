@@ -18,11 +18,11 @@ from ..core import operations
 from ..endpoint import client_name
 from . import brokers
 from .errors import InvalidOption
-from .failing import plainly
+from .gc_freeze import settling
+from .plain_errors import plainly
 from .sink_columns import check_columns
 from .sink_delivery import Delivery, Written, check_broker, delivery_of
 from .sink_options import WriteOptions, write_options
-from .workers import settling
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -20,7 +20,7 @@ from ..core.prepared import abort_prepared, commit_prepared
 from . import brokers
 from .errors import InvalidOption, SparkUnavailable, WriteFailed
 from .sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, WriteOptions
-from .sink_sending import send_all
+from .sink_sender import send_all
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...protocol.record import KEY_SEPARATOR, PROPERTY_UNIQ_KEY
-from ..core.outgoing import check_queue
+from ...protocol.storage.record import KEY_SEPARATOR, PROPERTY_UNIQ_KEY
+from ..core.grouping import check_queue
 from ..errors import InvalidArgument, InvalidMessage
 from ..message import check_tag, check_text, check_topic, join_keys
 from .scan import Ints

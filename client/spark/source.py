@@ -10,9 +10,9 @@ from pyspark.sql.types import StructType
 from ...protocol.errors import FlintError
 from .batch import BatchReader, PushingReader
 from .columns import Column, columns_of, ddl, offered
-from .failing import plainly
 from .offsets import Subscription
 from .options import ReadOptions, read_options, refuse
+from .plain_errors import plainly
 from .stream import RefusedStream, StreamReader
 
 if TYPE_CHECKING:

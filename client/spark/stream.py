@@ -19,10 +19,10 @@ from pyspark.sql.streaming.datasource import (
 from ...protocol.errors import FlintError
 from .brokers import BrokerAddress
 from .columns import Column
-from .failing import plainly, plainly_each
+from .gc_freeze import settling
 from .offsets import Queue, QueueRange, Stats, Subscription, limited, split, together
 from .options import ReadOptions
-from .workers import settling
+from .plain_errors import plainly, plainly_each
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,8 +152,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition."""
         assert isinstance(partition, RangesPartition)
-        from .decoding import Decoder
-        from .reading import read_range
+        from .arrow_decoder import Decoder
+        from .partition_reader import read_range
 
         decoder = Decoder(self.columns)
         with settling():

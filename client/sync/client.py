@@ -9,7 +9,7 @@ from typing import Self, Unpack
 from ..connection_log import ConnectionLog
 from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
-from ..core.guard import Guard
+from ..core.client_guard import Guard
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
 from .pool import Caller, Dialer
 

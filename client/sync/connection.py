@@ -15,8 +15,7 @@ from ...protocol.commands import Command, HelloAnswer
 from ...protocol.errors import ConnectionFailed, FlintError, RemoteProtocolError
 from ..core.access import NO_ACCESS, Access
 from ..core.address import Address
-from ..core.session import Answer, Asked, Session, advance
-from ..core.troubles import (
+from ..core.connection_errors import (
     broke,
     closed_here,
     closed_there,
@@ -26,8 +25,9 @@ from ..core.troubles import (
     unanswered,
     unreachable,
 )
+from ..core.session import Answer, Asked, Session, advance
 from ..endpoint import client_name, packed_address
-from .patience import Patience
+from .spin_wait import Patience
 
 if TYPE_CHECKING:
     from .tls import TlsSocket

@@ -12,11 +12,11 @@ from ...protocol.errors import BrokerError, ConnectionFailed, FlintError
 from ..connection_log import ConnectionLog
 from ..core.access import Access
 from ..core.address import Address, AddressBook
-from ..core.guard import Guard
+from ..core.client_guard import Guard
+from ..core.connection_errors import no_address_answered
 from ..core.operations import Operation, Plan
 from ..core.retry import Retries, detached
 from ..core.timeouts import CONNECT_SECONDS_MAX, check_timeout
-from ..core.troubles import no_address_answered
 from .connection import Connection
 
 IDLE_CONNECTIONS_MAX = 64

@@ -15,15 +15,15 @@ from ...protocol.errors import FlintError, RequestTimeout
 from .. import unsent
 from ..connection_log import ConnectionLog
 from ..core.access import AccessOptions, access_for
+from ..core.accumulator import NEVER, Bulk, Single
 from ..core.address import parse_addresses
+from ..core.client_guard import Guard
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.delivery import IN_FLIGHT_BYTES_MAX
-from ..core.guard import Guard
-from ..core.lanes import NEVER, Bulk, Single
+from ..core.grouping import Flush, common_properties
 from ..core.operations import Plan
-from ..core.outgoing import Flush, common_properties
+from ..core.producer_core import ASK, Groups, Sending, raise_unseen
 from ..core.receipts import Receipt
-from ..core.sending import ASK, Groups, Sending, raise_unseen
 from ..core.timeouts import DELIVERY_SECONDS, check_timeout
 from ..delay import delay_properties
 from ..endpoint import client_name

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from ...protocol.ids import unique_key
+from ...protocol.storage.ids import unique_key
 from ..core.delivery import Delivery
 from .outcome import Outcome
 

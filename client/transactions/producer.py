@@ -16,7 +16,7 @@ from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
 from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.delivery import Delivery
-from ..core.outgoing import Flush
+from ..core.grouping import Flush
 from ..core.receipts import Receipt
 from ..core.stored import StoredMessage
 from ..core.timeouts import DELIVERY_SECONDS
@@ -25,11 +25,11 @@ from ..sync.pool import Dialer
 from ..sync.producer import Producer
 from . import requests
 from .decisions import Decisions
+from .end_errors import decide, not_ended, note_not_rolled_back
 from .health import TransactionHealth, health_of
 from .outcome import Outcome
 from .questions import Questions
 from .registration import Question, Registration
-from .settling import decide, not_ended, note_not_rolled_back
 
 log = logging.getLogger(__name__)
 

@@ -16,16 +16,16 @@ from typing import Any
 from ...protocol.commands import CHECK_TRANSACTION_STATE, CheckTransactionStateAnswer, CheckTransactionStateRequest
 from ...protocol.errors import SUCCESS, BrokerError, BrokerFailure, FlintError, RemoteProtocolError, UnknownCommand
 from ...protocol.fields import decode_fields, encode_fields
+from ..core.connection_errors import silent
 from ..core.operations import Operation
 from ..core.retry import Backoff, is_retriable
 from ..core.session import Answer, Asked
 from ..core.stored import StoredMessage
 from ..core.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
-from ..core.troubles import silent
 from ..errors import ClientFailed
 from ..sync.connection import Connection
 from ..sync.pool import Dialer
-from ..sync.waiter import Waiter
+from ..sync.wakeable_poll import Waiter
 from . import requests
 from .outcome import Outcome
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...protocol import commands
-from ...protocol.delivery import PROPERTY_HALF, PROPERTY_PRODUCER_GROUP
 from ...protocol.errors import InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.names import check_name
+from ...protocol.storage.delivery import PROPERTY_HALF, PROPERTY_PRODUCER_GROUP
 from ..core.callables import is_coroutine_function, is_generator_function, name_of
 from ..core.operations import Operation, nothing, operation
 from ..core.receipts import Receipt

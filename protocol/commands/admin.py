@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 
 from ..fields import I64_MAX, boolean, integer, text
-from ..layout import TOPIC_BYTES_MAX
+from ..storage.layout import TOPIC_BYTES_MAX
 from .common import QUEUES_MAX
 
 QUEUE_STATS_STRUCT = struct.Struct(">iqqq")

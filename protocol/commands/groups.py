@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..delivery import RETRY_REASON_CHARS_MAX, RETRY_TIMES_MAX
 from ..errors import InvalidParameter
 from ..fields import I32_MAX, I64_MAX, boolean, integer, text
-from ..layout import GROUP_BYTES_MAX
+from ..storage.delivery import RETRY_REASON_CHARS_MAX, RETRY_TIMES_MAX
+from ..storage.layout import GROUP_BYTES_MAX
 from .common import MEMBER_CHARS_MAX, QUEUES_MAX
 
 SEND_BACK_MAX = 1_024

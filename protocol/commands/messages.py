@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 
 from ..fields import I32_MAX, I64_MAX, integer, text
-from ..layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
+from ..storage.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 from .common import (
     FILTER_CHARS_MAX,
     KEY_CHARS_MAX,

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 
 from ..fields import I64_MAX, boolean, integer, text
-from ..layout import GROUP_BYTES_MAX
+from ..storage.layout import GROUP_BYTES_MAX
 from .common import MEMBER_CHARS_MAX, QUEUES_MAX
 
 CONSUMER_OFFSET_STRUCT = struct.Struct(">iq")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..fields import I64_MAX, boolean, integer, text
-from ..layout import GROUP_BYTES_MAX
+from ..storage.layout import GROUP_BYTES_MAX
 from .common import KEY_CHARS_MAX, PREPARED_NAME_CHARS_MAX
 
 TRANSACTIONS_MAX = 1_000

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.services.allocation import AllocateMappedFileService
-from flintmq.broker.services.checkpoint import CheckpointService
-from flintmq.broker.services.flush import GroupCommitService
-from flintmq.broker.services.reput import ReputMessageService, Touched
+from flintmq.broker.background.checkpoint import CheckpointService
+from flintmq.broker.background.flush import GroupCommitService
+from flintmq.broker.background.preallocation import AllocateMappedFileService
+from flintmq.broker.background.reput import ReputMessageService, Touched
 from flintmq.broker.store import StoreFailed
 from flintmq.protocol.errors import BrokerError, ServiceNotAvailable
 from tests.store_tools import Message, make_batch, matches, pull_all

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from flintmq.broker.store.files import Files
+from flintmq.broker.store.files.file_system import Files
 
 
 class PowerCut(Exception):

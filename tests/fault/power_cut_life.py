@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flintmq.broker.store import MessageStore, StoreSettings, TopicConfig
-from flintmq.protocol.layout import PRE_BLANK_SIZE, UNIT_STRUCT
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT_STRUCT
+from flintmq.protocol.storage.record import Record
 from tests.store_tools import FOREVER, HOST, Message, Sent, find, make_batch, matches, pull_all, sent_of
 
 from .power_cut import PowerCutFiles

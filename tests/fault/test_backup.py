@@ -16,7 +16,7 @@ from flintmq.broker.tools.backup_manifest import BackupError, Manifest
 from flintmq.broker.tools.restore import restore
 from flintmq.protocol.backup_folder import MANIFEST, PROGRESS
 from flintmq.protocol.checked_json import CHECKSUM_KEY
-from flintmq.protocol.layout import CHECKPOINT
+from flintmq.protocol.storage.layout import CHECKPOINT
 from tests.store_tools import (
     MIB,
     SMALL,

@@ -15,8 +15,8 @@ from flintmq.broker.store import MessageStore
 from flintmq.broker.tools.repair import examine, repair
 from flintmq.client import Consumer, CorruptMessage, MessageDamaged, StoredMessage
 from flintmq.client.cli.failures import EXIT_ERROR
-from flintmq.protocol.delivery import PROPERTY_RETRY_TOPIC, dead_letter_topic
-from flintmq.protocol.record import Record, encode_properties
+from flintmq.protocol.storage.delivery import PROPERTY_RETRY_TOPIC, dead_letter_topic
+from flintmq.protocol.storage.record import Record, encode_properties
 from tests.cli_tools import Cli
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, Brokers, RunningBroker

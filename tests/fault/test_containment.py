@@ -24,8 +24,8 @@ from flintmq.broker.tools.log_end import find_end
 from flintmq.broker.tools.offline import OfflineStore
 from flintmq.protocol.commands import GET_BROKER_RUNTIME_INFO, UPDATE_AND_CREATE_TOPIC
 from flintmq.protocol.errors import MessageDamaged
-from flintmq.protocol.layout import MAGIC_BLANK, RECORD
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import MAGIC_BLANK, RECORD
+from flintmq.protocol.storage.record import Record
 from tests.conftest import BrokerFactory, ConnectionFactory
 from tests.store_tools import (
     SMALL,

@@ -14,9 +14,9 @@ import pytest
 
 from flintmq.broker.kernels import dispatch as kernel
 from flintmq.broker.store import MessageStore
-from flintmq.protocol.javahash import index_key_hash
-from flintmq.protocol.layout import INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, PRE_BLANK_SIZE, UNIT_STRUCT
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.javahash import index_key_hash
+from flintmq.protocol.storage.layout import INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, PRE_BLANK_SIZE, UNIT_STRUCT
+from flintmq.protocol.storage.record import Record
 from tests.store_tools import (
     SMALL,
     Message,

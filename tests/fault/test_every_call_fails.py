@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import StoreFailed
-from flintmq.broker.store.commitlog import CommitLog
+from flintmq.broker.store.log.commitlog import CommitLog
 from tests.fault.hand_broker import HandBroker
 from tests.fault.harness.failing_files import WRITTEN_ONCE, FailingFiles
 from tests.fault.harness.hooked_files import OPERATIONS

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import StoreSettings
-from flintmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT, UNIT_BYTES
+from flintmq.protocol.storage.layout import (
+    INDEX_ENTRY,
+    INDEX_HEADER_BYTES,
+    INDEX_SLOT_BYTES,
+    UNIT,
+    UNIT_BYTES,
+)
 from tests.store_tools import SMALL, assert_holds, kill, open_store, overwrite, plain, put, reopen
 from tests.tools_runs import findings
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.services.flush import FlushService, flush_service
-from flintmq.broker.services.reput import ReputMessageService
+from flintmq.broker.background.flush import FlushService, flush_service
+from flintmq.broker.background.reput import ReputMessageService
 from flintmq.broker.store import StoreFailed, StoreSettings
 from flintmq.protocol.errors import BrokerError, ServiceNotAvailable
 from tests.store_tools import (

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from flintmq.broker.store import CorruptLog
+from flintmq.broker.tools.accept_missing import give_up
 from flintmq.broker.tools.commands import repair as command
-from flintmq.broker.tools.giving_up import give_up
 from flintmq.broker.tools.repair import examine, repair
 from flintmq.protocol.errors import ConfigurationError
 from tests.fault.dying_files import Died, DyingFiles

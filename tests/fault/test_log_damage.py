@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import CorruptLog, MessageStore, SettingMismatch
-from flintmq.protocol.layout import UNIT_BYTES
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import UNIT_BYTES
+from flintmq.protocol.storage.record import Record
 from tests.store_tools import (
     SMALL,
     Message,

@@ -36,7 +36,7 @@ Connect: TypeAlias = Callable[..., RawConnection]
 
 MIB = 1024 * 1024
 BOUND_BYTES = 512 * MIB
-"""The bound that broker/server/README.md promises for the default limits."""
+"""The bound that broker/net/README.md promises for the default limits."""
 ROOT = Path(__file__).parents[2]
 
 

@@ -16,7 +16,7 @@ from flintmq.broker.tools.backup import backup
 from flintmq.broker.tools.restore import restore
 from flintmq.client import Consumer, Message, Producer
 from flintmq.protocol.errors import SUCCESS, ServiceNotAvailable
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.record import Record
 from tests.conftest import Answer, BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
 from tests.group_tools import until
 from tests.store_tools import (
@@ -192,7 +192,7 @@ def test_an_empty_next_file_is_no_finding_and_gone_after_the_next_start(
 
 NAMELESS_DISK = """
 import errno, os, sys
-from flintmq.broker.store.files import Files
+from flintmq.broker.store.files.file_system import Files
 
 rename = Files.rename
 
@@ -206,7 +206,7 @@ def fail(self, source, target):
     rename(self, source, target)
 
 Files.rename = fail
-from flintmq.broker.daemon import main
+from flintmq.broker.app.daemon import main
 main(sys.argv[2:])
 """
 """A broker whose log gets no new files while the file of its first argument, with the error in it, exists."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import MessageStore
-from flintmq.broker.store.commitlog import CommitLog
+from flintmq.broker.store.log.commitlog import CommitLog
 from tests.fault.power_cut import AtRandom, Everything, Fate, Nothing, PowerCutFiles, TornLog, Tree, write_tree
 from tests.fault.power_cut_life import Life
 from tests.fault.small_store import SMALLEST, SmallMessages

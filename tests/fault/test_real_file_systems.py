@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store.files import Files
+from flintmq.broker.store.files.file_system import Files
 from flintmq.client import Consumer
 from flintmq.protocol.errors import ServiceNotAvailable
 from tests.conftest import RawConnection

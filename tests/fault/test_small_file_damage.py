@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.protocol.layout import CHECKPOINT_MARK, CHECKPOINT_MARK_AT
+from flintmq.protocol.storage.layout import CHECKPOINT_MARK, CHECKPOINT_MARK_AT
 from tests.store_tools import (
     Sent,
     append,

@@ -22,7 +22,7 @@ Connect: TypeAlias = Callable[..., RawConnection]
 
 HANGING_DISK = """
 import os, sys, time
-from flintmq.broker.store.files import Files
+from flintmq.broker.store.files.file_system import Files
 
 sync_data = Files.sync_data
 
@@ -32,7 +32,7 @@ def hang(self, fd):
     sync_data(self, fd)
 
 Files.sync_data = hang
-from flintmq.broker.daemon import main
+from flintmq.broker.app.daemon import main
 main(sys.argv[2:])
 """
 

@@ -11,12 +11,12 @@ import pytest
 
 from flintmq.broker.security.users import UserTable
 from flintmq.broker.store import CorruptFile, MessageStore
-from flintmq.broker.store.json_table import SHAPE_ERRORS, parse_table
-from flintmq.broker.store.prepared_state import PreparedSnapshot
-from flintmq.broker.store.timer_state import HOUR_SECONDS
+from flintmq.broker.store.files.json_table import SHAPE_ERRORS, parse_table
+from flintmq.broker.store.tables.staged_state import PreparedSnapshot
+from flintmq.broker.store.timers.timer_state import HOUR_SECONDS
 from flintmq.broker.tools.repair import Repaired, examine, repair
+from flintmq.protocol.auth.users import USERS_FILE
 from flintmq.protocol.errors import ConfigurationError
-from flintmq.protocol.users import USERS_FILE
 from tests.delay_tools import START_MS, DelayedStore
 from tests.security_tools import set_user
 from tests.store_tools import SMALL, copy_store, make_topic, open_store, overwrite, tree

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.delivery.transactions.records import Half
-from flintmq.protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_PARKED_TOPIC
 from flintmq.protocol.errors import TransactionEnded, TransactionNotExist
-from flintmq.protocol.record import Record, decode_record
+from flintmq.protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_PARKED_TOPIC
+from flintmq.protocol.storage.record import Record, decode_record
 from tests.store_tools import SMALL
 from tests.transaction_parts import INTERVAL_MS, TIMEOUT_MS, parts, settled
 from tests.transaction_tools import GROUP, transaction_id

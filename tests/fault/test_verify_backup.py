@@ -351,7 +351,7 @@ def test_the_command_names_the_damaged_file_and_what_helps(folder: Path) -> None
 
 
 def test_users_are_not_added_to_a_backup(folder: Path) -> None:
-    from flintmq.protocol.user_file import UserFile
+    from flintmq.protocol.auth.user_file import UserFile
 
     with pytest.raises(NotAStore, match="is a backup"):
         UserFile(folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.tools.findings import Finding
-from flintmq.protocol.layout import (
+from flintmq.protocol.storage.layout import (
     CHECKPOINT,
     CHECKPOINT_MARK_AT,
     INDEX_ENTRY,

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from flintmq.broker.delivery.moving import RECORDS_A_STEP
+from flintmq.broker.delivery.scheduled.redelivery import RECORDS_A_STEP
 from flintmq.broker.delivery.transactions.records import Half
-from flintmq.protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC, OP_PREPARED_TOPIC, PREPARED_TOPIC
 from flintmq.protocol.errors import PreparedIncomplete, TransactionEnded, TransactionNotExist
-from flintmq.protocol.record import Record, decode_record
+from flintmq.protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, OP_PREPARED_TOPIC, PREPARED_TOPIC
+from flintmq.protocol.storage.record import Record, decode_record
 from tests.delay_tools import DelayedStore
 from tests.prepared_store import PreparedStore
 from tests.store_tools import kill, overwrite, restore, save

@@ -19,9 +19,9 @@ from flintmq.client import (
     TransactionProducer,
 )
 from flintmq.client.core.access import AccessOptions
+from flintmq.protocol.auth.scram import MECHANISM, ClientExchange
 from flintmq.protocol.commands import AUTH, GET_ALL_TOPIC_CONFIG, HELLO
 from flintmq.protocol.errors import BrokerError, FrameIllegal, InvalidParameter, SystemBusy
-from flintmq.protocol.scram import MECHANISM, ClientExchange
 from tests.client_drivers import Clients
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
 from tests.security_tools import PASSWORD, SCRAM, authenticate, set_user

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from flintmq.client import Admin, Consumer, FlintError, Message, Producer, StoredMessage
-from flintmq.protocol.record import check_record_crc
+from flintmq.protocol.storage.record import check_record_crc
 from tests.conftest import BrokerFactory, ConnectionFactory, RunningBroker
 from tests.dead_letter_tools import send_back
 from tests.forked import broker_environment

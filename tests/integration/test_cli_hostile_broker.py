@@ -18,7 +18,7 @@ from flintmq.protocol import commands
 from flintmq.protocol.commands import COMMANDS, RUNTIME_INFO, Command
 from flintmq.protocol.errors import ERRORS_BY_CODE
 from flintmq.protocol.frames import RESPONSE, Frame, FrameParser, encode_frame
-from flintmq.protocol.record import Record, encode_host, encode_properties
+from flintmq.protocol.storage.record import Record, encode_host, encode_properties
 from tests.cli_tools import Cli, Done
 
 EVIL = "e\x1b]0;owned\x07\x1b[2J\r\x08\x9b31m\u202evil\u2028\x00"

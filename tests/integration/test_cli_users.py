@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.protocol.auth.users import BACKUP_SUFFIX, USERS_FILE, parse_users
 from flintmq.protocol.checked_json import CHECKSUM_KEY
-from flintmq.protocol.users import BACKUP_SUFFIX, USERS_FILE, parse_users
 from tests.cli_tools import Cli, Terminal
 from tests.conftest import BrokerFactory
 from tests.security_tools import PASSWORD, SCRAM, set_user

@@ -34,7 +34,7 @@ from flintmq.client import (
 )
 from flintmq.client.aio import Admin, Consumer, Producer
 from flintmq.client.core.delivery import Delivery
-from flintmq.client.core.routing import queue_of
+from flintmq.client.core.route import queue_of
 from flintmq.client.core.stored import StoredMessage
 from tests.conftest import Brokers
 

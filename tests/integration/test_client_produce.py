@@ -25,8 +25,8 @@ from flintmq.client import (
     Receipt,
     StoredMessage,
 )
-from flintmq.client.core.routing import queue_of
-from flintmq.protocol.layout import SysFlag
+from flintmq.client.core.route import queue_of
+from flintmq.protocol.storage.layout import SysFlag
 
 if TYPE_CHECKING:
     from tests.client_drivers import Clients

@@ -31,7 +31,7 @@ def shifts():
 time.time_ns = lambda: time_ns() + shifts()[0]
 time.time = lambda: time.time_ns() / 1e9
 time.clock_gettime_ns = lambda clock: clock_gettime_ns(clock) + shifts()[1]
-from flintmq.broker.daemon import main
+from flintmq.broker.app.daemon import main
 main()
 """
 """A broker that reads a file for how many seconds its wall clock is ahead, and how many have passed unseen."""

@@ -19,7 +19,7 @@ import pytest
 from flintmq.protocol import commands
 from flintmq.protocol.commands import PRODUCE, PULL
 from flintmq.protocol.errors import PULL_NOT_FOUND, SUCCESS
-from flintmq.protocol.record import decode_host, decode_record
+from flintmq.protocol.storage.record import decode_host, decode_record
 from tests.forked import FORKS
 
 Broker = Any
@@ -32,7 +32,7 @@ def serve(*options: str, environment: dict[str, str] | None = None) -> subproces
     if environment is None:
         return FORKS.run(["serve", *options], 60)
     return subprocess.run(
-        [sys.executable, "-m", "flintmq.broker.daemon", "serve", *options],
+        [sys.executable, "-m", "flintmq.broker.app.daemon", "serve", *options],
         capture_output=True,
         text=True,
         timeout=60,
@@ -250,7 +250,7 @@ def test_what_was_acknowledged_survives_a_kill(broker: Factory, connect: Connect
 
 FAILING_DISK = """
 import errno, os, sys
-from flintmq.broker.store.files import Files
+from flintmq.broker.store.files.file_system import Files
 
 sync_data = Files.sync_data
 
@@ -260,7 +260,7 @@ def fail(self, fd):
     sync_data(self, fd)
 
 Files.sync_data = fail
-from flintmq.broker.daemon import main
+from flintmq.broker.app.daemon import main
 main(sys.argv[2:])
 """
 
@@ -298,7 +298,7 @@ def test_a_store_is_served_again_after_a_stop(broker: Factory, connect: Connect)
 
 def test_warm_compiles_every_kernel_and_says_so() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "flintmq.broker.daemon", "warm"], capture_output=True, text=True, timeout=110
+        [sys.executable, "-m", "flintmq.broker.app.daemon", "warm"], capture_output=True, text=True, timeout=110
     )
     assert result.returncode == 0, result.stderr
     assert "produce" in result.stdout

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgpack
 
 from flintmq.protocol.commands import PRODUCE
-from flintmq.protocol.record import Record, decode_record
+from flintmq.protocol.storage.record import Record, decode_record
 from tests.conftest import ConnectionFactory, RawConnection, RunningBroker
 from tests.store_tools import split_answer
 

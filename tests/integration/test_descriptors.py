@@ -26,7 +26,7 @@ def with_descriptors(count: int) -> tuple[str, str]:
     return (
         "-c",
         f"import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({count}, {count})); "
-        "runpy.run_module('flintmq.broker.daemon', run_name='__main__', alter_sys=True)",
+        "runpy.run_module('flintmq.broker.app.daemon', run_name='__main__', alter_sys=True)",
     )
 
 

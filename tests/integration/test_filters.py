@@ -16,7 +16,7 @@ from flintmq.client import Consumer, FilterIllegal, InvalidArgument, InvalidArgu
 from flintmq.protocol.commands import GET_MAX_OFFSET, PRODUCE, PULL
 from flintmq.protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS, SystemBusy
 from flintmq.protocol.frames import REQUEST, encode_frame
-from flintmq.protocol.record import Record, decode_record
+from flintmq.protocol.storage.record import Record, decode_record
 from tests.store_tools import split_answer
 
 if TYPE_CHECKING:
@@ -274,8 +274,8 @@ class TestFrames:
 
 
 NOTHING_IN_THE_PAGE_CACHE = """
-from flintmq.broker.daemon import main
-from flintmq.broker.store.files import Files
+from flintmq.broker.app.daemon import main
+from flintmq.broker.store.files.file_system import Files
 
 read = Files.read
 Files.read = lambda self, fd, buffer, at, *, wait: read(self, fd, buffer, at, wait=wait) if wait else 0

@@ -27,7 +27,7 @@ from flintmq.protocol.errors import (
     SubscriptionIllegal,
     TopicNotExist,
 )
-from flintmq.protocol.record import decode_record
+from flintmq.protocol.storage.record import decode_record
 from tests.conftest import BrokerFactory, ConnectionFactory, RawConnection, RunningBroker
 from tests.group_tools import RawMember
 from tests.store_tools import split_answer

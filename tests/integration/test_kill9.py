@@ -18,7 +18,7 @@ import pytest
 
 from flintmq.protocol.commands import PHYSICAL_OFFSET_STRUCT, PRODUCE, QUERY_BY_KEY
 from flintmq.protocol.errors import BrokerError
-from flintmq.protocol.record import decode_record
+from flintmq.protocol.storage.record import decode_record
 
 Factory = Callable[..., Any]
 

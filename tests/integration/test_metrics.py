@@ -16,13 +16,13 @@ import msgpack
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from flintmq.broker.server.metrics.catalog import METRICS, Metric
-from flintmq.broker.server.metrics.endpoint import listen_for_metrics
-from flintmq.broker.server.metrics.http import CONNECTIONS_MAX, HEAD_BYTES_MAX
+from flintmq.broker.metrics.catalog import METRICS, Metric
+from flintmq.broker.metrics.endpoint import listen_for_metrics
+from flintmq.broker.metrics.http import CONNECTIONS_MAX, HEAD_BYTES_MAX
 from flintmq.protocol import commands
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, GET_BROKER_RUNTIME_INFO, PRODUCE, PULL
 from flintmq.protocol.errors import SUCCESS
-from flintmq.protocol.record import decode_record
+from flintmq.protocol.storage.record import decode_record
 from tests.conftest import RawConnection, RunningBroker
 from tests.dead_letter_tools import send_back
 from tests.group_tools import joined

@@ -9,17 +9,17 @@ from typing import Any
 import msgpack
 import pytest
 
-from flintmq.broker.server.dispatch import RULES
-from flintmq.broker.server.handlers.rules import anybody
+from flintmq.broker.handlers.registry import RULES
+from flintmq.broker.handlers.rules import anybody
 from flintmq.protocol import commands
+from flintmq.protocol.auth.permissions import ACTIONS
+from flintmq.protocol.auth.scram import ITERATIONS_MIN, make_verifier
+from flintmq.protocol.auth.users import verifier_row
 from flintmq.protocol.commands import COMMANDS, CONSUMER_OFFSET_STRUCT, PHYSICAL_OFFSET_STRUCT, Command
 from flintmq.protocol.errors import MemberUnknown, MessageNotFound, NoPermission, TopicNotExist
 from flintmq.protocol.frames import ONE_WAY
-from flintmq.protocol.ids import offset_id
-from flintmq.protocol.permissions import ACTIONS
-from flintmq.protocol.record import decode_record
-from flintmq.protocol.scram import ITERATIONS_MIN, make_verifier
-from flintmq.protocol.users import verifier_row
+from flintmq.protocol.storage.ids import offset_id
+from flintmq.protocol.storage.record import decode_record
 from tests.conftest import Answer, Brokers, ConnectionFactory, RawConnection, RunningBroker
 from tests.security_tools import PASSWORD, SCRAM, authenticate, set_grants
 from tests.store_tools import split_answer

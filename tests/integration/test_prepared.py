@@ -16,7 +16,6 @@ from flintmq.protocol.commands import (
     UPDATE_AND_CREATE_TOPIC,
     VIEW_MESSAGE_BY_ID,
 )
-from flintmq.protocol.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from flintmq.protocol.errors import (
     InvalidParameter,
     MessageIllegal,
@@ -27,9 +26,10 @@ from flintmq.protocol.errors import (
     SystemBusy,
     TopicNotExist,
 )
-from flintmq.protocol.ids import offset_id, unique_key
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import encode_host
+from flintmq.protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
+from flintmq.protocol.storage.ids import offset_id, unique_key
+from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.record import encode_host
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
 from tests.prepared_tools import PREFIX, abort, bodies, commit, prepare
 from tests.transaction_tools import common, messages

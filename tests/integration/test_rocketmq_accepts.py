@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from flintmq.broker.store import MessageStore, StoreLocked, TopicConfig
-from flintmq.protocol.ids import offset_id
-from flintmq.protocol.record import encode_host
+from flintmq.protocol.storage.ids import offset_id
+from flintmq.protocol.storage.record import encode_host
 from tests.integration.rocketmq.harness import (
     Message,
     RocketMQ,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from flintmq.broker.store import MessageStore
-from flintmq.protocol.layout import RECORD
-from flintmq.protocol.record import check_record_crc
+from flintmq.protocol.storage.layout import RECORD
+from flintmq.protocol.storage.record import check_record_crc
 from tests.integration.rocketmq.harness import Message, RocketMQ, Writer
 from tests.integration.rocketmq.writer import SETTINGS
 from tests.integration.test_rocketmq_accepts import append_with, assert_same, classes, rocketmq, writer

@@ -16,7 +16,7 @@ import pytest
 
 from flintmq.broker.filters import compile_filter
 from flintmq.protocol.errors import FilterIllegal
-from flintmq.protocol.record import encode_properties
+from flintmq.protocol.storage.record import encode_properties
 from tests.integration.rocketmq.harness import COMMAND_TIMEOUT_S, JAVA_OPTIONS, class_path
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(300)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.protocol.layout import RECORD_HEAD_BYTES
+from flintmq.protocol.storage.layout import RECORD_HEAD_BYTES
 from tests.conftest import BrokerFactory, ConnectionFactory
 from tests.forked import broker_environment
 from tests.store_tools import open_store, overwrite, plain, put
@@ -119,7 +119,7 @@ def test_nonsense_is_refused_with_2(store: Path, tmp_path: Path) -> None:
 
 def test_help_needs_no_kernels() -> None:
     script = (
-        "import sys; from flintmq.broker.daemon import main; main(['--help'], standalone_mode=False);"
+        "import sys; from flintmq.broker.app.daemon import main; main(['--help'], standalone_mode=False);"
         "sys.exit(any(name in sys.modules for name in ('numba', 'numpy', 'rich', 'pydantic')))"
     )
     done = subprocess.run([*command()[:1], "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -24,7 +24,6 @@ from flintmq.protocol.commands import (
     UPDATE_CONSUMER_OFFSET,
     VIEW_MESSAGE_BY_ID,
 )
-from flintmq.protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
 from flintmq.protocol.errors import (
     InvalidParameter,
     MessageIllegal,
@@ -37,9 +36,15 @@ from flintmq.protocol.errors import (
     TransactionGroupWrong,
     TransactionNotExist,
 )
-from flintmq.protocol.ids import offset_id
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import Record, decode_record, encode_host, encode_properties
+from flintmq.protocol.storage.delivery import (
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    TRANSACTION_GROUP,
+    TRANSACTION_PARKED_TOPIC,
+)
+from flintmq.protocol.storage.ids import offset_id
+from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.record import Record, decode_record, encode_host, encode_properties
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RawConnection, RunningBroker
 from tests.store_tools import SERVED, dispatch, make_topic, open_store
 from tests.transaction_tools import (

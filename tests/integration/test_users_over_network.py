@@ -13,15 +13,15 @@ import pytest
 from flintmq.client import Admin, InvalidParameter, Message, NoPermission, Producer
 from flintmq.client.aio import Admin as AioAdmin
 from flintmq.protocol import commands
+from flintmq.protocol.auth.permissions import ADMIN, BROKER, CONSUME, PUBLISH, TOPIC, Grant
+from flintmq.protocol.auth.scram import ITERATIONS_MIN, make_verifier
+from flintmq.protocol.auth.users import USERS_FILE, verifier_row
 from flintmq.protocol.errors import (
     AuthenticationFailed,
     AuthenticationRequired,
     UserExistsAlready,
     UserNotExist,
 )
-from flintmq.protocol.permissions import ADMIN, BROKER, CONSUME, PUBLISH, TOPIC, Grant
-from flintmq.protocol.scram import ITERATIONS_MIN, make_verifier
-from flintmq.protocol.users import USERS_FILE, verifier_row
 from tests.cli_tools import Cli
 from tests.conftest import BrokerFactory, Brokers, ConnectionFactory, RunningBroker
 from tests.security_tools import PASSWORD, SCRAM, authenticate, set_grants, set_user

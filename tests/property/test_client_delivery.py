@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flintmq.broker.delivery.sequences import ProducerSequences
+from flintmq.broker.delivery.deduplication import ProducerSequences
 from flintmq.client import (
     ConnectionFailed,
     DeliveryFailed,
@@ -28,10 +28,10 @@ from flintmq.client import (
     PartlyStored,
     SystemBusy,
 )
+from flintmq.client.core.accumulator import Bulk, Group, Single
 from flintmq.client.core.compression import Compressor
 from flintmq.client.core.delivery import Delivery
-from flintmq.client.core.lanes import Bulk, Group, Single
-from flintmq.client.core.packing import RowSource
+from flintmq.client.core.packer import RowSource
 from flintmq.client.core.receipts import Acknowledged
 from flintmq.client.core.session import Answer
 from flintmq.protocol.commands import HelloAnswer

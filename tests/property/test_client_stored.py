@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client import Batch, CorruptMessage, RemoteProtocolError, StoredMessage
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import Record, encode_properties, split_keys
+from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.record import Record, encode_properties, split_keys
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=12)
 hosts = st.binary(min_size=8, max_size=8) | st.binary(min_size=20, max_size=20)

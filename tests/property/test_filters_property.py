@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flintmq.broker.filters import compile_filter
 from flintmq.broker.filters.parser import TERMS_MAX
 from flintmq.protocol.errors import FilterIllegal
-from flintmq.protocol.record import decode_properties, encode_properties
+from flintmq.protocol.storage.record import decode_properties, encode_properties
 
 NAMES = ["a", "b", "aa", "TAGS"]
 VALUES = ["0", "1", "2", "10", "-1", "1.0", "1.5", "+2", "1e1", ".5", "eu", "us", "e", "true", "TRUE", "x'y", "1x", "ü"]

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flintmq.broker.delivery.assignment import Queue
-from flintmq.broker.delivery.group import CLUSTERING, ConsumerGroup, Member, Subscription
+from flintmq.broker.delivery.groups.assignment import Queue
+from flintmq.broker.delivery.groups.group import CLUSTERING, ConsumerGroup, Member, Subscription
 from flintmq.protocol.errors import EpochFenced, MemberUnknown
 from tests.remotes import FakeRemote
 

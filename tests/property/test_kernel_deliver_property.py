@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from flintmq.broker.kernels import deliver as kernel
 from flintmq.broker.kernels.dispatch import PARTS
-from flintmq.protocol.layout import PROPERTIES_BYTES_MAX, SysFlag
-from flintmq.protocol.record import Record, encode_properties
+from flintmq.protocol.storage.layout import PROPERTIES_BYTES_MAX, SysFlag
+from flintmq.protocol.storage.record import Record, encode_properties
 from tests.twins import deliver as twin
 from tests.twins.arrays import SENTINELS, Fenced, examples, fenced, room
 from tests.twins.log import write_log

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import dispatch as kernel
-from flintmq.protocol.layout import MAGIC_BLANK, SysFlag
-from flintmq.protocol.record import Record, encode_host
+from flintmq.protocol.storage.layout import MAGIC_BLANK, SysFlag
+from flintmq.protocol.storage.record import Record, encode_host
 from tests.twins import log as twin
 from tests.twins.arrays import SENTINELS, examples, fenced, room
 from tests.twins.dispatch_call import Table, Work, copy_of, dispatch, next_offsets

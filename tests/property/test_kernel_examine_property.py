@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import dispatch, examine
-from flintmq.protocol.layout import INDEX_ENTRY_BYTES, MAGIC_BLANK
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import INDEX_ENTRY_BYTES, MAGIC_BLANK
+from flintmq.protocol.storage.record import Record
 from tests.property.test_kernel_dispatch_property import damages, sentinels, stretches, tails
 from tests.property.test_kernel_index_property import files
 from tests.twins import examine as twin

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import gather as kernel
-from flintmq.protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
+from flintmq.protocol.storage.record import Record
 from tests.twins import pull as twin
 from tests.twins.arrays import SENTINELS, Fenced, examples, fenced, room
 from tests.twins.log import write_log

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import index as kernel
-from flintmq.protocol.layout import INDEX_ENTRY, INDEX_HEADER
+from flintmq.protocol.storage.layout import INDEX_ENTRY, INDEX_HEADER
 from tests.twins.arrays import SENTINELS, examples, fenced
 from tests.twins.index import Index, Key, entry_at, file_bytes, slot_at
 from tests.twins.index_call import check, put, select

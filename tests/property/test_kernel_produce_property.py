@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.broker.kernels import produce as kernel
-from flintmq.protocol.record import Record, check_record_crc, decode_record
+from flintmq.protocol.storage.record import Record, check_record_crc, decode_record
 from tests.twins import frames
 from tests.twins.arrays import SENTINELS, examples, fenced
 from tests.twins.produce import (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flintmq.broker.kernels import produce, text
 from flintmq.broker.kernels.crc32 import crc32
-from flintmq.protocol.javahash import java_hash
+from flintmq.protocol.storage.javahash import java_hash
 from tests.twins.arrays import SENTINELS, examples, fenced
 from tests.twins.produce import text_problem
 

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.protocol.delivery import dead_letter_topic, retry_topic
+from flintmq.protocol.auth.permissions import ACTIONS, Permissions
 from flintmq.protocol.names import SYSTEM_TOPICS
-from flintmq.protocol.permissions import ACTIONS, Permissions
+from flintmq.protocol.storage.delivery import dead_letter_topic, retry_topic
 
 NAMES = st.text("ab-", min_size=1, max_size=3)
 OWN = st.one_of(

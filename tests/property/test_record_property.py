@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.protocol.javahash import java_hash
-from flintmq.protocol.layout import PROPERTIES_BYTES_MAX, RECORD, SysFlag
-from flintmq.protocol.record import (
+from flintmq.protocol.storage.javahash import java_hash
+from flintmq.protocol.storage.layout import PROPERTIES_BYTES_MAX, RECORD, SysFlag
+from flintmq.protocol.storage.record import (
     CorruptRecord,
     Record,
     body_crc,

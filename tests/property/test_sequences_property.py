@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from flintmq.broker.delivery.sequences import SEQUENCE_WEIGHT, ProducerSequences, StoredBefore
+from flintmq.broker.delivery.deduplication import SEQUENCE_WEIGHT, ProducerSequences, StoredBefore
 from flintmq.protocol.errors import PartlyStored
 
 PREFIXES = ("AA" * 10, "BB" * 10)

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client import StoredMessage
+from flintmq.client.spark.arrow_decoder import Decoder
 from flintmq.client.spark.columns import HEADERS, PROPERTIES, offered
-from flintmq.client.spark.decoding import Decoder
 from flintmq.client.spark.records import RecordBlock
 from flintmq.client.spark.scan import SOUND, Part, scanner
 from flintmq.client.spark.scan_numba import scan as scan_numba
 from flintmq.client.spark.scan_numpy import scan as scan_numpy
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import CorruptRecord, Record, decode_record
+from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.record import CorruptRecord, Record, decode_record
 
 SCANS = pytest.mark.parametrize("scan", [scan_numba, scan_numpy], ids=["numba", "numpy"])
 Scan = Callable[[bytes, Any, Any, bool], tuple[Any, int]]

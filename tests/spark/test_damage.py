@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from flintmq.client.spark.arrow_decoder import Decoder
 from flintmq.client.spark.brokers import BrokerAddress
 from flintmq.client.spark.columns import COLUMNS
-from flintmq.client.spark.decoding import Decoder
 from flintmq.client.spark.offsets import Queue
 from flintmq.client.spark.options import read_options
-from flintmq.client.spark.reading import read_range
+from flintmq.client.spark.partition_reader import read_range
 from tests.conftest import Brokers, RunningBroker
 from tests.store_tools import SERVED, Sent, open_store, overwrite, plain, put
 

@@ -10,10 +10,10 @@ import msgpack
 import pytest
 
 from flintmq.client import ConnectionFailed, DeliveryFailed, Message
+from flintmq.client.core.accumulator import Bulk, Group, ProduceFrame, Single
 from flintmq.client.core.compression import Compressor
 from flintmq.client.core.delivery import Delivery
-from flintmq.client.core.lanes import Bulk, Group, ProduceFrame, Single
-from flintmq.client.core.packing import RowSource
+from flintmq.client.core.packer import RowSource
 from flintmq.client.core.receipts import settle
 from flintmq.client.core.session import Answer
 from flintmq.protocol.commands import PRODUCE, HelloAnswer, ProduceRequest

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.record import Record
 from tests.twins.log import Stopped, read_record, size_at
 from tests.twins.pull import Chosen
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flintmq.broker.kernels import dispatch as kernel
-from flintmq.protocol.javahash import java_hash
-from flintmq.protocol.layout import UNIT_BYTES
+from flintmq.protocol.storage.javahash import java_hash
+from flintmq.protocol.storage.layout import UNIT_BYTES
 
 from .arrays import Fenced, fenced, room
 from .log import SCHEDULE_TOPIC, Queue, QueueName, Queues

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flintmq.broker.kernels import dispatch, examine
-from flintmq.protocol.layout import UNIT_BYTES, SysFlag
-from flintmq.protocol.record import Record, body_crc
+from flintmq.protocol.storage.layout import UNIT_BYTES, SysFlag
+from flintmq.protocol.storage.record import Record, body_crc
 
 from .arrays import Fenced, fenced, room
 from .dispatch_call import KEYS_OF_ONE_RECORD_MAX, Table

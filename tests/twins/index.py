@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flintmq.protocol.layout import (
+from flintmq.protocol.storage.layout import (
     INDEX_ENTRY_BYTES,
     INDEX_ENTRY_STRUCT,
     INDEX_HEADER_BYTES,

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flintmq.broker.kernels import dispatch as kernel
-from flintmq.protocol.javahash import index_key_hash, tags_code
-from flintmq.protocol.layout import (
+from flintmq.protocol.storage.javahash import index_key_hash, tags_code
+from flintmq.protocol.storage.layout import (
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -21,7 +21,14 @@ from flintmq.protocol.layout import (
     UNIT_STRUCT,
     SysFlag,
 )
-from flintmq.protocol.record import CorruptRecord, Record, body_crc, check_record_crc, decode_record, split_keys
+from flintmq.protocol.storage.record import (
+    CorruptRecord,
+    Record,
+    body_crc,
+    check_record_crc,
+    decode_record,
+    split_keys,
+)
 
 SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
 DELAYS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

@@ -10,9 +10,9 @@ import struct
 from dataclasses import dataclass, field
 
 from flintmq.broker.kernels import produce as kernel
-from flintmq.protocol.ids import unique_key
-from flintmq.protocol.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
-from flintmq.protocol.record import (
+from flintmq.protocol.storage.ids import unique_key
+from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
+from flintmq.protocol.storage.record import (
     COMMON_ONLY_PROPERTIES,
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flintmq.protocol.layout import (
+from flintmq.protocol.storage.layout import (
     MAGIC_V1,
     MAGIC_V2,
     PRE_BLANK_SIZE,

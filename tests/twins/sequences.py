@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from flintmq.broker.kernels import dispatch, sequences
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.record import Record
 
 from .arrays import fenced, room
 from .log import Stopped, read_record, size_at

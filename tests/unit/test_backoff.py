@@ -15,8 +15,8 @@ from flintmq.broker.security import backoff as backoff_module
 from flintmq.broker.security.authenticator import WRONG, Authenticator
 from flintmq.broker.security.backoff import FORGET_S, PAUSE_S_MAX, WAIT_S_MAX, Backoff, network_of, pause_after
 from flintmq.broker.security.users import UserTable
+from flintmq.protocol.auth.scram import ClientExchange
 from flintmq.protocol.errors import AuthenticationFailed, SystemBusy
-from flintmq.protocol.scram import ClientExchange
 from tests.security_tools import PASSWORD, set_user
 
 HOST = "192.0.2.7"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.banner import Banner
+from flintmq.broker.app.banner import Banner
+from flintmq.broker.app.daemon import _load_kernels
 from flintmq.broker.config import Settings, load_settings
-from flintmq.broker.daemon import _load_kernels
 from flintmq.broker.kernels import SERVING_MODULES
 from flintmq.broker.store import RecoveryReport
 

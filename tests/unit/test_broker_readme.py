@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.protocol import layout
+from flintmq.protocol.storage import layout
 
 README = (Path(__file__).parents[2] / "broker" / "store" / "README.md").read_text(encoding="utf-8")
 LAYOUTS = ["RECORD", "UNIT", "INDEX_HEADER", "INDEX_ENTRY", "CHECKPOINT", "CHECKPOINT_MARK"]

@@ -7,7 +7,7 @@ import pytest
 from flintmq.client import InvalidMessage, StoredMessage
 from flintmq.client.cli.dead_letters import DeadQueue, Target, own_properties
 from flintmq.protocol.errors import MessageNotFound
-from flintmq.protocol.record import Record, encode_properties
+from flintmq.protocol.storage.record import Record, encode_properties
 
 SENT = {"colour": "red", "WAIT": "true"}
 NOTED = {

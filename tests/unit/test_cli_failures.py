@@ -6,7 +6,7 @@ import pytest
 
 from flintmq.client.cli.failures import TLS_STEP, describe
 from flintmq.client.core.address import Address
-from flintmq.client.core.troubles import closed_here, not_greeted
+from flintmq.client.core.connection_errors import closed_here, not_greeted
 
 
 @pytest.mark.parametrize("tls", [True, False])

@@ -15,7 +15,7 @@ from flintmq.client.cli.commands.check import CRITICAL, OK, UNKNOWN, WARNING, Fi
 from flintmq.client.cli.condition import Condition
 from flintmq.client.cli.histogram import Latencies
 from flintmq.client.cli.lags import Lag
-from flintmq.client.cli.sampling import Rates, Sample, between
+from flintmq.client.cli.sampler import Rates, Sample, between
 from flintmq.client.cli.top_screen import Screen
 from flintmq.client.cli.top_view import View
 from flintmq.client.cli.units import show_bytes

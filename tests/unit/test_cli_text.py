@@ -18,7 +18,7 @@ from flintmq.client.cli.messages import MessagePrinter, message_row
 from flintmq.client.cli.output import JSON, PLAIN, TABLE, Column, Output, number, to_json
 from flintmq.client.cli.units import iso, plural, show_bytes, show_count, show_moment, show_rate, show_seconds
 from flintmq.protocol.escaping import escape, escape_bytes, escape_json
-from flintmq.protocol.record import Record, encode_host, encode_properties
+from flintmq.protocol.storage.record import Record, encode_host, encode_properties
 
 
 def _stored(body: bytes = b"hello", **properties: str) -> StoredMessage:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flintmq.protocol.users import USERS_FILE
+from flintmq.protocol.auth.users import USERS_FILE
 from tests.cli_tools import Cli, Done
 from tests.security_tools import set_grants
 

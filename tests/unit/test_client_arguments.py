@@ -14,7 +14,7 @@ import pytest
 from flintmq import client
 from flintmq.client import InvalidArgument, InvalidArgumentType, InvalidMessage, InvalidMessageType, Message, aio
 from flintmq.client.core.address import Address, parse_addresses
-from flintmq.client.core.outgoing import (
+from flintmq.client.core.grouping import (
     check_bodies,
     check_bulk_keys,
     check_flush,
@@ -24,7 +24,7 @@ from flintmq.client.core.outgoing import (
     group_messages,
     sharded_topics,
 )
-from flintmq.client.core.routing import QueueCounts, queue_of
+from flintmq.client.core.route import QueueCounts, queue_of
 from flintmq.client.core.tags import check_filter, parse_tags
 from flintmq.client.core.times import from_millis, to_millis
 from flintmq.client.core.topics import TopicInfo
@@ -299,7 +299,7 @@ class TestSharding:
 def test_a_client_without_user_and_tls_imports_no_module_for_them() -> None:
     program = (
         "import sys; from flintmq.client import Producer; Producer('127.0.0.1:1').close(); "
-        "print({'ssl', 'stringprep', 'flintmq.protocol.scram', 'flintmq.client.core.tls'} & {*sys.modules})"
+        "print({'ssl', 'stringprep', 'flintmq.protocol.auth.scram', 'flintmq.client.core.tls'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "set()\n"

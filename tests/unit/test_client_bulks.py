@@ -6,8 +6,8 @@ import msgpack
 import pytest
 
 from flintmq.client import DeliveryFailed, FlintError, NoPermission, RequestTimeout, SystemBusy
-from flintmq.client.core.lanes import BULK_WINDOW, Bulk, Group
-from flintmq.client.core.packing import ColumnSource
+from flintmq.client.core.accumulator import BULK_WINDOW, Bulk, Group
+from flintmq.client.core.packer import ColumnSource
 from flintmq.client.core.receipts import settle
 from tests.twins.answering import NO_COMPRESSION, PREFIX, AnsweringBroker, failures
 

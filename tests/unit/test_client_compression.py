@@ -12,7 +12,7 @@ import pytest
 
 from flintmq.client import CompressionUnavailable, InvalidArgument
 from flintmq.client.core.compression import ALGORITHMS, Compressor, DecompressionFailed, decompress
-from flintmq.protocol.layout import SysFlag
+from flintmq.protocol.storage.layout import SysFlag
 
 BODY = b"the same again and again, " * 1000
 FLAGS = {"lz4": SysFlag.COMPRESSION_LZ4, "zstd": SysFlag.COMPRESSION_ZSTD, "zlib": SysFlag.COMPRESSION_ZLIB}

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from flintmq.client.sync import patience
-from flintmq.client.sync.patience import JUDGED_EVERY, LOOK_SECONDS, SKIPPED_MAX, Patience
+from flintmq.client.sync import spin_wait
+from flintmq.client.sync.spin_wait import JUDGED_EVERY, LOOK_SECONDS, SKIPPED_MAX, Patience
 
 
 class Socket:
@@ -27,8 +27,8 @@ class Socket:
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> Patience:
     """Return the policy in a process with two CPUs and no other busy threads."""
-    monkeypatch.setattr(patience, "processors", lambda: 2)
-    monkeypatch.setattr(patience, "_cpu_of_other_threads", lambda: 0.0)
+    monkeypatch.setattr(spin_wait, "processors", lambda: 2)
+    monkeypatch.setattr(spin_wait, "_cpu_of_other_threads", lambda: 0.0)
     return Patience()
 
 
@@ -66,13 +66,13 @@ def test_one_successful_poll_resets_the_skipping(judged: Patience) -> None:
 
 
 def test_on_a_single_cpu_the_client_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "processors", lambda: 1)
+    monkeypatch.setattr(spin_wait, "processors", lambda: 1)
     alone = Patience()
     assert not any(alone.worthwhile() for _ in range(JUDGED_EVERY * 2))
 
 
 def test_the_client_does_not_poll_while_other_threads_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "processors", lambda: 2)
+    monkeypatch.setattr(spin_wait, "processors", lambda: 2)
     mine = Patience()
     ended = threading.Event()
 

@@ -12,7 +12,7 @@ import pytest
 from flintmq.client import InvalidArgument, InvalidArgumentType, OffsetOutOfRange
 from flintmq.client.core.operations import Operation, Plan
 from flintmq.client.core.positions import Span, ends_at, resolve_span
-from flintmq.client.core.reading import HOLD_MS, TURN, TopicReading
+from flintmq.client.core.queue_reader import HOLD_MS, TURN, TopicReading
 from flintmq.client.core.session import Answer
 from flintmq.client.core.tags import EVERYTHING, parse_tags
 from flintmq.client.core.times import from_millis
@@ -24,7 +24,7 @@ from flintmq.protocol.commands import (
     SEARCH_OFFSET_BY_TIMESTAMP,
 )
 from flintmq.protocol.errors import PULL_NOT_FOUND
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.record import Record
 
 START_MS = 1_795_000_000_000
 

@@ -17,9 +17,9 @@ import pytest
 
 from flintmq.client import Batch, CorruptMessage, Found, RemoteProtocolError, StoredMessage
 from flintmq.client.core.tags import EVERYTHING, TagFilter, parse_tags
-from flintmq.protocol.ids import offset_id
-from flintmq.protocol.layout import RECORD, SysFlag
-from flintmq.protocol.record import Record, encode_host, encode_properties
+from flintmq.protocol.storage.ids import offset_id
+from flintmq.protocol.storage.layout import RECORD, SysFlag
+from flintmq.protocol.storage.record import Record, encode_host, encode_properties
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
 BORN_MS = 1_795_284_332_954

@@ -8,8 +8,8 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.server.receiving import FLOOR_BYTES, SHARED_BYTES, ReceiveMemory, SharingParser
-from flintmq.broker.server.sending import ANSWER_BYTES_MIN, LOOK_EVERY_S, SMALL_BYTES, SendMemory
+from flintmq.broker.budgets.receive_buffers import FLOOR_BYTES, SHARED_BYTES, ReceiveMemory, SharingParser
+from flintmq.broker.budgets.send_budget import ANSWER_BYTES_MIN, LOOK_EVERY_S, SMALL_BYTES, SendMemory
 from flintmq.protocol.frames import FRAME_BYTES_MAX, REQUEST, Frame, encode_frame
 
 KIB = 1024

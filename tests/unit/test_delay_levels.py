@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from flintmq.broker.store import StoreSettings
-from flintmq.protocol.delivery import SCHEDULE_TOPIC
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.delivery import SCHEDULE_TOPIC
+from flintmq.protocol.storage.record import Record
 from tests.delay_tools import DelayedStore
 from tests.store_tools import HOST, find, kill
 

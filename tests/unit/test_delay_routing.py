@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from flintmq.broker.delivery.routing import DAY_MS, PAST_MS_MAX, Delay, delay_of, route
-from flintmq.protocol.delivery import SCHEDULE_TOPIC, TIMER_TOPIC
 from flintmq.protocol.errors import DelayIllegal, MessageIllegal
-from flintmq.protocol.record import decode_properties
+from flintmq.protocol.storage.delivery import SCHEDULE_TOPIC, TIMER_TOPIC
+from flintmq.protocol.storage.record import decode_properties
 
 NOW_MS = 1_795_300_000_123
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from flintmq.broker.background.retention import CleanCommitLogService, Disk, Verdict
 from flintmq.broker.config import RetentionSection
-from flintmq.broker.services.retention import CleanCommitLogService, Disk, Verdict
-from flintmq.broker.store.timer_files import FILES_A_ROUND
-from flintmq.broker.store.timer_state import HOUR_SECONDS
+from flintmq.broker.store.timers.timer_files import FILES_A_ROUND
+from flintmq.broker.store.timers.timer_state import HOUR_SECONDS
 from flintmq.broker.tools.plan_clean import plan_clean
-from flintmq.protocol.delivery import PARKED_TOPIC, TIMER_TOPIC
 from flintmq.protocol.errors import ServiceNotAvailable
-from flintmq.protocol.layout import RECORD
-from flintmq.protocol.record import Record, encode_properties
+from flintmq.protocol.storage.delivery import PARKED_TOPIC, TIMER_TOPIC
+from flintmq.protocol.storage.layout import RECORD
+from flintmq.protocol.storage.record import Record, encode_properties
 from tests.delay_tools import START_MS, DelayedStore
 from tests.store_tools import BORN_HOST, HOST, MIB, overwrite
 

@@ -70,7 +70,7 @@ def test_the_health_check_asks_the_port_that_the_settings_open(steps: list[Any])
 def test_the_build_gets_the_package_and_nothing_else(reader: ModuleType) -> None:
     files = {str(path) for path in reader.context_files(ROOT)}
     assert {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", "py.typed", "__init__.py"} <= files
-    assert {"broker/daemon.py", "client/__init__.py", "protocol/frames.py", "conf/broker.toml"} <= files
+    assert {"broker/app/daemon.py", "client/__init__.py", "protocol/frames.py", "conf/broker.toml"} <= files
     tops = {Path(name).parts[0] for name in files}
     assert not tops & {".git", ".venv", "tests", "scripts", "Dockerfile"}
     assert not [name for name in files if "__pycache__" in name or "__kernelcache__" in name or name.endswith(".pyc")]

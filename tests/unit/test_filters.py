@@ -12,7 +12,7 @@ from flintmq.broker.filters.syntax import All, AnyOf, Comparison, Not, Truth
 from flintmq.broker.filters.values import Lookup, number_of
 from flintmq.protocol.commands import FILTER_CHARS_MAX
 from flintmq.protocol.errors import FilterIllegal
-from flintmq.protocol.record import encode_properties
+from flintmq.protocol.storage.record import encode_properties
 
 MESSAGE = {
     "a": "10", "half": "2.5", "minus": "-3", "zero": "0", "big": "9007199254740993", "region": "eu", "quote": "it's",

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from flintmq.protocol.ids import offset_id, parse_offset_id
-from flintmq.protocol.javahash import index_key_hash, tags_code
-from flintmq.protocol.layout import (
+from flintmq.protocol.storage.ids import offset_id, parse_offset_id
+from flintmq.protocol.storage.javahash import index_key_hash, tags_code
+from flintmq.protocol.storage.layout import (
     CHECKPOINT_FILE_BYTES,
     CHECKPOINT_STRUCT,
     INDEX_ENTRY_BYTES,
@@ -29,7 +29,7 @@ from flintmq.protocol.layout import (
     UNIT_STRUCT,
     SysFlag,
 )
-from flintmq.protocol.record import Record, decode_host, decode_record, record_size, split_keys
+from flintmq.protocol.storage.record import Record, decode_host, decode_record, record_size, split_keys
 
 ARCHIVE = Path(__file__).parents[1] / "data" / "rocketmq-5.3.3.tgz"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.delivery.coordinator import (
+from flintmq.broker.delivery.groups.coordinator import (
     LOST_SECONDS,
     MEMBERS_AT_ONCE_MAX,
     SETTLING_SECONDS,
     SWEEP_SECONDS,
     GroupCoordinator,
 )
-from flintmq.broker.delivery.group import ConsumerGroup, Member, Subscription
+from flintmq.broker.delivery.groups.group import ConsumerGroup, Member, Subscription
 from flintmq.broker.store import MessageStore, TopicConfig
 from flintmq.protocol.commands import HeartBeatRequest
 from flintmq.protocol.errors import EpochFenced, GroupRunning, LimitReached, MemberUnknown, NoPermission

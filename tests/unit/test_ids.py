@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flintmq.protocol.ids import (
+from flintmq.protocol.storage.ids import (
     UNIQUE_COUNTER_MAX,
     UNIQUE_PREFIX_DIGITS,
     offset_id,
@@ -16,7 +16,7 @@ from flintmq.protocol.ids import (
     unique_key,
     unique_prefix,
 )
-from flintmq.protocol.record import encode_host
+from flintmq.protocol.storage.record import encode_host
 
 
 def test_an_offset_id_is_the_advertised_address_and_the_physical_offset() -> None:

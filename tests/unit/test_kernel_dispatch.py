@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from flintmq.broker.kernels import dispatch as kernel
-from flintmq.protocol.javahash import index_key_hash, java_hash
-from flintmq.protocol.layout import MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD, UNIT_STRUCT, SysFlag
-from flintmq.protocol.record import Record, encode_host
+from flintmq.protocol.storage.javahash import index_key_hash, java_hash
+from flintmq.protocol.storage.layout import MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD, UNIT_STRUCT, SysFlag
+from flintmq.protocol.storage.record import Record, encode_host
 from tests.twins.arrays import SENTINELS, fenced, room
 from tests.twins.dispatch_call import KEYS_OF_ONE_RECORD_MAX, Answer, Table, Work, dispatch, next_offsets
 from tests.twins.log import SCHEDULE_TOPIC, Queue, QueueName, keys_of, unit_of, write_log

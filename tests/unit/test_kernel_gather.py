@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from flintmq.broker.kernels import gather as kernel
-from flintmq.protocol.layout import PRE_BLANK_SIZE, UNIT_STRUCT
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import PRE_BLANK_SIZE, UNIT_STRUCT
+from flintmq.protocol.storage.record import Record
 from tests.twins.arrays import fenced, room
 from tests.twins.log import write_log
 

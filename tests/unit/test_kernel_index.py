@@ -8,9 +8,9 @@ import pytest
 
 from flintmq.broker.kernels import index as kernel
 from flintmq.broker.kernels.jit import INTERPRETED
-from flintmq.broker.store.queries import parse_cursor
+from flintmq.broker.store.read.queries import parse_cursor
 from flintmq.protocol.errors import InvalidParameter
-from flintmq.protocol.layout import INDEX_HEADER
+from flintmq.protocol.storage.layout import INDEX_HEADER
 from tests.twins.arrays import fenced, recording
 from tests.twins.index import Index, Key, entry_at, file_bytes, slot_at
 from tests.twins.index_call import check, key_array, put, select

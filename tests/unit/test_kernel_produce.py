@@ -10,9 +10,9 @@ import pytest
 from flintmq.broker.kernels import produce as kernel
 from flintmq.broker.kernels.jit import INTERPRETED
 from flintmq.broker.store import common_properties
-from flintmq.protocol import layout, record
 from flintmq.protocol.errors import MessageIllegal
-from flintmq.protocol.record import COMMON_ONLY_PROPERTIES, FORBIDDEN_PROPERTIES, decode_record
+from flintmq.protocol.storage import layout, record
+from flintmq.protocol.storage.record import COMMON_ONLY_PROPERTIES, FORBIDDEN_PROPERTIES, decode_record
 from tests.twins.arrays import SENTINELS, recording
 from tests.twins.frames import PREFIX, pack_columns, pack_row
 from tests.twins.produce import COLUMNS, Batch, Message, Refused, judge, make_records

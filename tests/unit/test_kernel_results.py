@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import numpy as np
 from flintmq.broker.kernels import crc32, dispatch, sequences
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.record import Record
 
 log = np.frombuffer(bytearray(Record(b"orders", b"body").encode()), np.uint8)
 parts, state = np.zeros(dispatch.PARTS, np.int64), np.zeros(dispatch.STATE, np.int64)

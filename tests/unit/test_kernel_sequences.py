@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from flintmq.broker.kernels import dispatch, sequences
-from flintmq.protocol.delivery import HALF_TOPIC, PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
-from flintmq.protocol.ids import UNIQUE_PREFIX_DIGITS, unique_key
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import Record, encode_host
+from flintmq.protocol.storage.delivery import HALF_TOPIC, PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from flintmq.protocol.storage.ids import UNIQUE_PREFIX_DIGITS, unique_key
+from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.record import Record, encode_host
 from tests.twins.log import write_log
 from tests.twins.sequences import WAITING_TOPICS, Run, call
 

@@ -6,8 +6,17 @@ import struct
 
 import pytest
 
-from flintmq.protocol import layout
-from flintmq.protocol.layout import CHECKPOINT, CHECKPOINT_MARK, INDEX_ENTRY, INDEX_HEADER, RECORD, UNIT, Field, Layout
+from flintmq.protocol.storage import layout
+from flintmq.protocol.storage.layout import (
+    CHECKPOINT,
+    CHECKPOINT_MARK,
+    INDEX_ENTRY,
+    INDEX_HEADER,
+    RECORD,
+    UNIT,
+    Field,
+    Layout,
+)
 
 LAYOUTS = {
     "RECORD": RECORD,

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from flintmq.broker.services.long_polling import (
+from flintmq.broker.background.held_pulls import (
     LOOK_AGAIN_S,
     PASSED_OVER_S,
     STALE_ENTRIES_MIN,
     PullRequestHoldService,
     Wake,
 )
-from flintmq.broker.services.turns import SLICE_S, Turns
+from flintmq.broker.background.loop_scheduler import SLICE_S, Turns
 
 
 class Clock:

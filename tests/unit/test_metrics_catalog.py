@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.daemon import EXIT_CONFIGURATION, EXIT_REFUSED
-from flintmq.broker.server.metrics.catalog import METRICS
+from flintmq.broker.app.daemon import EXIT_CONFIGURATION, EXIT_REFUSED
+from flintmq.broker.metrics.catalog import METRICS
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -46,9 +46,9 @@ def test_the_readme_has_the_table_of_the_code() -> None:
         for metric in METRICS
     ]
     table = "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows])
-    readme = (ROOT / "broker" / "server" / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "broker" / "net" / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"<!-- generated: metrics -->\n\n(.*?)\n\n<!-- end -->", readme, re.DOTALL)
-    assert found == [table], "replace the block `metrics` of broker/server/README.md by what is expected"
+    assert found == [table], "replace the block `metrics` of broker/net/README.md by what is expected"
 
 
 # ---- the dashboard ----

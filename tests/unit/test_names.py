@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from flintmq.protocol.errors import InvalidParameter
-from flintmq.protocol.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 from flintmq.protocol.names import (
     PRODUCE_FORBIDDEN_TOPICS,
     SYSTEM_TOPICS,
@@ -13,6 +12,7 @@ from flintmq.protocol.names import (
     is_system_topic,
     may_produce_to,
 )
+from flintmq.protocol.storage.layout import GROUP_BYTES_MAX, TOPIC_BYTES_MAX
 
 
 @pytest.mark.parametrize("name", ["orders", "a", "%RETRY%group", "%DLQ%group", "A_b-C|9", "0", "-", "x" * 120])

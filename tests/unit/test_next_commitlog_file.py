@@ -13,13 +13,14 @@ import msgpack
 import numpy as np
 import pytest
 
-from flintmq.broker.store import MessageStore, ProduceBatch, StoreSettings, TopicConfig, log_ahead
-from flintmq.broker.store.commitlog import count_rolls
-from flintmq.broker.store.files import Files
-from flintmq.broker.store.mapped_file import MappedFile
+from flintmq.broker.store import MessageStore, ProduceBatch, StoreSettings, TopicConfig
+from flintmq.broker.store.files.file_system import Files
+from flintmq.broker.store.files.mapped_file import MappedFile
+from flintmq.broker.store.log import preallocation
+from flintmq.broker.store.log.commitlog import count_rolls
 from flintmq.protocol.errors import MessageIllegal
-from flintmq.protocol.layout import BLANK_BYTES_MIN
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import BLANK_BYTES_MIN
+from flintmq.protocol.storage.record import Record
 
 FILE_BYTES = 4 * 1024 * 1024
 SETTINGS = StoreSettings(
@@ -182,7 +183,7 @@ def resident(file: MappedFile) -> int:
 def test_pages_are_got_ready_as_far_ahead_as_was_written_and_in_the_next_file_too(
     store: MessageStore, files: WatchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_ahead, "POPULATE_STEP_BYTES", 64 * 1024)
+    monkeypatch.setattr(preallocation, "POPULATE_STEP_BYTES", 64 * 1024)
     log = store.commitlog
     assert not log.populate_ahead(), "nothing was written"
     for _ in range(8):

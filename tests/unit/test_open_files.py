@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.store.consume_queue import ConsumeQueue
-from flintmq.broker.store.files import Files
-from flintmq.broker.store.open_files import OpenFiles
-from flintmq.protocol.layout import UNIT_BYTES
+from flintmq.broker.store.files.file_system import Files
+from flintmq.broker.store.files.open_files import OpenFiles
+from flintmq.broker.store.queue.consume_queue import ConsumeQueue
+from flintmq.protocol.storage.layout import UNIT_BYTES
 
 UNITS_A_FILE = 2
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import flintmq
-from flintmq.broker.daemon import main
+from flintmq.broker.app.daemon import main
 from flintmq.broker.tools.commands import OPERATOR_FILES
 
 ROOT = Path(__file__).parents[2]

@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from flintmq.broker.delivery.producer_groups import ProducerGroups
+from flintmq.broker.delivery.groups.producer_groups import ProducerGroups
 from flintmq.broker.security.access import REMEMBERED_MAX, Access, AccessTable
-from flintmq.protocol.delivery import UNREADABLE_TOPICS, dead_letter_topic, retry_topic
-from flintmq.protocol.errors import ConfigurationError, NoPermission
-from flintmq.protocol.names import SYSTEM_TOPICS
-from flintmq.protocol.permissions import (
+from flintmq.protocol.auth.permissions import (
     ACTIONS,
     ADMIN,
     ANY,
@@ -25,6 +22,9 @@ from flintmq.protocol.permissions import (
     Need,
     Permissions,
 )
+from flintmq.protocol.errors import ConfigurationError, NoPermission
+from flintmq.protocol.names import SYSTEM_TOPICS
+from flintmq.protocol.storage.delivery import UNREADABLE_TOPICS, dead_letter_topic, retry_topic
 from tests.remotes import FakeRemote
 
 OWN_TOPICS = sorted({

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HIDDEN = "import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
-DAEMON = "from flintmq.broker.daemon import main; main(prog_name='flintmq-broker')"
+DAEMON = "from flintmq.broker.app.daemon import main; main(prog_name='flintmq-broker')"
 
 
 def run_without(names: tuple[str, ...], program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

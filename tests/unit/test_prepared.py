@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.delivery.prepared import service, table
-from flintmq.broker.delivery.prepared.notes import read_note
-from flintmq.broker.delivery.prepared.table import Range, Table
-from flintmq.broker.store.files import Files
-from flintmq.broker.store.prepared_state import PreparedSnapshot, PreparedState
-from flintmq.protocol.delivery import OP_PREPARED_TOPIC, PARKED_TOPIC, PREPARED_TOPIC
+from flintmq.broker.delivery.staged import service, table
+from flintmq.broker.delivery.staged.notes import read_note
+from flintmq.broker.delivery.staged.table import Range, Table
+from flintmq.broker.store.files.file_system import Files
+from flintmq.broker.store.tables.staged_state import PreparedSnapshot, PreparedState
 from flintmq.protocol.errors import PreparedIncomplete, QueueNotExist, SystemBusy
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.delivery import OP_PREPARED_TOPIC, PARKED_TOPIC, PREPARED_TOPIC
+from flintmq.protocol.storage.record import Record
 from tests.prepared_store import TIMEOUT_MS, PreparedStore
 from tests.store_tools import UnsyncedFiles, kill, make_topic, plain, put
 

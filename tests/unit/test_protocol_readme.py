@@ -15,8 +15,9 @@ import msgpack
 import pytest
 
 from flintmq.broker.filters import parser
-from flintmq.broker.server.dispatch import RULES
-from flintmq.protocol import commands, frames, layout
+from flintmq.broker.handlers.registry import RULES
+from flintmq.protocol import commands, frames
+from flintmq.protocol.auth.permissions import ANY
 from flintmq.protocol.commands import (
     COMMANDS,
     HELLO,
@@ -36,10 +37,10 @@ from flintmq.protocol.commands import (
 from flintmq.protocol.errors import ERRORS_BY_CODE, RESULT_NAMES, TopicNotExist
 from flintmq.protocol.fields import I32_MAX, I64_MAX, Rule, encode_fields, fields_of
 from flintmq.protocol.frames import REQUEST, RESPONSE, FrameParser, encode_frame
-from flintmq.protocol.layout import RECORD, SysFlag
 from flintmq.protocol.names import PRODUCE_FORBIDDEN_TOPICS, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
-from flintmq.protocol.permissions import ANY
-from flintmq.protocol.record import (
+from flintmq.protocol.storage import layout
+from flintmq.protocol.storage.layout import RECORD, SysFlag
+from flintmq.protocol.storage.record import (
     COMMON_ONLY_PROPERTIES,
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,

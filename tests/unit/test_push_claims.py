@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client.core.batch import Batch
-from flintmq.client.push.claims import Claim, Claims, Work
-from flintmq.protocol.record import Record
+from flintmq.client.push.assignments import Claim, Claims, Work
+from flintmq.protocol.storage.record import Record
 
 
 def batch(first: int, count: int, next_offset: int | None = None) -> Batch:

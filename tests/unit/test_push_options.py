@@ -11,7 +11,7 @@ import pytest
 from flintmq.client import GiveUp, InvalidArgument, PushConsumer, Subscription, TryLater, aio
 from flintmq.client.core.positions import End
 from flintmq.client.push.options import check_options
-from flintmq.protocol.delivery import DEAD_LETTER_LEVEL
+from flintmq.protocol.storage.delivery import DEAD_LETTER_LEVEL
 
 FINE: dict[str, Any] = {"group": "g", "topics": "t", "listener": print}
 

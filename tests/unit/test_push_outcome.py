@@ -11,10 +11,10 @@ import pytest
 
 from flintmq.client import GiveUp, InvalidArgumentType, PushConsumer, StoredMessage, TryLater
 from flintmq.client.core.batch import Batch
-from flintmq.client.push.claims import Claim, Work
-from flintmq.client.push.handling import REASONS_BYTES_MAX, SEND_BACK_MAX, _parts
+from flintmq.client.push.ack_tracker import REASONS_BYTES_MAX, SEND_BACK_MAX, _parts
+from flintmq.client.push.assignments import Claim, Work
 from flintmq.client.push.outcome import Failure, describe, failed_with, reason_of
-from flintmq.protocol.record import Record, encode_properties
+from flintmq.protocol.storage.record import Record, encode_properties
 
 UNIQUE = "7F00000100002A9F0000000000000001"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flintmq.client.push.claims import Claims, claims_for
+from flintmq.client.push.assignments import Claims, claims_for
 from flintmq.client.push.membership import Membership, Request
 from flintmq.client.push.options import Options, check_options
 from flintmq.client.push.progress import Progress

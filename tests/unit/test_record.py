@@ -7,9 +7,9 @@ import zlib
 
 import pytest
 
-from flintmq.protocol.javahash import index_key_hash, java_hash, tags_code
-from flintmq.protocol.layout import MAGIC_BLANK, MAGIC_V2, RECORD_BYTES_MIN, SysFlag
-from flintmq.protocol.record import (
+from flintmq.protocol.storage.javahash import index_key_hash, java_hash, tags_code
+from flintmq.protocol.storage.layout import MAGIC_BLANK, MAGIC_V2, RECORD_BYTES_MIN, SysFlag
+from flintmq.protocol.storage.record import (
     FORBIDDEN_PROPERTIES,
     FORBIDDEN_PROPERTY_PREFIX,
     CorruptRecord,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from flintmq.broker.store.record_filter import CHUNK_RECORDS, LOOK_S, Kept, keep_matching
-from flintmq.protocol.record import Record, decode_record, encode_host
+from flintmq.broker.store.read.record_filter import CHUNK_RECORDS, LOOK_S, Kept, keep_matching
+from flintmq.protocol.storage.record import Record, decode_record, encode_host
 from tests.store_tools import split_answer
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from flintmq.broker.delivery.retry import send_back
-from flintmq.protocol.delivery import dead_letter_topic
-from flintmq.protocol.ids import offset_id
-from flintmq.protocol.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
-from flintmq.protocol.record import Record, encode_properties
+from flintmq.broker.delivery.groups.retry import send_back
+from flintmq.protocol.storage.delivery import dead_letter_topic
+from flintmq.protocol.storage.ids import offset_id
+from flintmq.protocol.storage.layout import PRODUCED_PROPERTIES_BYTES_MAX, SysFlag
+from flintmq.protocol.storage.record import Record, encode_properties
 from tests.store_tools import BORN_HOST, HOST
 
 

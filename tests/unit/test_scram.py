@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.protocol import scram
-from flintmq.protocol.scram import ClientExchange, ScramError, ServerExchange, Verifier, make_verifier, prepare
+from flintmq.protocol.auth import scram
+from flintmq.protocol.auth.scram import (
+    ClientExchange,
+    ScramError,
+    ServerExchange,
+    Verifier,
+    make_verifier,
+    prepare,
+)
 
 # The example of RFC 7677, section 3.
 PASSWORD = "pencil"

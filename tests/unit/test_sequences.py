@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flintmq.broker.delivery.sequences import SEQUENCE_WEIGHT, ProducerSequences, StoredBefore
+from flintmq.broker.delivery.deduplication import SEQUENCE_WEIGHT, ProducerSequences, StoredBefore
 from flintmq.broker.store import StoredRun
 from flintmq.protocol.errors import PartlyStored
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flintmq.broker.config import load_settings
-from flintmq.broker.server import server as module
-from flintmq.broker.server.server import Server
+from flintmq.broker.net import server as module
+from flintmq.broker.net.server import Server
 from flintmq.protocol.errors import SystemBusy
 from flintmq.protocol.frames import FrameParser
 

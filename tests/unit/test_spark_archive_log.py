@@ -16,10 +16,10 @@ from flintmq.client.spark.archive.errors import CorruptLog
 from flintmq.client.spark.archive.log_end import find_end
 from flintmq.client.spark.archive.log_files import find_log
 from flintmq.client.spark.archive.options import ARCHIVE_OPTIONS, archive_options
-from flintmq.client.spark.archive.planning import plan
+from flintmq.client.spark.archive.plan import plan
 from flintmq.client.spark.archive.topics import check_topics
 from flintmq.client.spark.errors import DataLoss, InvalidOption
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.record import Record
 from tests.archive_tools import MadeLog, make_log, read_offsets
 from tests.store_tools import Message, append, kill, open_store, overwrite, plain, put
 

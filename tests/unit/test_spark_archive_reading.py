@@ -16,16 +16,16 @@ import pytest
 
 from flintmq.client import CompressionUnavailable
 from flintmq.client.core.compression import Compressor
-from flintmq.client.spark.archive import boundaries, log_end, reading, walking
-from flintmq.client.spark.archive.boundaries import find_boundary, next_record
+from flintmq.client.spark.archive import log_end, log_reader, log_scanner, split_points
 from flintmq.client.spark.archive.errors import AmbiguousBoundary, CorruptLog
 from flintmq.client.spark.archive.log_files import LogFile, find_log
+from flintmq.client.spark.archive.log_reader import PartitionReader
+from flintmq.client.spark.archive.log_scanner import Stretch
 from flintmq.client.spark.archive.options import ArchiveOptions
-from flintmq.client.spark.archive.planning import plan
-from flintmq.client.spark.archive.reading import PartitionReader
-from flintmq.client.spark.archive.walking import Stretch
-from flintmq.protocol.layout import RECORD, RECORD_HEAD_BYTES, SysFlag
-from flintmq.protocol.record import Record
+from flintmq.client.spark.archive.plan import plan
+from flintmq.client.spark.archive.split_points import find_boundary, next_record
+from flintmq.protocol.storage.layout import RECORD, RECORD_HEAD_BYTES, SysFlag
+from flintmq.protocol.storage.record import Record
 from tests.archive_tools import COLUMNS, MadeLog, forge, make_log, plan_of, read_offsets, read_rows
 from tests.store_tools import Message, open_store, plain, put
 
@@ -86,7 +86,7 @@ def test_a_log_is_planned_without_reading_it(store: Path, log: MadeLog, monkeypa
     known = log_end.ReadableLog(dataclasses.replace(find_log(str(store)), files=(first,)), first.end)
     monkeypatch.setattr(LogFile, "read", counting)
     monkeypatch.delattr(LogFile, "read_into")
-    monkeypatch.setattr(boundaries, "_SCAN_BYTES", 1024)
+    monkeypatch.setattr(split_points, "_SCAN_BYTES", 1024)
     partitions = plan(known, ArchiveOptions("", partition_bytes=FILE_BYTES // 4))
     assert len(partitions) == 4
     assert read < FILE_BYTES / 2
@@ -270,7 +270,7 @@ def test_random_damage_never_gives_a_row_that_was_not_there(tmp_path: Path) -> N
 
 
 def test_compressed_bodies_are_decompressed_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "COMPRESSED_BYTES_MAX", 1000)
+    monkeypatch.setattr(log_reader, "COMPRESSED_BYTES_MAX", 1000)
     bodies = [bytes([n]) * 30_000 for n in range(60)]
     made = []
     for number, body in enumerate(bodies):
@@ -306,7 +306,7 @@ def test_a_body_whose_library_is_missing_is_no_damage(
 
 
 def test_a_record_longer_than_a_window_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walking, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(log_scanner, "WINDOW_BYTES", 4096)
     made = [Record(b"orders", bytes([size % 251]) * size) for size in (10, 30_000, 10, 4000, 5000, 9000, 1)]
     store = make_log(made, FILE_BYTES).write(tmp_path)
     for partition_bytes in (2000, 10_000, FILE_BYTES):
@@ -333,7 +333,7 @@ def test_topics_are_told_apart_by_every_byte(tmp_path: Path) -> None:
 
 
 def test_few_wanted_records_are_collected_into_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walking, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(log_scanner, "WINDOW_BYTES", 4096)
     made = [Record(b"rare" if n % 50 == 0 else b"common", b"%d" % n) for n in range(4000)]
     store = make_log(made, FILE_BYTES).write(tmp_path)
     options = ArchiveOptions(str(store), topics=("rare",))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from flintmq.client.core.tags import EVERYTHING, parse_tags
 from flintmq.client.core.topics import TopicInfo
+from flintmq.client.spark.filter_pushdown import push
 from flintmq.client.spark.offsets import Queue, QueueRange, Subscription, limited, split, together
 from flintmq.client.spark.options import read_options
-from flintmq.client.spark.pushing import push
 
 QUEUES = [Queue("orders", number, "h:1") for number in range(6)]
 lengths = st.lists(st.integers(0, 1000), min_size=1, max_size=6)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.store.checkpoint import Mark, StoreCheckpoint
-from flintmq.protocol.layout import CHECKPOINT_FILE_BYTES, CHECKPOINT_STRUCT
+from flintmq.broker.store.tables.checkpoint import Mark, StoreCheckpoint
+from flintmq.protocol.storage.layout import CHECKPOINT_FILE_BYTES, CHECKPOINT_STRUCT
 from tests.store_tools import UnsyncedFiles, append, assert_holds, kill, open_store, overwrite, plain, put, reopen
 
 NOW_MS = int(time.time() * 1000)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flintmq.broker.store.clock import HOLD_S, PACE, STEPS_MAX, SteadyClock
+from flintmq.broker.store.tables.clock import HOLD_S, PACE, STEPS_MAX, SteadyClock
 from tests.store_tools import UnsyncedFiles
 
 START_MS = 1_795_300_000_000

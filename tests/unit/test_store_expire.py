@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import MessageStore
-from flintmq.broker.store.expiry import HALF_TOPIC, TIMER_TOPIC
-from flintmq.broker.store.queue_table import SCHEDULE_TOPIC
+from flintmq.broker.store.queue.queue_table import SCHEDULE_TOPIC
+from flintmq.broker.store.retention.expiry import HALF_TOPIC, TIMER_TOPIC
 from flintmq.protocol.errors import OffsetOutOfRange
-from flintmq.protocol.record import Record, encode_properties
+from flintmq.protocol.storage.record import Record, encode_properties
 from tests.store_tools import (
     MIB,
     SMALL,

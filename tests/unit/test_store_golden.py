@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from flintmq.broker.store import MessageStore, RecoveryReport, StoreSettings
-from flintmq.broker.store.files import Files
+from flintmq.broker.store.files.file_system import Files
 from flintmq.protocol.errors import OffsetOutOfRange
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import Record, decode_record, split_keys
+from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.record import Record, decode_record, split_keys
 from tests.store_tools import UnsyncedFiles, find, pull_all, put, split_answer
 from tests.store_tools import plain as plain_messages
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flintmq.protocol.errors import MessageIllegal
-from flintmq.protocol.layout import PROPERTIES_BYTES_MAX, SysFlag
-from flintmq.protocol.record import Record, encode_properties
+from flintmq.protocol.storage.layout import PROPERTIES_BYTES_MAX, SysFlag
+from flintmq.protocol.storage.record import Record, encode_properties
 from tests.store_tools import BORN_HOST, HOST, SMALL, dispatch, make_topic, open_store, plain, pull_all, put
 
 COMMITTED = SysFlag.TRANSACTION_COMMIT

@@ -11,8 +11,8 @@ import pytest
 
 from flintmq.broker.filters import compile_filter
 from flintmq.broker.store import MessageStore, Pulled, TopicConfig, WouldBlock
-from flintmq.broker.store.log_reads import ANSWER_BYTES_MAX
-from flintmq.broker.store.pulls import FILTERED_RECORDS_MAX
+from flintmq.broker.store.read.log_reads import ANSWER_BYTES_MAX
+from flintmq.broker.store.read.pulls import FILTERED_RECORDS_MAX
 from flintmq.protocol.errors import (
     PULL_NOT_FOUND,
     PULL_RETRY_IMMEDIATELY,
@@ -21,10 +21,10 @@ from flintmq.protocol.errors import (
     QueueNotExist,
     TopicNotExist,
 )
-from flintmq.protocol.ids import offset_id
-from flintmq.protocol.javahash import tags_code
-from flintmq.protocol.layout import UNIT_STRUCT
-from flintmq.protocol.record import decode_record
+from flintmq.protocol.storage.ids import offset_id
+from flintmq.protocol.storage.javahash import tags_code
+from flintmq.protocol.storage.layout import UNIT_STRUCT
+from flintmq.protocol.storage.record import decode_record
 from tests.store_tools import (
     FOREVER,
     HOST,

@@ -14,10 +14,10 @@ import pytest
 from flintmq.broker.kernels.jit import INTERPRETED
 from flintmq.broker.store import Found, MessageStore
 from flintmq.protocol.errors import InvalidParameter, MessageNotFound, TopicNotExist
-from flintmq.protocol.ids import offset_id
-from flintmq.protocol.javahash import index_key_hash, java_hash
-from flintmq.protocol.layout import INDEX_HEADER_STRUCT
-from flintmq.protocol.record import Record, decode_record
+from flintmq.protocol.storage.ids import offset_id
+from flintmq.protocol.storage.javahash import index_key_hash, java_hash
+from flintmq.protocol.storage.layout import INDEX_HEADER_STRUCT
+from flintmq.protocol.storage.record import Record, decode_record
 from tests.store_tools import (
     FOREVER,
     HOST,

@@ -11,7 +11,7 @@ import pytest
 
 from flintmq.broker.store import MessageStore, TopicConfig
 from flintmq.protocol.errors import MessageNotFound, OffsetOutOfRange, TopicNotExist
-from flintmq.protocol.ids import offset_id
+from flintmq.protocol.storage.ids import offset_id
 from tests.store_tools import (
     FOREVER,
     HOST,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
-from flintmq.broker.server.tls_transport import READ_BYTES, RECORD_BYTES, TlsTransport
+from flintmq.broker.net.tls_transport import READ_BYTES, RECORD_BYTES, TlsTransport
 from tests.tls_tools import HOST, Authority
 
 MIB = 1024 * 1024

@@ -17,8 +17,8 @@ from flintmq.broker.tools.log_end import find_end
 from flintmq.broker.tools.offline import OfflineStore
 from flintmq.broker.tools.stat import store_stat
 from flintmq.broker.tools.stat_output import as_json, as_plain, print_tables
-from flintmq.protocol.layout import RECORD_HEAD_BYTES, SysFlag
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import RECORD_HEAD_BYTES, SysFlag
+from flintmq.protocol.storage.record import Record
 from tests.store_tools import Message, Sent, copy_store, open_store, overwrite, plain, put
 from tests.unit.test_store_golden import copy_sparse, pristine
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import MessageStore, StoreLocked, StoreSettings
-from flintmq.broker.store.files import Files
+from flintmq.broker.store.files.file_system import Files
 from flintmq.broker.tools.findings import KINDS, Findings
 from flintmq.broker.tools.offline import OfflineStore
 from flintmq.broker.tools.verify import verify
 from flintmq.protocol.errors import ConfigurationError
-from flintmq.protocol.layout import CHECKPOINT_MARK_AT, UNIT_STRUCT
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.layout import CHECKPOINT_MARK_AT, UNIT_STRUCT
+from flintmq.protocol.storage.record import Record
 from tests.store_tools import (
     MIB,
     SMALL,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.store import MessageStore
-from flintmq.broker.store.config_files import RETENTION_FOREVER
-from flintmq.broker.store.expiry import HOUR_MS
-from flintmq.broker.store.topic_retention import UNITS_A_STEP, TopicRetention
+from flintmq.broker.store.retention.expiry import HOUR_MS
+from flintmq.broker.store.retention.topic_retention import UNITS_A_STEP, TopicRetention
+from flintmq.broker.store.tables.config_files import RETENTION_FOREVER
 from flintmq.protocol.errors import MessageNotFound, OffsetOutOfRange
 from tests.store_tools import (
     MIB,
@@ -156,7 +156,7 @@ def all_units(store: MessageStore, topic: str) -> list[tuple[int, int, int]]:
 def test_more_units_than_one_look_takes_are_left_out_step_by_step(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flintmq.broker.store.topic_retention.UNITS_A_STEP", 7)
+    monkeypatch.setattr("flintmq.broker.store.retention.topic_retention.UNITS_A_STEP", 7)
     assert UNITS_A_STEP > 7
     for first in range(0, 300, 3):
         put(store, "orders", first % 4, plain(1 + first % 3, size=100 + first, first=first))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.delivery.transactions.history import History
 from flintmq.broker.delivery.transactions.records import (
     Half,
     checked_again,
@@ -21,8 +20,9 @@ from flintmq.broker.delivery.transactions.records import (
     is_committed,
     parked,
 )
-from flintmq.protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC
-from flintmq.protocol.record import Record, decode_record, encode_properties
+from flintmq.broker.delivery.transactions.startup_scan import History
+from flintmq.protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC
+from flintmq.protocol.storage.record import Record, decode_record, encode_properties
 from tests.unit.test_store_golden import ARCHIVE, copy_sparse, serve
 
 REAL_TOPIC = "CompatTopic"

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from flintmq.broker.delivery.transactions.history import History
 from flintmq.broker.delivery.transactions.records import Half
+from flintmq.broker.delivery.transactions.startup_scan import History
 from flintmq.broker.store import WouldBlock
-from flintmq.protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP, TRANSACTION_PARKED_TOPIC
 from flintmq.protocol.errors import BrokerFailure, TransactionEnded, TransactionGroupWrong, TransactionNotExist
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import Record
+from flintmq.protocol.storage.delivery import (
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    TRANSACTION_GROUP,
+    TRANSACTION_PARKED_TOPIC,
+)
+from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.record import Record
 from tests.store_tools import find
 from tests.transaction_parts import INTERVAL_MS, TIMEOUT_MS, TIMES_MAX, Parts, parts, settled, until
 from tests.transaction_tools import transaction_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flintmq.broker.services.turns import SHARED_S, SLICE_S, Sharing, Turns
+from flintmq.broker.background.loop_scheduler import SHARED_S, SLICE_S, Sharing, Turns
 
 
 class FakeLoop:

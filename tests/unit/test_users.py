@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from flintmq.broker.security.users import UserTable
-from flintmq.protocol.checked_json import CHECKSUM_KEY
-from flintmq.protocol.errors import ConfigurationError
-from flintmq.protocol.scram import ITERATIONS, ITERATIONS_MIN, SALT_BYTES, make_verifier
-from flintmq.protocol.user_file import UserFile
-from flintmq.protocol.users import (
+from flintmq.protocol.auth.scram import ITERATIONS, ITERATIONS_MIN, SALT_BYTES, make_verifier
+from flintmq.protocol.auth.user_file import UserFile
+from flintmq.protocol.auth.users import (
     BACKUP_SUFFIX,
     USERS_FILE,
     User,
@@ -25,6 +23,8 @@ from flintmq.protocol.users import (
     encode_users,
     parse_users,
 )
+from flintmq.protocol.checked_json import CHECKSUM_KEY
+from flintmq.protocol.errors import ConfigurationError
 
 VERIFIER = make_verifier("s3cret", 4096)
 GRANT = {"actions": ["publish"], "topic": "orders", "note": "kept"}

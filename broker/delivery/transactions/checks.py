@@ -22,9 +22,9 @@ from ....protocol.commands import (
 from ....protocol.errors import SUCCESS, BrokerError, FlintError, InvalidParameter, TransactionEnded
 from ....protocol.fields import decode_fields
 from ....protocol.frames import Frame
-from ....protocol.record import Record
+from ....protocol.storage.record import Record
 from ...store import WouldBlock
-from ..producer_groups import ProducerGroups
+from ..groups.producer_groups import ProducerGroups
 from ..writer import RecordWriter
 from .records import Half, checked_again, shown_as_real
 from .service import TransactionalMessageService

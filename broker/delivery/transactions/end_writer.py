@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from ....protocol.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
 from ....protocol.errors import BrokerError, BrokerFailure, MessageIllegal
-from ....protocol.record import Record
+from ....protocol.storage.delivery import HALF_TOPIC, OP_HALF_TOPIC, TRANSACTION_GROUP
+from ....protocol.storage.record import Record
 from ..topic_changes import TopicChanges
 from ..writer import RecordWriter
 from .records import TOPICS, check_destination, committed, ended_notes, ended_offsets, parked

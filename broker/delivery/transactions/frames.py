@@ -11,7 +11,9 @@ from typing import Any
 import msgpack
 
 from ....protocol.commands import LAYOUT_ROWS, ProduceRequest
-from ....protocol.delivery import (
+from ....protocol.errors import InvalidParameter, MessageIllegal
+from ....protocol.names import check_name
+from ....protocol.storage.delivery import (
     PROPERTY_HALF,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_REAL_QUEUE,
@@ -22,11 +24,9 @@ from ....protocol.delivery import (
     PROPERTY_TRANSACTION_ID,
     TRANSACTION_ID_BYTES_MAX,
 )
-from ....protocol.errors import InvalidParameter, MessageIllegal
-from ....protocol.ids import unique_key
-from ....protocol.names import check_name
-from ....protocol.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, encode_properties
-from ...remembering import remembered
+from ....protocol.storage.ids import unique_key
+from ....protocol.storage.record import PROPERTY_DELAY, PROPERTY_UNIQ_KEY, encode_properties
+from ...memo import remembered
 from ...store import common_properties
 
 _PAIR_END = "\x02"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....protocol.errors import BrokerError, SystemBusy
-from ....protocol.record import Record
+from ....protocol.storage.record import Record
 from ..writer import RecordWriter
 from .records import Half, check_destination, committed
 from .table import COMMIT, Done, Ended, Table

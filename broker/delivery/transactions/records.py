@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from ....protocol.delivery import (
+from ....protocol.errors import QueueNotExist, TopicNotExist
+from ....protocol.storage.delivery import (
     HALF_TOPIC,
     OP_HALF_TOPIC,
     PROPERTY_CHECK_TIMES,
@@ -19,10 +20,9 @@ from ....protocol.delivery import (
     PROPERTY_RECORD_CRC,
     TRANSACTION_PARKED_TOPIC,
 )
-from ....protocol.errors import QueueNotExist, TopicNotExist
-from ....protocol.ids import offset_id
-from ....protocol.layout import SysFlag
-from ....protocol.record import PROPERTY_TAGS, PROPERTY_UNIQ_KEY, Record, encode_properties
+from ....protocol.storage.ids import offset_id
+from ....protocol.storage.layout import SysFlag
+from ....protocol.storage.record import PROPERTY_TAGS, PROPERTY_UNIQ_KEY, Record, encode_properties
 from ...store import TopicConfig
 
 TOPICS = tuple(

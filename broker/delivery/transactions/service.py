@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from ....protocol.commands import EndTransactionRequest
 from ....protocol.errors import BrokerError, BrokerFailure, FlintError, MessageIllegal, SystemBusy
-from ....protocol.record import Record
+from ....protocol.storage.record import Record
 from ...store import WouldBlock
 from ..topic_changes import TopicChanges
 from ..writer import RecordWriter
 from .end_writer import EndWriter
-from .history import AtStart, History, Past
 from .parked import ParkedMessages
 from .records import Half
+from .startup_scan import AtStart, History, Past
 from .table import COMMIT, PARKED, ROLLBACK, Done, Ending, Open, Table, check_group
 
 log = logging.getLogger(__name__)

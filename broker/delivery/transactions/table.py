@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ....protocol.errors import BrokerError, TransactionEnded, TransactionGroupWrong, TransactionNotExist
-from ....protocol.record import Record
+from ....protocol.storage.record import Record
 from .records import Half
 
 Done = Callable[[BrokerError | None], None]

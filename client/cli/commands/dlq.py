@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ....protocol.delivery import PROPERTY_ORIGIN_MESSAGE_ID, dead_letter_topic
 from ....protocol.errors import FlintError
 from ....protocol.escaping import escape, escape_bytes
+from ....protocol.storage.delivery import PROPERTY_ORIGIN_MESSAGE_ID, dead_letter_topic
 from ...errors import CorruptMessage
 from ..command import Group, confirm, note, pass_settings
 from ..dead_letters import (

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ....protocol.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
 from ....protocol.errors import TopicNotExist
 from ....protocol.escaping import escape
+from ....protocol.storage.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
 from ..command import Group, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_OK
 from ..lags import Lag, lag_by_group, lag_in, lag_of
+from ..offset_reset import reset_group, reset_options
 from ..output import JSON, PLAIN, Column, number, to_json
 from ..params import GROUP, TIME
 from ..positions import TIME_FORMS
-from ..resetting import reset_group, reset_options
 from ..settings import Settings
 from ..units import plural, show_moment, show_seconds
 

@@ -11,10 +11,10 @@ import click
 from ....protocol.errors import ConfigurationError
 from ....protocol.escaping import escape
 from ..command import Group, note, pass_settings
+from ..offset_reset import reset_group, reset_options
 from ..output import Column, number, to_json
 from ..params import GROUP, TOPIC
 from ..positions import check_committable, check_queues
-from ..resetting import reset_group, reset_options
 from ..settings import Settings
 from ..units import plural
 

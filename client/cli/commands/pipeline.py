@@ -20,7 +20,7 @@ from ..output import number
 from ..params import COUNT, SPAN, TOPIC
 from ..pipeline_progress import COLUMNS, shown_progress
 from ..settings import Settings
-from ..stopping import stop_request
+from ..stop_signals import stop_request
 from ..units import plural, show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:

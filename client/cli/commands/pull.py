@@ -12,8 +12,8 @@ from ..command import command
 from ..messages import MessagePrinter
 from ..params import COUNT, POSITION, QUEUE, SPAN, TOPIC
 from ..positions import POSITION_FORMS, EveryQueue, Typed, start_of
-from ..reading import FILTER_HELP, format_options, nothing_found, show_messages
 from ..settings import Settings
+from ..topic_reader import FILTER_HELP, format_options, nothing_found, show_messages
 
 if TYPE_CHECKING:
     from datetime import datetime

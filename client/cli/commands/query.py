@@ -11,7 +11,7 @@ import click
 
 from ....protocol.errors import MessageNotFound
 from ....protocol.escaping import escape
-from ....protocol.ids import ID_DIGITS
+from ....protocol.storage.ids import ID_DIGITS
 from ..command import Command, Group, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
 from ..message_record import show_record
@@ -19,8 +19,8 @@ from ..messages import MessagePrinter
 from ..output import PLAIN, Column, number
 from ..params import COUNT, TIME, TOPIC
 from ..positions import TIME_FORMS, is_before_now
-from ..reading import format_options, show_messages
 from ..settings import Settings
+from ..topic_reader import format_options, show_messages
 from ..units import plural, show_moment
 
 if TYPE_CHECKING:

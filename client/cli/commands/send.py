@@ -22,7 +22,7 @@ from ..settings import Settings
 from ..units import plural, show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
-    from ...core.outgoing import Flush
+    from ...core.grouping import Flush
     from ...core.receipts import Receipt
     from ...sync.producer import Producer
 

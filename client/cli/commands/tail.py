@@ -13,8 +13,8 @@ from ..messages import MessagePrinter
 from ..outages import outages_told
 from ..params import COUNT, POSITION, TOPIC
 from ..positions import POSITION_FORMS, Typed, end_of, start_of
-from ..reading import FILTER_HELP, format_options, nothing_found, show_messages
 from ..settings import Settings
+from ..topic_reader import FILTER_HELP, format_options, nothing_found, show_messages
 
 if TYPE_CHECKING:
     from ...core.stored import StoredMessage

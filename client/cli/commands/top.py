@@ -18,7 +18,7 @@ from ..command import command, note
 from ..failures import EXIT_INTERRUPTED, EXIT_OK, describe
 from ..output import JSON, TABLE, Column, to_json
 from ..params import COUNT, SPAN
-from ..sampling import Sample, between, rates_row, take
+from ..sampler import Sample, between, rates_row, take
 from ..settings import Settings
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from ....protocol.auth.permissions import ADMIN, BROKER, Grant
+from ....protocol.auth.scram import ScramError, make_verifier
+from ....protocol.auth.users import check_user_name
 from ....protocol.errors import ConfigurationError
-from ....protocol.permissions import ADMIN, BROKER, Grant
-from ....protocol.scram import ScramError, make_verifier
-from ....protocol.users import check_user_name
 from ..access import given_password
 from ..command import Group, confirm, is_interactive, note, pass_settings
 from ..failures import nearest

@@ -7,9 +7,7 @@ from typing import Any
 
 import click
 
-from ....protocol.errors import ConfigurationError
-from ....protocol.escaping import escape
-from ....protocol.permissions import (
+from ....protocol.auth.permissions import (
     ACTIONS,
     ADMIN,
     BROKER,
@@ -21,7 +19,9 @@ from ....protocol.permissions import (
     Grant,
     make_grant,
 )
-from ....protocol.users import check_user_name
+from ....protocol.auth.users import check_user_name
+from ....protocol.errors import ConfigurationError
+from ....protocol.escaping import escape
 from ..command import Command, note, pass_settings
 from ..failures import nearest
 from ..output import TABLE, Column

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ....protocol.record import CorruptRecord
+from ....protocol.storage.record import CorruptRecord
 
 SKIP_HINT = 'option("failOnCorruption", "false") continues with the next sound record and logs what it skips'
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from ....protocol.record import CorruptRecord, decode_record
+from ....protocol.storage.record import CorruptRecord, decode_record
 from ..scan import Part
-from .boundaries import next_record
 from .errors import SKIP_HINT, CorruptLog
 from .log_files import LogFile, LogFiles
+from .log_scanner import FILE_ENDS, WINDOW_BYTES, ZEROS, Stretch, Walk, judge
 from .queues import LastUnit
-from .walking import FILE_ENDS, WINDOW_BYTES, ZEROS, Stretch, Walk, judge
+from .split_points import next_record
 
 _TAIL_RECORDS = 1024
 """Maximum number of records whose bodies are checked from the end backwards, until one is sound."""

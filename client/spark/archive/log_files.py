@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ....protocol.layout import (
+from ....protocol.storage.layout import (
     CHECKPOINT,
     CHECKPOINT_FILE_BYTES,
     CHECKPOINT_MARK,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....protocol.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
-from ....protocol.record import Record
+from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
+from ....protocol.storage.record import Record
 
 _NAME = re.compile(r"\d{20}\Z", re.ASCII)
 _QUEUE_ID = re.compile(r"\d{1,10}\Z", re.ASCII)

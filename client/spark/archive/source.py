@@ -11,15 +11,15 @@ from pyspark.sql.types import StructType
 
 from ..columns import Column, columns_of, ddl, offered
 from ..errors import InvalidOption
-from ..failing import plainly, plainly_each
+from ..gc_freeze import settling
+from ..plain_errors import plainly, plainly_each
 from ..stream import RefusedStream
-from ..workers import settling
 from .log_end import find_end
 from .log_files import find_log
+from .log_scanner import Stretch
 from .options import ArchiveOptions, archive_options
-from .planning import plan
+from .plan import plan
 from .topics import check_topics
-from .walking import Stretch
 
 
 class ArchiveSource(DataSource):
@@ -92,7 +92,7 @@ class ArchiveReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one partition."""
         if isinstance(partition, LogPartition):  # otherwise it is Spark's placeholder for an empty plan
-            from .reading import PartitionReader  # only tasks need it
+            from .log_reader import PartitionReader  # only tasks need it
 
             with settling():
                 yield from PartitionReader(partition.stretches, self._columns, self._options).batches()

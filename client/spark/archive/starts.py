@@ -7,7 +7,7 @@ import struct
 
 import numpy as np
 
-from ....protocol.layout import MAGIC_BLANK, RECORD_BYTES_MIN
+from ....protocol.storage.layout import MAGIC_BLANK, RECORD_BYTES_MIN
 from ..scan import Blob, Ints
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")

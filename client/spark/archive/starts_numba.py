@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ....protocol.layout import MAGIC_BLANK, RECORD_BYTES_MIN
+from ....protocol.storage.layout import MAGIC_BLANK, RECORD_BYTES_MIN
 from ..scan import Blob, Ints
 
 # Literals, because Numba's cache does not notice a change in another module; the assert compares them with the source.

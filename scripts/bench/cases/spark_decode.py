@@ -16,7 +16,7 @@ from ..raw import RawClient
 from ..spark.driver import spark_version
 
 if TYPE_CHECKING:
-    from flintmq.client.spark.reading import Pulled
+    from flintmq.client.spark.partition_reader import Pulled
 
 MESSAGES = 1_000_000
 PULL_TIMEOUT_SECONDS = 30.0
@@ -50,7 +50,7 @@ def pull_all(address: str) -> Iterator[Pulled]:
     """Return the responses to pulls of all messages, of the size that a task requests."""
     from flintmq.client.spark.brokers import call, parse_bootstrap
     from flintmq.client.spark.offsets import Queue
-    from flintmq.client.spark.reading import PULL_COUNT, pull
+    from flintmq.client.spark.partition_reader import PULL_COUNT, pull
 
     (broker,) = parse_bootstrap(address)
     with RawClient(address) as client:
@@ -67,8 +67,8 @@ def pull_all(address: str) -> Iterator[Pulled]:
 def decode(answers: list[Pulled], scan: Callable[..., Any]) -> int:
     """Convert each response to a record batch with all columns, using ``scan`` to locate fields; return the rows."""
     from flintmq.client.spark import records
+    from flintmq.client.spark.arrow_decoder import Decoder
     from flintmq.client.spark.columns import COLUMNS
-    from flintmq.client.spark.decoding import Decoder
 
     decoder = Decoder(COLUMNS)
     rows = 0

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flintmq.broker.store.checkpoint import StoreCheckpoint
-from flintmq.broker.store.files import Files
-from flintmq.broker.store.json_table import SHAPE_ERRORS, parse_table
-from flintmq.protocol.layout import MAGIC_BLANK, RECORD
-from flintmq.protocol.record import decode_record
+from flintmq.broker.store.files.file_system import Files
+from flintmq.broker.store.files.json_table import SHAPE_ERRORS, parse_table
+from flintmq.broker.store.tables.checkpoint import StoreCheckpoint
+from flintmq.protocol.storage.layout import MAGIC_BLANK, RECORD
+from flintmq.protocol.storage.record import decode_record
 
 from .ledger import Place, number_in
 

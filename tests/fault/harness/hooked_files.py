@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from flintmq.broker.store.files import Files
+from flintmq.broker.store.files.file_system import Files
 
 OPERATIONS = ("open", "resize", "allocate", "write", "sync_data", "sync_folder", "rename", "unlink")
 """What ``before`` and ``after`` are called with. ``open``: only of a file that is made."""

@@ -19,10 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flintmq.broker import daemon
-from flintmq.broker.server import lifecycle
+from flintmq.broker.app import daemon, lifecycle
 from flintmq.broker.store import MessageStore
-from flintmq.broker.store.files import Files
+from flintmq.broker.store.files.file_system import Files
 
 from ...fork_server import load, next_order, take_output
 from .failing_files import FailingInBroker

@@ -21,8 +21,8 @@ import pytest
 
 from flintmq.broker.store import MessageStore
 from flintmq.client.core.compression import decompress
-from flintmq.protocol.layout import SysFlag
-from flintmq.protocol.record import decode_record
+from flintmq.protocol.storage.layout import SysFlag
+from flintmq.protocol.storage.record import decode_record
 from tests.integration.rocketmq.writer import SETTINGS, shown_host
 
 FOLDER = Path(__file__).parent

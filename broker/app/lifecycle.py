@@ -1,0 +1,285 @@
+"""Start and stop of a broker: bind the port, open the store, start the services, open the port; and the reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ...protocol.storage.delivery import PREPARED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from ...protocol.storage.record import encode_host
+from ..background.checkpoint import CheckpointService
+from ..background.flush import flush_service
+from ..background.held_pulls import PullRequestHoldService
+from ..background.loop_scheduler import Turns
+from ..background.preallocation import AllocateMappedFileService
+from ..background.reput import ReputMessageService
+from ..background.retention import CleanCommitLogService
+from ..background.service import Service
+from ..background.store_stats import StoreStatsService
+from ..config import METRICS_OFF, Settings
+from ..delivery.scheduled.worker import Pump
+from ..delivery.staged import commit_copier
+from ..delivery.staged.startup_scan import table_at_start
+from ..delivery.transactions.startup_scan import History
+from ..handlers.context import Broker
+from ..metrics.endpoint import MetricsEndpoint, listen_for_metrics
+from ..metrics.hosts import Hosts
+from ..net.connection import unmapped
+from ..net.server import Server, bind
+from ..security.audit import AuditLog
+from ..security.authenticator import Authenticator
+from ..security.backoff import Backoff
+from ..security.tls import TlsFiles
+from ..security.users import UserTable
+from ..setting_rules import format_address, is_loopback, parse_address
+from ..store import MessageStore, RecoveryReport
+
+log = logging.getLogger(__name__)
+
+WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
+"""Topics whose new messages wake the delivery of scheduled records."""
+
+Progress = Callable[[str, int, int], None]
+"""Callback for progress of the start: stage, amount done, total amount."""
+
+
+class Lifecycle:
+    """One broker from start to stop, on a running loop.
+
+    ``fatal`` is called on the loop if the broker cannot continue, with the name of the part that failed and the
+    exception; it ends the process.
+    """
+
+    def __init__(self, settings: Settings, fatal: Callable[[str, BaseException], None]) -> None:
+        self._settings = settings
+        self._fatal = fatal
+        self._loop = asyncio.get_running_loop()
+        self._store: MessageStore | None = None
+        self._services: list[Service] = []
+        self._broker: Broker | None = None
+        self._copying: Pump | None = None
+        self._server: Server | None = None
+        self._authenticator: Authenticator | None = None
+        self._tls: TlsFiles | None = None
+        self._readers = ThreadPoolExecutor(settings.server.reader_threads, thread_name_prefix="reader")
+        metrics = settings.metrics
+        hosts = Hosts("" if metrics.listen == METRICS_OFF else metrics.listen, metrics.hosts)
+        self._audit = AuditLog(settings.log.audit)
+        self._endpoint = MetricsEndpoint(self._loop, self._readers, hosts)
+        self.address = ("", 0)
+        """Host and port that the broker is bound to."""
+
+    @property
+    def metrics_address(self) -> str:
+        """HOST:PORT of the metrics endpoint; empty if there is none."""
+        address = self._endpoint.address
+        return format_address(*address) if address is not None else ""
+
+    async def start(self, progress: Progress) -> RecoveryReport:
+        """Start the broker; the port is open when this returns.
+
+        ``progress`` is called from another thread from time to time; an exception that it raises ends the start.
+        Raises ``FlintError`` if the port cannot be bound or the store cannot be opened.
+        """
+        settings = self._settings
+        path = Path(settings.store.path).expanduser()  # noqa: ASYNC240 - nothing else runs on the loop yet
+        self._load_security(path)
+        # Bound before recovery, so that a port in use is reported at once; clients can connect only after ``start``.
+        sockets = bind(settings.server.listen)
+        try:
+            host, port = sockets[0].getsockname()[:2]
+            self.address = (host, port)
+            await self._endpoint.open(listen_for_metrics(settings.metrics.listen, port))
+            store = MessageStore(
+                path,
+                settings.store_settings(),
+                store_host=encode_host(*advertised(settings.server.advertise, host, port)),
+                steady_clock=True,
+            )
+
+            def recovering(stage: str, done: int, total: int) -> None:
+                self._endpoint.starting(stage, done, total)
+                progress(stage, done, total)
+
+            report = await self._loop.run_in_executor(None, store.open, recovering)
+            self._store = store
+            await self._loop.run_in_executor(None, store.topic_retention.step, store.clock.seen_ms())
+            store.on_failure = lambda failure: self._fatal("writing the log", failure)
+            limits = settings.limits
+            runs = await self._loop.run_in_executor(
+                None, store.producer_runs.tail, limits.sequence_recovery_bytes, limits.sequence_runs_max
+            )
+            transactions = await self._loop.run_in_executor(None, History(store).at_start)
+            prepared = await self._loop.run_in_executor(None, table_at_start, store)
+            self._start_services(store, report)
+            assert self._broker is not None
+            self._broker.transactions.start(transactions)
+            self._broker.prepared.start(prepared)
+            self._broker.sequences.restore(runs, time.monotonic())
+            self._server = Server(self._broker, sockets)
+            self._server.start()
+            self._endpoint.started(self._broker, self._services)
+        except BaseException:
+            self._endpoint.close()
+            for sock in sockets:
+                sock.close()
+            raise
+        return report
+
+    def _load_security(self, store_path: Path) -> None:
+        """Load users and certificates. Raises ``ConfigurationError`` if they cannot be used."""
+        security = self._settings.security
+        if security.tls_certificate:
+            self._tls = TlsFiles(security.tls_certificate, security.tls_key, security.tls_client_ca, security.tls_min)
+        if security.auth == "off":
+            return
+        users = UserTable(store_path)
+        users.load()
+        self._authenticator = Authenticator(users, Backoff(self._loop.time, self._loop.call_at))
+        if not len(users):
+            log.warning(
+                "there are no users yet, and the broker requires authentication; create one with "
+                "`flintmq user add NAME --store %s`",
+                store_path,
+            )
+        if self._tls is None and not is_loopback(parse_address(self._settings.server.listen)[0]):
+            log.warning(
+                "server.listen = %s without TLS: passwords are safe, but anyone on the network path can read and "
+                "change messages; set security.tls_certificate and security.tls_key", self._settings.server.listen,
+            )  # fmt: skip
+
+    def reload(self) -> None:
+        """Read users and certificates again, on SIGHUP."""
+        if self._server is not None:
+            self._server.look_at_files(force=True)
+
+    def _start_services(self, store: MessageStore, report: RecoveryReport) -> None:
+        loop, fatal = self._loop, self._fatal
+        holds = PullRequestHoldService(
+            loop.time, loop.call_at, Turns(loop.time, loop.call_soon), store.queue_reads.tags_codes
+        )
+
+        def dispatched(touched: list[tuple[str, int, int]]) -> None:
+            holds.wake_queues(touched)
+            if self._broker is not None:
+                for topic, _, _ in touched:
+                    if topic in WAITING_TOPICS:
+                        self._broker.delays.dispatched(topic)
+                    elif topic == PREPARED_TOPIC and self._broker.prepared.committing:
+                        self._broker.prepared.wake()
+                self._broker.dispatched()
+
+        post = loop.call_soon_threadsafe
+        allocation = AllocateMappedFileService(store, post, fatal)
+        flush = flush_service(store, post, fatal)
+        reput = ReputMessageService(store, post, dispatched, fatal)
+        checkpoint = CheckpointService(store, post, fatal)
+        retention = CleanCommitLogService(
+            store, self._settings.retention, post, fatal, clock=lambda: store.clock.seen_ms() / 1000
+        )
+        stats = StoreStatsService(store, self._settings.retention, flush, checkpoint, post, fatal)
+        # Until the delays are loaded, any record may still have to be delivered, so retention must not delete one.
+        store.expiry.oldest_timed = lambda: store.min_physical_offset
+        self._services = [allocation, flush, reput, checkpoint, retention, stats]
+        for service in self._services:
+            service.start()
+        self._broker = Broker(
+            self._settings,
+            store,
+            flush,
+            reput,
+            allocation,
+            holds,
+            stats,
+            loop=loop,
+            readers=self._readers,
+            recovery_seconds=report.seconds,
+            metrics_address=self.metrics_address,
+            audit=self._audit,
+            fatal=fatal,
+            authenticator=self._authenticator,
+            tls=self._tls,
+        )
+        flush.on_flushed = self._broker.flushed
+        self._broker.stall.start()
+        self._broker.when_settings_change += [
+            lambda settings: retention.change(settings.retention),
+            lambda settings: setattr(stats, "retention", settings.retention),
+            lambda settings: logging.getLogger().setLevel(settings.log.level.upper()),
+        ]
+        self._broker.delays.start()
+        delays = self._broker.delays
+        checkpoint.also.append(delays.persist)
+        self._copying = commit_copier.run(self._broker.prepared, loop, fatal)
+        checkpoint.also.append(self._broker.prepared.persist)
+        store.expiry.oldest_timed = delays.oldest_timed
+        retention.roll = lambda end_offset: post(delays.roll_below, end_offset)
+
+    async def stop(self) -> None:
+        """Stop whatever was started, in order: connections, services, store. A closed store has no abort file."""
+        self._endpoint.stopping()
+        if self._server is not None:
+            await self._server.stop(self._settings.server.stop_timeout_ms / 1000)
+        if self._broker is not None:
+            self._broker.stall.stop()
+            await self._broker.delays.stop()
+            if self._copying is not None:
+                await self._copying.stop()
+            self._broker.transaction_checks.stop()
+            self._broker.transactions.stop()
+        await self._loop.run_in_executor(None, self._close)
+        self._endpoint.close()
+
+    def _close(self) -> None:
+        # The store is closed last, because services and tables still write to it.
+        if self._broker is not None:
+            self._broker.topic_changes.close()
+        self._readers.shutdown()
+        for service in reversed(self._services):
+            service.stop()
+        if self._broker is not None:
+            self._broker.delays.persist(last=True)
+            self._broker.transactions.close()
+            self._broker.prepared.close()
+        if self._store is not None:
+            self._store.close()
+        self._audit.close()
+
+    def hurry(self) -> None:
+        """Close all connections now instead of waiting for them."""
+        if self._server is not None:
+            self._server.cut()
+
+
+def advertised(advertise: str, host: str, port: int) -> tuple[str, int]:
+    """Return the address and port that the broker's records name: the setting, else the address it listens on.
+
+    If the broker listens on every interface, use the address of the interface with the default route.
+    """
+    if advertise:
+        host, port = parse_address(advertise, default_port=port)
+    try:
+        address = ipaddress.ip_address(unmapped(host))
+    except ValueError:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return str(found[0][4][0]), port
+    if not address.is_unspecified:
+        return str(address), port
+    return _outgoing_address(address.version), port
+
+
+def _outgoing_address(version: int) -> str:
+    # Addresses reserved for documentation (RFC 3849, RFC 5737): any address outside of the local network will do.
+    family, remote = (socket.AF_INET6, "2001:db8::1") if version == 6 else (socket.AF_INET, "192.0.2.1")
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((remote, 9))  # sends nothing: connecting a datagram socket only selects a route
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "::1" if version == 6 else "127.0.0.1"

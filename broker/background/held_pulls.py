@@ -1,0 +1,333 @@
+"""Held pulls (long polling).
+
+Everything runs on the event loop. A pull at the end of its queue is held here and woken when the queue grows beyond the
+pull's offset, when its timeout expires, or when the broker stops. The pull's owner then reads again, and holds again if
+no new message passed its filter.
+
+A pull for certain tags is not woken by messages with other tags. It learns of the skipped messages a while later,
+because skipping them is progress that the group commits.
+
+One message can wake many pulls. They are woken for one time slice, and the rest in the following iterations of the loop
+(``turns.py``), so that other connections do not wait for all of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from typing import Protocol, TypeAlias
+
+from .loop_scheduler import SLICE_S, Turns
+
+STALE_ENTRIES_MIN = 256
+"""The heap of deadlines is cleaned when it has more stale entries than this and they are more than half of it."""
+
+TIMER_RESOLUTION_S = 0.001
+"""A timer may fire this much too early, since uvloop counts whole milliseconds: deadlines this close count as due."""
+
+PASSED_OVER_S = 1.0
+"""Maximum hold of a group's pull after it skipped messages: the member has to learn of them to commit."""
+LOOK_AGAIN_S = 30.0
+"""The same for other pulls, so that none waits at an offset that retention has deleted."""
+
+Codes: TypeAlias = frozenset[int] | None
+"""Tag codes; None: any."""
+
+
+class Wake(enum.Enum):
+    """Reason for waking a held pull."""
+
+    ARRIVED = "messages arrived in its queue"
+    EXPIRED = "its timeout expired"
+    STOPPED = "the broker stops"
+
+
+class Timer(Protocol):
+    """The result of ``call_at``, such as an ``asyncio.TimerHandle``."""
+
+    def cancel(self) -> None:
+        """Cancel the call."""
+
+
+class HeldPull:
+    """One waiting pull. ``callback`` gets the reason exactly once, or never after ``cancel``."""
+
+    __slots__ = ("alike", "callback", "deadline", "offset", "service")
+
+    def __init__(
+        self,
+        service: PullRequestHoldService,
+        alike: _Alike,
+        offset: int,
+        deadline: float,
+        callback: Callable[[Wake], None],
+    ) -> None:
+        self.service: PullRequestHoldService | None = service
+        self.alike = alike
+        self.offset = offset
+        self.deadline = deadline
+        self.callback = callback
+
+    def cancel(self) -> None:
+        """Stop waiting; the callback will not be called. May be called at any time and more than once."""
+        self.callback = _ignore
+        if self.service is not None:
+            self.service.forget(self)
+
+
+def _ignore(reason: Wake) -> None:
+    """Ignore the wake of a pull that was cancelled while it was being woken."""
+
+
+class _Alike:
+    """The pulls of one queue for the same tags. ``grouped``: they are pulls of consumer groups; ``of_many``: their
+    connections hold many pulls."""
+
+    __slots__ = ("grouped", "of_many", "pulls", "queue", "tags", "timer")
+
+    def __init__(self, queue: _Queue, tags: Codes, *, grouped: bool, of_many: bool) -> None:
+        self.queue = queue
+        self.tags = tags
+        self.grouped = grouped
+        self.of_many = of_many
+        self.pulls: dict[HeldPull, None] = {}
+        self.timer: Timer | None = None
+        """Timer that wakes them after they skipped messages."""
+
+
+class _Queue:
+    """The pulls that wait for one queue."""
+
+    __slots__ = ("alike", "codes", "key", "max_offset", "seen", "waking")
+
+    def __init__(self, key: tuple[str, int], offset: int) -> None:
+        self.key = key
+        self.alike: dict[tuple[Codes, bool, bool], _Alike] = {}
+        self.max_offset = self.seen = offset
+        """``max_offset``: offset of the next message; ``seen``: offset after the last message whose tag was checked."""
+        self.codes: Codes = frozenset()
+        """Tags of the messages that pulls still have to be woken for; empty: there are none."""
+        self.waking = False
+
+
+class PullRequestHoldService:
+    """The held pulls by queue.
+
+    ``clock``: monotonic, in seconds; ``call_at``: calls a function at a time of that clock (``loop.time`` and
+    ``loop.call_at``). One timer, for the nearest deadline, serves all held pulls. ``turns``: scheduler of the work that
+    exceeds a time slice. ``codes_between``: returns the tag codes of a queue's messages (topic, queue, first, end), or
+    None if it would have to read from disk.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        call_at: Callable[[float, Callable[[], None]], Timer],
+        turns: Turns,
+        codes_between: Callable[[str, int, int, int], Codes] = lambda topic, queue, first, end: None,
+    ) -> None:
+        self.turns = turns
+        self._clock = clock
+        self._call_at = call_at
+        self._codes_between = codes_between
+        self._by_queue: dict[tuple[str, int], _Queue] = {}
+        self._deadlines: list[tuple[float, int, HeldPull]] = []
+        self._sequence = itertools.count()
+        self._held = 0
+        self._timer: Timer | None = None
+        self._timer_at = 0.0
+        self._work: deque[Iterator[None]] = deque()
+        """Iterators that wake pulls, one pull a step."""
+        self._in_turns = False
+        """True while waking is in progress or scheduled for a later iteration of the loop."""
+
+    def __len__(self) -> int:
+        return self._held
+
+    def hold(
+        self,
+        topic: str,
+        queue: int,
+        offset: int,
+        deadline: float,
+        callback: Callable[[Wake], None],
+        *,
+        tags: Codes = None,
+        grouped: bool = False,
+        of_many: bool = False,
+    ) -> HeldPull:
+        """Hold a pull that waits for ``offset`` of a queue until ``deadline`` (seconds of the clock).
+
+        ``tags``: only messages with one of these codes wake it; ``grouped``: it is a consumer group's pull;
+        ``of_many``: its connection holds many pulls, so pulls of other connections are woken first.
+        """
+        of_queue = self._by_queue.get((topic, queue))
+        if of_queue is None:
+            of_queue = self._by_queue[topic, queue] = _Queue((topic, queue), offset)
+        of_queue.seen = min(of_queue.seen, offset)  # lower only if the topic was deleted and created again
+        alike = of_queue.alike.get((tags, grouped, of_many))
+        if alike is None:
+            alike = _Alike(of_queue, tags, grouped=grouped, of_many=of_many)
+            of_queue.alike[tags, grouped, of_many] = alike
+        held = HeldPull(self, alike, offset, deadline, callback)
+        alike.pulls[held] = None
+        self._held += 1
+        heapq.heappush(self._deadlines, (deadline, next(self._sequence), held))
+        if self._timer is None or deadline < self._timer_at:
+            self._set_timer(deadline)
+        return held
+
+    def wake(self, topic: str, queue: int, max_offset: int) -> None:
+        """Wake the pulls that wait for messages of a queue, which now has messages below ``max_offset``."""
+        self.wake_queues([(topic, queue, max_offset)])
+
+    def wake_queues(self, grown: Iterable[tuple[str, int, int]]) -> None:
+        """Do what ``wake`` does for several queues: (topic, queue, max_offset)."""
+        for topic, queue, max_offset in grown:
+            of_queue = self._by_queue.get((topic, queue))
+            if of_queue is None or max_offset <= of_queue.seen:
+                continue
+            if of_queue.codes is not None:
+                of_queue.codes = self._codes_of(of_queue, max_offset)
+            of_queue.max_offset = of_queue.seen = max_offset
+            if not of_queue.waking:
+                of_queue.waking = True
+                self._work.append(self._woken(of_queue))
+        self._give_back_now()
+
+    def _codes_of(self, of_queue: _Queue, max_offset: int) -> Codes:
+        """Return the tags that pulls have to be woken for, including those of new messages below ``max_offset``."""
+        assert of_queue.codes is not None
+        if all(tags is None for tags, _, _ in of_queue.alike):
+            return None
+        found = self._codes_between(*of_queue.key, of_queue.seen, max_offset)
+        return None if found is None else of_queue.codes | found
+
+    def wake_topic(self, topic: str) -> None:
+        """Wake all pulls of a topic that was changed or deleted, so that they check again."""
+        self._begin(self._all_of([each for key, each in self._by_queue.items() if key[0] == topic], Wake.ARRIVED))
+
+    def wake_all(self) -> None:
+        """Wake all pulls after a change of permissions, so that they check again."""
+        self._begin(self._all_of(list(self._by_queue.values()), Wake.ARRIVED))
+
+    def answer_all(self) -> None:
+        """Wake all pulls at once because the broker stops."""
+        for _ in self._all_of(list(self._by_queue.values()), Wake.STOPPED):
+            pass
+        self._deadlines.clear()
+        self._set_timer(None)
+
+    def forget(self, held: HeldPull) -> None:
+        """Remove a pull without calling its callback."""
+        alike = held.alike
+        del alike.pulls[held]
+        if not alike.pulls:
+            queue = alike.queue
+            del queue.alike[alike.tags, alike.grouped, alike.of_many]
+            if alike.timer is not None:
+                alike.timer.cancel()
+            if not queue.alike:
+                del self._by_queue[queue.key]
+        held.service = None
+        self._held -= 1
+        stale = len(self._deadlines) - self._held
+        if stale > STALE_ENTRIES_MIN and stale > self._held:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].service is not None]
+            heapq.heapify(self._deadlines)
+
+    # ---- waking, one pull a step
+
+    def _begin(self, work: Iterator[None]) -> None:
+        self._work.append(work)
+        self._give_back_now()
+
+    def _give_back_now(self) -> None:
+        """Wake pulls now for one time slice, which is usually enough: most often there is a single pull."""
+        if self._work and not self._in_turns:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Wake pulls for one time slice. All queues take turns, so that one with few pulls does not wait for one with
+        many."""
+        self._in_turns = True  # set before the callbacks: what they wake must join this run, not start a nested one
+        end = self._clock() + SLICE_S
+        try:
+            while self._work:
+                work = self._work.popleft()
+                for _ in work:
+                    self._work.append(work)
+                    break
+                if self._clock() >= end:
+                    break
+        finally:
+            self._in_turns = bool(self._work)
+            if self._in_turns:
+                self.turns.add(self._give_back)
+
+    def _one(self, held: HeldPull, reason: Wake) -> None:
+        self.forget(held)
+        held.callback(reason)
+
+    def _woken(self, queue: _Queue) -> Iterator[None]:
+        """Wake the pulls that wait for new messages of the queue and accept one of their tags."""
+        try:
+            while queue.codes is None or queue.codes:
+                codes, queue.codes = queue.codes, frozenset()
+                for alike in sorted(queue.alike.values(), key=attrgetter("of_many")):
+                    if codes is not None and alike.tags is not None and codes.isdisjoint(alike.tags):
+                        self._passed_over(alike)
+                        yield
+                        continue
+                    for held in list(alike.pulls):
+                        # Skip pulls that were cancelled meanwhile, and those held meanwhile for later messages.
+                        if held.service is not None and held.offset < queue.max_offset:
+                            self._one(held, Wake.ARRIVED)
+                            yield
+        finally:
+            queue.waking = False
+
+    def _passed_over(self, alike: _Alike) -> None:
+        if alike.timer is None:
+            after = PASSED_OVER_S if alike.grouped else LOOK_AGAIN_S
+            alike.timer = self._call_at(self._clock() + after, lambda: self._begin(self._hear_of_it(alike)))
+
+    def _hear_of_it(self, alike: _Alike) -> Iterator[None]:
+        alike.timer = None
+        for held in list(alike.pulls):
+            if held.service is not None and held.offset < alike.queue.max_offset:
+                self._one(held, Wake.EXPIRED if alike.grouped else Wake.ARRIVED)
+                yield
+
+    def _all_of(self, queues: list[_Queue], reason: Wake) -> Iterator[None]:
+        for queue in queues:
+            for alike in list(queue.alike.values()):
+                for held in list(alike.pulls):
+                    if held.service is not None:
+                        self._one(held, reason)
+                        yield
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._begin(self._expired(self._clock() + TIMER_RESOLUTION_S))
+
+    def _expired(self, now: float) -> Iterator[None]:
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].service is None):
+            held = heapq.heappop(self._deadlines)[2]
+            if held.service is not None:
+                self._one(held, Wake.EXPIRED)
+                yield
+        if self._deadlines and (self._timer is None or self._deadlines[0][0] < self._timer_at):
+            self._set_timer(self._deadlines[0][0])
+
+    def _set_timer(self, at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer_at = at
+            self._timer = self._call_at(at, self._expire)

@@ -1,0 +1,207 @@
+"""CleanCommitLogService: deletes old CommitLog files, and refuses writes before the disk is full.
+
+The rules are RocketMQ's. Files whose newest message is older than ``file_reserved_hours`` are deleted at the hours of
+``delete_when``; if the disk is fuller than ``disk_clean_percent``, at any hour; above ``disk_force_percent`` the oldest
+files are deleted whatever their age. A percentage counts only while less than ``headroom_bytes`` are free: a large disk
+that is 90 % full still has enough space.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...protocol.errors import ServiceNotAvailable
+from ..config import RetentionSection
+from ..store import MessageStore
+from ..store.retention.expiry import HOUR_MS, OldFile
+from .service import OnFatal, Post, Service, log
+
+FILES_A_ROUND = 10
+"""Maximum number of files deleted in a round, as in RocketMQ."""
+RETRY_AFTER_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Usage of a file system: bytes in use, and bytes that an ordinary user may still write."""
+
+    used_bytes: int
+    free_bytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> Disk:
+        """Return the usage of the file system that contains ``path``."""
+        status = os.statvfs(path)
+        return cls((status.f_blocks - status.f_bfree) * status.f_frsize, status.f_bavail * status.f_frsize)
+
+    @property
+    def used_percent(self) -> float:
+        """Percentage in use of the space that is not reserved for root."""
+        return 100 * self.used_bytes / max(self.used_bytes + self.free_bytes, 1)
+
+    def tight(self, percent: int, headroom_bytes: int) -> bool:
+        """Return whether at least ``percent`` are in use and less than ``headroom_bytes`` are free."""
+        return self.used_percent >= percent and self.free_bytes < headroom_bytes
+
+    def needed_bytes(self, percent: int, headroom_bytes: int) -> int:
+        """Return the number of bytes to free until the disk is no longer ``tight``."""
+        allowed = (self.used_bytes + self.free_bytes) * percent // 100
+        return max(min(self.used_bytes - allowed + 1, headroom_bytes - self.free_bytes), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Decision on one file: whether it is to be deleted, and the reason. ``rolls``: it can be deleted after the
+    messages that wait in it have been appended again."""
+
+    file: OldFile
+    goes: bool
+    reason: str
+    rolls: bool = False
+
+
+class Policy:
+    """The rules of the settings, applied to a disk and its files. ``now``: seconds since 1970."""
+
+    def __init__(self, settings: RetentionSection) -> None:
+        self.settings = settings
+        self._hours = {int(hour) for hour in settings.delete_when.split(";")}
+
+    def due(self, now: float, disk: Disk) -> bool:
+        """Return whether files that are old enough may be deleted now."""
+        at_its_hour = time.localtime(now).tm_hour in self._hours
+        return at_its_hour or self._tight(disk, self.settings.disk_clean_percent) or self.forced(disk)
+
+    def forced(self, disk: Disk) -> bool:
+        """Return whether the oldest file must be deleted whatever its age."""
+        return self._tight(disk, self.settings.disk_force_percent)
+
+    def refuses(self, disk: Disk) -> bool:
+        """Return whether the broker must refuse messages."""
+        return self._tight(disk, self.settings.disk_refuse_percent)
+
+    def _tight(self, disk: Disk, percent: int) -> bool:
+        return disk.tight(percent, self.settings.headroom_bytes)
+
+    def verdict(self, file: OldFile, now: float, disk: Disk, *, first: bool) -> Verdict:
+        """Decide on the oldest remaining file. ``first``: no file was deleted in this round yet."""
+        if file.rolls:
+            goes = self.verdict(replace(file, kept_for="", rolls=False), now, disk, first=first)
+            return Verdict(file, False, f"kept: it contains {file.kept_for}; {goes.reason}", rolls=goes.goes)
+        if file.kept_for:
+            return Verdict(file, False, f"kept: it contains {file.kept_for}")
+        assert file.newest_ms is not None
+        age_hours = (now * 1000 - file.newest_ms) / HOUR_MS
+        reserved = self.settings.file_reserved_hours
+        if age_hours > reserved:
+            due = self.due(now, disk)
+            reason = f"its newest message is {age_hours:,.1f} h old, retention.file_reserved_hours is {reserved}"
+            return Verdict(file, due, reason if due else f"{reason}; deletion at hour {self.settings.delete_when}")
+        if first and self.forced(disk):  # one file at a time, since that may free enough
+            return Verdict(file, True, f"the disk is {disk.used_percent:.0f} % full and the file is the oldest")
+        return Verdict(file, False, f"its newest message is {age_hours:,.1f} of {reserved} h old")
+
+
+class CleanCommitLogService(Service):
+    """Retention of one store. ``clock``: seconds since 1970; ``disk``: reads the usage of a folder's file system."""
+
+    name = "retention"
+
+    def __init__(
+        self,
+        store: MessageStore,
+        settings: RetentionSection,
+        post: Post,
+        on_fatal: OnFatal,
+        *,
+        clock: Callable[[], float] = time.time,
+        disk: Callable[[Path], Disk] = Disk.of,
+    ) -> None:
+        super().__init__(post, on_fatal)
+        self.interval_seconds = settings.check_interval_ms / 1000
+        self._store = store
+        self._policy = Policy(settings)
+        self._clock = clock
+        self._look = disk
+        self._kept = ""
+        """Last logged file and reason of an expired file that is kept."""
+        self.roll: Callable[[int], object] = lambda end_offset: None
+        """Has the messages that wait below ``end_offset`` appended again, so that a later round can delete the file."""
+
+    def change(self, settings: RetentionSection) -> None:
+        """Use these settings from now on. Any thread."""
+        self._policy = Policy(settings)
+        self.interval_seconds = settings.check_interval_ms / 1000
+        self.wake()
+
+    def do_once(self) -> bool:
+        """Apply the topics' retention, check the disk, and delete expired files. Return whether there may be more."""
+        store, now = self._store, self._clock()
+        if store.failed is not None:
+            return False
+        store.topic_retention.step(int(now * 1000))
+        disk = self._look(store.path)
+        more = False
+        if self._policy.due(now, disk):
+            more = self._clean(now, disk)
+            disk = self._look(store.path)
+        self._refuse(disk)
+        return more
+
+    def _clean(self, now: float, disk: Disk) -> bool:
+        count = 0
+        reason = ""
+        reserved_hours = self._policy.settings.file_reserved_hours
+        for file in self._store.expiry.old_files(int(now * 1000), reserved_hours):
+            verdict = self._policy.verdict(file, now, disk, first=count == 0)
+            if verdict.rolls:
+                self.roll(file.end_offset)
+                break
+            if not verdict.goes:
+                self._say_kept(file)
+                break
+            count += 1
+            reason = reason or verdict.reason
+            if count == FILES_A_ROUND:
+                break
+        if not count:
+            return False
+        gone_bytes = self._store.expire(count)
+        if gone_bytes:
+            log.info(
+                "retention removed %d CommitLog files, %d bytes; the log begins at %d: %s",
+                count, gone_bytes, self._store.min_physical_offset, reason,
+            )  # fmt: skip
+        return gone_bytes > 0
+
+    def _say_kept(self, file: OldFile) -> None:
+        """Log why an expired file is kept, once for each file and reason."""
+        kept = f"{file.path} {file.kept_for}"
+        if file.kept_for and kept != self._kept:
+            self._kept = kept
+            log.warning("retention keeps %s: it contains %s", file.path, file.kept_for)
+
+    def _refuse(self, disk: Disk) -> None:
+        store, settings = self._store, self._policy.settings
+        if not self._policy.refuses(disk):
+            if store.refusal is not None:
+                log.warning("the disk of %s has space again: accepting messages", store.path)
+            store.refusal = None
+            return
+        needed = disk.needed_bytes(settings.disk_refuse_percent, settings.headroom_bytes)
+        message = (
+            f"the disk of {store.path} is {disk.used_percent:.0f} % full: {disk.free_bytes:,} bytes are free, "
+            f"{needed:,} more are needed (retention.disk_refuse_percent is {settings.disk_refuse_percent}, "
+            f"retention.headroom_bytes {settings.headroom_bytes:,}); nothing was written. Free space or shorten "
+            "retention.file_reserved_hours; writes then resume automatically"
+        )
+        if store.refusal is None:
+            log.warning("%s", message)
+        free_bytes = disk.free_bytes
+        store.refusal = lambda: ServiceNotAvailable(
+            message, retry_after_ms=RETRY_AFTER_MS, free_bytes=free_bytes, needed_bytes=needed
+        )

@@ -1,0 +1,420 @@
+"""All consumer groups of a broker: their members, their assignments and their progress."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from ....protocol.commands import NOTIFY_CONSUMER_IDS_CHANGED, HeartBeatRequest, IdsChangedRequest
+from ....protocol.errors import GroupRunning, LimitReached, NoPermission
+from ....protocol.fields import I64_MAX
+from ....protocol.storage.delivery import MEMBER_SEPARATOR, RETRY_TOPIC_PREFIX, dead_letter_topic, retry_topic
+from ...store import MessageStore
+from ..client_handle import Remote
+from .assignment import Queue
+from .group import CLUSTERING, ConsumerGroup, Member, Subscription
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 0.25
+SETTLING_SECONDS = 2.0
+"""Time after a start of the broker in which queues of groups that existed before are granted only to members that still
+hold them: other members may not have reconnected yet."""
+LOST_SECONDS = 3.0
+"""Maximum time for a member to come back after its connection was lost."""
+MEMBERS_AT_ONCE_MAX = 64
+"""Largest group that is rebalanced immediately whenever a member joins or leaves."""
+REBALANCE_SECONDS = 0.05
+"""Delay of a rebalance in a larger group; it covers all members that join or leave in the meantime."""
+HEARTBEATS_A_SESSION = 3
+LEGACY_MEMBER_SEPARATOR = "|"
+"""The separator of earlier releases. A group's name may contain it; if such a group exists, the progress belongs to
+it."""
+INTERVAL_MS_MAX = 3_000
+
+
+class GroupCoordinator:
+    """The consumer groups by name. ``clock``: monotonic, in seconds; ``call_later``: calls back after some seconds."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], object],
+        *,
+        groups_max: int = sys.maxsize,
+        offsets_max: int = sys.maxsize,
+    ) -> None:
+        self.groups_max = groups_max
+        self.offsets_max = offsets_max
+        """Maximum number of committed offsets, one for each queue, of all groups and their members together."""
+        self._store = store
+        self._clock = clock
+        self._call_later = call_later
+        self.groups: dict[str, ConsumerGroup] = {}
+        self.pulled: dict[tuple[str, str, int], int] = {}
+        """By group, topic and queue: offset after the last message that a member got. Only for clustering groups."""
+        self.rebalances = 0
+        """Number of rebalances that changed an assignment."""
+        self.offsets_moved = 0
+        """Number of times that a group was moved forward because retention had deleted its next messages."""
+        self._settling_until = clock() + SETTLING_SECONDS
+        self._known_before = {*store.groups.names(), *(group for group, _, _ in store.consumer_offsets.rows())}
+        self._awaited: dict[str, set[str]] = {}
+        """By group: topics that did not exist when a member subscribed; they are read from their first message."""
+        self._topics_version = -1
+        self._sweep_due = False
+        self._to_rebalance: set[ConsumerGroup] = set()
+        """Large groups with a scheduled rebalance."""
+        # Larger than in any earlier run of the broker, so that epochs that members remember from it are outdated.
+        self._first_epoch = self.run = time.time_ns() // 1_000_000
+
+    # ---- members
+
+    def heart_beat(
+        self,
+        remote: Remote,
+        request: HeartBeatRequest,
+        subscriptions: Mapping[str, Subscription],
+        held: Collection[Queue],
+    ) -> tuple[ConsumerGroup, Member]:
+        """Let a member join (epoch 0) or stay. Raises a ``BrokerError`` for the client."""
+        if not self._store.groups.may_consume(request.group):
+            raise NoPermission(
+                f"group {request.group} is disabled; to enable it, set its consumeEnable in "
+                "config/subscriptionGroup.json"
+            )
+        now = self._clock()
+        group = self.groups.get(request.group)
+        if request.epoch:
+            group = group or self._group(request.group)
+            member = group.find(request.member, request.epoch)
+            if member.remote is not remote:
+                self._connect(group, member, remote)
+            if group.heard(member, held, now):
+                self._grant(group, asking=member)
+        else:
+            group, member = self._join(remote, request, subscriptions, held, now)
+        member.told_epoch = group.epoch
+        self._sweep_soon()
+        return group, member
+
+    def _join(
+        self,
+        remote: Remote,
+        request: HeartBeatRequest,
+        subscriptions: Mapping[str, Subscription],
+        held: Collection[Queue],
+        now: float,
+    ) -> tuple[ConsumerGroup, Member]:
+        group = self.groups.get(request.group) or ConsumerGroup(request.group, request.mode, self._first_epoch)
+        group.check_join(request.member, remote, request.mode, subscriptions)
+        self.check_may_be(request.group)
+        if not group.members:
+            group.mode = request.mode
+        wanted = dict(subscriptions)
+        if group.clustering:
+            own = retry_topic(request.group)
+            wanted[own] = Subscription(own)
+        session_seconds = request.session_timeout_ms / 1000
+        member = Member(
+            request.member, remote, 0, session_seconds, wanted, request.orderly, now, now + session_seconds, now
+        )
+        before = group.members.get(request.member)
+        if before is not None:
+            before.forget()
+        self._connect(group, member, remote)
+        self.groups[request.group] = group
+        self._store.groups.ensure(request.group)
+        awaited = self._awaited.setdefault(request.group, set())
+        awaited.update(topic for topic in wanted if self._store.topics.get(topic) is None)
+        group.join(member, held)
+        awaited &= group.topics()  # a member that joins again may have dropped topics
+        log.info("group %s: %s joined from %s:%d", group.name, member.name, *remote.address)
+        self._rebalance_soon(group, asking=member)
+        return group, member
+
+    def _group(self, name: str) -> ConsumerGroup:
+        """Return the group, or an empty one, so that a look-up raises ``MemberUnknown``."""
+        return self.groups.get(name) or ConsumerGroup(name, CLUSTERING, self._first_epoch)
+
+    def _connect(self, group: ConsumerGroup, member: Member, remote: Remote) -> None:
+        forget = remote.when_lost(lambda: self._lost(group, member, remote))
+        member.forget()
+        member.remote, member.forget = remote, forget
+
+    def _lost(self, group: ConsumerGroup, member: Member, remote: Remote) -> None:
+        if group.members.get(member.name) is member and member.remote is remote:
+            member.deadline = min(member.deadline, self._clock() + min(LOST_SECONDS, member.session_seconds))
+            self._sweep_soon()
+
+    def leave(self, name: str, member_name: str, epoch: int) -> None:
+        """Remove a member; others get its queues at once. Raises ``MemberUnknown`` or ``EpochFenced``."""
+        group = self._group(name)
+        member = group.find(member_name, epoch or I64_MAX)
+        log.info("group %s: %s left", name, member.name)
+        self._gone(group, member.name)
+        self._rebalance_soon(group)
+
+    def _gone(self, group: ConsumerGroup, member_name: str) -> None:
+        group.members[member_name].forget()
+        group.leave(member_name)
+        if not group.members:
+            self._first_epoch = max(self._first_epoch, group.epoch)
+            del self.groups[group.name]
+            self._awaited.pop(group.name, None)
+
+    # ---- assignment
+
+    def queues_of(self, group: ConsumerGroup) -> list[Queue]:
+        """Return every queue that members of the group may read."""
+        queues = []
+        for topic in group.topics():
+            config = self._store.topics.get(topic)
+            if config is not None and config.readable:
+                queues += [(topic, queue_id) for queue_id in range(config.read_queues)]
+        return queues
+
+    def missing_topics(self, member: Member) -> list[str]:
+        """Return the topics that a member subscribes to but that do not exist or are not readable."""
+        topics = self._store.topics
+        return [
+            name
+            for name in member.subscriptions
+            if ((config := topics.get(name)) is None or not config.readable) and not name.startswith(RETRY_TOPIC_PREFIX)
+        ]
+
+    def _rebalance_soon(self, group: ConsumerGroup, asking: Member | None = None) -> None:
+        """Rebalance the group: a small one at once, a large one a little later, for all changes until then.
+
+        ``asking``: the member whose request is being served; its response tells it, so it gets no notification.
+        """
+        if len(group.members) <= MEMBERS_AT_ONCE_MAX:
+            self._rebalance(group, asking)
+        elif group not in self._to_rebalance:
+            self._to_rebalance.add(group)
+            self._call_later(REBALANCE_SECONDS, lambda: self._rebalance_now(group))
+
+    def _rebalance_now(self, group: ConsumerGroup) -> None:
+        self._to_rebalance.discard(group)
+        self._rebalance(group)
+
+    def _rebalance(self, group: ConsumerGroup, asking: Member | None = None) -> None:
+        if group.members:
+            self.rebalances += group.rebalance(self.queues_of(group))
+            self._grant(group, asking)
+
+    def _grant(self, group: ConsumerGroup, asking: Member | None = None) -> None:
+        """Grant the free queues, and notify the members whose assignment changed."""
+        # After a crash the tables may not contain every group that existed, so no group counts as new.
+        new = group.name not in self._known_before and self._store.ended_clean
+        group.grant(new or self._clock() >= self._settling_until)
+        for member in group.to_tell():
+            if member is not asking:
+                member.remote.tell(NOTIFY_CONSUMER_IDS_CHANGED, IdsChangedRequest(group.name, group.epoch))
+
+    def _sweep_soon(self) -> None:
+        if not self._sweep_due:
+            self._sweep_due = True
+            self._call_later(SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweep_due = False
+        now = self._clock()
+        changed = self._store.topics.version != self._topics_version or now < self._settling_until + 2 * SWEEP_SECONDS
+        self._topics_version = self._store.topics.version
+        for group in list(self.groups.values()):
+            expired = group.expired(now)
+            for name in expired:
+                log.warning("group %s: removed %s: it sent no heartbeat in time", group.name, name)
+                self._gone(group, name)
+            if expired or changed:
+                self._rebalance(group)
+        if self.groups:
+            self._sweep_soon()
+
+    # ---- existing groups
+
+    def names(self, committed: Iterable[tuple[str, str, object]]) -> set[str]:
+        """Return the names of all groups. ``committed``: all rows of the offset table. Any thread."""
+        found = {*self._store.groups.names(), *list(self.groups)}
+        for name, topic, _ in committed:
+            group = self._owner(name)
+            if topic != dead_letter_topic(group):
+                found.add(group)
+        return found
+
+    def known(self) -> dict[str, set[str]]:
+        """Return, for every group that has not been deleted, the topics that it has committed or its members want.
+
+        A committed offset in a group's dead letters alone does not make a group.
+        """
+        found: dict[str, set[str]] = {name: set() for name in self._store.groups.names()}
+        for name, topic, _ in self._store.consumer_offsets.rows():
+            group = self._owner(name)
+            if topic != dead_letter_topic(group):
+                found.setdefault(group, set()).add(topic)
+        for name, running in list(self.groups.items()):
+            found.setdefault(name, set()).update(running.topics())
+        return found
+
+    def _owner(self, progress_name: str) -> str:
+        """Return the group whose progress has this name: ``group``, or ``group:member`` for a broadcasting group.
+
+        An earlier release wrote ``group|member``; that counts as the group's unless a group has this whole name.
+        """
+        group, separator, _ = progress_name.partition(MEMBER_SEPARATOR)
+        if separator or self._store.groups.has(progress_name):
+            return group
+        at = progress_name.find(LEGACY_MEMBER_SEPARATOR)
+        while at >= 0:
+            if self._store.groups.has(progress_name[:at]):
+                return progress_name[:at]
+            at = progress_name.find(LEGACY_MEMBER_SEPARATOR, at + 1)
+        return progress_name
+
+    # ---- limits
+
+    def check_may_be(self, group_name: str) -> None:
+        """Raise ``LimitReached`` if the group is new and the broker has the maximum number of groups."""
+        groups = self._store.groups
+        if not groups.has(group_name) and len(groups) >= self.groups_max:
+            raise LimitReached(
+                f"group {group_name} cannot be created: the broker has {len(groups)} groups and limits.groups_max is "
+                f"{self.groups_max}; delete unused groups (flintmq group delete), or raise the limit",
+                groups_max=self.groups_max,
+            )
+
+    def check_may_commit(self, progress_name: str, topic: str, queues: Iterable[int]) -> None:
+        """Raise ``LimitReached`` if committing these queues would exceed the maximum number of offsets."""
+        offsets = self._store.consumer_offsets
+        new = sum(offsets.committed_of(progress_name, topic, queue) is None for queue in queues)
+        if new and len(offsets) + new > self.offsets_max:
+            raise LimitReached(
+                f"{progress_name} cannot commit {new} more queues of topic {topic}: the broker stores {len(offsets)} "
+                f"offsets and limits.committed_offsets_max is {self.offsets_max}; delete unused groups "
+                "(flintmq group delete), or raise the limit",
+                committed_offsets_max=self.offsets_max,
+            )
+
+    def check_may_send_back(self, group_name: str) -> None:
+        """Raise ``LimitReached`` if the group has no retry topic yet and the broker has the maximum number of them.
+
+        The limit counts retry topics too: a client that sends back need not be a member, so the group may not exist.
+        """
+        topics = self._store.topics
+        if topics.get(retry_topic(group_name)) is not None:
+            return
+        self.check_may_be(group_name)
+        if (count := sum(config.name.startswith(RETRY_TOPIC_PREFIX) for config in topics)) >= self.groups_max:
+            raise LimitReached(
+                f"the retry topic of group {group_name} cannot be created: the broker has {count} retry topics and "
+                f"limits.groups_max is {self.groups_max}; delete unused ones (flintmq topic delete), or raise the "
+                "limit",
+                groups_max=self.groups_max,
+            )
+
+    def enter(self, group_name: str) -> None:
+        """Create the group unless it exists. Raises ``LimitReached``."""
+        self.check_may_be(group_name)
+        self._store.groups.ensure(group_name)
+
+    # ---- progress
+
+    def progress_name(self, group_name: str, member: str) -> str:
+        """Return the name for the group's offsets: in a broadcasting group each member has its own."""
+        group = self.groups.get(group_name)
+        return group_name if group is None or group.clustering else f"{group_name}{MEMBER_SEPARATOR}{member}"
+
+    def committed_of(self, group_name: str, member: str, topic: str, queue_id: int) -> int | None:
+        """Return the committed offset of a queue: the group's, or the member's in a broadcasting group.
+
+        If the member has committed nothing, the offset that it committed with an earlier release counts.
+        """
+        offsets = self._store.consumer_offsets
+        name = self.progress_name(group_name, member)
+        committed = offsets.committed_of(name, topic, queue_id)
+        if committed is None and name != group_name:
+            before = f"{group_name}{LEGACY_MEMBER_SEPARATOR}{member}"
+            if not self._store.groups.has(before):
+                committed = offsets.committed_of(before, topic, queue_id)
+        return committed
+
+    def begins_at_first(self, group: str, topic: str) -> bool:
+        """Return whether queues without a committed offset are read from their first message despite the start rule.
+
+        They are if the topic or the queue was created after the group had begun to read the topic.
+        """
+        return (
+            topic.startswith(RETRY_TOPIC_PREFIX)
+            or topic in self._awaited.get(group, ())
+            or bool(self._store.consumer_offsets.committed(group, topic))
+        )
+
+    def progress(self) -> Iterator[tuple[str, str, dict[int, int], bool]]:
+        """Yield (name of the progress, topic, committed offset by queue, from first) for each topic that a group reads.
+
+        ``from first``: other queues are read from their first message; if false, the start rule of the first member
+        that gets one decides. Any thread.
+        """
+        wanted: dict[tuple[str, str], dict[int, int]] = {}
+        for group in list(self.groups.values()):
+            if group.clustering:
+                wanted |= {(group.name, topic): {} for topic in group.topics()}
+                continue
+            for member in list(group.members.values()):
+                name = self.progress_name(group.name, member.name)
+                wanted |= {(name, topic): {} for topic in member.subscriptions}
+                for (topic, queue_id), begin in list(member.begins.items()):
+                    wanted[name, topic][queue_id] = begin
+        for name in self._store.groups.names():
+            if self._store.topics.get(own := retry_topic(name)) is not None:
+                wanted.setdefault((name, own), {})
+        for name, topic, offsets in self._store.consumer_offsets.rows():
+            offsets = {**wanted.pop((name, topic), {}), **offsets}
+            yield name, topic, offsets, self.begins_at_first(self._owner(name), topic)
+        for (name, topic), begins in wanted.items():
+            yield name, topic, begins, self.begins_at_first(self._owner(name), topic)
+
+    def check_holder(self, group_name: str, member: str, epoch: int, topic: str, queue_id: int) -> None:
+        """Raise unless the member holds the queue in that epoch."""
+        self._group(group_name).check_holder(member, epoch, topic, queue_id)
+
+    def note_pulled(self, group_name: str, topic: str, queue_id: int, next_offset: int) -> None:
+        """Note that the member that holds a queue got the messages below ``next_offset``."""
+        group = self.groups.get(group_name)
+        if group is not None and group.clustering:
+            self.pulled[group_name, topic, queue_id] = next_offset
+
+    def check_idle(self, group_name: str, what: str, topic: str = "") -> None:
+        """Raise ``GroupRunning`` if live members share the group's progress, in ``topic`` if given."""
+        group = self.groups.get(group_name)
+        if group is not None and group.clustering and group.members and (not topic or topic in group.topics()):
+            names = ", ".join(sorted(group.members)[:5])
+            raise GroupRunning(
+                f"group {group_name} has {len(group.members)} live members ({names}): {what}",
+                members=len(group.members),
+            )
+
+    def reset(self, group_name: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Move a group's progress back or forward; members that hold the queues start again there."""
+        group = self.groups.get(group_name)
+        for queue_id, next_offset in offsets.items():
+            self._store.consumer_offsets.commit(group_name, topic, queue_id, next_offset)
+            self.pulled.pop((group_name, topic, queue_id), None)
+            if group is not None:
+                group.regrant((topic, queue_id))
+        if group is not None:
+            self._rebalance(group)
+
+    def forget(self, group_name: str) -> None:
+        """Delete a group's progress, except in its dead letters, which stay."""
+        own = dead_letter_topic(group_name)
+        for name in {name for name, _, _ in self._store.consumer_offsets.rows()}:
+            if name.partition(MEMBER_SEPARATOR)[0] == group_name:
+                self._store.consumer_offsets.forget(name, keep_topic=own)
+        self._store.groups.remove(group_name)
+        for key in [key for key in self.pulled if key[0] == group_name]:
+            del self.pulled[key]

@@ -1,0 +1,318 @@
+"""One consumer group: its members, the queues that each of them holds, and the queues that are meant for each.
+
+A queue passes from one member to another in two steps, so that only one of them has a message at a time. The queue is
+*meant* for the new member at once. The old member *holds* it until it says in a heartbeat that it has finished and
+committed the queue's messages, or leaves, or expires. Only then the new member is *granted* the queue.
+
+Every change of the assignment raises the group's epoch. A grant carries the epoch in which it was made, and the broker
+refuses what a member does in an older one: a member that was away cannot overwrite its successor's offsets.
+
+The cost of a heartbeat does not depend on the number of members and queues: the group tracks the free queues and the
+members with unseen changes. Only ``rebalance`` goes through all of them.
+
+This module uses no loop, no store and no clock: the coordinator passes in what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from ....protocol.errors import EpochFenced, MemberNameTaken, MemberUnknown, SubscriptionIllegal
+from ..client_handle import Remote
+from .assignment import Queue, assign
+
+CLUSTERING = "clustering"
+BROADCASTING = "broadcasting"
+EMPTY, REBALANCING, STABLE = "empty", "rebalancing", "stable"
+STATES = (EMPTY, REBALANCING, STABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A group's subscription to a topic: all messages, or those that a filter selects."""
+
+    topic: str
+    tags: str = ""
+    filter: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One member. ``granted``: the queues that it holds, each with the epoch of its grant. Times are in seconds."""
+
+    name: str
+    remote: Remote
+    joined_epoch: int
+    session_seconds: float
+    subscriptions: dict[str, Subscription]
+    orderly: bool
+    joined_at: float
+    deadline: float
+    heard_at: float
+    granted: dict[Queue, int] = field(default_factory=dict)
+    begins: dict[Queue, int] = field(default_factory=dict)
+    """In a broadcasting group: start offsets that it was given for queues of which it had committed nothing."""
+    told_epoch: int = 0
+    """Epoch of the last response to it, or of the last notification of a newer epoch."""
+    forget: Callable[[], None] = field(default=lambda: None)
+    """Cancels the callback for the loss of its connection."""
+    topics: frozenset[str] = field(init=False)
+    """Topics that it subscribes to, for ``assign``."""
+
+    def __post_init__(self) -> None:
+        self.topics = frozenset(self.subscriptions)
+
+
+class ConsumerGroup:
+    """One consumer group. ``epoch``: its first epoch, larger than any of an earlier group of this name."""
+
+    def __init__(self, name: str, mode: str, epoch: int) -> None:
+        self.name = name
+        self.mode = mode
+        self.epoch = epoch
+        self.members: dict[str, Member] = {}
+        self.meant: dict[Queue, str] = {}
+        self.held: dict[Queue, str] = {}
+        self._queues: frozenset[Queue] = frozenset()
+        self._wanted: dict[str, tuple[Subscription, int]] = {}
+        """By topic: the subscription that all its members share, and their number."""
+        self._free: dict[Queue, None] = {}
+        """Queues that are meant for a member and that no member holds."""
+        self._changed: dict[str, None] = {}
+        """Members whose queues changed since they were last told."""
+
+    @property
+    def clustering(self) -> bool:
+        """Return whether the members share the messages; otherwise each gets all of them."""
+        return self.mode == CLUSTERING
+
+    @property
+    def settled(self) -> bool:
+        """Return whether every queue is held by the member that it is meant for."""
+        return self.meant == self.held
+
+    @property
+    def state(self) -> str:
+        """One of ``STATES``: no members; queues that still have to change hands; or neither."""
+        if not self.members:
+            return EMPTY
+        return STABLE if self.settled or not self.clustering else REBALANCING
+
+    def topics(self) -> set[str]:
+        """Return all topics that a member subscribes to."""
+        return set(self._wanted)
+
+    # ---- joining and leaving
+
+    def find(self, name: str, epoch: int) -> Member:
+        """Return the member of this name if it joined at or before ``epoch``. Raises ``MemberUnknown`` or
+        ``EpochFenced``."""
+        member = self.members.get(name)
+        if member is None:
+            raise MemberUnknown(
+                f"group {self.name} has no member {name!r}: its session expired, it left, or the broker was restarted; "
+                "join again with epoch 0"
+            )
+        if epoch < member.joined_epoch:
+            raise EpochFenced(
+                f"member {name!r} of group {self.name} joined again at epoch {member.joined_epoch}, and this request "
+                f"of epoch {epoch} comes from an earlier client of the same name; stop that client, or give it another "
+                "name",
+                epoch=member.joined_epoch,
+            )
+        return member
+
+    def check_join(self, name: str, remote: Remote, mode: str, subscriptions: Mapping[str, Subscription]) -> None:
+        """Raise if a member cannot join: its name is taken, or its mode or a subscription differs from the group's."""
+        before = self.members.get(name)
+        if before is not None and before.remote is not remote and not before.remote.lost:
+            raise MemberNameTaken(
+                f"group {self.name} has a live member {name!r}, connected from {before.remote.address[0]}:"
+                f"{before.remote.address[1]}; give each member a unique name, or none"
+            )
+        others = len(self.members) - (before is not None)
+        if others and mode != self.mode:
+            raise SubscriptionIllegal(
+                f"group {self.name} is {self.mode}, but {name!r} asks for {mode}: all members of a group must use the "
+                "same mode; use another group, or stop the other members first"
+            )
+        for topic, subscription in subscriptions.items():
+            theirs, _ = self._wanted.get(topic, (subscription, 0))
+            if theirs == subscription:
+                continue
+            for other in self.members.values():
+                if other.name != name and topic in other.subscriptions:
+                    raise SubscriptionIllegal(
+                        f"member {other.name!r} of group {self.name} subscribes to {_shown(theirs)} of topic {topic}, "
+                        f"but {name!r} to {_shown(subscription)}: all members of a group must use the same filter, or "
+                        "messages would be lost; use another group, or stop the other members first"
+                    )
+
+    def join(self, member: Member, held: Collection[Queue]) -> None:
+        """Add a member, or replace one that joins again. It keeps those queues of ``held`` that no other one holds."""
+        self._remove(member.name)
+        self.epoch += 1
+        member.joined_epoch = self.epoch
+        self.members[member.name] = member
+        self._changed[member.name] = None
+        for topic, subscription in member.subscriptions.items():
+            self._wanted[topic] = (subscription, self._wanted.get(topic, (subscription, 0))[1] + 1)
+        if self.clustering:
+            for queue in held:
+                if queue not in self.held and queue[0] in member.subscriptions:
+                    self.held[queue] = member.name
+                    self.meant[queue] = member.name
+                    self._free.pop(queue, None)
+                    member.granted[queue] = self.epoch
+
+    def leave(self, name: str) -> bool:
+        """Remove a member and release its queues. Return whether there was such a member."""
+        if not self._remove(name):
+            return False
+        self.epoch += 1
+        return True
+
+    def _remove(self, name: str) -> bool:
+        member = self.members.pop(name, None)
+        if member is None:
+            return False
+        self._changed.pop(name, None)
+        for queue in list(member.granted):
+            self._release(member, queue)
+        for topic in member.subscriptions:
+            subscription, count = self._wanted.pop(topic)
+            if count > 1:
+                self._wanted[topic] = (subscription, count - 1)
+        return True
+
+    def expired(self, now: float) -> list[str]:
+        """Return the members whose last heartbeat is too old."""
+        return [member.name for member in self.members.values() if member.deadline < now]
+
+    # ---- assignment
+
+    def heard(self, member: Member, held: Collection[Queue], now: float) -> bool:
+        """Process a heartbeat; return whether a queue was released. ``held``: queues it still has messages of."""
+        member.heard_at = now
+        member.deadline = now + member.session_seconds
+        kept = set(held)
+        released = [q for q in member.granted if q not in kept and self.meant.get(q) != member.name]
+        for queue in released:
+            self._release(member, queue)
+        if released:
+            self._changed[member.name] = None
+        return bool(released)
+
+    def _release(self, member: Member, queue: Queue) -> None:
+        member.granted.pop(queue, None)
+        if self.held.get(queue) == member.name:
+            del self.held[queue]
+            if queue in self.meant:
+                self._free[queue] = None
+
+    def rebalance(self, queues: Collection[Queue]) -> bool:
+        """Assign ``queues``, all that the members want, again. Return whether the assignment changed."""
+        if (found := frozenset(queues)) != self._queues:
+            self._queues = found
+            self._release_deleted()
+        if not self.clustering:
+            return False
+        wanted = {member.name: member.topics for member in self.members.values()}
+        # The holder takes precedence over the member a queue is meant for: the latter has read nothing of it yet, so
+        # taking the queue from it costs nothing.
+        meant = assign(self._queues, wanted, {**self.meant, **self.held})
+        if meant == self.meant:
+            return False
+        for queue, holder in self.held.items():
+            if meant.get(queue) != holder or self.meant.get(queue) != holder:
+                self._changed[holder] = None
+        self.meant = meant
+        self._free = dict.fromkeys(queue for queue in meant if queue not in self.held)
+        self.epoch += 1
+        return True
+
+    def _release_deleted(self) -> None:
+        """Release the queues that no longer exist or that no member wants."""
+        if not self.clustering:
+            self._changed.update(dict.fromkeys(self.members))
+            return
+        for queue in [queue for queue in self.held if queue not in self._queues]:
+            holder = self.members[self.held[queue]]
+            self._release(holder, queue)
+            self.meant.pop(queue, None)
+            self._free.pop(queue, None)
+            self._changed[holder.name] = None
+
+    def grant(self, may_grant: bool = True) -> None:
+        """Grant every free queue to the member that it is meant for."""
+        if not self.clustering:
+            self._grant_all()
+            return
+        # A queue that is meant for a member that has left waits for the next ``rebalance``.
+        free = [queue for queue in self._free if self.meant[queue] in self.members] if may_grant else []
+        if free:
+            self.epoch += 1
+        for queue in free:
+            name = self.meant[queue]
+            del self._free[queue]
+            self.held[queue] = name
+            self.members[name].granted[queue] = self.epoch
+            self._changed[name] = None
+
+    def _grant_all(self) -> None:
+        """Grant each member that joined, or whose queues changed, all queues that it wants."""
+        for name in self._changed:
+            member = self.members[name]
+            wanted = {queue for queue in self._queues if queue[0] in member.subscriptions}
+            if wanted != member.granted.keys():
+                self.epoch += 1
+                member.granted = {queue: member.granted.get(queue, self.epoch) for queue in wanted}
+
+    def regrant(self, queue: Queue) -> None:
+        """Make the queue's holder start again at the committed offset: its requests of the old epoch are refused."""
+        self.epoch += 1
+        if (holder := self.held.get(queue)) is not None:
+            self.members[holder].granted[queue] = self.epoch
+            self._changed[holder] = None
+
+    def assignment(self, member: Member) -> dict[Queue, int]:
+        """Return the queues that the member may consume, each with the epoch of its grant."""
+        if not self.clustering:
+            return dict(member.granted)
+        return {queue: epoch for queue, epoch in member.granted.items() if self.meant.get(queue) == member.name}
+
+    def to_give_up(self, member: Member) -> set[Queue]:
+        """Return the queues that the member holds but that are meant for others."""
+        return member.granted.keys() - self.assignment(member).keys()
+
+    def to_tell(self) -> list[Member]:
+        """Return the members to notify of a changed assignment, each once."""
+        found = []
+        for member in [self.members[name] for name in self._changed]:
+            newest = max(member.granted.values(), default=0)
+            if member.told_epoch < newest or (member.told_epoch < self.epoch and self.to_give_up(member)):
+                member.told_epoch = self.epoch
+                found.append(member)
+        self._changed.clear()
+        return found
+
+    def check_holder(self, name: str, epoch: int, topic: str, queue_id: int) -> None:
+        """Raise ``MemberUnknown`` or ``EpochFenced`` unless the member holds the queue in that epoch."""
+        member = self.find(name, epoch)
+        granted = member.granted.get((topic, queue_id))
+        if granted is None or granted > epoch:
+            holder = self.held.get((topic, queue_id))
+            other = holder not in (None, name)
+            reason = f"{holder!r} holds it" if other else "its offset was reset, or the member released it"
+            raise EpochFenced(
+                f"member {name!r} of group {self.name} does not hold queue {queue_id} of topic {topic} in epoch "
+                f"{epoch}: {reason}, and the group is at epoch {self.epoch}; send a heartbeat for the assignment",
+                epoch=self.epoch,
+            )
+
+
+def _shown(subscription: Subscription) -> str:
+    parts = [f"tags {subscription.tags!r}"] if subscription.tags else []
+    parts += [f"filter {subscription.filter!r}"] if subscription.filter else []
+    return " and ".join(parts) or "all messages"

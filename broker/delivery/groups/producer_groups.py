@@ -1,0 +1,69 @@
+"""Live producers by producer group: the clients that the broker asks how a transaction ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..client_handle import Remote
+
+
+class _Producer(NamedTuple):
+    remote: Remote
+    until: float
+    forget: Callable[[], None]
+    """Cancels the callback for the loss of its connection."""
+
+
+class ProducerGroups:
+    """Live producers by group and name. ``clock``: monotonic, in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._groups: dict[str, dict[str, _Producer]] = {}
+        self._turn = 0
+
+    def heart_beat(self, group: str, member: str, remote: Remote, session_seconds: float) -> None:
+        """Register a producer as alive; from now on the broker asks it over ``remote``."""
+        before = self._groups.get(group, {}).get(member)
+        if before is None or before.remote is not remote:
+            forget = remote.when_lost(lambda: self._lost(group, member, remote))
+            if before is not None:
+                before.forget()
+        else:
+            forget = before.forget
+        self._groups.setdefault(group, {})[member] = _Producer(remote, self._clock() + session_seconds, forget)
+
+    def leave(self, group: str, member: str) -> None:
+        """Remove a producer."""
+        members = self._groups.get(group, {})
+        gone = members.pop(member, None)
+        if gone is not None:
+            gone.forget()
+        if not members:
+            self._groups.pop(group, None)
+
+    def _lost(self, group: str, member: str, remote: Remote) -> None:
+        present = self._groups.get(group, {}).get(member)
+        if present is not None and present.remote is remote:
+            self.leave(group, member)
+
+    def one_of(self, group: str, topic: str) -> Remote | None:
+        """Return a live producer of the group that may publish to ``topic``, in rotation, or None."""
+        now = self._clock()
+        for member, producer in list(self._groups.get(group, {}).items()):
+            if producer.remote.lost or producer.until < now:
+                self.leave(group, member)
+        members = [each.remote for each in self._groups.get(group, {}).values() if each.remote.may_publish(topic)]
+        if not members:
+            return None
+        self._turn += 1
+        return members[self._turn % len(members)]
+
+    def members(self) -> list[tuple[str, str, Remote]]:
+        """Return (group, name, connection) of all producers, sorted."""
+        return [
+            (group, name, producer.remote)
+            for group, members in sorted(self._groups.items())
+            for name, producer in sorted(members.items(), key=lambda item: item[0])
+        ]

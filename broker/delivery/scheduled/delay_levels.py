@@ -1,0 +1,171 @@
+"""The 18 delay levels: RocketMQ's ScheduleMessageService.
+
+Messages of level n wait in queue n - 1 of SCHEDULE_TOPIC_XXXX, whose units store when each is due. All messages of a
+queue wait equally long, so the first waiting one is always the next; ``config/delayOffset.json`` stores its offset.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....protocol.storage.delivery import DELAY_LEVEL_MAX, SCHEDULE_TOPIC
+from ...kernels.dispatch import DELAY_LEVELS_MS
+from ...store.queue.consume_queue import ConsumeQueue
+from ...store.timers.timer_state import add_counts
+from .delivered_copies import Copies
+from .redelivery import RECORDS_A_STEP, Figures, Mover, Settling, choose, topics_of
+
+COPIES_A_STEP = 64
+"""Number of messages whose copies one step looks for in the log after a crash."""
+
+
+@dataclass(slots=True)
+class Level:
+    """One level. Messages below ``next_offset`` are delivered; those below ``counted`` are in the counts by topic."""
+
+    number: int
+    delay_ms: int
+    queue: ConsumeQueue
+    next_offset: int
+    counted: int
+    due_ms: int = 0
+    """Lower bound of the next message's due time."""
+    found: tuple[int, int] = (0, 0)
+    """(queue offset, ms): messages below this offset were already in the queue at this time. The time excludes what the
+    clock had been moved by."""
+    crashed: bool = False
+    """True if some of those may have been delivered although ``next_offset`` does not say so."""
+
+    @property
+    def pending(self) -> int:
+        """Number of waiting messages."""
+        return max(self.queue.max_offset - self.next_offset, 0)
+
+
+class DelayLevels:
+    """Delivery of the messages that wait in the levels.
+
+    A copy is on disk before ``config/delayOffset.json`` counts its message as delivered. That file may therefore be
+    behind after a crash of this broker, or of a RocketMQ, which writes it every 10 s. So delivery first looks for
+    copies in the log: a message that has one is not delivered again. A message without a unique key may be.
+    """
+
+    def __init__(self, mover: Mover) -> None:
+        self.figures = Figures()
+        self.topics: Counter[str] = Counter()
+        """Number of messages that wait for each topic."""
+        self.levels: dict[int, Level] = {}
+        self._mover = mover
+        self._store = mover.store
+        self._progress: Settling[tuple[int, int]] = Settling()
+        self._turn = 0
+        self._copies = Copies(mover.store)
+        self._started = False
+        self._moved_ms = self._store.clock.moved_ms
+
+    async def step(self, now_ms: int) -> bool:
+        """Do about a millisecond of work: deliver due messages, or count new ones. Return whether there was any."""
+        if self._moved_ms != self._store.clock.moved_ms:
+            # The clock was set: the known due times are wrong, so compute them again.
+            self._moved_ms = self._store.clock.moved_ms
+            for level in self.levels.values():
+                level.due_ms = 0
+        await self._find_levels(now_ms)
+        levels = list(self.levels.values())
+        for turn in range(len(levels)):
+            level = levels[(self._turn + turn) % len(levels)]
+            if level.crashed:
+                await self._pass_over(level)
+                return True
+            if level.next_offset < level.counted and level.due_ms <= now_ms:
+                worked = await self._deliver(level, now_ms)
+            else:
+                worked = False
+            if worked or await self._count(level):
+                self._turn += turn + 1
+                return True
+        return False
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next message is due; None if none waits."""
+        return min((level.due_ms for level in self.levels.values() if level.pending), default=None)
+
+    async def _find_levels(self, now_ms: int) -> None:
+        for queue_id, queue in list(self._store.queues.by_topic.get(SCHEDULE_TOPIC, {}).items()):
+            number = queue_id + 1
+            if number in self.levels or number > DELAY_LEVEL_MAX or queue.max_offset == queue.start_offset:
+                continue
+            first = await self._mover.first_offset(queue)
+            delivered = min(self._store.delay_offsets.delivered(number), queue.max_offset)
+            at = max(first, delivered)
+            found = queue.max_offset, now_ms - self._moved_ms
+            crashed = not self._store.ended_clean and not self._started
+            self.levels[number] = Level(
+                number, int(DELAY_LEVELS_MS[number]), queue, at, at, found=found, crashed=crashed
+            )
+        self._started = True
+
+    async def _pass_over(self, level: Level) -> None:
+        """Skip some messages that were delivered before the crash. The counts by topic do not include them yet."""
+        first = level.next_offset
+        count = min(COPIES_A_STEP, level.found[0] - first)
+        delivered = 0
+        if count > 0:
+            units = await self._mover.units(level.queue, first, count)
+            delivered = await self._mover.aside(lambda: self._copies.count(units))
+        level.crashed = 0 < count == delivered
+        if delivered:
+            level.next_offset = level.counted = first + delivered
+            self._progress.add(self._store.write_offset, (level.number, level.next_offset))
+
+    async def _deliver(self, level: Level, now_ms: int) -> bool:
+        first = level.next_offset
+        units = await self._mover.units(level.queue, first, min(RECORDS_A_STEP, level.counted - first))
+        due_ms = self.due_ms(level, units, first)
+        later = due_ms > now_ms
+        count = int(later.argmax()) if later.any() else len(units)
+        if not count:
+            level.due_ms = int(due_ms[0])
+            return False
+        chosen, count = choose(units[:count], first)
+        waiting, end_offset = await self._mover.deliver(chosen)
+        level.next_offset += count
+        level.due_ms = 0
+        self._progress.add(end_offset, (level.number, level.next_offset))
+        add_counts(self.topics, topics_of(waiting, -1))
+        self.figures.count(waiting.count, now_ms - int(due_ms[0]))
+        return True
+
+    def due_ms(self, level: Level, units: np.ndarray, first: int) -> np.ndarray:
+        """Return when the messages of these units, which begin at queue offset ``first``, are due by today's clock.
+
+        Each message waits for its level's delay even if the clock was set meanwhile. A unit stores the due time by the
+        clock at the time of the append. How another broker's clock was moved is unknown, so a message that this broker
+        found in the queue waits at most its delay from then on.
+        """
+        offsets, stored = units["physical_offset"].astype(np.int64), units["tags_code"].astype(np.int64)
+        due_ms = self._store.clock.stored_ms(offsets, stored - level.delay_ms) + level.delay_ms
+        until, found_ms = level.found
+        if first < until:
+            latest = found_ms + self._store.clock.moved_ms + level.delay_ms
+            before = np.arange(first, first + len(units)) < until
+            due_ms = np.where(before, np.minimum(due_ms, latest), due_ms)
+        return due_ms
+
+    async def _count(self, level: Level) -> bool:
+        first = level.counted
+        if first >= level.queue.max_offset:
+            return False
+        units = await self._mover.units(level.queue, first, min(RECORDS_A_STEP, level.queue.max_offset - first))
+        chosen, count = choose(units, first)
+        add_counts(self.topics, topics_of(await self._mover.read(chosen), 1))
+        level.counted += count
+        return True
+
+    def settle(self, flushed_offset: int) -> None:
+        """Record in ``delay_offsets`` the deliveries whose copies are on disk. For one thread at a time."""
+        for number, next_offset in self._progress.settled(flushed_offset):
+            self._store.delay_offsets.deliver(number, next_offset)

@@ -1,0 +1,82 @@
+"""Statistics of delayed messages, for the commands and metrics that show them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....protocol.storage.delivery import DELAY_LEVEL_MAX, PARKED_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from ...store import MessageStore
+from ...store.timers.timer_state import HOUR_SECONDS
+from .redelivery import UNITS
+from .timers import SECOND_MS
+from .worker import Delays
+
+Row = tuple[int, int, int]
+"""A level or the beginning of an hour (ms), the number of waiting messages, and when the next is due (ms; 0: none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayStats:
+    """Delayed messages at one moment.
+
+    ``levels``: a row for each level that has ever had a message; ``by_hour``: a row for each hour in which timed
+    messages are due; ``timed``: their number; ``behind``: number of timed messages that are not indexed yet;
+    ``parked``: number of messages in the parked topic.
+    """
+
+    levels: list[Row]
+    by_hour: list[Row]
+    timed: int
+    behind: int
+    parked: int
+
+    def hours(self, max_rows: int) -> list[Row]:
+        """Return ``by_hour`` in at most ``max_rows`` rows; the last one may cover several hours."""
+        if len(self.by_hour) <= max_rows:
+            return self.by_hour
+        rest = self.by_hour[max_rows - 1 :]
+        return [*self.by_hour[: max_rows - 1], (rest[0][0], sum(row[1] for row in rest), rest[0][2])]
+
+
+def delay_stats(delays: Delays, *, hot: bool) -> DelayStats:
+    """Return the statistics. Any thread; with ``hot`` raises ``WouldBlock`` if it would have to read from disk."""
+    store, timers = delays.mover.store, delays.timers
+    ahead_ms = timers.state.shift * SECOND_MS
+    by_hour = [
+        (number * HOUR_SECONDS * SECOND_MS - ahead_ms, hour.count, hour.first_due_second * SECOND_MS - ahead_ms)
+        for number, hour in sorted(timers.state.hours.copy().items())
+        if hour.count > 0
+    ]
+    if by_hour and by_hour[0][0] == timers.state.hour * HOUR_SECONDS * SECOND_MS - ahead_ms:
+        due_ms = timers.next_due_ms()
+        by_hour[0] = (by_hour[0][0], by_hour[0][1], due_ms if due_ms is not None else by_hour[0][2])
+    queue = store.queues.get(TIMER_TOPIC, 0)
+    behind = max(queue.max_offset - timers.state.indexed, 0) if queue is not None and delays.timers.opened else 0
+    timed = sum(row[1] for row in by_hour)
+    return DelayStats(list(_levels(delays, store, hot=hot)), by_hour, timed, behind, _parked(store, hot=hot))
+
+
+def _levels(delays: Delays, store: MessageStore, *, hot: bool) -> list[Row]:
+    rows = []
+    for number in range(1, DELAY_LEVEL_MAX + 1):
+        queue = store.queues.get(SCHEDULE_TOPIC, number - 1)
+        if queue is None or queue.max_offset == queue.start_offset:
+            continue
+        level = delays.levels.levels.get(number)
+        next_offset = level.next_offset if level is not None else store.delay_offsets.delivered(number)
+        messages = max(queue.max_offset - next_offset, 0)
+        unit = queue.unit(next_offset, hot=hot) if messages else (0, 0, 0)
+        due_ms = unit[2]
+        if messages and level is not None:
+            due_ms = int(delays.levels.due_ms(level, np.array([unit], UNITS), next_offset)[0])
+        rows.append((number, messages, due_ms))
+    return rows
+
+
+def _parked(store: MessageStore, *, hot: bool) -> int:
+    queue = store.queues.get(PARKED_TOPIC, 0)
+    if queue is None:
+        return 0
+    return max(queue.max_offset - store.queue_reads.first_offset(queue, hot=hot), 0)

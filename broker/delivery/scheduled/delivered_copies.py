@@ -1,0 +1,70 @@
+"""Search after a crash for waiting messages that were already delivered: only their copies in the log tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+import numpy as np
+
+from ....protocol.errors import TopicNotExist
+from ....protocol.storage.delivery import PROPERTY_REAL_QUEUE, PROPERTY_REAL_TOPIC
+from ....protocol.storage.record import PROPERTY_UNIQ_KEY, Record, decode_record
+from ...store import MessageStore
+
+PAGE = 64
+FOREVER_MS = (1 << 62) - 1
+
+
+class Copies:
+    """A finder of delivered copies, by the index. Each copy counts for one message only. For one thread at a time."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._taken: set[int] = set()
+
+    def count(self, units: np.ndarray) -> int:
+        """Return how many messages of these units were delivered, up to the first that was not. Reads from disk."""
+        return sum(1 for _ in takewhile(self._is_delivered, units.tolist()))
+
+    def _is_delivered(self, unit: tuple[int, int, int]) -> bool:
+        physical_offset, size, _ = unit
+        waiting = self._store.log_reads.record_at(physical_offset, size) if size > 0 else None
+        if waiting is None:
+            return False
+        for copy in self._candidates(waiting):
+            if copy.physical_offset not in self._taken and _is_copy(copy, waiting):
+                self._taken.add(copy.physical_offset)
+                return True
+        return False
+
+    def _candidates(self, waiting: Record) -> Iterator[Record]:
+        """Yield the messages with the same unique key in this one's target topic, the oldest first."""
+        properties = waiting.property_map()
+        topic, key = properties.get(PROPERTY_REAL_TOPIC, ""), properties.get(PROPERTY_UNIQ_KEY, "")
+        if not topic or not key:
+            return
+        try:
+            found = self._store.query(topic, key, 0, FOREVER_MS, PAGE, "", False)
+        except TopicNotExist:
+            return
+        view = memoryview(found.body)
+        ends = np.cumsum(np.frombuffer(view[: 4 * found.count], ">u4").astype(np.int64)) + 4 * found.count
+        begins = [4 * found.count, *ends.tolist()][: found.count]
+        for begin, end in reversed(list(zip(begins, ends.tolist(), strict=True))):
+            yield decode_record(bytes(view[begin:end]), check_crc=False)
+
+
+def _is_copy(copy: Record, waiting: Record) -> bool:
+    """Return whether ``copy`` is what delivery makes of ``waiting``.
+
+    A producer that sends the same message twice is told apart unless all of these fields agree.
+    """
+    properties, wanted = copy.property_map(), waiting.property_map()
+    return (
+        copy.physical_offset > waiting.physical_offset
+        and properties.get(PROPERTY_REAL_TOPIC) == wanted.get(PROPERTY_REAL_TOPIC)
+        and str(copy.queue_id) == wanted.get(PROPERTY_REAL_QUEUE)
+        and (copy.reconsume_times, copy.born_timestamp, copy.born_host, copy.flag, copy.body)
+        == (waiting.reconsume_times, waiting.born_timestamp, waiting.born_host, waiting.flag, waiting.body)
+    )

@@ -1,0 +1,295 @@
+"""Timed messages: RocketMQ's TimerMessageStore, with FlintMQ's own index.
+
+They wait in queue 0 of rmq_sys_wheel_timer, which is not ordered by time. The index stores 28 bytes for each message in
+a file for the hour in which it is due; only the hour being delivered is in memory. A message is delivered when the
+second after its TIMER_OUT_MS begins: never early, up to a second late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+
+from ....protocol.storage.delivery import TIMER_TOPIC
+from ....protocol.storage.layout import RECORD
+from ...kernels.deliver import UNSOUND
+from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_ROW
+from ...store.read.record_copies import Waiting
+from ...store.timers.timer_files import TimerFiles
+from ...store.timers.timer_state import (
+    HOUR_SECONDS,
+    ROWS,
+    Event,
+    Indexed,
+    Reached,
+    Rolled,
+    Shifted,
+    TimerState,
+    by_hour,
+)
+from .redelivery import BYTES_A_STEP, RECORDS_A_STEP, Figures, Mover, choose, topics_of
+
+SECOND_MS = 1_000
+_QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
+
+_PLACES = np.dtype([("physical_offset", "i8"), ("size", "i4")])
+"""Type of the entries in memory: a message of the hour being delivered."""
+
+
+class Timers:
+    """Indexing and delivery of the timer queue, and the rolling of messages that retention would delete.
+
+    ``state``: the progress of all three. Its changes go to ``files``, which persist each one after the records that it
+    refers to are on disk. After a crash some messages may be delivered again, but none is skipped.
+    """
+
+    def __init__(self, mover: Mover, files: TimerFiles) -> None:
+        self.figures = Figures()
+        self.state = TimerState()
+        self.files = files
+        self._mover = mover
+        self._store = mover.store
+        self.opened = False
+        self._loaded_hour = -1
+        self._seconds: dict[int, bytearray] = {}
+        """By second: the hour's undelivered messages, and all messages of the second being delivered."""
+        self._roll_below = 0
+
+    async def step(self, now_ms: int) -> bool:
+        """Do about a millisecond of work. Return whether there was any."""
+        now = now_ms // SECOND_MS
+        if not self.opened:
+            await self._open(now)
+        self._stay_ahead(now)
+        return await self._deliver(now, now_ms) or await self._index() or await self._roll()
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next message is due; None if none waits."""
+        state = self.state
+        due = [second for second in self._seconds if second > state.second]
+        due += [hour.first_due_second for number, hour in state.hours.items() if number > state.hour and hour.count]
+        return SECOND_MS * (min(due) - state.shift) if due else None
+
+    def roll_below(self, physical_offset: int) -> None:
+        """Request that waiting messages below this offset are appended again: retention is about to delete their file.
+
+        The caller wakes the timers afterwards.
+        """
+        self._roll_below = max(self._roll_below, physical_offset)
+
+    async def _open(self, now: int) -> None:
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        first = await self._mover.first_offset(queue) if queue is not None else 0
+        end = queue.max_offset if queue is not None else 0
+        self.state = await self._mover.aside(lambda: self.files.open(first, end, now))
+        self.opened = True
+
+    def _stay_ahead(self, now: int) -> None:
+        """Run ahead of the clock if it was set back: the index is by hour and cannot go back."""
+        missing = self.state.second - self.state.shift - now
+        if missing > 0:
+            hours = -(-missing // HOUR_SECONDS)
+            self._happened(0, Shifted(self.state.shift + hours * HOUR_SECONDS))
+
+    def _happened(self, end_offset: int, event: Event) -> None:
+        event.apply(self.state)
+        self.files.add(end_offset, event)
+
+    # Delivering.
+
+    async def _deliver(self, now: int, now_ms: int) -> bool:
+        state = self.state
+        while True:
+            await self._load()
+            rows = self._seconds.get(state.second)
+            count = len(rows) // _PLACES.itemsize if rows is not None else 0
+            if rows is not None and state.position < count:
+                at = state.position * _PLACES.itemsize
+                part = bytes(rows[at : at + RECORDS_A_STEP * _PLACES.itemsize])
+                await self._deliver_part(np.frombuffer(part, _PLACES), now_ms)
+                return True
+            if state.second >= now + state.shift:
+                return False
+            self._seconds.pop(state.second, None)
+            state.move_to(self._next_second(now + state.shift), 0)
+
+    def _next_second(self, now: int) -> int:
+        """Return the next second, at most ``now``, in which a message is due, or ``now``."""
+        state = self.state
+        due = min(self._seconds, default=None)
+        if due is not None:
+            return min(due, now)
+        following = min((number for number in state.hours if number > state.hour), default=None)
+        return min(following * HOUR_SECONDS, now) if following is not None else now
+
+    async def _deliver_part(self, rows: np.ndarray, now_ms: int) -> None:
+        state = self.state
+        number = state.hour
+        count = min(int(np.searchsorted(np.cumsum(rows["size"]), BYTES_A_STEP)) + 1, len(rows))
+        rolled_below = state.hours[number].rolled_below
+        rows = rows[:count]
+        rows = rows[rows["physical_offset"] >= rolled_below]
+        waiting = await self._mover.read(_chosen(rows))
+        early = waiting.due_ms // SECOND_MS + 1 > now_ms // SECOND_MS
+        early &= (waiting.due_ms >= 0) & (waiting.group_of != UNSOUND)
+        if early.any():
+            await self._put_off(waiting, early)
+            due = ~np.isin(rows["physical_offset"], waiting.chosen[C_PHYSICAL_OFFSET::CHOSEN_ROW][early])
+            waiting = await self._mover.read(_chosen(rows[due]))
+        else:
+            due = np.ones(len(rows), bool)
+        end_offset = await self._mover.deliver_read(waiting, int(due.sum()), timed=True)
+        due_ms = (state.second - state.shift) * SECOND_MS
+        self._happened(
+            end_offset, Reached(state.second, state.position + count, number, len(rows), topics_of(waiting, -1))
+        )
+        self.figures.count(waiting.count, now_ms - due_ms)
+
+    async def _put_off(self, waiting: Waiting, early: np.ndarray) -> None:
+        """Index again the messages that came up too early: the clock was set back after they had been indexed."""
+        chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
+        begins = np.cumsum(chosen[:, C_SIZE]) - chosen[:, C_SIZE]
+        at = begins[early, None] + np.arange(_QUEUE_OFFSET_AT, _QUEUE_OFFSET_AT + 8)
+        rows = np.empty(int(early.sum()), ROWS)
+        rows["due_second"] = waiting.due_ms[early] // SECOND_MS + 1 + self.state.shift
+        rows["queue_offset"] = np.ascontiguousarray(waiting.records[at]).view(">i8")[:, 0]
+        rows["physical_offset"] = chosen[early, C_PHYSICAL_OFFSET]
+        rows["size"] = chosen[early, C_SIZE]
+        hours = self.state.hours
+        rolled = [hours[number].rolled_below if number in hours else 0 for number in
+                  (rows["due_second"] // HOUR_SECONDS).tolist()]  # fmt: skip
+        below_rolled = rows["physical_offset"] < np.array(rolled, np.int64)
+        topics: Counter[str] = Counter()
+        if below_rolled.any():
+            # In their new hour, messages below ``rolled_below`` count as already appended again, so they would be lost:
+            # append them again now, for a new physical offset.
+            appended = await self._mover.read(_chosen(rows[below_rolled]))
+            await self._mover.write(appended, [(TIMER_TOPIC, 0)] * len(appended.counts))
+            rows, topics = rows[~below_rolled], topics_of(appended, -1)
+        self._keep(self._store.write_offset, Indexed(self.state.indexed, rows, topics))
+
+    async def _load(self) -> None:
+        """Load the messages of the hour being delivered, unless they are in memory."""
+        state = self.state
+        if self._loaded_hour == state.hour:
+            return
+        self._seconds = {}
+        hour = state.hours.get(state.hour)
+        if hour is not None:
+            number, second = state.hour, state.second
+            self._seconds = await self._mover.aside(lambda: _by_second(self.files.rows(number), second))
+        self._loaded_hour = state.hour
+
+    # Indexing.
+
+    async def _index(self) -> bool:
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        state = self.state
+        first = state.indexed
+        if queue is None or first >= queue.max_offset:
+            return False
+        units = await self._mover.units(queue, first, min(RECORDS_A_STEP, queue.max_offset - first))
+        chosen, count = choose(units, first)
+        waiting = await self._mover.read(chosen)
+        rows, end_offset, wanted = self._rows(waiting)
+        self._mover.lost(len(chosen) // CHOSEN_ROW - waiting.count + waiting.unsound)
+        self._keep(end_offset, Indexed(first + count, rows, topics_of(waiting, 1, wanted)))
+        return True
+
+    def _keep(self, end_offset: int, indexed: Indexed) -> None:
+        """Add messages to the index, and to memory if they are due in the loaded hour."""
+        self._happened(end_offset, indexed)
+        for number, mine in by_hour(indexed.rows):
+            if number == self._loaded_hour:
+                for second, blob in _by_second(mine, self.state.second).items():
+                    self._seconds.setdefault(second, bytearray()).extend(blob)
+
+    def _rows(self, waiting: Waiting) -> tuple[np.ndarray, int, np.ndarray]:
+        """Return, for the messages read: (their index rows, end of the log after them, mask of those to deliver)."""
+        state = self.state
+        waiting.lose_targets(waiting.due_ms < 0)
+        chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
+        due_second = waiting.due_ms // SECOND_MS + 1
+        skipped = (chosen[:, C_QUEUE_OFFSET] < state.skip_until) & (due_second < state.skip_before)
+        wanted = (waiting.group_of != UNSOUND) & ~(skipped & (waiting.due_ms >= 0))
+        rows = np.empty(int(wanted.sum()), ROWS)
+        rows["due_second"] = np.maximum(due_second[wanted] + state.shift, state.second)
+        rows["queue_offset"] = chosen[wanted, C_QUEUE_OFFSET]
+        rows["physical_offset"] = chosen[wanted, C_PHYSICAL_OFFSET]
+        rows["size"] = chosen[wanted, C_SIZE]
+        end_offset = int((chosen[:, C_PHYSICAL_OFFSET] + chosen[:, C_SIZE]).max(initial=0))
+        return rows, end_offset, wanted
+
+    # Rolling.
+
+    async def _roll(self) -> bool:
+        """Append again the messages of one hour that wait below ``_roll_below``.
+
+        All of them in one step, because none of the hour may be delivered meanwhile.
+        """
+        # A message that is not indexed yet must not count as rolled.
+        below = min(self._roll_below, self._store.reput_offset)
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        if queue is None or self.state.indexed < queue.max_offset:
+            return queue is not None
+        found = [
+            number for number, hour in self.state.hours.items() if hour.count and hour.first_physical_offset < below
+        ]
+        if not found:
+            return False
+        number, hour = found[0], self.state.hours[found[0]]
+        rows = await self._waiting_rows(number)
+        rows = rows[(rows["physical_offset"] < below) & (rows["physical_offset"] >= hour.rolled_below)]
+        rows = rows[np.argsort(rows["physical_offset"], kind="stable")]
+        at = 0
+        while at < len(rows):
+            part = rows[at : at + RECORDS_A_STEP]
+            part = part[: int(np.searchsorted(np.cumsum(part["size"]), BYTES_A_STEP)) + 1]
+            waiting = await self._mover.read(_chosen(part))
+            end_offset = await self._mover.write(waiting, [(TIMER_TOPIC, 0)] * len(waiting.counts))
+            self._mover.lost(len(part) - waiting.count + waiting.unsound)
+            at += len(part)
+            rolled_below = int(part["physical_offset"][-1]) + 1
+            self._happened(end_offset, Rolled(number, rolled_below, len(part), topics_of(waiting, -1)))
+            await asyncio.sleep(0)
+        self._happened(self._store.write_offset, Rolled(number, below, 0, Counter()))
+        return True
+
+    async def _waiting_rows(self, number: int) -> np.ndarray:
+        """Return physical offset and size of an hour's undelivered messages."""
+        state = self.state
+        if number == self._loaded_hour:
+            skipped = state.position * _PLACES.itemsize
+            blobs = [
+                bytes(blob[skipped:] if second == state.second else blob) for second, blob in self._seconds.items()
+            ]
+            return np.frombuffer(b"".join(blobs), _PLACES)
+        rows = await self._mover.aside(lambda: self.files.rows(number))
+        return rows[["physical_offset", "size"]].astype(_PLACES)
+
+
+def _chosen(rows: np.ndarray) -> np.ndarray:
+    """Return the rows in the form that ``RecordRewriter.read`` takes."""
+    chosen = np.zeros((len(rows), CHOSEN_ROW), np.int64)
+    chosen[:, C_PHYSICAL_OFFSET] = rows["physical_offset"]
+    chosen[:, C_SIZE] = rows["size"]
+    return chosen.reshape(-1)
+
+
+def _by_second(rows: np.ndarray, first_second: int) -> dict[int, bytearray]:
+    """Return, for each second from ``first_second`` on, its messages' places in their order."""
+    seconds = rows["due_second"]
+    places = np.empty(len(rows), _PLACES)
+    places["physical_offset"] = rows["physical_offset"]
+    places["size"] = rows["size"]
+    if len(rows) and not (seconds == seconds[0]).all():
+        order = np.argsort(seconds, kind="stable")
+        seconds, places = seconds[order], places[order]
+    starts = np.flatnonzero(np.diff(seconds, prepend=-1)).tolist()
+    return {
+        int(seconds[start]): bytearray(places[start:end].tobytes())
+        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)
+        if seconds[start] >= first_second
+    }

@@ -1,0 +1,187 @@
+"""Restoring of the prepared messages from the log when the broker starts. Everything here reads from disk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from ....protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
+from ....protocol.storage.layout import SysFlag
+from ....protocol.storage.record import CorruptRecord, Record, decode_record
+from ...kernels.gather import C_SIZE, CHOSEN_ROW
+from ...store import MessageStore
+from ...store.damage.tombstones import LostRange
+from ...store.queue.consume_queue import ConsumeQueue
+from ..scheduled.redelivery import RECORDS_A_STEP, UNITS, choose
+from .lost_notes import LostNotes
+from .notes import COMMIT, COPY, DONE, DROP, PREPARE, Note, read_note
+from .table import Attempt, Commit, Range, Table
+
+log = logging.getLogger(__name__)
+
+
+def table_at_start(store: MessageStore) -> Table:
+    """Return the state at the end of the log, from the last snapshot and the notes after it. Blocks."""
+    table = Table()
+    saved = store.prepared.saved
+    for series, number in saved.committed.items():
+        table.remember(series, number)
+    copies: dict[str, tuple[int, Record]] = {}
+    lost_notes = LostNotes(saved.next_message)
+    for record in _notes(store, saved.next_note):
+        note = read_note(record)
+        if note is not None:
+            _take(table, copies, lost_notes, note, record)
+    _settle(store, table, copies, lost_notes)
+    return table
+
+
+def _take(
+    table: Table, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes, note: Note, record: Record
+) -> None:
+    """Apply a note to the table. ``copies``: by series, the position in its last "copy" note, and its record."""
+    kind, values = note[0], note[1:]
+    if kind == PREPARE:
+        name, first, count, topic, queue = values
+        table.prepare(name, first, count, (topic, queue), record.queue_offset, record.store_timestamp)
+        lost_notes.prepared(first, count)
+    elif kind == DROP:
+        table.drop(values[0])
+    elif kind == COMMIT:
+        series, number, names, dropped, counts = values
+        lost_notes.committed(zip(names, counts, strict=True))
+        for name in names:
+            table.attempts.setdefault(name, Attempt(name, record.queue_offset))  # its notes may be lost
+        table.commit(series, number, names, record.queue_offset)
+        table.drop(dropped)
+    elif kind == COPY:
+        series, number, position = values
+        copies[series] = (position, record)
+        if not table.is_committed(series, number):
+            table.torn[series] = number
+    elif kind == DONE:
+        series, number = values
+        copies.pop(series, None)
+        table.commits.pop(series, None)
+        table.torn.pop(series, None)
+        table.remember(series, number)  # its "commit" may be lost
+
+
+def _settle(store: MessageStore, table: Table, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes) -> None:
+    """Limit the restored ranges to messages that exist in the queue, and find how far copying has come."""
+    queue = store.queues.get(PREPARED_TOPIC, 0)
+    end = queue.max_offset if queue is not None else 0
+    table.ends_at(end)
+    lost_notes.complete([each for commit in table.commits.values() for each in commit.attempts], end)
+    begin = store.queue_reads.first_offset(queue) if queue is not None else 0
+    lost = [
+        name
+        for name, attempt in table.attempts.items()
+        if attempt.ranges[0].first < begin or _lost_of(store, attempt.ranges)
+    ]
+    if lost:
+        log.error("dropping %d attempts: some of their prepared messages are no longer in the log", len(lost))
+        table.drop(lost)
+    for series, number in table.torn.items():
+        log.error("transaction %d of %s was being copied, but its commit note is lost: the broker copies no more of it",
+                  number, series)  # fmt: skip
+    for series, commit in list(table.commits.items()):
+        # Create it again: the end of its last range is known only now.
+        attempts = [each for each in commit.attempts if each.ranges]
+        commit = table.commits[series] = Commit(series, commit.number, attempts, commit.note_offset)
+        missing = _lost_of(store, [each for attempt in attempts for each in attempt.ranges])
+        if missing:
+            log.error("transaction %d of %s is committed, but %d of its messages are lost to damage of the log",
+                      commit.number, series, missing)  # fmt: skip
+        if queue is not None:
+            commit.position = _copied(store, queue, commit, copies.get(series))
+
+
+def _lost_of(store: MessageStore, ranges: Iterable[Range]) -> int:
+    """Return how many of these prepared messages are lost to damage."""
+    return sum(
+        end - first
+        for each in ranges
+        for first, end in store.quarantine.lost_between(PREPARED_TOPIC, 0, each.first, each.end)
+    )
+
+
+def _copied(store: MessageStore, queue: ConsumeQueue, commit: Commit, last: tuple[int, Record] | None) -> int:
+    """Return how many messages of a transaction are copied.
+
+    These are the messages up to the position in its ``last`` "copy" note, and the copies after that note. If "copy"
+    notes may be in holes of the log, the copies after each such hole count too.
+    """
+    position, note_offset, begins = 0, commit.note_offset, []
+    if last is not None:
+        position, note = last
+        note_offset, begins = note.queue_offset, [note.physical_offset + len(note.encode())]
+    holes = [hole for hole in store.quarantine if any(_has_later_notes(each, note_offset) for each in hole.lost)]
+    begins += [hole.end_offset for hole in holes]
+    if not begins:
+        return position
+    ranges = commit.ranges_from(position, commit.messages if holes else RECORDS_A_STEP)
+    units = [np.frombuffer(queue.read_units(each.first, each.end - each.first, hot=False), UNITS) for each in ranges]
+    places = np.concatenate([np.zeros(0, np.int64), *(each["physical_offset"].astype(np.int64) for each in units)])
+    order = np.argsort(places)
+    places = places[order]
+
+    def number_of(prepared_at: int) -> int:
+        """Return the number of the transaction's message at this physical offset, or -1."""
+        at = int(np.searchsorted(places, prepared_at))
+        return position + int(order[at]) if at < len(places) and places[at] == prepared_at else -1
+
+    return max([position, *(_copied_after(store, begin, number_of) for begin in begins)])
+
+
+def _has_later_notes(lost: LostRange, queue_offset: int) -> bool:
+    return lost.topic == OP_PREPARED_TOPIC and lost.first + lost.messages > queue_offset
+
+
+def _copied_after(store: MessageStore, at: int, number_of: Callable[[int], int]) -> int:
+    """Return how many messages of a transaction are copied according to the copies from ``at`` on; 0 for no copies."""
+    position = 0
+    while at < store.write_offset:
+        if (hole := store.quarantine.find(at)) is not None:
+            at = hole.end_offset
+            continue
+        record = store.log_reads.record_at(at, 0)
+        if record is None:
+            file = store.commitlog.queue.find(at)
+            if file is None or file.start_offset == at:
+                break
+            at = file.end_offset  # the file was full
+            continue
+        number = number_of(record.prepared_transaction_offset)
+        if number < 0 or record.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_COMMIT:
+            break
+        position = number + 1
+        at += len(record.encode())
+    return position
+
+
+def _notes(store: MessageStore, first: int) -> Iterator[Record]:
+    queue = store.queues.get(OP_PREPARED_TOPIC, 0)
+    if queue is None:
+        return
+    at = max(first, store.queue_reads.first_offset(queue))
+    lost = store.quarantine.lost_between(OP_PREPARED_TOPIC, 0, at, queue.max_offset)
+    if lost:
+        log.error("%d notes on prepared messages are lost to damage of the log: dropping the uncommitted messages "
+                  "that they were about", sum(end - begin for begin, end in lost))  # fmt: skip
+    while at < queue.max_offset:
+        blob = queue.read_units(at, min(RECORDS_A_STEP, queue.max_offset - at), hot=False)
+        chosen, count = choose(np.frombuffer(blob, UNITS), at)
+        body = store.log_reads.records(chosen, hot=False)
+        position = 0
+        for size in chosen[C_SIZE::CHOSEN_ROW].tolist():
+            try:
+                note = decode_record(body, position)
+                if not store.quarantine.covers(note.physical_offset):
+                    yield note
+            except CorruptRecord as error:
+                log.error("a note of %s is damaged, skipping it: %s", OP_PREPARED_TOPIC, error)
+            position += size
+        at += count

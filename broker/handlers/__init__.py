@@ -1,0 +1,5 @@
+"""Handlers: one function for each command, grouped by subject, and the objects that they use.
+
+A handler decodes its request, calls the store or a delivery service, and answers; rules that outlive a request belong
+in ``delivery``. Read first: ``produce``, then ``registry``, which maps commands to handlers.
+"""

@@ -1,0 +1,74 @@
+"""Audit log entries of the handlers: changes, and refused requests of all audited commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...protocol import commands
+from ...protocol.commands import Command
+from ...protocol.errors import BrokerError
+from ...protocol.frames import Frame
+from ..setting_rules import format_address
+from ..store import TopicConfig
+from .context import Peer
+
+_AUDITED = {
+    command.code: command
+    for command in (
+        commands.UPDATE_AND_CREATE_TOPIC,
+        commands.DELETE_TOPIC_IN_BROKER,
+        commands.DELETE_SUBSCRIPTIONGROUP,
+        commands.INVOKE_BROKER_TO_RESET_OFFSET,
+        commands.UPDATE_BROKER_CONFIG,
+        commands.GET_BROKER_CONFIG,
+        commands.END_TRANSACTION,
+        commands.AUTH_CREATE_USER,
+        commands.AUTH_UPDATE_USER,
+        commands.AUTH_DELETE_USER,
+        commands.AUTH_LIST_USER,
+    )
+}
+
+
+def audit(peer: Peer, command: Command, target: str, before: Any = None, after: Any = None) -> None:
+    """Record that ``command`` changed ``target``. ``before``, ``after``: JSON values; None if it did not exist then."""
+    _write(peer, command, target, before=before, after=after)
+
+
+def audit_refused(peer: Peer, frame: Frame, error: BrokerError) -> None:
+    """Record a failed request if its command is audited."""
+    command = _AUDITED.get(frame.code)
+    if command is None or (command is commands.END_TRANSACTION and not is_by_hand(frame)):
+        return
+    fields = frame.fields
+    names = [f"{kind} {fields[kind]}" for kind in ("group", "topic", "transaction_id", "user") if fields.get(kind)]
+    _write(peer, command, ", ".join(names) or "the broker", outcome=error.name, reason=error.message)
+
+
+def is_by_hand(frame: Frame) -> bool:
+    """Return whether an END_TRANSACTION comes from an operator; those of producers are not audited."""
+    return frame.fields.get("parked") is True
+
+
+def topic_values(config: TopicConfig | None) -> dict[str, Any] | None:
+    """Return a topic's values for ``before`` or ``after``."""
+    if config is None:
+        return None
+    return {
+        "read_queues": config.read_queues,
+        "write_queues": config.write_queues,
+        "perm": config.perm,
+        "order": config.order,
+        "retention_hours": config.retention_hours,
+        "retention_bytes": config.retention_bytes,
+    }
+
+
+def _write(peer: Peer, command: Command, target: str, **others: Any) -> None:
+    peer.broker.audit.write(command.name, target, **author(peer), **others)
+
+
+def author(peer: Peer) -> dict[str, str]:
+    """Return the fields by which the audit log names a client."""
+    user = peer.user.name if peer.user is not None else ""
+    return {"user": user, "address": format_address(*peer.address), "client": peer.client}

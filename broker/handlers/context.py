@@ -1,0 +1,431 @@
+"""The two arguments of every handler: ``Broker``, the broker's parts, and ``Peer``, the connection of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+from ...protocol.auth.scram import ServerExchange
+from ...protocol.errors import BrokerError
+from ...protocol.frames import Frame
+from ..background.cold_reads import ColdReads
+from ..background.disk_stall import DiskStall
+from ..background.flush import FlushService
+from ..background.held_pulls import HeldPull, PullRequestHoldService
+from ..background.loop_scheduler import Sharing
+from ..background.preallocation import AllocateMappedFileService
+from ..background.reput import ReputMessageService
+from ..background.selections import Selection, Selections, Share
+from ..background.store_stats import StoreStatsService
+from ..budgets.receive_buffers import ReceiveMemory
+from ..budgets.send_budget import SendMemory
+from ..config import Settings
+from ..delivery.client_handle import Remote
+from ..delivery.deduplication import ProducerSequences
+from ..delivery.groups.coordinator import GroupCoordinator
+from ..delivery.groups.offset_moved import TOPIC as OFFSET_MOVED
+from ..delivery.groups.offset_moved import offset_moved_record
+from ..delivery.groups.producer_groups import ProducerGroups
+from ..delivery.scheduled.worker import Delays
+from ..delivery.staged.service import PreparedMessages
+from ..delivery.topic_changes import TopicChanges
+from ..delivery.transactions.checks import TransactionalMessageCheckService
+from ..delivery.transactions.service import TransactionalMessageService
+from ..delivery.writer import RecordWriter
+from ..security.access import Access, AccessTable
+from ..security.audit import AuditLog
+from ..security.authenticator import Authenticator
+from ..security.tls import TlsFiles
+from ..security.users import User
+from ..store import POPULATE_AHEAD_BYTES, MessageStore
+from .counters import Counters
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+FRAME_LENGTH_BYTES = 4
+"""Size of a frame's length field, which the limits do not count."""
+TURN_BEHIND_BYTES = 2 * 1024 * 1024
+"""Above this dispatch backlog, producers that use up their turn are delayed until it shrinks."""
+TURN_BEHIND_SHARED_BYTES = 512 * 1024
+"""The same limit while several connections are active. It allows hardly two large frames at a time, which leaves CPU
+time for the other connections. A single producer is faster with the larger limit, because the broker writes its next
+frame while it dispatches the last one."""
+DISPATCH_WAIT_S = 1.0
+"""Maximum time that a request waits for the dispatch of just-acknowledged messages."""
+
+
+class Broker:
+    """The parts of the broker that handlers use. Belongs to the event loop.
+
+    ``fatal`` ends the process after a failure that the broker cannot survive; its arguments are the name of the part
+    that failed and the exception.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: MessageStore,
+        flush: FlushService,
+        reput: ReputMessageService,
+        allocation: AllocateMappedFileService,
+        holds: PullRequestHoldService,
+        stats: StoreStatsService,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        readers: ThreadPoolExecutor,
+        recovery_seconds: float,
+        metrics_address: str,
+        audit: AuditLog,
+        fatal: Callable[[str, BaseException], None],
+        authenticator: Authenticator | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        self.settings = self.settings_at_start = settings
+        self.limits = settings.limits
+        self.store = store
+        self.flush = flush
+        self.reput = reput
+        self.allocation = allocation
+        self.holds = holds
+        self.stats = stats
+        self.loop = loop
+        self.readers = readers
+        self.recovery_seconds = recovery_seconds
+        self.metrics_address = metrics_address
+        """HOST:PORT of the metrics endpoint; empty if there is none."""
+        self.authenticator = authenticator
+        """None if the broker does not use authentication."""
+        self.tls = tls
+        """None if connections are not encrypted."""
+        self.turns = holds.turns
+        """Scheduler for the steps of pulls with a filter."""
+        self.selections = Selections()
+        self.counters = Counters()
+        self.sequences = ProducerSequences(
+            runs_max=self.limits.sequence_runs_max,
+            producer_runs_max=self.limits.sequence_producer_runs_max,
+            expiry_s=self.limits.sequence_expiry_ms / 1000,
+        )
+        self.topic_changes = TopicChanges(store, loop, self._topic_deleted)
+        self.started_at = time.monotonic()
+        self.sync = settings.flush.policy == "sync"
+        self.writer = RecordWriter(store, flush, self.topic_changes, loop, self.appended, sync=self.sync)
+        self.delays = Delays(store, self.writer, loop, readers, self.appended, fatal, now_ms=store.clock.now_ms)
+        self.groups = GroupCoordinator(
+            store,
+            loop.time,
+            loop.call_later,
+            groups_max=self.limits.groups_max,
+            offsets_max=self.limits.committed_offsets_max,
+        )
+        self.producer_groups = ProducerGroups(loop.time)
+        self.access = AccessTable(holds.wake_all)
+        self.audit = audit
+        rules = settings.transactions
+        self.transactions = TransactionalMessageService(
+            self.writer, self.topic_changes, readers, open_max=rules.open_max
+        )
+        self.transaction_checks = TransactionalMessageCheckService(
+            self.transactions,
+            self.producer_groups,
+            self.writer,
+            timeout_ms=rules.timeout_ms,
+            check_interval_ms=rules.check_interval_ms,
+            check_times_max=rules.check_times_max,
+            clock=loop.time,
+            call_at=loop.call_at,
+        )
+        self.prepared = PreparedMessages(
+            self.writer,
+            self.delays.mover,
+            timeout_ms=rules.prepared_timeout_ms,
+            attempts_max=rules.prepared_attempts_max,
+            now_ms=self.delays.now_ms,
+        )
+        self.transactions.on_open = self.transaction_checks.opened
+        self.auto_create = settings.auto_create_topics()
+        self.in_flight_bytes = 0
+        self.in_flight_bytes_max = settings.limits.in_flight_bytes_max
+        """Above this many in-flight bytes PRODUCE is refused; -1, which refuses always, while the disk is stalled."""
+        self.in_flight_bytes_end = self.in_flight_bytes_max + self.in_flight_bytes_max // 8
+        """Above this many in-flight bytes (pending refusals included), connections waiting for a flush are no longer
+        read."""
+        self.stall = DiskStall(
+            flush,
+            stall_s=settings.flush.stall_ms / 1000,
+            clock=time.monotonic,
+            call_later=loop.call_later,
+            on_change=self._stall_changed,
+        )
+        self.produce_bytes_max = settings.limits.produce_frame_bytes_max + FRAME_LENGTH_BYTES
+        self.produce_messages_max = settings.limits.produce_messages_max
+        self.users_changed: Callable[[Peer], None] = lambda peer: None
+        """Callback that reloads the users at once, after the client at ``peer`` changed them."""
+        self.when_settings_change: list[Callable[[Settings], None]] = []
+        """Callbacks that get all settings after each change."""
+        self.receive_memory = ReceiveMemory(settings.limits.receive_bytes_max, loop.call_soon)
+        self.send_memory = SendMemory(settings.limits.send_bytes_max, loop.time, loop.call_later)
+        self.cold_reads = ColdReads(settings.server.reader_threads)
+        self.connections = 0
+        self.sharing = Sharing()
+        """Tracks whether the turns of the loop alternate between connections, by ``time.monotonic``."""
+        self.next_queue: dict[str, int] = {}
+        self.fatal = fatal
+        self._dispatch_due = False
+        self._flush_due = False
+        self._allocate_at = 0
+        self._allocate_every_bytes = min(settings.store.allocate_step_bytes, POPULATE_AHEAD_BYTES) // 4
+        """The preallocation is woken again after this many more bytes of the log."""
+        self._undispatched: deque[tuple[int, float, Callable[[], None]]] = deque()
+        """Calls that wait for the dispatch: (physical offset, deadline, callback); offsets and deadlines only grow."""
+
+    def change_settings(self, settings: Settings) -> None:
+        """Apply new values of the settings that ``HOT_SETTINGS`` (``settings.py``) allows to change."""
+        self.settings = settings
+        self.limits = settings.limits
+        self._stall_changed()
+        self.auto_create = settings.auto_create_topics()
+        self.transactions.open_max = settings.transactions.open_max
+        self.prepared.attempts_max = settings.transactions.prepared_attempts_max
+        self.groups.groups_max = self.limits.groups_max
+        self.groups.offsets_max = self.limits.committed_offsets_max
+        for changed in self.when_settings_change:
+            changed(settings)
+
+    def write_refusal(self) -> str:
+        """Return the reason why the broker refuses messages at the moment, or "" if it accepts them.
+
+        Callable from any thread.
+        """
+        store = self.store
+        if store.failed is not None:
+            return f"the store stopped writing: {store.failed}"
+        refusal = store.refusal
+        if refusal is not None:
+            return refusal().message
+        if self.allocation.full:
+            return f"the disk of {store.path} is full: there is no space for the log to grow"
+        return self.stall.refusal()
+
+    def _stall_changed(self) -> None:
+        in_flight_bytes_max = self.limits.in_flight_bytes_max
+        self.in_flight_bytes_max = -1 if self.stall.seconds() else in_flight_bytes_max
+        self.in_flight_bytes_end = in_flight_bytes_max + in_flight_bytes_max // 8
+
+    def flushed(self) -> None:
+        """Dispatch after a flush: records that are now on disk may become visible."""
+        self.stall.flushed()
+        self.dispatch_soon()
+
+    def _topic_deleted(self, topic: str) -> None:
+        self.counters.forget_topic(topic)
+        self.sequences.forget_topic(topic)
+        self.next_queue.pop(topic, None)
+
+    def appended(self) -> None:
+        """Wake the flush and dispatch at the end of this turn of the loop, after messages were appended.
+
+        One wake and one dispatch serve every connection that was read in the turn, and responses are sent before them.
+        """
+        self._flush_due = True
+        self.dispatch_soon()
+
+    def dispatch_soon(self) -> None:
+        """Dispatch at the end of this turn of the loop, because more of the log became dispatchable."""
+        if not self._dispatch_due:
+            self._dispatch_due = True
+            self.loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        if not self._dispatch_due:
+            return  # ``is_dispatched`` has already done it
+        self._dispatch_due = False
+        try:
+            if self._flush_due:
+                self._flush_due = False
+                self.flush.wake()
+            self.reput.step()
+            if self.store.write_offset >= self._allocate_at:
+                self._allocate_at = self.store.write_offset + self._allocate_every_bytes
+                self.allocation.wake()
+        except Exception as error:  # noqa: BLE001 - after any error, undispatched messages would never become visible
+            self.fatal("dispatch", error)
+        if self._undispatched:
+            self.dispatched()
+
+    def offset_moved(self, group: str, member: str, topic: str, queue_id: int, asked: int, moved_to: int) -> None:
+        """Move a group that asked for expired messages to the first that exist, and store an event about it."""
+        name = self.groups.progress_name(group, member)
+        committed = self.store.consumer_offsets.committed_of(name, topic, queue_id)
+        if committed is not None and committed >= moved_to:
+            return  # already moved; members may ask several times with the old offset
+        if committed is None and not self.store.groups.has(group):
+            return  # a reader that uses the name without being a group: it has no members and no progress
+        log.warning(
+            "group %s: messages %d to %d of topic %s, queue %d were removed before it had consumed them",
+            group, asked, moved_to - 1, topic, queue_id,
+        )  # fmt: skip
+        self.groups.offsets_moved += 1
+        has_room = committed is not None or len(self.store.consumer_offsets) < self.groups.offsets_max
+        if has_room and (name == group or committed is not None):  # most broadcasting members commit nothing
+            self.store.consumer_offsets.commit(name, topic, queue_id, moved_to)
+        record = offset_moved_record(
+            self.settings.server.name, group, topic, queue_id, asked, moved_to, self.store.store_host
+        )
+
+        def made(error: BrokerError | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                self.writer.append([record])
+            except BrokerError as failure:
+                log.error("cannot store the event that group %s was moved: %s", group, failure)
+
+        self.writer.with_topics([OFFSET_MOVED], made)
+
+    def is_dispatched(self) -> bool:
+        """Dispatch what is due; return whether queues and index then contain everything that was acknowledged."""
+        if self._dispatch_due:
+            self._dispatch()
+        return self.store.reput_offset >= self.store.dispatchable_offset
+
+    def when_dispatched(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once everything acknowledged by now is dispatched, or after ``DISPATCH_WAIT_S``."""
+        deadline = self.loop.time() + DISPATCH_WAIT_S
+        self._undispatched.append((self.store.dispatchable_offset, deadline, call))
+        self.loop.call_at(deadline, self.dispatched)
+
+    def next_turn(self, call: Callable[[], None]) -> None:
+        """Call ``call`` after the other connections' turns, and not before the dispatch backlog is small enough.
+
+        A producer that outruns dispatch would delay every consumer pulling just-acknowledged messages.
+        """
+        shared = self.sharing.is_shared(time.monotonic())
+        behind_max = TURN_BEHIND_SHARED_BYTES if shared else TURN_BEHIND_BYTES
+        if self.store.dispatchable_offset - self.store.reput_offset > behind_max:
+            self.when_dispatched(call)
+        else:
+            self.loop.call_soon(call)
+
+    def dispatched(self) -> None:
+        """Run the callbacks whose offset has been dispatched, or whose deadline has passed."""
+        reput_offset, now = self.store.reput_offset, self.loop.time()
+        waiting = self._undispatched
+        while waiting and (waiting[0][0] <= reput_offset or waiting[0][1] <= now):
+            waiting.popleft()[2]()
+
+
+class Peer(Remote, Protocol):
+    """A connection as handlers see it. All methods belong to the event loop and do nothing after it is closed."""
+
+    broker: Broker
+    user: User | None
+    """The authenticated user; None on a broker without authentication, where every client has full access."""
+    access: Access | None
+    """Permissions of that user; None if there is no user."""
+    exchange: ServerExchange | None
+    """The authentication in progress."""
+    born_host: bytes
+    """Address and port of the client, encoded as in a record."""
+    frame_bytes: int
+    """Size of the frame that is being handled, including its length field."""
+    written: int
+    """Number of PRODUCE frames of this turn that were complete once written, without waiting for a flush."""
+    write_paused: bool
+    """True while the client does not read: send nothing more until ``when_writable``."""
+
+    def greet(self, client: str) -> None:
+        """Accept all further commands after HELLO, or only AUTH if the broker requires it first."""
+
+    def admit(self, user: User) -> None:
+        """Accept all commands from now on, as ``user``."""
+
+    def refuse(self, frame: Frame, error: BrokerError) -> None:
+        """Respond to ``frame`` with an error, accept nothing more and close the connection."""
+
+    def answer(self, frame: Frame, answer: Any, body: bytes | bytearray = b"") -> None:
+        """Respond to ``frame`` with SUCCESS; a one-way frame gets no response."""
+
+    def send_answer(self, frame: Frame, head: bytes, body: bytes | bytearray) -> None:
+        """Send the encoded response to ``frame``."""
+
+    def send_in_order(self, answer: bytes) -> None:
+        """Send an encoded PRODUCE response after those that still wait for a flush."""
+
+    def send_when_flushed(self, frame: Frame, answer: bytes, end_offset: int) -> None:
+        """Send an encoded PRODUCE response in order, once the log is flushed up to ``end_offset``.
+
+        A one-way frame gets no response.
+        """
+
+    def fail(self, frame: Frame, error: BrokerError) -> None:
+        """Respond to ``frame`` with an error; to a PRODUCE in the order of its responses."""
+
+    def handle(self, frame: Frame) -> None:
+        """Handle a frame, perhaps again: call its command's handler, and respond with the error that it raises."""
+
+    def after_dispatch(self, frame: Frame, call: Callable[[], None]) -> None:
+        """Call ``call`` once everything acknowledged by now is visible; an error that it raises answers ``frame``.
+
+        Dispatch runs after the acknowledgement, but every client must find a message that has been acknowledged.
+        """
+
+    def later(self, frame: Frame, call: Callable[[], None]) -> Callable[[BrokerError | None], None]:
+        """Return a function to be called once, when the wait of ``frame`` ends.
+
+        Called with None it runs ``call``; called with an error, or if ``call`` raises one, it answers ``frame`` with
+        that error.
+        """
+
+    def suspend(self) -> None:
+        """Handle nothing more of this connection until ``resume``; the current frame stays valid."""
+
+    def resume(self, frame: Frame, error: BrokerError | None) -> None:
+        """Continue after ``suspend``: handle ``frame`` again, or answer it with ``error``."""
+
+    def proceed(self, frame: Frame, call: Callable[[], None]) -> None:
+        """Continue after ``suspend`` with ``call``; an error that it raises answers ``frame``."""
+
+    def read(
+        self, frame: Frame, read: Callable[[bool], T], done: Callable[[T], None],
+        instead: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Call ``read(True)``; if that would block, ``read(False)`` in a reader thread. Pass the result to ``done``.
+
+        Later frames of the connection are handled meanwhile. Errors of ``read`` and ``done`` answer ``frame``. A caller
+        that already has part of a response passes ``instead``: it is called instead of waiting for memory, or for the
+        client to read.
+        """
+
+    def step(self, frame: Frame, call: Callable[[], None], instead: Callable[[], None] | None = None) -> None:
+        """Call ``call`` in a later turn of the loop that has time for it; an error that it raises answers ``frame``.
+
+        If the client does not read, the call waits for it, or ``instead`` is called at once; see ``read``.
+        """
+
+    def held(self, pull: HeldPull) -> None:
+        """Register a held pull, to be cancelled when the connection closes."""
+
+    def holds_many(self) -> bool:
+        """Return whether many pulls of this connection are held."""
+
+    def unheld(self, pull: HeldPull) -> None:
+        """Remove a pull that is no longer held."""
+
+    def share(self, selection: Selection) -> Share:
+        """Return this connection's share of a selection; it counts until it is garbage-collected."""
+
+    def check_may_wait(self) -> None:
+        """Raise ``SystemBusy`` if too many pulls of this connection, or of all connections, wait."""
+
+    def unsent_bytes(self) -> int:
+        """Return the number of bytes that were sent and that the client has not read."""
+
+    def when_writable(self, call: Callable[[], None]) -> None:
+        """Call ``call`` once the client has read its responses."""

@@ -1,0 +1,103 @@
+"""Counters of the running broker: plain integers that the event loop writes and any thread may read."""
+
+from __future__ import annotations
+
+from ...protocol.commands import COMMANDS, PRODUCE
+from ..latency import Latencies
+
+
+class Traffic:
+    """Traffic in one direction since the start: frames, their messages, and the bytes of their bodies."""
+
+    __slots__ = ("bytes", "frames", "messages")
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.messages = 0
+        self.bytes = 0
+
+    def add(self, other: Traffic) -> None:
+        """Add the counts of ``other``."""
+        self.frames += other.frames
+        self.messages += other.messages
+        self.bytes += other.bytes
+
+
+class Direction:
+    """Traffic in one direction by topic; only topics with traffic have a row."""
+
+    __slots__ = ("_gone", "by_topic")
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, Traffic] = {}
+        self._gone = Traffic()
+
+    def of(self, topic: str) -> Traffic:
+        """Return the row of a topic, to count in. The topic must exist, so that invented names create no rows."""
+        traffic = self.by_topic.get(topic)
+        if traffic is None:
+            traffic = self.by_topic[topic] = Traffic()
+        return traffic
+
+    def forget(self, topic: str) -> None:
+        """Remove the row of a deleted topic; its counts stay in ``total``."""
+        traffic = self.by_topic.pop(topic, None)
+        if traffic is not None:
+            self._gone.add(traffic)
+
+    def total(self) -> Traffic:
+        """Return the sum over all topics, including deleted ones."""
+        total = Traffic()
+        for traffic in (self._gone, *self.by_topic.values()):
+            total.add(traffic)
+        return total
+
+
+class Counters:
+    """Counters since the start; ``errors`` by result code.
+
+    ``produced`` counts the body bytes of PRODUCE frames, ``pulled`` those of PULL responses. ``latencies``: by command
+    code, from the beginning of a request's turn to its response; for a PULL without the time that it was held.
+    """
+
+    __slots__ = (
+        "connections_accepted", "connections_refused", "dead_messages", "duplicates", "errors", "latencies",
+        "one_way_errors", "produce_latencies", "produced", "pulled", "retried_messages", "sent_back", "tls_failures",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.connections_accepted = 0
+        self.connections_refused = 0
+        self.tls_failures = 0
+        """Connections whose TLS handshake failed."""
+        self.produced = Direction()
+        self.pulled = Direction()
+        self.duplicates = 0
+        """PRODUCE frames that had been stored before."""
+        self.one_way_errors = 0
+        self.retried_messages = 0
+        """Messages that consumers sent back and that are delivered again."""
+        self.dead_messages = 0
+        """Messages that consumers sent back and that became dead letters."""
+        self.sent_back: dict[str, tuple[int, int]] = {}
+        """By group: retried messages and dead letters; deleted groups have no row."""
+        self.errors: dict[int, int] = {}
+        self.latencies = {code: Latencies() for code in COMMANDS}
+        self.produce_latencies = self.latencies[PRODUCE.code]
+        """The PRODUCE entry of ``latencies``, without a lookup."""
+
+    def count_sent_back(self, group: str, retried: int, dead: int) -> None:
+        """Count messages that a group sent back. The group must exist, so that invented names create no rows."""
+        self.retried_messages += retried
+        self.dead_messages += dead
+        before = self.sent_back.get(group, (0, 0))
+        self.sent_back[group] = before[0] + retried, before[1] + dead
+
+    def forget_group(self, group: str) -> None:
+        """Remove the row of a deleted group."""
+        self.sent_back.pop(group, None)
+
+    def forget_topic(self, topic: str) -> None:
+        """Remove the rows of a deleted topic."""
+        self.produced.forget(topic)
+        self.pulled.forget(topic)

@@ -1,0 +1,116 @@
+"""Duplicate PRODUCE frames: the broker sends the first response again and writes nothing.
+
+The stored messages may not be on disk yet, or not dispatched to the queue that knows their physical offsets. Until they
+are, the connection handles nothing more, because PRODUCE frames are answered in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from ...protocol.commands import EmptyAnswer, ProduceRequest
+from ...protocol.errors import SUCCESS, BrokerError, SystemBusy
+from ...protocol.frames import REQUEST, RESPONSE, Frame, encode_head
+from ..delivery.deduplication import StoredBefore
+from ..store import Places, WouldBlock, check_count
+from .context import Peer
+
+
+def answer_again(peer: Peer, frame: Frame, request: ProduceRequest, before: StoredBefore) -> None:
+    """Send a duplicate its first response, in order, once its messages are as safe as the flush policy demands.
+
+    A one-way frame needs none of this. Raises ``MessageNotFound`` if the messages have expired, and ``MessageIllegal``
+    if the body is too short for its number of messages.
+    """
+    check_count(request.count, request.layout, frame.body_end - frame.body_at)
+    peer.broker.counters.duplicates += 1
+    if frame.kind != REQUEST:
+        peer.answer(frame, EmptyAnswer())
+        return
+    duplicate = _Duplicate(peer, frame, request, before)
+    if duplicate.is_dispatched():
+        try:
+            duplicate.answer(duplicate.places(hot=True))
+            return
+        except WouldBlock:
+            pass
+    peer.suspend()
+    duplicate.next_step()
+
+
+class _Duplicate:
+    """A duplicate, from its detection to its response. Runs on the loop, except reads from the disk."""
+
+    def __init__(self, peer: Peer, frame: Frame, request: ProduceRequest, before: StoredBefore) -> None:
+        self._peer = peer
+        self._broker = peer.broker
+        self._frame = frame
+        self._request = request
+        self._before = before
+        self._written = peer.broker.store.write_offset
+        """The messages are stored before this physical offset."""
+
+    def is_dispatched(self) -> bool:
+        """Return whether the messages have been dispatched, after dispatching what is due."""
+        if not self._has_units():
+            self._broker.is_dispatched()  # called because it dispatches what is due
+        return self._has_units()
+
+    def _has_units(self) -> bool:
+        before = self._before
+        queue = self._broker.store.queues.get(before.topic, before.queue)
+        return queue is not None and queue.max_offset >= before.queue_offset + self._request.count
+
+    def places(self, *, hot: bool) -> Places:
+        """Return the physical offsets of the messages. Callable from any thread."""
+        before = self._before
+        return self._broker.store.producer_runs.places(
+            before.topic, before.queue, before.queue_offset, self._request.count, hot=hot
+        )
+
+    def next_step(self) -> None:
+        """Wait for the flush, for the dispatch, or for the disk, whichever is next."""
+        broker = self._broker
+        if self.is_dispatched():
+            reading = broker.loop.run_in_executor(broker.readers, partial(self.places, hot=False))
+            reading.add_done_callback(self._read)
+        elif broker.store.dispatchable_offset < self._written:
+            broker.flush.wait_for(self._written, self._flushed)
+        else:
+            broker.when_dispatched(self._dispatched)
+
+    def _flushed(self, error: BrokerError | None) -> None:
+        if error is not None:
+            # In a later turn: a flush that had already failed calls back at once, while the frame is still handled.
+            self._broker.loop.call_soon(self._peer.resume, self._frame, error)
+        else:
+            self.next_step()
+
+    def _dispatched(self) -> None:
+        if self._has_units():
+            self.next_step()
+            return
+        busy = SystemBusy(
+            "the frame was stored before, but its physical offsets are not known yet because dispatch is behind; try "
+            "again later",
+            retry_after_ms=self._broker.limits.busy_retry_after_ms,
+        )
+        self._peer.resume(self._frame, busy)
+
+    def _read(self, reading: asyncio.Future[Places]) -> None:
+        reading.exception()  # marks it as retrieved, or asyncio logs it when the connection is gone
+        self._peer.proceed(self._frame, lambda: self.answer(reading.result()))
+
+    def answer(self, places: Places) -> None:
+        """Send the response."""
+        peer, before = self._peer, self._before
+        offsets = places.physical_offsets
+        fields = {"queue": places.queue, "queue_offset": before.queue_offset, "store_ms": places.store_ms}
+        answer = encode_head(RESPONSE, SUCCESS, self._frame.request_id, fields, len(offsets)) + offsets
+        if self._request.flush == "sync" and self._broker.store.flushed_offset < places.end_offset:
+            peer.send_when_flushed(self._frame, answer, places.end_offset)
+            self._broker.appended()  # wakes the flush, which may be asleep because nothing was appended
+            return
+        peer.written += 1
+        peer.send_in_order(answer)

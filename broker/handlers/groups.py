@@ -1,0 +1,201 @@
+"""Consumer groups: heartbeats and leaving."""
+
+from __future__ import annotations
+
+import msgpack
+
+from ...protocol.auth.permissions import CONSUME, TOPIC, Need
+from ...protocol.commands import EmptyAnswer, HeartBeatAnswer, HeartBeatRequest, UnregisterClientRequest
+from ...protocol.errors import InvalidParameter, NoPermission, QueueNotExist, TopicNotExist
+from ...protocol.fields import decode_fields
+from ...protocol.frames import Frame
+from ...protocol.names import check_client_group, check_name
+from ...protocol.storage.delivery import UNREADABLE_TOPICS
+from ..delivery.groups.assignment import Queue
+from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
+from ..delivery.groups.group import BROADCASTING, CLUSTERING, ConsumerGroup, Member, Subscription
+from ..filters import compile_filter
+from ..store import MessageStore
+from .context import Broker, Peer
+from .msgpack_body import ArrayBody
+from .pull import parse_tags
+
+SUBSCRIPTIONS_MAX = 1_000
+SUBSCRIPTION_CHARS_MAX = 128 * 1024
+"""Maximum size of all subscriptions of a member, because the broker keeps them as long as the member lives."""
+TAGS_CHARS_MAX = 4_096
+"""Maximum length of a subscription's tags, the same as in a PULL."""
+OWNED_MAX = 65_536
+MISSING_SHOWN_MAX = 100
+"""Maximum number of missing topics that a heartbeat response names."""
+KINDS = ("consumer", "producer")
+STARTS = ("first", "last", "time")
+
+
+def heart_beat(peer: Peer, frame: Frame) -> None:
+    """Add a member to its group or keep it there; respond with its assignment."""
+    request = decode_fields(HeartBeatRequest, frame.fields)
+    check_client_group(request.group)
+    if request.kind not in KINDS:
+        raise InvalidParameter(f"kind must be consumer or producer, not {request.kind!r}")
+    interval_ms = min(request.session_timeout_ms // HEARTBEATS_A_SESSION, INTERVAL_MS_MAX)
+    broker = peer.broker
+    if request.kind == "producer":
+        broker.producer_groups.heart_beat(request.group, request.member, peer, request.session_timeout_ms / 1000)
+        peer.answer(frame, HeartBeatAnswer(epoch=1, interval_ms=interval_ms))
+        return
+    if request.mode not in (CLUSTERING, BROADCASTING):
+        raise InvalidParameter(f"mode must be {CLUSTERING} or {BROADCASTING}, not {request.mode!r}")
+    if request.start not in STARTS:
+        raise InvalidParameter(f"start must be first, last or time, not {request.start!r}")
+    subscriptions, owned = _decode_body(frame)
+    if peer.access is not None:
+        for topic in subscriptions:
+            peer.access.check(Need((CONSUME,), TOPIC, topic))
+    group, member = broker.groups.heart_beat(peer, request, subscriptions, owned)
+    _Assignment(peer, frame, request, group, member, interval_ms).answer()
+
+
+def _decode_body(frame: Frame) -> tuple[dict[str, Subscription], list[Queue]]:
+    body = ArrayBody(frame.body, "msgpack [[[topic, tags, filter], …], [[topic, queue], …]]")
+    body.row(2)
+    if (count := body.array()) > SUBSCRIPTIONS_MAX:
+        raise InvalidParameter(f"a member may have at most {SUBSCRIPTIONS_MAX} subscriptions, got {count}")
+    wanted = []
+    for _ in range(count):
+        body.row(3)
+        wanted.append((body.text(), body.text(), body.text()))
+    if (chars := sum(len(text) for row in wanted for text in row)) > SUBSCRIPTION_CHARS_MAX:
+        raise InvalidParameter(
+            f"names, tags and filters of a member's subscriptions may have at most {SUBSCRIPTION_CHARS_MAX:,} "
+            f"characters together, got {chars:,}"
+        )
+    if (count := body.array()) > OWNED_MAX:
+        raise InvalidParameter(f"a member may own at most {OWNED_MAX} queues, got {count}")
+    held = []
+    for _ in range(count):
+        body.row(2)
+        held.append((body.text(), body.integer()))
+    body.end()
+    found: dict[str, Subscription] = {}
+    for topic, tags, expression in wanted:
+        check_name("topic", topic)
+        if topic in UNREADABLE_TOPICS:
+            raise NoPermission(f"topic {topic} is the broker's own and cannot be consumed")
+        if topic in found:
+            raise InvalidParameter(f"topic {topic} is subscribed twice; give all tags in one subscription: a || b")
+        if len(tags) > TAGS_CHARS_MAX:
+            raise InvalidParameter(
+                f"the tags of topic {topic} have {len(tags)} characters; the maximum is {TAGS_CHARS_MAX}"
+            )
+        if tags:
+            parse_tags(tags)
+        if expression:
+            compile_filter(expression)
+        found[topic] = Subscription(topic, tags, expression)
+    return found, held
+
+
+class _Assignment:
+    """The response to a heartbeat: each assigned queue with the offset to continue from."""
+
+    __slots__ = ("frame", "group", "interval_ms", "member", "peer", "request")
+
+    def __init__(
+        self,
+        peer: Peer,
+        frame: Frame,
+        request: HeartBeatRequest,
+        group: ConsumerGroup,
+        member: Member,
+        interval_ms: int,
+    ) -> None:
+        self.peer = peer
+        self.frame = frame
+        self.request = request
+        self.group = group
+        self.member = member
+        self.interval_ms = interval_ms
+
+    def answer(self) -> None:
+        """Respond at once if all queues have an offset; otherwise look up the missing start offsets first."""
+        store = self.peer.broker.store
+        missing = [queue for queue in self.group.assignment(self.member) if self._committed(queue) is None]
+        if not missing:
+            self._send({})
+            return
+        groups = self.peer.broker.groups
+        first = {queue for queue in missing if groups.begins_at_first(self.group.name, queue[0])}
+        if self.group.clustering:
+            # The start rule applies to a topic once, for all queues at that time, including queues of other members.
+            # A queue that still has no offset later was added later, and is read from its first message.
+            begun = {topic for topic, queue_id in missing if (topic, queue_id) not in first}
+            own = set(missing)
+            missing += [queue for queue in groups.queues_of(self.group) if queue[0] in begun and queue not in own]
+        self.peer.after_dispatch(
+            self.frame,
+            lambda: self.peer.read(self.frame, lambda hot: self._begins(store, missing, first, hot), self._send),
+        )
+
+    def _committed(self, queue: Queue) -> int | None:
+        committed = self.peer.broker.groups.committed_of(self.group.name, self.member.name, *queue)
+        return self.member.begins.get(queue) if committed is None else committed
+
+    def _begins(self, store: MessageStore, missing: list[Queue], first: set[Queue], hot: bool) -> dict[Queue, int]:
+        begins = {}
+        for topic, queue_id in missing:
+            try:
+                if (topic, queue_id) in first or self.request.start == "first":
+                    begins[topic, queue_id] = store.min_offset(topic, queue_id, hot)
+                elif self.request.start == "last":
+                    begins[topic, queue_id] = store.max_offset(topic, queue_id)
+                else:
+                    begins[topic, queue_id] = store.offset_by_time(topic, queue_id, self.request.start_ms, hot)
+            except (TopicNotExist, QueueNotExist):
+                continue  # deleted in the meantime: the next assignment will not contain it
+        return begins
+
+    def _send(self, begins: dict[Queue, int]) -> None:
+        """Store the start offsets and send the response.
+
+        The start offsets are committed at once, because a member that takes the queue over must not begin later.
+        """
+        store = self.peer.broker.store
+        rows: list[tuple[str, int, int, int]] = []
+        for queue, granted in self.group.assignment(self.member).items():
+            next_offset = self._committed(queue)
+            if next_offset is None:
+                if queue not in begins:
+                    continue  # granted in the meantime: the next heartbeat delivers it
+                next_offset = begins[queue]
+            rows.append((*queue, next_offset, granted))
+        if self.group.clustering:
+            for topic in {topic for topic, _ in begins}:
+                queues = [queue_id for of, queue_id in begins if of == topic]
+                self.peer.broker.groups.check_may_commit(self.group.name, topic, queues)
+        for queue, next_offset in begins.items():
+            if self._committed(queue) is None:
+                if self.group.clustering:
+                    store.consumer_offsets.commit(self.group.name, *queue, next_offset)
+                else:
+                    self.member.begins[queue] = next_offset
+        answer = HeartBeatAnswer(
+            epoch=self.group.epoch,
+            count=len(rows),
+            interval_ms=self.interval_ms,
+            retry_times_max=store.groups.retry_times_max(self.group.name),
+            run=self.peer.broker.groups.run,
+            missing=" ".join(self.peer.broker.groups.missing_topics(self.member)[:MISSING_SHOWN_MAX]),
+        )
+        self.peer.answer(self.frame, answer, msgpack.packb(rows))
+
+
+def unregister_client(peer: Peer, frame: Frame) -> None:
+    """Remove a member from its group."""
+    request = decode_fields(UnregisterClientRequest, frame.fields)
+    broker: Broker = peer.broker
+    if request.kind == "producer":
+        broker.producer_groups.leave(request.group, request.member)
+    else:
+        broker.groups.leave(request.group, request.member, request.epoch)
+    peer.answer(frame, EmptyAnswer())

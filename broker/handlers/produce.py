@@ -1,0 +1,183 @@
+"""PRODUCE: append the messages of one frame, and acknowledge them when the flush policy is met."""
+
+from __future__ import annotations
+
+from ...protocol.auth.permissions import GROUP, PUBLISH, Need
+from ...protocol.commands import PRODUCE, ProduceRequest
+from ...protocol.errors import (
+    BrokerError,
+    InvalidParameter,
+    LimitReached,
+    MessageIllegal,
+    NoPermission,
+    QueueNotExist,
+    SystemBusy,
+    TopicNotExist,
+)
+from ...protocol.fields import decode_fields
+from ...protocol.frames import Frame
+from ...protocol.names import check_name, is_system_topic, may_produce_to
+from ..delivery.routing import Route, delay_of, route
+from ..delivery.transactions.frames import half_request
+from ..store import ProduceBatch, TopicConfig, common_properties
+from .acknowledgement import acknowledge
+from .audit import audit, topic_values
+from .context import FRAME_LENGTH_BYTES, Broker, Peer
+from .duplicate_produce import answer_again
+from .prepared import FLUSHES, append_prepared, check_prepared
+from .transactions import append_half_messages
+
+
+def produce(peer: Peer, frame: Frame) -> None:
+    """Append the frame's messages, all or none, and respond in the order of the connection's PRODUCE frames."""
+    broker = peer.broker
+    request = decode_fields(ProduceRequest, frame.fields)
+    name = request.topic
+    if peer.frame_bytes > broker.produce_bytes_max or broker.in_flight_bytes > broker.in_flight_bytes_max:
+        raise _too_much(peer)
+    if request.count > broker.produce_messages_max:
+        raise MessageIllegal(
+            f"the PRODUCE frame has {request.count} messages, but limits.produce_messages_max is "
+            f"{broker.produce_messages_max}; split it",
+            produce_messages_max=broker.produce_messages_max,
+        )
+    if request.flush not in FLUSHES:
+        raise InvalidParameter(f"flush must be sync, async or empty, not {request.flush!r}")
+    if not may_produce_to(name):
+        raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
+    half = half_request(request.common) if request.common else None
+    if half is not None and peer.access is not None:
+        peer.access.check(Need((PUBLISH,), GROUP, half.group))
+    if request.prepare:
+        check_prepared(peer, request, half is not None)
+    topic = broker.store.topics.get(name)
+    if topic is None or name in broker.topic_changes.pending:
+        _wait_for_topic(peer, frame, request)
+        return
+    if request.unique_prefix:
+        before = broker.sequences.find(request.unique_prefix, name, request.unique_first, request.count)
+        if before is not None:
+            answer_again(peer, frame, request, before)
+            return
+    queue = request.queue
+    if queue < 0:
+        queue = broker.next_queue.get(name, 0) % topic.write_queues
+        broker.next_queue[name] = queue + 1
+    elif queue >= topic.write_queues:
+        raise _no_such_queue(request, topic.write_queues)
+    if not topic.writable:
+        raise NoPermission(f"topic {name} is not writable (perm {topic.perm}); add 2 to its perm to allow writing")
+    if request.prepare:
+        append_prepared(peer, frame, request, queue)
+        return
+    if half is not None:
+        append_half_messages(peer, frame, request, half, queue)
+        return
+    waits = None
+    if request.common and (delay := delay_of(request.common)) is not None:
+        waits = route(delay, name, queue, broker.delays.now_ms(), broker.settings.delivery.delay_max_days)
+        if waits is None:
+            request.common = delay.others
+        elif not _is_there(broker, waits.config.name):
+            peer.suspend()
+            broker.writer.with_topics([waits.config], lambda error: peer.resume(frame, error))
+            return
+    _append(peer, frame, request, topic, queue, waits)
+
+
+def _is_there(broker: Broker, name: str) -> bool:
+    return broker.store.topics.get(name) is not None and name not in broker.topic_changes.pending
+
+
+def _append(
+    peer: Peer, frame: Frame, request: ProduceRequest, topic: TopicConfig, queue: int, waits: Route | None
+) -> None:
+    """Append the messages to their queue, or to the queue for scheduled records, and acknowledge them."""
+    into, into_queue = (topic, queue) if waits is None else (waits.config, waits.queue)
+    appended = peer.broker.store.append(
+        into,
+        into_queue,
+        # By position, because this runs for every frame and keyword arguments would double the cost of the call.
+        ProduceBatch(
+            frame.buffer,
+            frame.body_at,
+            frame.body_end,
+            request.count,
+            request.layout,
+            common_properties(request.common) if waits is None else waits.common,
+            request.sys_flag,
+            request.unique_prefix.encode(),
+            request.unique_first,
+            request.born_ms,
+            peer.born_host,
+        ),
+    )
+    acknowledge(peer, frame, request, queue, into.name, into_queue, appended)
+
+
+def _too_much(peer: Peer) -> BrokerError:
+    limits, frame_bytes = peer.broker.limits, peer.frame_bytes - FRAME_LENGTH_BYTES
+    if frame_bytes > limits.produce_frame_bytes_max:
+        return MessageIllegal(
+            f"the PRODUCE frame has {frame_bytes} bytes, but limits.produce_frame_bytes_max is "
+            f"{limits.produce_frame_bytes_max}; split it",
+            produce_frame_bytes_max=limits.produce_frame_bytes_max,
+        )
+    stalled = peer.broker.stall.refusal()
+    if stalled:
+        return SystemBusy(stalled, retry_after_ms=limits.busy_retry_after_ms)
+    return SystemBusy(
+        f"{peer.broker.in_flight_bytes} bytes are in flight, but limits.in_flight_bytes_max is "
+        f"{limits.in_flight_bytes_max}; try again later",
+        retry_after_ms=limits.busy_retry_after_ms,
+        in_flight_bytes_max=limits.in_flight_bytes_max,
+    )
+
+
+def _no_such_queue(request: ProduceRequest, queues: int) -> QueueNotExist:
+    return QueueNotExist(
+        f"topic {request.topic} has no queue {request.queue} to write to; it has {queues}", queues=queues
+    )
+
+
+def _wait_for_topic(peer: Peer, frame: Frame, request: ProduceRequest) -> None:
+    """Handle the frame again once its topic has been created, or once the topic's change is on disk."""
+    changes = peer.broker.topic_changes
+    if request.topic in changes.pending:
+        peer.suspend()
+        changes.when_done(request.topic, lambda error: peer.resume(frame, error))
+    else:
+        config = _new_topic(peer.broker, request)
+
+        def made(error: BrokerError | None) -> None:
+            if error is None:
+                audit(peer, PRODUCE, f"topic {config.name}", None, topic_values(config))
+            peer.resume(frame, error)
+
+        peer.suspend()
+        changes.put(config, made)
+
+
+def _new_topic(broker: Broker, request: ProduceRequest) -> TopicConfig:
+    """Return the topic to create for a message to an unknown topic. Raises if that is not allowed."""
+    name = check_name("topic", request.topic)
+    if is_system_topic(name):
+        raise NoPermission(f"topic {name} is a system topic of the broker; produce to another topic")
+    if not broker.auto_create:
+        setting = str(broker.settings.topics.auto_create).lower()
+        because = ", and it listens beyond loopback" if setting == "loopback" else ""
+        raise TopicNotExist(
+            f"topic {name} does not exist, and this broker does not create topics automatically (topics.auto_create is "
+            f"{setting}{because}): create it with `flintmq topic create {name}` or Admin.create_topic, or allow "
+            "automatic creation with `flintmq config set topics.auto_create=true`"
+        )
+    if (count := len(broker.store.topics)) >= broker.settings.topics.auto_create_max:
+        raise LimitReached(
+            f"topic {name} does not exist, and the broker does not create it automatically because it has {count} "
+            f"topics and topics.auto_create_max is {broker.settings.topics.auto_create_max}; create it yourself "
+            "(flintmq topic create), or delete unused topics"
+        )
+    queues = broker.settings.topics.default_queues
+    if request.queue >= queues:
+        raise _no_such_queue(request, queues)
+    return TopicConfig(name=name, read_queues=queues, write_queues=queues)

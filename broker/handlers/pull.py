@@ -1,0 +1,375 @@
+"""PULL: return stored records of one queue, or hold the pull until there are some."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ...protocol.auth.permissions import CONSUME, GROUP, TOPIC, Need
+from ...protocol.commands import PullRequest
+from ...protocol.errors import (
+    PULL_NOT_FOUND,
+    SUCCESS,
+    BrokerFailure,
+    InvalidParameter,
+    MessageDamaged,
+    NoPermission,
+    OffsetOutOfRange,
+    TopicNotExist,
+)
+from ...protocol.fields import decode_fields
+from ...protocol.frames import RESPONSE, Frame, encode_head
+from ...protocol.names import check_client_group
+from ...protocol.storage.delivery import UNREADABLE_TOPICS
+from ...protocol.storage.javahash import tags_code
+from ...protocol.storage.layout import RECORD_BYTES_MIN
+from ..background.held_pulls import PASSED_OVER_S, HeldPull, Wake
+from ..background.selections import Share
+from ..filters import Filter, compile_filter
+from ..memo import remembered
+from ..store import CorruptLog, DamagedRecord, Pulled, WouldBlock
+from .context import Broker, Peer
+
+HEAD_BYTES_MAX = 1024
+"""Upper bound for the part of a pull response before its sizes and records."""
+SIZE_BYTES = 4
+HOT_BYTES_MAX = 2 * 1024 * 1024
+HOT_COUNT_MAX = 4
+"""A pull for more than ``HOT_BYTES_MAX`` runs in a reader thread if more than ``HOT_COUNT_MAX`` messages exist: copying
+16 MiB on the loop would block all connections for 10 ms."""
+PARSED_AT_ONCE_CHARS = 512
+"""Longer tags and filters are parsed in a step of their own, between the requests of other connections."""
+FILTER_STEPS_MAX = 16
+"""Maximum number of search steps of a filtered pull that has found something."""
+
+_NO_BODY = bytearray()
+
+log = logging.getLogger(__name__)
+
+
+def pull(peer: Peer, frame: Frame) -> None:
+    """Answer a pull from memory, pass it to a reader thread, or hold it."""
+    request = decode_fields(PullRequest, frame.fields)
+    check_has_messages(peer.broker, request.topic)
+    if request.member:
+        _check_holder(peer.broker, request)
+    elif request.group:
+        check_client_group(request.group)
+    if len(request.tags) + len(request.filter) > PARSED_AT_ONCE_CHARS:
+        # Parsing takes up to 2 ms. Each connection may send such a pull in the same turn of the loop, and together
+        # they would block all others.
+        peer.check_may_wait()
+        peer.step(frame, lambda: _select(peer, frame, request))
+    else:
+        _select(peer, frame, request)
+
+
+def _select(peer: Peer, frame: Frame, request: PullRequest) -> None:
+    """Parse the tags and the filter of a pull, and start it."""
+    tags = parse_tags(request.tags) if request.tags else None
+    records = compile_filter(request.filter) if request.filter else None
+    room = peer.broker.limits.frame_bytes_max - HEAD_BYTES_MAX
+    # Each record is preceded by its size, so the shortest records are the worst case.
+    request.max_bytes = min(request.max_bytes, room * RECORD_BYTES_MIN // (RECORD_BYTES_MIN + SIZE_BYTES))
+    request.max_count = min(request.max_count, room // (RECORD_BYTES_MIN + SIZE_BYTES))
+    ahead = request.offset - peer.broker.store.max_offset(request.topic, request.queue)
+    # A pull that does not wait must see everything acknowledged. Without a selection that matters only at the queue's
+    # end; a pull that selects may reach the end although it starts long before it.
+    selects = tags is not None or records is not None
+    if ahead > 0 or (not request.wait_ms and (ahead == 0 or selects)):
+        peer.after_dispatch(frame, lambda: _pull(peer, frame, request, tags, records))
+    else:
+        _pull(peer, frame, request, tags, records)
+
+
+def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter | None) -> None:
+    if records is not None:
+        filtered = _FilteredPull(peer, frame, request, tags, records)
+        peer.check_may_wait()
+        filtered.next_step()
+        return
+    if not peer.broker.send_memory.may_read(peer) or _is_large(peer.broker, request, request.offset):
+        _Pull(peer, frame, request, tags).read()
+        return
+    try:
+        pulled = _read(peer.broker, request, request.offset, request.max_count, request.max_bytes, tags, hot=True)
+    except WouldBlock:
+        _Pull(peer, frame, request, tags).read()
+        return
+    if pulled.code == PULL_NOT_FOUND and request.wait_ms:
+        _Pull(peer, frame, request, tags).pulled(pulled)
+    else:
+        send_pulled(peer, frame, request, pulled)
+
+
+def _read(
+    broker: Broker, request: PullRequest, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
+    records: Filter | None = None, at_least_one: bool = True, *, hot: bool,
+) -> Pulled:  # fmt: skip
+    """Read records as ``Pulls.pull`` does; move a group that asks for expired messages."""
+    max_bytes = min(max_bytes, broker.send_memory.answer_bytes())
+    try:
+        return broker.store.pull(
+            request.topic, request.queue, offset, max_count, max_bytes, tags, hot, records, at_least_one
+        )
+    except OffsetOutOfRange as error:
+        if request.group and offset < error.min_offset:
+            moved = (request.group, request.member, request.topic, request.queue, offset, error.min_offset)
+            if hot:
+                broker.offset_moved(*moved)
+            else:  # in a reader thread; groups belong to the loop
+                broker.loop.call_soon_threadsafe(broker.offset_moved, *moved)
+        raise
+    except DamagedRecord as error:
+        log.error("%s", error)
+        raise MessageDamaged(str(error), queue_offset=error.queue_offset) from error
+    except CorruptLog as error:
+        log.error("%s", error)
+        raise BrokerFailure(str(error)) from error
+
+
+def _is_large(broker: Broker, request: PullRequest, offset: int) -> bool:
+    """Return whether the response may be too large to be read on the loop."""
+    if request.max_bytes <= HOT_BYTES_MAX or request.max_count <= HOT_COUNT_MAX:
+        return False
+    return broker.store.max_offset(request.topic, request.queue) - offset > HOT_COUNT_MAX
+
+
+def _check_holder(broker: Broker, request: PullRequest) -> None:
+    broker.groups.check_holder(request.group, request.member, request.epoch, request.topic, request.queue)
+
+
+def check_readable(broker: Broker, name: str) -> None:
+    """Raise if the topic does not exist or must not be read."""
+    topic = broker.store.topics.get(name)
+    if topic is None:
+        raise TopicNotExist(f"topic {name} does not exist")
+    if name in UNREADABLE_TOPICS:
+        raise NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")
+    if not topic.readable:
+        raise NoPermission(f"topic {name} is not readable (perm {topic.perm}); add 4 to its perm to allow reading")
+
+
+def check_has_messages(broker: Broker, name: str) -> None:
+    """Raise if no client may read messages of the topic."""
+    if name in UNREADABLE_TOPICS:  # checked first: the error must not depend on whether the topic exists yet
+        raise NoPermission(f"topic {name} is a system topic of the broker; its messages are not delivered yet")
+    check_readable(broker, name)
+
+
+@remembered(1024)
+def parse_tags(expression: str) -> frozenset[int] | None:
+    """Return the tag codes of ``a || b``, or None for all messages (``*``)."""
+    tags = [tag.strip() for tag in expression.split("||")]
+    if tags == ["*"]:
+        return None
+    if not all(tags):
+        raise InvalidParameter(f"tags {expression!r} contains an empty tag; use `a || b`, or * for all")
+    return frozenset(tags_code(tag) for tag in tags)
+
+
+def send_pulled(peer: Peer, frame: Frame, request: PullRequest, pulled: Pulled) -> None:
+    """Send the response to a pull."""
+    if len(pulled.body) + HEAD_BYTES_MAX > peer.broker.limits.frame_bytes_max:
+        raise BrokerFailure(
+            f"the record is too large for a response: {len(pulled.body)} bytes; raise limits.frame_bytes_max, "
+            f"which is {peer.broker.limits.frame_bytes_max}"
+        )
+    if request.member:
+        peer.broker.groups.note_pulled(request.group, request.topic, request.queue, pulled.next_offset)
+    traffic = peer.broker.counters.pulled.of(request.topic)
+    traffic.frames += 1
+    traffic.messages += pulled.count
+    traffic.bytes += len(pulled.body)
+    fields = {
+        "count": pulled.count,
+        "next_offset": pulled.next_offset,
+        "min_offset": pulled.min_offset,
+        "max_offset": pulled.max_offset,
+    }
+    if peer.broker.store.quarantine:
+        fields |= _lost_fields(peer.broker, request, pulled.next_offset)
+    head = encode_head(RESPONSE, pulled.code, frame.request_id, fields, len(pulled.body))
+    peer.send_answer(frame, head, pulled.body)
+
+
+def _lost_fields(broker: Broker, request: PullRequest, next_offset: int) -> dict[str, int]:
+    """Return the response fields for lost messages in the range of a pull; empty if there are none."""
+    lost = broker.store.quarantine.lost_between(request.topic, request.queue, request.offset, next_offset)
+    return {"lost": sum(end - first for first, end in lost), "lost_from": lost[0][0]} if lost else {}
+
+
+class _Pull:
+    """A pull that could not be answered at once. Its offset advances while no message matches its tags."""
+
+    __slots__ = ("busy_s", "deadline", "frame", "held", "offset", "peer", "request", "share", "tags")
+
+    def __init__(
+        self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter | None = None
+    ) -> None:
+        # A waiting frame must not keep the receive buffer alive, nor memory for unknown fields that the client sent.
+        frame.buffer, frame.fields = _NO_BODY, {}
+        self.share: Share | None = None
+        """Its share of its tags and filter; None if it has neither."""
+        if tags is not None or records is not None:
+            selection = peer.broker.selections.share(tags, records)
+            self.share, tags = peer.share(selection), selection.tags
+            request.tags = request.filter = ""
+        self.peer = peer
+        self.frame = frame
+        self.request = request
+        self.tags = tags
+        self.offset = request.offset
+        self.deadline = peer.broker.loop.time() + request.wait_ms / 1000
+        self.held: HeldPull | None = None
+        self.busy_s = 0.0
+        """Time that the broker had spent on the pull when it was held."""
+
+    def read(self) -> None:
+        self.peer.read(self.frame, self._read, self.pulled)
+
+    def _read(self, hot: bool) -> Pulled:
+        request = self.request
+        if hot:
+            self._check_again()
+            if _is_large(self.peer.broker, request, self.offset):
+                raise WouldBlock
+        return _read(self.peer.broker, request, self.offset, request.max_count, request.max_bytes, self.tags, hot=hot)
+
+    def _check_again(self) -> None:
+        """Check the preconditions again, which may have changed while the pull waited."""
+        if self.peer.access is not None:
+            self.peer.access.check(Need((CONSUME,), TOPIC, self.request.topic))
+            if self.request.group:
+                self.peer.access.check(Need((CONSUME,), GROUP, self.request.group))
+        check_readable(self.peer.broker, self.request.topic)
+        if self.request.member:
+            _check_holder(self.peer.broker, self.request)
+
+    def pulled(self, pulled: Pulled) -> None:
+        """Respond, or hold the pull if nothing was found and there is time left."""
+        broker, request = self.peer.broker, self.request
+        if pulled.code != PULL_NOT_FOUND or broker.loop.time() >= self.deadline:
+            send_pulled(self.peer, self.frame, request, pulled)
+            return
+        self.offset = max(self.offset, pulled.next_offset)
+        if request.group and self.offset > request.offset:
+            # Skipped messages are progress, which the member can commit only after a response tells it.
+            self.deadline = min(self.deadline, broker.loop.time() + PASSED_OVER_S)
+        if broker.store.max_offset(request.topic, request.queue) > self.offset:
+            # Messages arrived while a reader thread searched.
+            self.look_again()
+            return
+        self.peer.check_may_wait()
+        self.busy_s = time.monotonic() - self.frame.began
+        self.held = broker.holds.hold(
+            request.topic, request.queue, self.offset, self.deadline, self._woken,
+            tags=self.tags, grouped=bool(request.group), of_many=self.peer.holds_many(),
+        )  # fmt: skip
+        self.peer.held(self.held)
+
+    def look_again(self) -> None:
+        """Read again in the loop's next turn."""
+        self.peer.broker.loop.call_soon(self.read)
+
+    def _woken(self, wake: Wake) -> None:
+        assert self.held is not None
+        self.peer.unheld(self.held)
+        if wake is not Wake.ARRIVED:
+            self.deadline = 0.0
+        if self.peer.write_paused:
+            self.peer.when_writable(self._resume)
+        else:
+            self._resume()
+
+    def _resume(self) -> None:
+        self.frame.began = time.monotonic() - self.busy_s
+        self.read()
+
+
+class _FilteredPull(_Pull):
+    """A pull with a filter: each step examines a few hundred records, and one response returns all matches."""
+
+    __slots__ = ("bytes_left", "count_left", "found", "found_bytes", "records", "steps")
+
+    def __init__(
+        self, peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] | None, records: Filter
+    ) -> None:
+        super().__init__(peer, frame, request, tags, records)
+        assert self.share is not None
+        self.records = self.share.selection.records
+        self.found: list[Pulled] = []
+        self.found_bytes = 0
+        self.count_left = request.max_count
+        self.bytes_left = request.max_bytes
+        self.steps = 0
+
+    def next_step(self) -> None:
+        """Examine the next records when it is this pull's turn."""
+        self.peer.step(self.frame, self.read, self._send_found if self.found else None)
+
+    def read(self) -> None:
+        self.peer.read(self.frame, self._read, self.pulled, self._send_found if self.found else None)
+
+    def look_again(self) -> None:
+        self.next_step()
+
+    def _read(self, hot: bool) -> Pulled:
+        if hot:
+            self._check_again()
+        return _read(
+            self.peer.broker, self.request, self.offset, self.count_left, self.bytes_left, self.tags,
+            self.records, not self.found, hot=hot,
+        )  # fmt: skip
+
+    def pulled(self, pulled: Pulled) -> None:
+        """Continue the search, return the matches, or hold the pull if there are none and time is left."""
+        self.steps += 1
+        previous_offset = self.offset
+        self.offset = pulled.next_offset
+        size = 0
+        if pulled.count:
+            self.found.append(pulled)
+            self.found_bytes += len(pulled.body)
+            size = len(pulled.body) - SIZE_BYTES * pulled.count
+            self.count_left -= pulled.count
+            self.bytes_left -= size
+        # Stop if a record of the average size of the last ones would not fit, or if the next record did not: then the
+        # step made no progress.
+        full = self.count_left <= 0 or self.bytes_left * pulled.count < size or self.offset == previous_offset
+        full |= self.found_bytes > self._share_bytes()
+        if self.offset < pulled.max_offset and not full and self.steps < FILTER_STEPS_MAX:
+            self.next_step()
+        elif self.found:
+            self._send_found()
+        else:
+            self.steps = 0
+            super().pulled(pulled)
+
+    def _share_bytes(self) -> int:
+        """Return how many bytes may be found before they are sent.
+
+        The send budget does not count them before that, so all pulls in progress share the size of one response.
+        """
+        broker = self.peer.broker
+        return broker.send_memory.answer_bytes() // (1 + len(broker.turns) + len(broker.cold_reads))
+
+    def _send_found(self) -> None:
+        send_pulled(self.peer, self.frame, self.request, _together(self.found, self.offset))
+
+    def _resume(self) -> None:
+        self.frame.began = time.monotonic() - self.busy_s
+        self.next_step()
+
+
+def _together(found: list[Pulled], next_offset: int) -> Pulled:
+    """Combine the results of several steps into one response."""
+    last = found[-1]
+    if len(found) == 1:
+        body = last.body
+    else:
+        body = bytearray().join([each.body[: SIZE_BYTES * each.count] for each in found])
+        for each in found:
+            body += memoryview(each.body)[SIZE_BYTES * each.count :]
+    count = sum(each.count for each in found)
+    return Pulled(SUCCESS, count, next_offset, last.min_offset, last.max_offset, body)

@@ -1,0 +1,94 @@
+"""The table of commands: the handler of each, and the permission that a user needs for it."""
+
+from __future__ import annotations
+
+from ...protocol import commands
+from ...protocol.auth.permissions import ADMIN, CONSUME, PUBLISH, QUERY
+from . import (
+    auth,
+    delays,
+    group_admin,
+    groups,
+    hello,
+    offsets,
+    prepared,
+    produce,
+    pull,
+    query,
+    rules,
+    runtime,
+    send_back,
+    settings,
+    topics,
+    transactions,
+    users,
+)
+from .rules import Handler, Rule
+
+_ROWS: tuple[tuple[commands.Command, Handler, Rule], ...] = (
+    (commands.HELLO, hello.hello, rules.anybody),
+    (commands.AUTH, auth.auth, rules.anybody),
+    (commands.PRODUCE, produce.produce, rules.topic(PUBLISH)),
+    (commands.PULL, pull.pull, rules.of_group_in_topic(CONSUME, CONSUME)),
+    (commands.QUERY_BY_KEY, query.query_by_key, rules.topic(QUERY)),
+    (commands.VIEW_MESSAGE_BY_ID, query.view_message_by_id, rules.topic(QUERY)),
+    (commands.QUERY_CONSUMER_OFFSET, offsets.query_consumer_offset, rules.of_group_in_topic(QUERY, QUERY)),
+    (
+        commands.UPDATE_CONSUMER_OFFSET,
+        offsets.update_consumer_offset,
+        rules.of_group_in_topic(CONSUME, CONSUME),
+    ),
+    (commands.GET_CONSUME_STATS, offsets.get_consume_stats, rules.of_group_in_topic(QUERY, QUERY)),
+    (commands.HEART_BEAT, groups.heart_beat, rules.member),
+    (commands.UNREGISTER_CLIENT, groups.unregister_client, rules.member),
+    (commands.CONSUMER_SEND_MSG_BACK, send_back.consumer_send_msg_back, rules.group(CONSUME)),
+    (commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, group_admin.get_all_groups, rules.anybody),
+    (commands.GET_CONSUMER_CONNECTION_LIST, group_admin.get_group_members, rules.group(QUERY)),
+    (commands.DELETE_SUBSCRIPTIONGROUP, group_admin.delete_group, rules.group(ADMIN)),
+    (
+        commands.INVOKE_BROKER_TO_RESET_OFFSET,
+        group_admin.reset_offset,
+        rules.of_group_in_topic(ADMIN, QUERY),
+    ),
+    (commands.SEARCH_OFFSET_BY_TIMESTAMP, offsets.search_offset_by_timestamp, rules.topic(QUERY)),
+    (commands.GET_MAX_OFFSET, offsets.get_max_offset, rules.topic(QUERY)),
+    (commands.GET_MIN_OFFSET, offsets.get_min_offset, rules.topic(QUERY)),
+    (commands.GET_EARLIEST_MSG_STORETIME, offsets.get_earliest_msg_storetime, rules.topic(QUERY)),
+    (commands.END_TRANSACTION, transactions.end_transaction, rules.group(PUBLISH)),
+    (commands.GET_TRANSACTIONS, transactions.get_transactions, rules.anybody),
+    (commands.COMMIT_PREPARED, prepared.commit_prepared, rules.on_any_topic(PUBLISH)),
+    (commands.ABORT_PREPARED, prepared.abort_prepared, rules.on_any_topic(PUBLISH)),
+    (commands.GET_PREPARED, prepared.get_prepared, rules.anybody),
+    (commands.GET_DELAY_STATS, delays.get_delay_stats, rules.broker(QUERY)),
+    (commands.UPDATE_AND_CREATE_TOPIC, topics.update_and_create_topic, rules.topic(ADMIN)),
+    (commands.DELETE_TOPIC_IN_BROKER, topics.delete_topic_in_broker, rules.topic(ADMIN)),
+    (commands.GET_ALL_TOPIC_CONFIG, topics.get_all_topic_config, rules.anybody),
+    (commands.GET_TOPIC_STATS_INFO, topics.get_topic_stats_info, rules.topic(QUERY, PUBLISH, ADMIN)),
+    (commands.GET_BROKER_CONFIG, settings.get_broker_config, rules.broker(QUERY)),
+    (commands.UPDATE_BROKER_CONFIG, settings.update_broker_config, rules.broker(ADMIN)),
+    (commands.AUTH_CREATE_USER, users.auth_create_user, rules.broker(ADMIN)),
+    (commands.AUTH_UPDATE_USER, users.auth_update_user, rules.broker(ADMIN)),
+    (commands.AUTH_DELETE_USER, users.auth_delete_user, rules.broker(ADMIN)),
+    (commands.AUTH_LIST_USER, users.auth_list_user, rules.broker(ADMIN)),
+    (commands.GET_BROKER_RUNTIME_INFO, runtime.get_broker_runtime_info, rules.anybody),
+)
+
+HANDLERS: dict[int, Handler] = {command.code: handler for command, handler, _ in _ROWS}
+"""Handlers after HELLO on a broker without authentication, by command code."""
+assert HANDLERS.keys() == {code for code, command in commands.COMMANDS.items() if not command.from_broker}
+
+RULES: dict[int, Rule] = {command.code: rule for command, _, rule in _ROWS}
+"""Permission rule of each command, by command code."""
+
+HANDLERS_OF_USERS: dict[int, Handler] = {
+    **{code: rules.guarded(handler, RULES[code]) for code, handler in HANDLERS.items()},
+    commands.PRODUCE.code: rules.guarded_produce(produce.produce),
+}
+"""Handlers of authenticated connections."""
+
+HANDLERS_BEFORE_HELLO: dict[int, Handler] = {commands.HELLO.code: hello.hello}
+HANDLERS_BEFORE_AUTH: dict[int, Handler] = {**HANDLERS_BEFORE_HELLO, commands.AUTH.code: auth.auth}
+"""Handlers after HELLO and before authentication."""
+
+ONE_WAY_CODES = frozenset(command.code for command, *_ in _ROWS if command.one_way)
+"""Commands that a one-way frame may carry."""

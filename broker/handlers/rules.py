@@ -1,0 +1,90 @@
+"""Permission rules: what a user needs before a handler gets the request. The table in ``dispatch`` has one per command.
+
+A rule reads a frame's undecoded fields. If a field is missing or has a wrong type, the rule needs nothing, because the
+handler refuses such a request before it does anything. If a permission depends on the body, the log or a table
+(subscriptions, a message found by its id, the topic of a transaction), the handler checks it with ``peer.access``;
+lists leave out what the user may not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...protocol.auth.permissions import ANY, BROKER, CONSUME, GROUP, PUBLISH, TOPIC, Need
+from ...protocol.frames import Frame
+from .context import Peer
+
+Rule = Callable[[Mapping[str, Any]], tuple[Need, ...]]
+Handler = Callable[[Peer, Frame], None]
+
+
+def anybody(fields: Mapping[str, Any]) -> tuple[Need, ...]:
+    """Need nothing: the command is for every user, and returns only what that user may see."""
+    return ()
+
+
+def broker(action: str) -> Rule:
+    """Need ``action`` on the broker."""
+    needs = (Need((action,), BROKER),)
+    return lambda fields: needs
+
+
+def on_any_topic(action: str) -> Rule:
+    """Need ``action`` on at least one topic; the handler checks which ones."""
+    needs = (Need((action,), TOPIC, ANY),)
+    return lambda fields: needs
+
+
+def topic(*actions: str) -> Rule:
+    """Need one of ``actions`` on the topic in the field ``topic``, if there is one."""
+    return lambda fields: _need(actions, TOPIC, fields.get("topic"))
+
+
+def group(*actions: str) -> Rule:
+    """Need one of ``actions`` on the group in the field ``group``, if there is one."""
+    return lambda fields: _need(actions, GROUP, fields.get("group"))
+
+
+def of_group_in_topic(on_group: str, on_topic: str) -> Rule:
+    """Need ``on_group`` on the group and ``on_topic`` on the topic, if the fields name them."""
+    first, second = group(on_group), topic(on_topic)
+    return lambda fields: first(fields) + second(fields)
+
+
+def member(fields: Mapping[str, Any]) -> tuple[Need, ...]:
+    """Need what a member of a consumer group, or of a producer group, needs."""
+    action = PUBLISH if fields.get("kind") == "producer" else CONSUME
+    return _need((action,), GROUP, fields.get("group"))
+
+
+def _need(actions: tuple[str, ...], kind: str, name: object) -> tuple[Need, ...]:
+    return (Need(actions, kind, name),) if type(name) is str and name else ()
+
+
+def guarded(handler: Handler, rule: Rule) -> Handler:
+    """Return ``handler`` for authenticated connections: it is called only if the user has what ``rule`` needs."""
+    if rule is anybody:
+        return handler
+
+    def check_and_handle(peer: Peer, frame: Frame) -> None:
+        access = peer.access
+        assert access is not None, "for connections with a user"
+        for need in rule(frame.fields):
+            access.check(need)
+        handler(peer, frame)
+
+    return check_and_handle
+
+
+def guarded_produce(produce: Handler) -> Handler:
+    """Return ``guarded(produce, topic(PUBLISH))`` at the cost of one set lookup, because PRODUCE is frequent."""
+
+    def check_and_produce(peer: Peer, frame: Frame) -> None:
+        name, access = frame.fields.get("topic"), peer.access
+        assert access is not None, "for connections with a user"
+        if type(name) is str and name not in access.publishes:
+            access.check_publish(name)
+        produce(peer, frame)
+
+    return check_and_produce

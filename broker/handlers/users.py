@@ -1,0 +1,175 @@
+"""User administration over the network: AUTH_CREATE_USER, AUTH_UPDATE_USER, AUTH_DELETE_USER, AUTH_LIST_USER.
+
+The broker changes the same file as ``flintmq user --store``, under the same lock, in a reader thread. A client sends
+salted verifiers, never a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgpack
+
+from ...protocol.auth.permissions import GRANTS_MAX, Grant, Permissions
+from ...protocol.auth.user_file import UserFile
+from ...protocol.auth.users import (
+    Users,
+    check_user_name,
+    is_admin,
+    parse_verifier,
+    user_named,
+    with_grants,
+    with_password,
+    with_user,
+    without_grants,
+    without_user,
+)
+from ...protocol.commands import (
+    USER_BODY_BYTES_MAX,
+    CreateUserRequest,
+    DeleteUserRequest,
+    EmptyAnswer,
+    ListUsersRequest,
+    UpdateUserRequest,
+    UsersAnswer,
+)
+from ...protocol.errors import BrokerError, ConfigurationError, InvalidParameter, ServiceNotAvailable
+from ...protocol.fields import decode_fields
+from ...protocol.frames import Frame
+from ..security.authenticator import Authenticator
+from .context import Peer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Edit = Callable[[Users], Users]
+
+
+def auth_list_user(peer: Peer, frame: Frame) -> None:
+    """Return the users and their grants, without the verifiers, from which passwords could be guessed."""
+    request = decode_fields(ListUsersRequest, frame.fields)
+    by_name = {user.name: user for user in _authenticator(peer).users}
+    if request.user:
+        by_name = {request.user: _checked(lambda: user_named(Users(by_name), request.user))}
+    rows = [{"user": name, "grants": list(user.permissions)} for name, user in sorted(by_name.items())]
+    peer.answer(frame, UsersAnswer(count=len(rows)), msgpack.packb(rows))
+
+
+def auth_create_user(peer: Peer, frame: Frame) -> None:
+    """Add a user; respond once it can connect."""
+    name = decode_fields(CreateUserRequest, frame.fields).user
+    body = _body(frame, {"scram", "grants"})
+    _checked(lambda: check_user_name(name))
+    verifier = _checked(lambda: parse_verifier(_map(body, "scram"), f"user {name!r}"))
+    grants = _grants(body.get("grants", []), name)
+    _change(peer, frame, lambda users: with_user(users, name, verifier, grants))
+
+
+def auth_update_user(peer: Peer, frame: Frame) -> None:
+    """Change a user's password or grants; respond once the change is in effect."""
+    name = decode_fields(UpdateUserRequest, frame.fields).user
+    body = _body(frame, {"scram", "revoke", "grant"})
+    if not body:
+        raise InvalidParameter("the body contains no change: pass scram, revoke or grant")
+    edits: list[Edit] = []
+    if "scram" in body:
+        verifier = _checked(lambda: parse_verifier(_map(body, "scram"), f"user {name!r}"))
+        edits.append(lambda users: with_password(users, name, verifier))
+    if "revoke" in body:
+        revoked = None if body["revoke"] is None else _grants(body["revoke"], name)
+        edits.append(lambda users: without_grants(users, name, revoked))
+    if "grant" in body:
+        granted = _grants(body["grant"], name)
+        edits.append(lambda users: with_grants(users, name, granted))
+
+    def edit(users: Users) -> Users:
+        for each in edits:
+            users = each(users)
+        return users
+
+    _change(peer, frame, edit)
+
+
+def auth_delete_user(peer: Peer, frame: Frame) -> None:
+    """Remove a user; respond once it can no longer connect. The broker closes its connections."""
+    name = decode_fields(DeleteUserRequest, frame.fields).user
+    _authenticator(peer)
+    _change(peer, frame, lambda users: without_user(users, name))
+
+
+def _authenticator(peer: Peer) -> Authenticator:
+    authenticator = peer.broker.authenticator
+    if authenticator is None:
+        raise InvalidParameter(
+            'this broker does not use authentication (security.auth = "off"), so it cannot check who may change '
+            "users: use flintmq user --store DIR on the machine of the store"
+        )
+    return authenticator
+
+
+def _change(peer: Peer, frame: Frame, edit: Edit) -> None:
+    """Change the users' file in a reader thread, and respond once the broker applies it."""
+    _authenticator(peer)
+    broker = peer.broker
+
+    def keep_an_administrator(users: Users) -> Users:
+        after = edit(users)
+        if any(map(is_admin, users.by_name.values())) and not any(map(is_admin, after.by_name.values())):
+            raise ConfigurationError(
+                "no user with full access would be left; grant --admin to another user first, or use "
+                "flintmq user --store DIR on the machine of the store"
+            )
+        return after
+
+    def changed() -> None:
+        peer.answer(frame, EmptyAnswer())
+        broker.users_changed(peer)
+
+    done = peer.later(frame, changed)
+    work = broker.loop.run_in_executor(broker.readers, UserFile(broker.store.path).change, keep_an_administrator)
+    work.add_done_callback(lambda work: done(_failure(work)))
+
+
+def _failure(work: asyncio.Future[Users]) -> BrokerError | None:
+    """Return the error to respond with, or None if the change succeeded."""
+    error = work.exception()
+    if error is None or isinstance(error, BrokerError):
+        return error
+    if isinstance(error, ConfigurationError):
+        return InvalidParameter(f"{error}; nothing was changed")
+    log.error("cannot change the users", exc_info=error)
+    return ServiceNotAvailable(f"cannot change the users: {error}; see the broker's log for details")
+
+
+def _checked(call: Callable[[], T]) -> T:
+    """Return the result of ``call``; a ``ConfigurationError`` that it raises becomes ``InvalidParameter``."""
+    try:
+        return call()
+    except ConfigurationError as error:
+        raise InvalidParameter(f"{error}; nothing was changed") from None
+
+
+def _body(frame: Frame, known: set[str]) -> dict[str, Any]:
+    if len(frame.body) > USER_BODY_BYTES_MAX:
+        raise InvalidParameter(f"the body has {len(frame.body)} bytes; the maximum is {USER_BODY_BYTES_MAX}")
+    try:
+        body = msgpack.unpackb(frame.body, max_array_len=GRANTS_MAX, max_map_len=8, max_bin_len=0, max_ext_len=0)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise InvalidParameter(f"the body is not one msgpack map of a user: {error}") from None
+    if type(body) is not dict or not body.keys() <= known:
+        raise InvalidParameter(f"the body must be one msgpack map with any of {', '.join(sorted(known))}")
+    return body
+
+
+def _map(body: dict[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name)
+    if type(value) is not dict:
+        raise InvalidParameter(f"the body must contain {name}, a map")
+    return value
+
+
+def _grants(raw: Any, name: str) -> tuple[Grant, ...]:
+    return _checked(lambda: Permissions.parse(raw, name)).grants

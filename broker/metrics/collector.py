@@ -1,0 +1,172 @@
+"""Collects the broker's counters for a scrape.
+
+It runs in a reader thread while the event loop continues. Therefore it only reads, and it copies every container that
+the loop may change; such a copy is atomic under the GIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...protocol.commands import COMMANDS, PRODUCE, PULL, QUERY_BY_KEY, VIEW_MESSAGE_BY_ID
+from ...protocol.errors import ERRORS_BY_CODE, RESULT_NAMES
+from ..handlers.context import Broker
+from ..handlers.hello import VERSION
+from ..store.sizes import store_sizes
+from . import catalog
+from .exposition import Exposition, Rows, labels
+from .group_figures import add_groups
+from .pace import giving_way
+from .process import process_figures
+
+TIMED_COMMANDS = (PRODUCE, PULL, QUERY_BY_KEY, VIEW_MESSAGE_BY_ID)
+"""Commands with a latency histogram."""
+
+
+def metrics_text(broker: Broker) -> bytes:
+    """Return all metrics of ``catalog`` in Prometheus's text format.
+
+    With a thousand topics this takes milliseconds, so it must not run on the loop.
+    """
+    out = Exposition()
+    _add_broker(out, broker)
+    _add_traffic(out, broker)
+    _add_requests(out, broker)
+    _add_waiting(out, broker)
+    _add_delays(out, broker)
+    _add_store(out, broker)
+    _add_disk(out, broker)
+    _add_transactions(out, broker)
+    _add_process(out)
+    return out.text()
+
+
+def _add_broker(out: Exposition, broker: Broker) -> None:
+    info = (VERSION, broker.settings.flush.policy, broker.settings.server.name)
+    out.add(catalog.BUILD_INFO, [(labels(catalog.BUILD_INFO.labels, info), 1)])
+    out.add_one(catalog.WRITABLE, 0 if broker.write_refusal() else 1)
+    out.add_one(catalog.RECOVERY, broker.recovery_seconds)
+    quarantine = broker.store.quarantine
+    out.add_one(catalog.QUARANTINED_HOLES, len(quarantine.ranges))
+    out.add_one(catalog.QUARANTINED_BYTES, quarantine.bytes)
+    out.add_one(catalog.LOST_MESSAGES, quarantine.lost_messages)
+
+
+def _add_traffic(out: Exposition, broker: Broker) -> None:
+    topics = [(topic.name, labels(("topic",), (topic.name,))) for topic in giving_way(broker.store.topics)]
+    for direction, messages, body_bytes in (
+        (broker.counters.produced, catalog.PRODUCED_MESSAGES, catalog.PRODUCED_BYTES),
+        (broker.counters.pulled, catalog.PULLED_MESSAGES, catalog.PULLED_BYTES),
+    ):
+        of = direction.by_topic.get
+        rows = [(pairs, of(name)) for name, pairs in giving_way(topics)]
+        out.add(messages, ((pairs, row.messages if row else 0) for pairs, row in rows))
+        out.add(body_bytes, ((pairs, row.bytes if row else 0) for pairs, row in rows))
+
+
+def _add_requests(out: Exposition, broker: Broker) -> None:
+    counters = broker.counters
+    counted = {code: list(latencies.counts) for code, latencies in counters.latencies.items()}
+    out.add(catalog.REQUESTS, _by("command", {COMMANDS[code].name: sum(counts) for code, counts in counted.items()}))
+    out.add_latencies(
+        catalog.REQUEST_SECONDS,
+        (
+            ((command.name,), counted[command.code], counters.latencies[command.code].seconds)
+            for command in TIMED_COMMANDS
+        ),
+    )
+    flush = broker.flush.latencies
+    out.add_latencies(catalog.FLUSH_SECONDS, [((), list(flush.counts), flush.seconds)])
+    out.add_one(catalog.FLUSH_STALLED, broker.stall.seconds())
+    out.add_one(catalog.CLOCK_HELD, broker.store.clock.held_ms() / 1000)
+    errors = {known.name: 0 for known in ERRORS_BY_CODE.values()}
+    for code, count in counters.errors.copy().items():
+        error = ERRORS_BY_CODE.get(code)
+        errors[error.name if error else RESULT_NAMES.get(code, str(code))] = count
+    out.add(catalog.ERRORS, _by("result", errors))
+    out.add_one(catalog.ONE_WAY_ERRORS, counters.one_way_errors)
+    out.add_one(catalog.DUPLICATE_FRAMES, counters.duplicates)
+    out.add_one(catalog.PRODUCER_RUNS, broker.sequences.runs)
+
+
+def _add_waiting(out: Exposition, broker: Broker) -> None:
+    out.add_one(catalog.CONNECTIONS, broker.connections)
+    out.add_one(catalog.CONNECTIONS_ACCEPTED, broker.counters.connections_accepted)
+    out.add_one(catalog.CONNECTIONS_REFUSED, broker.counters.connections_refused)
+    authenticator = broker.authenticator
+    outcomes = {
+        "success": authenticator.successes if authenticator else 0,
+        "failure": authenticator.failures if authenticator else 0,
+    }
+    out.add(catalog.AUTHENTICATIONS, _by("outcome", outcomes))
+    out.add_one(catalog.TLS_FAILURES, broker.counters.tls_failures)
+    out.add_one(catalog.IN_FLIGHT, broker.in_flight_bytes)
+    out.add_one(catalog.HELD_PULLS, len(broker.holds))
+    out.add_one(catalog.HELD_SELECTIONS, broker.selections.bytes)
+
+
+def _add_delays(out: Exposition, broker: Broker) -> None:
+    delays = broker.delays
+    waiting = {
+        "level": sum(level.pending for level in list(delays.levels.levels.values())),
+        "time": delays.timers.state.pending,
+    }
+    figures = {"level": delays.levels.figures, "time": delays.timers.figures}
+    out.add(catalog.DELAYED_MESSAGES, _by("kind", waiting))
+    out.add(catalog.DELAYED_DELIVERED, _by("kind", {kind: each.delivered for kind, each in figures.items()}))
+    out.add_latencies(
+        catalog.DELAY_LATENESS,
+        (((kind,), list(each.lateness.counts), each.lateness.seconds) for kind, each in figures.items()),
+    )
+    out.add_one(catalog.DELAYED_PARKED, delays.mover.parked)
+    out.add_one(catalog.DELAYED_UNREADABLE, delays.mover.unreadable)
+
+
+def _add_store(out: Exposition, broker: Broker) -> None:
+    store = broker.store
+    out.add_one(catalog.TOPICS, len(store.topics))
+    out.add_one(catalog.QUEUES, len(store.queues.rows))
+    add_groups(out, broker)
+    behind = broker.stats.lags()
+    out.add(catalog.BEHIND_BYTES, _by("stage", {stage: count for stage, (count, _) in behind.items()}))
+    out.add(catalog.BEHIND_SECONDS, _by("stage", {stage: seconds for stage, (_, seconds) in behind.items()}))
+    sizes = store_sizes(store, giving_way(store.queues))
+    out.add(catalog.SEGMENTS, _by("kind", {kind: size.files for kind, size in sizes.items()}))
+    out.add(catalog.STORE_BYTES, _by("kind", {kind: size.bytes for kind, size in sizes.items()}))
+
+
+def _add_transactions(out: Exposition, broker: Broker) -> None:
+    transactions, checks = broker.transactions, broker.transaction_checks
+    out.add_one(catalog.TRANSACTIONS_OPEN, len(transactions.table))
+    out.add_one(catalog.TRANSACTIONS_OPENED, transactions.opened)
+    out.add(catalog.TRANSACTIONS_ENDED, _by("outcome", transactions.ended))
+    out.add_one(catalog.TRANSACTIONS_PARKED, transactions.history.parked_count())
+    out.add(catalog.TRANSACTION_CHECKS, _by("result", {"asked": checks.asked, "nobody": checks.unasked}))
+    prepared = broker.prepared
+    out.add_one(catalog.PREPARED_MESSAGES, prepared.table.messages)
+    out.add_one(catalog.PREPARED_ATTEMPTS, len(prepared.table.attempts))
+    out.add(catalog.PREPARED_ENDED, _by("outcome", prepared.outcomes))
+
+
+def _add_disk(out: Exposition, broker: Broker) -> None:
+    stats = broker.stats
+    out.add_one(catalog.DISK_FREE, stats.disk.free_bytes)
+    out.add_one(catalog.DISK_TOTAL, stats.disk.used_bytes + stats.disk.free_bytes)
+    out.add_one(catalog.DISK_ROOM, stats.room_bytes())
+    out.add_one(catalog.DISK_RUNWAY, stats.runway_seconds())
+
+
+def _add_process(out: Exposition) -> None:
+    figures = process_figures()
+    if figures is None:
+        return
+    out.add_one(catalog.PROCESS_CPU, figures.cpu_seconds)
+    out.add_one(catalog.PROCESS_RESIDENT, figures.resident_bytes)
+    out.add_one(catalog.PROCESS_VIRTUAL, figures.virtual_bytes)
+    out.add_one(catalog.PROCESS_FDS, figures.open_fds)
+    out.add_one(catalog.PROCESS_FDS_MAX, figures.max_fds)
+    out.add_one(catalog.PROCESS_STARTED, figures.started_at)
+
+
+def _by(name: str, figures: Mapping[str, float]) -> Rows:
+    return [(labels((name,), (value,)), figure) for value, figure in figures.items()]

@@ -1,0 +1,111 @@
+"""Metrics of consumer groups. Like the collector, this runs in a reader thread and only reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, dead_letter_topic
+from ..delivery.groups.group import EMPTY, STATES
+from ..handlers.context import Broker
+from ..store.queue.consume_queue import ConsumeQueue
+from . import catalog
+from .catalog import Metric
+from .exposition import Exposition, Rows, labels
+from .pace import giving_way
+
+Figures: TypeAlias = dict[tuple[str, str], int]
+"""Values by group and topic."""
+
+
+def add_groups(out: Exposition, broker: Broker) -> None:
+    """Add all metrics of groups. Only groups that exist have samples, which bounds their number."""
+    committed = list(giving_way(broker.store.consumer_offsets.rows()))
+    running = list(broker.groups.groups.values())
+    states = Counter(dict.fromkeys(STATES, 0))
+    states.update(group.state for group in giving_way(running))
+    states[EMPTY] = len(broker.groups.names(giving_way(committed))) - (len(running) - states[EMPTY])
+    out.add(catalog.GROUPS, _by("state", states.items()))
+    out.add_one(catalog.COMMITTED_OFFSETS, len(broker.store.consumer_offsets))
+    out.add(catalog.GROUP_MEMBERS, _by("group", ((group.name, len(group.members)) for group in running)))
+    lags, unknown = _lags(broker)
+    out.add(catalog.GROUP_LAG, _by_topic(catalog.GROUP_LAG, lags))
+    out.add(catalog.GROUP_LAG_UNKNOWN, _by_topic(catalog.GROUP_LAG_UNKNOWN, unknown))
+    out.add(catalog.GROUP_IN_FLIGHT, _by_topic(catalog.GROUP_IN_FLIGHT, _in_flight(broker, lags)))
+    out.add(catalog.GROUP_DELAYED, _by("group", _delayed(broker).items()))
+    out.add(catalog.DEAD_LETTERS, _by("group", _dead_letters(broker)))
+    out.add_one(catalog.REBALANCES, broker.groups.rebalances)
+    sent_back = broker.counters.sent_back.copy()
+    out.add(catalog.RETRIED_MESSAGES, _by("group", ((group, retried) for group, (retried, _) in sent_back.items())))
+    out.add(catalog.DEAD_MESSAGES, _by("group", ((group, dead) for group, (_, dead) in sent_back.items())))
+    out.add_one(catalog.OFFSETS_MOVED, broker.groups.offsets_moved)
+
+
+def _by(name: str, figures: Iterable[tuple[str, float]]) -> Rows:
+    return ((labels((name,), (value,)), figure) for value, figure in figures)
+
+
+def _by_topic(metric: Metric, figures: Figures) -> Rows:
+    return ((labels(metric.labels, names), figure) for names, figure in figures.items())
+
+
+def _lags(broker: Broker) -> tuple[Figures, Figures]:
+    """Return the lags, and the numbers of queues with messages whose lag is not known.
+
+    Topics that do not exist have no lag, and neither has a queue that is empty or was set back by a deletion. A group's
+    dead letters are not part of its lag, because it does not read them.
+    """
+    store = broker.store
+    lags: Figures = {}
+    unknown: Figures = {}
+    for group, topic, offsets, from_first in giving_way(broker.groups.progress()):
+        config = store.topics.get(topic)
+        if config is None or topic == dead_letter_topic(group):
+            continue
+        lag = unknown_queues = 0
+        for queue_id, queue in list(store.queues.by_topic.get(topic, {}).items()):
+            next_offset = offsets.get(queue_id)
+            is_read = queue_id < config.read_queues
+            if next_offset is not None or (from_first and is_read):
+                lag += _behind(queue, max(next_offset or 0, queue.min_hint))
+            elif is_read and _behind(queue, queue.min_hint):
+                unknown_queues += 1
+        lags[group, topic], unknown[group, topic] = lag, unknown_queues
+    return lags, unknown
+
+
+def _behind(queue: ConsumeQueue, next_offset: int) -> int:
+    return max(queue.max_offset - next_offset, 0)
+
+
+def _in_flight(broker: Broker, lags: Figures) -> Figures:
+    """Return the messages that are with a member, at most the lag, for groups that have members."""
+    found = dict.fromkeys((key for key in lags if key[0] in broker.groups.groups), 0)
+    committed_of = broker.store.consumer_offsets.committed_of
+    for (name, topic, queue_id), pulled in giving_way(broker.groups.pulled.copy().items()):
+        group = broker.groups.groups.get(name)
+        committed = committed_of(name, topic, queue_id)
+        if group is None or committed is None or (topic, queue_id) not in group.held or (name, topic) not in found:
+            continue
+        found[name, topic] += max(pulled - committed, 0)
+    return {key: min(count, lags[key]) for key, count in found.items()}
+
+
+def _delayed(broker: Broker) -> dict[str, int]:
+    found = dict.fromkeys(list(broker.groups.groups), 0)
+    for topic, count in broker.delays.levels.topics.copy().items():
+        if topic.startswith(RETRY_TOPIC_PREFIX):
+            found[topic.removeprefix(RETRY_TOPIC_PREFIX)] = count
+    return found
+
+
+def _dead_letters(broker: Broker) -> Iterator[tuple[str, int]]:
+    store = broker.store
+    for config in giving_way(store.topics):
+        if config.name.startswith(DEAD_LETTER_TOPIC_PREFIX):
+            group = config.name.removeprefix(DEAD_LETTER_TOPIC_PREFIX)
+            done = store.consumer_offsets.committed(group, config.name)
+            queues = list(store.queues.by_topic.get(config.name, {}).items())
+            waiting = sum(_behind(queue, max(done.get(queue_id, 0), queue.min_hint)) for queue_id, queue in queues)
+            yield group, waiting

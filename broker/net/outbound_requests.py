@@ -1,0 +1,106 @@
+"""Requests and one-way frames from the broker to its clients, and the responses of the clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.auth.permissions import PUBLISH, TOPIC
+from ...protocol.commands import Command
+from ...protocol.errors import InvalidParameter
+from ...protocol.fields import encode_fields
+from ...protocol.frames import ONE_WAY, REQUEST, REQUEST_ID_MAX, Frame, encode_head
+from ..delivery.client_handle import Answered
+from ..handlers.context import Broker
+from ..security.access import Access
+from ..security.users import User
+from .response_queue import Answering
+
+TELL_MAX = 100
+"""Maximum number of callbacks for the loss of one connection. Most are group members, which take memory."""
+ASKED_MAX = 1_024
+"""Maximum number of unanswered requests to one client; a further request drops the oldest."""
+
+
+class Asking(Answering):
+    """A connection that can send requests to its client; it implements ``Remote``."""
+
+    __slots__ = ("_asked", "_last_request_id", "_user", "_when_lost", "access", "address", "client", "lost")
+
+    def __init__(self, broker: Broker, address: tuple[str, int]) -> None:
+        super().__init__(broker)
+        self.address = address
+        self.client = ""
+        self._user: User | None = None
+        self.access: Access | None = None
+        """Permissions of ``user``; None if there is no user."""
+        self.lost = False
+        """True once the connection is closed; results that arrive later are dropped."""
+        self._asked: dict[int, Answered] = {}
+        self._last_request_id = 0
+        self._when_lost: dict[object, Callable[[], None]] = {}
+
+    @property
+    def user(self) -> User | None:
+        """The authenticated user; None before authentication, or if the broker requires none."""
+        return self._user
+
+    @user.setter
+    def user(self, user: User | None) -> None:
+        self._user = user
+        self.access = self.broker.access.of(user.name, user.permissions) if user is not None else None
+
+    def may_publish(self, topic: str) -> bool:
+        """Return whether the client may publish to ``topic``."""
+        return self.access is None or self.access.allows(PUBLISH, TOPIC, topic)
+
+    def tell(self, command: Command, request: Any, body: bytes = b"") -> None:
+        """Send a one-way frame to the client."""
+        if not self.lost:
+            self.send(encode_head(ONE_WAY, command.code, 0, encode_fields(request), len(body)), body)
+
+    def ask(self, command: Command, request: Any, body: bytes, answered: Answered) -> None:
+        """Send a request; call ``answered`` with the response, or with None if none can arrive any more."""
+        if self.lost:
+            answered(None)
+            return
+        self._last_request_id = request_id = self._last_request_id % REQUEST_ID_MAX + 1
+        if len(self._asked) >= ASKED_MAX:
+            self._asked.pop(next(iter(self._asked)))(None)
+        self._asked[request_id] = answered
+        self.send(encode_head(REQUEST, command.code, request_id, encode_fields(request), len(body)), body)
+
+    def asked_answered(self, frame: Frame) -> bool:
+        """Pass a response to the caller that waits for it; return False if no caller does."""
+        answered = self._asked.pop(frame.request_id, None)
+        if answered is None:
+            return False
+        answered(frame)
+        return True
+
+    def when_lost(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Call ``call`` once the connection is closed; return a function that cancels this."""
+        token = object()
+        if self.lost:
+            call()
+        elif len(self._when_lost) >= TELL_MAX:
+            raise InvalidParameter(
+                f"one connection can carry at most {TELL_MAX} group members, consumers and producers together; open "
+                "another connection for more"
+            )
+        else:
+            self._when_lost[token] = call
+        return lambda: _take_back(self._when_lost, token)
+
+    def tell_lost(self) -> None:
+        """Call all callbacks that wait for a response or for the loss of the connection."""
+        asked, self._asked = self._asked, {}
+        calls, self._when_lost = self._when_lost, {}
+        for answered in asked.values():
+            answered(None)
+        for call in calls.values():
+            call()
+
+
+def _take_back(calls: dict[object, Callable[[], None]], token: object) -> None:
+    calls.pop(token, None)

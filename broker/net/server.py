@@ -1,0 +1,343 @@
+"""The listening sockets and the connections that they accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import socket
+import time
+
+from ...protocol.errors import ConfigurationError, SystemBusy
+from ..handlers.audit import author
+from ..handlers.context import Broker, Peer
+from ..security.tls import handshake_failure
+from ..security.user_changes import user_changes
+from ..security.users import User
+from ..setting_rules import parse_address
+from ..store import descriptors_max, store_descriptors
+from .connection import Connection, unmapped
+from .response_queue import encode_error
+from .timeouts import sweep
+from .tls_transport import TlsTransport
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+SOCKET_BYTES = 512 * 1024
+"""Receive buffer of a socket (the kernel doubles it). Left alone, the kernel would buffer up to ``tcp_rmem``'s 6 MiB
+and more for each connection that is not read; a thousand producers would exhaust its socket memory and all stall."""
+ACCEPTS_A_TURN = 64
+"""Maximum number of connections accepted before existing ones are served again."""
+ACCEPT_PAUSE_S = 0.5
+"""Pause after a failed accept; usually the process or the machine has run out of descriptors."""
+REFUSAL_LOGGED_S = 1.0
+"""Minimum time between two log lines about refused connections, which may come by the thousand."""
+SWEEP_S = (0.05, 1.0)
+"""Minimum and maximum time between two checks of all connections for expired timeouts."""
+
+_BROKEN_LISTENER = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
+"""Errors of accept() after which a retry is pointless."""
+
+
+def bind(listen: str, setting: str = "server.listen", *, backlog: int = 0) -> list[socket.socket]:
+    """Return sockets bound to every address that ``HOST:PORT`` resolves to; clients cannot connect until they listen.
+
+    With port 0 all sockets get the same free port. ``setting``: name of the setting for error messages; ``backlog``:
+    if not 0, listen at once. Raises ``ConfigurationError`` if an address cannot be bound.
+    """
+    host, port = parse_address(listen)
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                # Otherwise an IPv6 socket also takes IPv4, and the IPv4 socket of the same port cannot be bound.
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            port = port or sockets[0].getsockname()[1]
+            sock.bind((address[0], port, *address[2:]))
+        for sock in sockets if backlog else ():
+            sock.listen(backlog)
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise _cannot_listen(setting, listen, error) from None
+    return sockets
+
+
+def _cannot_listen(setting: str, listen: str, error: OSError) -> ConfigurationError:
+    hint = (
+        "another process listens there" if error.errno == errno.EADDRINUSE else f"choose another with --set {setting}="
+    )
+    return ConfigurationError(f"{setting} = {listen!r}: cannot listen there: {error.strerror or error}; {hint}")
+
+
+def connections_possible() -> int:
+    """Return the number of connections that the open-file limit allows, after the store's own descriptors."""
+    return descriptors_max() - store_descriptors()
+
+
+class Server:
+    """The acceptor of connections, which also enforces their timeouts until ``stop``."""
+
+    def __init__(self, broker: Broker, sockets: list[socket.socket]) -> None:
+        self._broker = broker
+        self._sockets = sockets
+        self._connections: set[Connection] = set()
+        self._by_address: dict[str, int] = {}
+        self._refusal_logged_at = -REFUSAL_LOGGED_S
+        self._starting: set[asyncio.Task[None]] = set()
+        self._accepting = False
+        self._stopping = False
+        self._all_gone = asyncio.Event()
+        self._connections_max = 0
+        self._descriptors_max = 0
+        self._sweep_s = 0.0
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        users = broker.authenticator.users if broker.authenticator is not None else None
+        self._users_generation = users.generation if users is not None else 0
+        self._users: list[User] = list(users or ())
+        """The users as of the last check, to audit what changed since."""
+        self.take_limits()
+        broker.when_settings_change.append(lambda settings: self.take_limits())
+        broker.users_changed = self._look_at_users
+
+    def take_limits(self) -> None:
+        """Apply the broker's current limits."""
+        limits = self._broker.limits
+        self._descriptors_max = connections_possible()
+        self._connections_max = min(limits.connections_max, self._descriptors_max)
+        if self._connections_max < limits.connections_max:
+            is_default = limits.connections_max == type(limits).model_fields["connections_max"].default
+            # The default is a generous maximum; the log mentions it only if less than half of it is possible.
+            is_news = not is_default or 2 * self._connections_max < limits.connections_max
+            log.log(
+                logging.INFO if is_news else logging.DEBUG,
+                "at most %d connections can be open, although limits.connections_max is %d: of %d descriptors, %d are "
+                "reserved for the store; raise the open-file limit (ulimit -Hn, LimitNOFILE)",
+                self._connections_max, limits.connections_max, descriptors_max(), store_descriptors(),
+            )  # fmt: skip
+        shortest_ms = min(
+            limits.half_frame_timeout_ms, limits.idle_timeout_ms, limits.slow_reader_timeout_ms,
+            self._broker.settings.security.auth_timeout_ms,
+        )  # fmt: skip
+        self._sweep_s = min(max(shortest_ms / 4000, SWEEP_S[0]), SWEEP_S[1])
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+            self._sweep_timer = self._broker.loop.call_later(self._sweep_s, self._sweep)
+
+    def start(self) -> None:
+        """Open the port. Raises ``ConfigurationError`` if another process has started to listen there."""
+        for sock in self._sockets:
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)  # connections inherit it
+                sock.listen(BACKLOG)
+            except OSError as error:
+                raise _cannot_listen("server.listen", self._broker.settings.server.listen, error) from None
+        self._accept_on()
+        self._sweep_timer = self._broker.loop.call_later(self._sweep_s, self._sweep)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Stop accepting, answer held pulls, let connections finish their requests; cut them after the timeout.
+
+        ``cut`` ends the wait.
+        """
+        self._stopping = True
+        self._accept_off()
+        for sock in self._sockets:
+            sock.close()
+        self._broker.holds.answer_all()
+        for connection in list(self._connections):
+            connection.finish()
+        if self._broker.tls is not None:
+            for task in self._starting:
+                task.cancel()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wait_until_gone(), timeout_s)
+        if self._connections:
+            log.warning("closing %d connections that did not finish in %.1f s", len(self._connections), timeout_s)
+            self.cut()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wait_until_gone(), 1.0)
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+
+    def cut(self) -> None:
+        """Close every connection immediately."""
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def _wait_until_gone(self) -> None:
+        while self._starting:
+            await asyncio.wait(self._starting)
+        while self._connections:
+            self._all_gone.clear()
+            await self._all_gone.wait()
+
+    # ---- accepting ----
+
+    def _accept_on(self) -> None:
+        if not self._stopping and not self._accepting:
+            self._accepting = True
+            for sock in self._sockets:
+                self._broker.loop.add_reader(sock.fileno(), self._accept, sock)
+
+    def _accept_off(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            for sock in self._sockets:
+                self._broker.loop.remove_reader(sock.fileno())
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                sock, address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in _BROKEN_LISTENER:
+                    self._broker.fatal("accepting connections", error)
+                log.error(
+                    "cannot accept connections: %s (%d are open); trying again in %.1f s",
+                    error.strerror, len(self._connections), ACCEPT_PAUSE_S,
+                )  # fmt: skip
+                self._accept_off()
+                self._broker.loop.call_later(ACCEPT_PAUSE_S, self._accept_on)
+                return
+            self._admit(sock, address)
+
+    def _admit(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        limits, counters = self._broker.limits, self._broker.counters
+        counters.connections_accepted += 1
+        host = unmapped(address[0])
+        refusal = ""
+        if self._broker.connections >= self._connections_max:
+            is_setting = self._connections_max == limits.connections_max
+            limit = "limits.connections_max" if is_setting else "the maximum that its open-file limit allows"
+            refusal = f"{self._connections_max} connections are open, which is {limit}"
+        elif sock.fileno() >= self._descriptors_max:  # a new socket gets the lowest free number
+            refusal = (
+                f"{self._descriptors_max} files and connections are open, and the other descriptors are reserved for "
+                "the store; raise the broker's open-file limit"
+            )
+        elif self._by_address.get(host, 0) >= limits.connections_per_address_max:
+            refusal = (
+                f"{limits.connections_per_address_max} connections from {host} are open, which is "
+                "limits.connections_per_address_max"
+            )
+        if refusal:
+            counters.connections_refused += 1
+            if self._broker.loop.time() >= self._refusal_logged_at + REFUSAL_LOGGED_S:
+                self._refusal_logged_at = self._broker.loop.time()
+                log.warning("connection from %s refused: %s (%d so far)", host, refusal, counters.connections_refused)
+            busy = SystemBusy(f"{refusal}; try again later", retry_after_ms=1000)
+            with sock, contextlib.suppress(OSError):
+                sock.setblocking(False)
+                sock.send(encode_error(busy, 0))
+            return
+        self._broker.connections += 1
+        if not ipaddress.ip_address(host).is_loopback:
+            self._by_address[host] = self._by_address.get(host, 0) + 1
+        task = self._broker.loop.create_task(self._connect(sock, host, address[1]))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _connect(self, sock: socket.socket, host: str, port: int) -> None:
+        connection = Connection(self._broker, (host, port), self._lost)
+        try:
+            await self._take(connection, sock)
+        except OSError as error:
+            log.debug("connection from %s:%d was lost while it was accepted: %s", host, port, error)
+            sock.close()
+            self._release(host)
+            return
+        except asyncio.CancelledError:  # the broker stops during a client's TLS handshake
+            sock.close()
+            self._release(host)
+            raise
+        if connection.lost:
+            return
+        self._connections.add(connection)
+        if self._stopping:
+            connection.finish()
+
+    async def _take(self, connection: Connection, sock: socket.socket) -> None:
+        """Connect the socket, with TLS if it is on. Raises ``OSError`` if the client or its handshake fails."""
+        loop, tls = self._broker.loop, self._broker.tls
+        if tls is None:
+            await loop.connect_accepted_socket(lambda: connection, sock)
+            return
+        timeout_s = self._broker.settings.security.auth_timeout_ms / 1000
+        transport = TlsTransport(loop, tls.context, connection)
+        try:
+            await loop.connect_accepted_socket(lambda: transport, sock)
+            await transport.handshake(timeout_s)
+        except OSError as error:
+            self._broker.counters.tls_failures += 1
+            now = loop.time()
+            if now >= self._refusal_logged_at + REFUSAL_LOGGED_S:
+                self._refusal_logged_at = now
+                log.warning(
+                    "connection from %s:%d: TLS handshake failed: %s (%d so far)",
+                    *connection.address, handshake_failure(error), self._broker.counters.tls_failures,
+                )  # fmt: skip
+            raise
+
+    def _lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._release(connection.address[0])
+        if not self._connections:
+            self._all_gone.set()
+
+    def _release(self, host: str) -> None:
+        self._broker.connections -= 1
+        count = self._by_address.get(host, 0)
+        if count > 1:
+            self._by_address[host] = count - 1
+        else:
+            self._by_address.pop(host, None)
+
+    # ---- timeouts and reloading ----
+
+    def _sweep(self) -> None:
+        loop = self._broker.loop
+        self._sweep_timer = loop.call_later(self._sweep_s, self._sweep)
+        now = loop.time()
+        self._broker.sequences.expire(time.monotonic())
+        self._broker.store.clock.now_ms()  # detects a change of the system clock soon, also on an idle broker
+        self.look_at_files()
+        for connection in list(self._connections):
+            sweep(connection, now)
+
+    def _audit_users(self, users: list[User], by: Peer | None) -> None:
+        """Write to the audit log what changed in the users' file, and who changed it if that is known."""
+        who = author(by) if by is not None else {}
+        for change in user_changes(self._users, users):
+            target = f"user {change.name}"
+            self._broker.audit.write(change.action, target, before=change.before, after=change.after, **who)
+        self._users = users
+
+    def look_at_files(self, *, force: bool = False) -> None:
+        """Load users and certificates if their files changed; ``force``: certificates in any case."""
+        if self._broker.tls is not None:
+            self._broker.tls.refresh(force=force)
+        self._look_at_users()
+
+    def _look_at_users(self, by: Peer | None = None) -> None:
+        """Load the users if their file changed; ``by``: the client that has just changed them."""
+        authenticator = self._broker.authenticator
+        if authenticator is None:
+            return
+        authenticator.users.refresh()
+        if authenticator.users.generation != self._users_generation:
+            self._users_generation = authenticator.users.generation
+            self._audit_users(list(authenticator.users), by)
+            self._broker.access.update({user.name: user.permissions for user in authenticator.users})
+            for connection in list(self._connections):
+                connection.users_changed()

@@ -1,1 +1,0 @@
-"""Sockets, connections, and the handlers of the commands. Everything here runs on the event loop."""

@@ -1,1 +1,0 @@
-"""The HTTP endpoint for an operator's tools: metrics for Prometheus, and health and readiness checks."""

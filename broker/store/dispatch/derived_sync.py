@@ -1,0 +1,105 @@
+"""What is made from the log (ConsumeQueues, index): put on disk, and its oldest files taken away with the log's."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+
+from ..index.index_file import IndexService
+from ..log.commitlog import CommitLog
+from ..queue.queue_table import ConsumeQueueTable
+from ..tables.checkpoint import StoreCheckpoint
+from ..tables.store_state import QueueEnds, Snapshot, StoreState
+from .dispatcher import Dispatcher
+
+log = logging.getLogger(__name__)
+
+
+class DerivedFiles:
+    """Queues and index of a recovered store, beside everything that goes on."""
+
+    def __init__(
+        self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, dispatcher: Dispatcher,
+        state: StoreState, checkpoint: StoreCheckpoint,
+    ) -> None:  # fmt: skip
+        self._commitlog = commitlog
+        self._queues = queues
+        self._index = index
+        self._dispatcher = dispatcher
+        self._state = state
+        self._checkpoint = checkpoint
+        self._pending_snapshot = Snapshot()
+        self._syncing = threading.Lock()
+        """Held by who puts queues and index on disk, or takes their oldest files away."""
+
+    def sync(self) -> None:
+        """Put queues, index and the checkpoint on disk, so that a crash leaves less to dispatch again. Blocks."""
+        with self._syncing:
+            self._sync()
+
+    def _sync(self) -> int:
+        """Returns the physical offset below which all is on disk."""
+        taken = self.snapshot()
+        store_ms = self._dispatcher.last_store_ms
+        dispatched = min(self._dispatcher.reput_offset, self._commitlog.flushed_offset)
+        self._queues.sync()
+        self._index.sync()
+        # A snapshot holds once all that it speaks of is on disk: at once where nothing is on its way, else next time.
+        for snapshot in (taken, self._pending_snapshot):
+            if 0 < snapshot.physical_offset <= dispatched:
+                self._state.take(snapshot)
+                if not self._fits(self._state.persist):
+                    log.warning("no room for %s: it is written when there is", self._state.path)
+                break
+        else:
+            self._pending_snapshot = taken
+        self._checkpoint.dispatched(dispatched, store_ms, self._index.full_end_ms)
+        self._commitlog.release_below(dispatched)
+        return dispatched
+
+    def expire(self, count: int) -> int:
+        """Take the oldest ``count`` CommitLog files away, and the queue and index files that point at nothing else.
+
+        Beside everything that goes on; for one thread at a time. Returns how many bytes of the log went: none where the
+        files behind are not dispatched and on disk yet. Blocks.
+        """
+        files = self._commitlog.queue.files
+        assert 0 < count < len(files), "the last file never goes"
+        log_start = files[count - 1].end_offset
+        with self._syncing:
+            # Where a queue's offsets go on stands in its units, and only there until the snapshot has it.
+            if self._sync() < log_start:
+                return 0
+            index_count = self._index.expired(log_start)
+            index_names = [file.path.name for file in self._index.files[index_count:]]
+            if not self._fits(lambda: self._state.log_begins_at(log_start, index_names)):
+                log.error("no room for %s, so nothing can be removed: free some kilobytes", self._state.path)
+                return 0
+            self._pending_snapshot = Snapshot()
+            self._commitlog.queue.remove_first(count)
+            self._index.remove_first(index_count)
+            for queue in self._queues:
+                queue.expire(log_start)
+        return log_start - files[0].start_offset
+
+    def snapshot(self) -> Snapshot:
+        """Queue ends as they are now; all of their records lie below the write offset that is read behind them."""
+        names = [file.path.name for file in list(self._index.files)]
+        ends: QueueEnds = {}
+        for queue in self._queues:
+            if queue.max_offset:
+                ends.setdefault(queue.topic, {})[queue.queue_id] = queue.max_offset
+        return Snapshot(self._commitlog.write_offset, ends, names, self._commitlog.start_offset)
+
+    @staticmethod
+    def _fits(write: Callable[[], None]) -> bool:
+        """Whether a small file could be written; False where the disk is full, which the broker lives through."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return False
+        return True

@@ -1,0 +1,240 @@
+"""Dispatch: CommitLog records become ConsumeQueue units and index entries.
+
+One ``step`` is one kernel call over a chunk of the log and the writes of what it found. It belongs to whoever owns
+reput.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from ....protocol.names import is_folder_name
+from ....protocol.storage.layout import INDEX_ENTRY_BYTES, RECORD_STRUCT, UNIT_BYTES
+from ...kernels import dispatch as kernel
+from ..errors import CorruptLog, DamagedRecord
+from ..files.mapped_file import MappedFile
+from ..index.index_file import IndexService
+from ..log.commitlog import CommitLog
+from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_table import ConsumeQueueTable
+
+UNITS_MAX = 16_384
+KEYS_MAX = 65_536
+"""More than one record can have: 32,767 bytes of properties hold at most 16,384 keys."""
+
+GAP_MAX = 10_000_000
+"""A larger jump of a queue's offsets is damage, not lost messages."""
+
+log = logging.getLogger(__name__)
+
+
+OnGap = Callable[[ConsumeQueue, int], None]
+"""Called with a queue that ends before the queue offset of the next record, and with that offset."""
+
+
+class Dispatcher:
+    """Where reput stands: ``reput_offset`` is published after the units and entries below it are written."""
+
+    def __init__(self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService) -> None:
+        self._commitlog = commitlog
+        self._queues = queues
+        self._index = index
+        self.reput_offset = 0
+        self.last_store_ms = 0
+        """Store time of the last dispatched record."""
+        self.dispatched_records = 0
+        """Records that the last step went through."""
+        self.derived_bytes = 0
+        """Units and entries that were derived from the log since the store was opened, in bytes."""
+        self.deleted_topics: deque[str] = deque()
+        """Topics deleted since the last step."""
+        self._units = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
+        self._unit_rows = np.zeros(UNITS_MAX, np.int64)
+        self._grouped = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
+        self._grouped_view = memoryview(self._grouped.data)
+        self._touched = np.zeros(3 * UNITS_MAX, np.int64)
+        self._keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
+        self._scratch = np.zeros(kernel.PARTS + 8, np.int64)
+        self._state = np.zeros(kernel.STATE, np.int64)
+        self._counts = memoryview(self._state.data)
+        """The same integers, without the price of a NumPy scalar each."""
+        self._unfinished: _Unfinished | None = None
+
+    def step(self, end_offset: int, chunk_bytes: int, *, on_gap: OnGap | None = None) -> list[tuple[str, int, int]]:
+        """Dispatch up to ``chunk_bytes`` of the log below ``end_offset``, a record's boundary.
+
+        Returns (topic, queue id, new max offset) of the queues that got units. Raises ``CorruptLog`` where a record
+        below ``end_offset`` is not sound, and OSError ENOSPC where the disk is full: then the next call goes on with
+        what was not written.
+
+        ``on_gap``: for recovery, called before a gap in front of the record at ``reput_offset`` is closed; what it
+        raises goes on.
+        """
+        self.dispatched_records = 0
+        while self.deleted_topics:
+            self._queues.topic_deleted(self.deleted_topics.popleft())
+        if self._unfinished is not None:
+            return self._finish(self._unfinished)
+        at = self.reput_offset
+        if at >= end_offset:
+            return []
+        file = self._commitlog.queue.find(at)
+        if file is None:
+            folder = self._commitlog.queue.folder
+            raise CorruptLog(f"{folder} has no file that holds offset {at:,}, which is not dispatched")
+        queues = self._queues
+        position = at - file.start_offset
+        end = min(end_offset - file.start_offset, file.size, position + chunk_bytes)
+        counts = self._counts
+        array = file.array()
+        status, position = self.derive(
+            array, position, end, file.start_offset, queues.kernel_rows, index_from=self._index.indexed_below
+        )
+        stopped_at = file.start_offset + position
+        touched = self._touched[: 3 * counts[kernel.S_TOUCHED]].tolist()
+        keys = counts[kernel.S_KEYS]
+        next_offset = file.end_offset if status == kernel.BLANK else stopped_at
+        self.dispatched_records = counts[kernel.S_RECORDS]
+        store_ms = counts[kernel.S_LAST_STORE_MS] if self.dispatched_records else self.last_store_ms
+        self.derived_bytes += UNIT_BYTES * self.dispatched_records + INDEX_ENTRY_BYTES * keys
+        result = self._finish(_Unfinished(touched, keys, next_offset, store_ms))
+        if status == kernel.NEW_QUEUE:
+            self.add_queue(array, position)
+        elif status == kernel.GAP:
+            self._close_gap(array, position, on_gap)
+        elif status not in (kernel.DONE, kernel.BLANK, kernel.FULL):
+            raise self.damaged_record(file, position, status)
+        return result
+
+    @staticmethod
+    def damaged_record(file: MappedFile, position: int, status: int) -> DamagedRecord:
+        """What to raise of a place below the log's end where ``derive`` stopped because of damage."""
+        physical_offset = file.start_offset + position
+        return DamagedRecord(
+            f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {physical_offset:,}), "
+            "below the log's end. Start the broker again: a start contains it",
+            physical_offset, kernel.BAD_NAMES[status],
+        )  # fmt: skip
+
+    @property
+    def record_bytes(self) -> int:
+        """Size of the record at which the last ``derive`` stopped, if its parts are sound."""
+        return int(self._scratch[kernel.R_SIZE])
+
+    def derive(
+        self, array: np.ndarray, position: int, end: int, file_base: int, rows: np.ndarray, *, index_from: int
+    ) -> tuple[int, int]:
+        """One call of the dispatch kernel, which writes no file: (why it stopped, where). What it found stands in
+        ``touched``, ``units`` and ``keys`` until the next call. ``rows``: the queues', as in ``ConsumeQueueTable``."""
+        self._counts[kernel.S_INDEX_FROM] = index_from
+        status, position = kernel.dispatch(
+            array, position, end, file_base, self._queues.slots, rows, self._queues.topics,
+            self._units, self._unit_rows, self._grouped, self._touched, self._keys, self._scratch, self._state,
+        )  # fmt: skip
+        return status, position
+
+    def touched(self) -> list[tuple[int, int, int]]:
+        """(row, first unit, units) of each queue that the last ``derive`` found units of."""
+        flat = self._touched[: 3 * self._counts[kernel.S_TOUCHED]]
+        return [(row, first, count) for row, first, count in flat.reshape(-1, 3).tolist()]
+
+    def units(self, first: int, count: int) -> memoryview:
+        """The bytes of ``count`` units of the last ``derive``."""
+        return self._grouped_view[first * UNIT_BYTES : (first + count) * UNIT_BYTES]
+
+    def keys(self) -> np.ndarray:
+        """A row of (hash, physical offset, store ms) for each key that the last ``derive`` found."""
+        return self._keys[: self._counts[kernel.S_KEYS] * kernel.KEY_ROW].reshape(-1, kernel.KEY_ROW)
+
+    def gap_row(self) -> int:
+        """The row of the queue for which the last ``derive`` stopped with ``GAP``."""
+        return self._counts[kernel.S_GAP_QUEUE]
+
+    def _finish(self, work: _Unfinished) -> list[tuple[str, int, int]]:
+        """Write the units and entries of a kernel call; on a full disk keep what is left for the next step."""
+        self._unfinished = work
+        rows = self._queues.rows
+        while work.touched_at < len(work.touched):
+            row, first, count = work.touched[work.touched_at : work.touched_at + 3]
+            queue = rows[row]
+            queue.append(self.units(first, count))
+            work.result.append((queue.topic, queue.queue_id, queue.max_offset))
+            work.touched_at += 3
+        for done in self._index.put(self._keys, work.keys, work.keys_done):
+            work.keys_done = done
+        self._unfinished = None
+        self.last_store_ms = work.store_ms
+        self.reput_offset = work.next_offset
+        return work.result
+
+    def record_queue(self, log_array: np.ndarray, position: int) -> tuple[bytes, int, int]:
+        """(topic, queue id, queue offset) of the record at which the last ``derive`` stopped."""
+        parts = self._scratch
+        topic = log_array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
+        fields = RECORD_STRUCT.unpack(log_array[position : position + RECORD_STRUCT.size].tobytes())
+        return topic, fields[3], fields[5]
+
+    def add_queue(self, log_array: np.ndarray, position: int) -> ConsumeQueue:
+        """Add the queue of the record for which the last ``derive`` stopped with ``NEW_QUEUE``."""
+        topic, queue_id, _ = self.record_queue(log_array, position)
+        if not _safe_folder_name(topic) or queue_id < 0:
+            at = RECORD_STRUCT.unpack(log_array[position : position + RECORD_STRUCT.size].tobytes())[6]
+            raise DamagedRecord(
+                f"the record at physical offset {at:,} in {self._commitlog.queue.folder} names topic {topic!r}, queue "
+                f"{queue_id}, which cannot be a queue's folder. Start the broker again: a start contains it",
+                at, "a topic or queue that cannot be one",
+            )  # fmt: skip
+        return self._queues.add(topic.decode(), queue_id)
+
+    def _close_gap(self, log_array: np.ndarray, position: int, on_gap: OnGap | None) -> None:
+        """A record's queue offset is beyond the queue's next. An empty queue begins there (retention took what was
+        before, or the topic was deleted); in the middle the gap is filled, so that later offsets stay right."""
+        queue = self._queues.rows[self._counts[kernel.S_GAP_QUEUE]]
+        _, _, queue_offset = self.record_queue(log_array, position)
+        if on_gap is not None:
+            on_gap(queue, queue_offset)
+        if queue.max_offset == queue.start_offset:
+            queue.begin_at(queue_offset)
+        elif queue_offset - queue.max_offset > GAP_MAX:
+            raise DamagedRecord(
+                f"the record at physical offset {self.reput_offset:,} says queue offset {queue_offset:,}, but queue "
+                f"{queue.queue_id} of {queue.topic} ends at {queue.max_offset:,}. Start the broker again: a start "
+                "contains it",
+                self.reput_offset, "a queue offset that cannot be",
+            )  # fmt: skip
+        else:
+            log.warning(
+                "topic %s queue %d: messages %d to %d are not in the log",
+                queue.topic,
+                queue.queue_id,
+                queue.max_offset,
+                queue_offset - 1,
+            )
+            queue.skip_to(queue_offset)
+        self._queues.sync_row(queue)
+
+
+class _Unfinished:
+    """What a kernel call found and how much of it is written."""
+
+    __slots__ = ("keys", "keys_done", "next_offset", "result", "store_ms", "touched", "touched_at")
+
+    def __init__(self, touched: list[int], keys: int, next_offset: int, store_ms: int) -> None:
+        self.touched = touched
+        self.touched_at = 0
+        self.keys = keys
+        self.keys_done = 0
+        self.next_offset = next_offset
+        self.store_ms = store_ms
+        self.result: list[tuple[str, int, int]] = []
+
+
+def _safe_folder_name(topic: bytes) -> bool:
+    try:
+        return is_folder_name(topic.decode())
+    except UnicodeDecodeError:
+        return False

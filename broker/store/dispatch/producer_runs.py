@@ -1,0 +1,190 @@
+"""What producers stored: runs of their counters, read back from the log's tail, and where the messages of a run lie."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ....protocol.errors import MessageNotFound
+from ....protocol.storage.delivery import PREPARED_TOPIC, PROPERTY_REAL_QUEUE, SCHEDULE_TOPIC, TIMER_TOPIC
+from ....protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, UNIT_BYTES, SysFlag
+from ....protocol.storage.record import decode_record
+from ...kernels import dispatch
+from ...kernels import sequences as kernel
+from ..files.mapped_file import MappedFile
+from ..index.index_file import IndexService
+from ..log.commitlog import CommitLog
+from ..queue.queue_check import UNIT_DTYPE, is_filling
+from ..queue.queue_table import ConsumeQueueTable
+from ..tables.config_files import TopicTable
+from ..tables.store_state import StoreState
+
+RUNS_A_CALL = 8192
+_STORE_MS_AT = RECORD.at["store_timestamp"]
+_HEAD_BYTES = _STORE_MS_AT + IPV6_EXTRA_BYTES + 8
+
+log = logging.getLogger(__name__)
+
+
+class StoredRun(NamedTuple):
+    """Messages of one producer that follow each other, by its counter and in the queue.
+
+    They were sent to ``asked_topic`` and are stored in ``queue`` of ``topic``, another one where they wait for their
+    delivery. ``first``, ``queue_offset``: counter and queue offset of the first of so many ``messages``.
+    """
+
+    prefix: str
+    asked_topic: str
+    first: int
+    messages: int
+    topic: str
+    queue: int
+    queue_offset: int
+
+
+@dataclass(slots=True)
+class Places:
+    """Of messages that lie behind each other in a queue: count × i64 physical offsets, the first's store time, where
+    the last record ends, and the queue that the producer was told: the one that they are delivered to, where they wait
+    for that."""
+
+    physical_offsets: bytes
+    store_ms: int
+    end_offset: int
+    queue: int
+
+
+class ProducerRuns:
+    """Reads of a recovered store. ``tail`` is for the start; ``places`` for any thread."""
+
+    def __init__(
+        self,
+        commitlog: CommitLog,
+        queues: ConsumeQueueTable,
+        index: IndexService,
+        topics: TopicTable,
+        state: StoreState,
+    ) -> None:
+        self._commitlog = commitlog
+        self._queues = queues
+        self._index = index
+        self._topics = topics
+        self._state = state
+
+    def places(self, topic: str, queue_id: int, queue_offset: int, count: int, *, hot: bool) -> Places:
+        """Where ``count`` messages lie from ``queue_offset`` on, all of which were stored and dispatched.
+
+        Raises ``MessageNotFound`` where retention has taken the first, and with ``hot`` ``WouldBlock``.
+        """
+        queue = self._queues.get(topic, queue_id)
+        blob = queue.read_units(queue_offset, count, hot=hot) if queue is not None else b""
+        units = np.frombuffer(blob, UNIT_DTYPE)
+        offsets = units["physical_offset"]
+        if (
+            len(blob) < count * UNIT_BYTES
+            or (units["size"] <= 0).any()
+            or is_filling(units).any()
+            or offsets[0] < self._commitlog.start_offset
+        ):
+            raise MessageNotFound(
+                f"message {queue_offset} of queue {queue_id} of topic {topic} was stored before, and retention has "
+                "taken it away since; it was not stored again"
+            )
+        # Only of a message that waits the whole record matters.
+        waits = topic in (SCHEDULE_TOPIC, TIMER_TOPIC, PREPARED_TOPIC)
+        blob = bytearray(int(units["size"][0]) if waits else _HEAD_BYTES)
+        self._commitlog.queue.read(int(offsets[0]), memoryview(blob), hot=hot)
+        if waits:
+            queue_id = int(decode_record(blob).property_map()[PROPERTY_REAL_QUEUE])
+        end_offset = int(offsets[-1] + units["size"][-1])
+        return Places(offsets.tobytes(), _store_ms(blob), end_offset, queue_id)
+
+    def tail(self, tail_bytes: int, runs_max: int) -> list[StoredRun]:
+        """The runs in the last ``tail_bytes`` of the log, the oldest first; no more than the newest ``runs_max``.
+
+        Topics that are deleted have none. Blocks.
+        """
+        end = self._commitlog.write_offset
+        # Every record of a producer has a key, so the index knows where records begin.
+        begin = self._index.first_record_at(max(end - tail_bytes, self._commitlog.start_offset))
+        if begin is None or begin >= end:
+            return []
+        blocks: deque[tuple[MappedFile, np.ndarray]] = deque()
+        held = 0
+        for block in self._blocks(begin, end):
+            blocks.append(block)
+            held += len(block[1])
+            while held - len(blocks[0][1]) >= runs_max and len(blocks) > 1:
+                held -= len(blocks.popleft()[1])
+        return self._newest(blocks, runs_max)
+
+    def _newest(self, blocks: Sequence[tuple[MappedFile, np.ndarray]], runs_max: int) -> list[StoredRun]:
+        left = runs_max
+        runs: list[StoredRun] = []
+        for file, rows in reversed(blocks):
+            newest = rows[-left:] if left else rows[:0]
+            left -= len(newest)
+            runs[:0] = self._named(file, newest)
+        return runs
+
+    def _blocks(self, begin: int, end: int) -> Iterator[tuple[MappedFile, np.ndarray]]:
+        """The rows that the kernel finds, with the file that they speak of."""
+        rows = np.zeros(RUNS_A_CALL * kernel.RUN_ROW, np.int64)
+        scratch = np.zeros(kernel.SCRATCH, np.int64)
+        # Where a topic was deleted a run ends: what lies before does not count.
+        deletions = {row.physical_offset for row in self._state.deleted.values()}
+        stops = sorted(offset for offset in deletions if begin < offset < end)
+        at = begin
+        for stop in [*stops, end]:
+            while at < stop and (file := self._commitlog.queue.find(at)) is not None:
+                base = file.start_offset
+                status, position, count = kernel.stored_runs(
+                    file.array(), at - base, min(stop - base, file.size), base, rows, scratch
+                )
+                yield file, rows[: count * kernel.RUN_ROW].reshape(-1, kernel.RUN_ROW).copy()
+                at = file.end_offset if status == dispatch.BLANK else base + position
+                if at >= file.end_offset:
+                    file.release()
+                if status not in (dispatch.DONE, dispatch.BLANK, dispatch.FULL):
+                    log.warning(
+                        "%s has %s at byte %d: producers' messages behind it are not recognised when they are sent "
+                        "again", file.path, dispatch.BAD_NAMES[status], position,
+                    )  # fmt: skip
+                    return
+
+    def _named(self, file: MappedFile, rows: np.ndarray) -> list[StoredRun]:
+        """Rows as runs, but for those of topics that are not there any more."""
+        view = file.array().data
+        runs = []
+        texts: dict[bytes, str] = {}
+        for at, prefix_at, first, count, asked_at, asked, topic_at, topic, queue, queue_offset in rows.tolist():
+            asked_topic = _text(texts, view[asked_at : asked_at + asked])
+            if self._topics.get(asked_topic) is None:
+                continue
+            if file.start_offset + at < self._state.deleted_below(asked_topic):
+                continue
+            prefix = _text(texts, view[prefix_at : prefix_at + kernel.PREFIX_DIGITS])
+            stored_in = asked_topic if topic_at == asked_at else _text(texts, view[topic_at : topic_at + topic])
+            runs.append(StoredRun(prefix, asked_topic, first, count, stored_in, queue, queue_offset))
+        return runs
+
+
+def _store_ms(head: bytearray) -> int:
+    """The store time in the head of a record."""
+    sys_flag = int.from_bytes(head[RECORD.at["sys_flag"] :][:4], "big")
+    at = _STORE_MS_AT + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0)
+    return int.from_bytes(head[at : at + 8], "big")
+
+
+def _text(texts: dict[bytes, str], view: memoryview) -> str:
+    """A prefix or a topic's name, the same object each time: thousands of runs keep it."""
+    blob = bytes(view)
+    text = texts.get(blob)
+    if text is None:
+        text = texts[blob] = blob.decode("utf-8", "replace")
+    return text

@@ -1,0 +1,102 @@
+"""Changes of a JSON table that are not in it yet, appended to a file beside it: a change costs its own bytes.
+
+A line for each change: its CRC32 in eight hexadecimal digits, a blank, and JSON. The first line names the
+``dataVersion`` of the table that the changes go on from. A line that is cut off or damaged is passed over; the others
+hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .file_system import Files, replace_file
+
+log = logging.getLogger(__name__)
+
+Row = dict[str, Any] | None
+"""A row of the table; None: it was removed."""
+JOURNAL_SUFFIX = ".journal"
+_CRC_CHARS = 8
+
+
+class TableJournal:
+    """The journal of the table at ``table``. For one thread at a time."""
+
+    def __init__(self, files: Files, table: Path) -> None:
+        self._files = files
+        self.path = table.with_name(table.name + JOURNAL_SUFFIX)
+        self.bytes = 0
+        """How long it is; 0: there is none that could be appended to."""
+        self.problem = ""
+        """What of it could not be read."""
+
+    def read(self) -> tuple[Any, dict[str, Row]] | None:
+        """Return the ``dataVersion`` that it goes on from and, by name, the last row; None if there is no journal."""
+        try:
+            lines = self.path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return None
+        base, rows, damaged = None, {}, 0
+        for number, line in enumerate(lines):
+            found = _decode(line)
+            if found is None:
+                # The last line may be cut off by a crash: nobody was told that it is stored.
+                damaged += number + 1 < len(lines) or line.endswith(b"\n")
+            elif "base" in found:
+                base = found["base"]
+            elif isinstance(name := found.get("name"), str) and isinstance(row := found.get("row"), dict | None):
+                rows[name] = row
+        if damaged:
+            self.problem = f"{damaged} of {len(lines)} changes cannot be read"
+            log.error("%s: %s; the others hold", self.path, self.problem)
+        return base, rows
+
+    def begin(self, base: Any, rows: Mapping[str, Row]) -> None:
+        """Begin anew with these changes of the table that has the ``dataVersion`` ``base``. Durable; blocks."""
+        blob = b"".join([_encode({"base": base}), *_lines(rows)])
+        replace_file(self._files, self.path, blob)
+        self.bytes = len(blob)
+
+    def append(self, rows: Mapping[str, Row]) -> None:
+        """Add changes. Durable when it returns; if it raises, the journal must be begun anew or removed. Blocks."""
+        blob = b"".join(_lines(rows))
+        fd = self._files.open(self.path)
+        try:
+            self._files.write(fd, blob, self.bytes)
+            self._files.sync_data(fd)
+        finally:
+            self._files.close(fd)
+        self.bytes += len(blob)
+
+    def remove(self) -> None:
+        """Remove it, after all of it was written into the table. Blocks."""
+        self.bytes = 0
+        if self.path.exists():
+            self._files.unlink(self.path)
+            self._files.sync_folder(self.path.parent)
+
+
+def _lines(rows: Mapping[str, Row]) -> Iterable[bytes]:
+    return (_encode({"name": name, "row": row}) for name, row in rows.items())
+
+
+def _encode(content: dict[str, Any]) -> bytes:
+    text = json.dumps(content).encode()
+    return b"%08x %b\n" % (zlib.crc32(text), text)
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    """Return the content of a line; None if it is not whole."""
+    crc, text = line[:_CRC_CHARS], line[_CRC_CHARS + 1 : -1]
+    if not line.endswith(b"\n") or crc != b"%08x" % zlib.crc32(text):
+        return None
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None

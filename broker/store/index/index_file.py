@@ -1,0 +1,403 @@
+"""IndexFile and IndexService: hash from ``topic#key`` to CommitLog offsets, newest first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....protocol.storage.layout import (
+    INDEX_ENTRY_BYTES,
+    INDEX_ENTRY_STRUCT,
+    INDEX_HEADER_BYTES,
+    INDEX_HEADER_STRUCT,
+    INDEX_SLOT_BYTES,
+)
+from ...kernels import index as kernel
+from ...kernels.dispatch import K_HASH, K_PHYSICAL_OFFSET, K_STORE_MS, KEY_ROW
+from ..errors import SettingMismatch, WouldBlock
+from ..files.file_system import Files, create_whole, move_aside
+
+NAME_DIGITS = 17
+_NAME = re.compile(rf"\d{{{NAME_DIGITS}}}\Z", re.ASCII)
+CHAIN_STEP = 1024
+"""Entries that one kernel call follows a chain for."""
+ALLOCATE_STEP_BYTES = 32 * 1024 * 1024
+BLOCK_ENTRIES = 16_384
+ENTRY_DTYPE = np.dtype([("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+
+Entries = np.ndarray[Any, np.dtype[np.void]]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """The first 40 bytes of an IndexFile."""
+
+    begin_timestamp: int
+    end_timestamp: int
+    begin_physical_offset: int
+    end_physical_offset: int
+    hash_slot_count: int
+    index_count: int
+
+
+def index_file_bytes(slots: int, entries: int) -> int:
+    """Size of an IndexFile."""
+    return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ENTRY_BYTES * entries
+
+
+class IndexFile:
+    """One file. The owner of reput writes it through its map; readers read it through the descriptor."""
+
+    def __init__(self, files: Files, path: Path, fd: int, slots: int, entries: int) -> None:
+        self.files = files
+        self.path = path
+        self.fd = fd
+        self.slots = slots
+        self.entries = entries
+        self.size = index_file_bytes(slots, entries)
+        self.entries_at = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots
+        self.allocated = 0
+        self.dirty = False
+        self._array: np.ndarray | None = None
+        self._header: IndexHeader | None = None
+        self.index_count = self.header.index_count
+        """Entries in use + 1, as the header's."""
+        self.end_physical_offset = self.header.end_physical_offset
+        """CommitLog offset of the last message, as the header's."""
+
+    @property
+    def header(self) -> IndexHeader:
+        """The header; read from the file after it changed."""
+        header = self._header
+        if header is None:
+            blob = bytearray(INDEX_HEADER_BYTES)
+            self.files.read(self.fd, memoryview(blob), 0, wait=True)
+            header = self._header = IndexHeader(*INDEX_HEADER_STRUCT.unpack(blob))
+        return header
+
+    @property
+    def full(self) -> bool:
+        """Whether no entry fits any more."""
+        return self.index_count >= self.entries
+
+    def array(self) -> np.ndarray:
+        """The file's bytes, mapped."""
+        if self._array is None:
+            self._array = np.frombuffer(self.files.map(self.fd, self.size), np.uint8)
+        return self._array
+
+    def release(self) -> None:
+        """Let the map go."""
+        self._array = None
+
+    def put(self, keys: np.ndarray, first: int, count: int) -> int:
+        """Put dispatch's keys ``[first, count)``; returns how many of ``count`` are in, fewer when the file is full.
+
+        Raises OSError ENOSPC, before anything is written, where the disk is full.
+        """
+        number = max(self.index_count, 1)
+        end = min(self.entries_at + (number + count - first) * INDEX_ENTRY_BYTES, self.size)
+        while self.allocated < end:
+            size = min(max(ALLOCATE_STEP_BYTES, self.entries_at - self.allocated), self.size - self.allocated)
+            self.files.allocate(self.fd, self.allocated, size)
+            self.allocated += size
+        done = kernel.put(self.array(), self.slots, self.entries, keys, first, count)
+        self.index_count = number + done - first
+        if done > first:
+            self.end_physical_offset = int(keys[(done - 1) * KEY_ROW + K_PHYSICAL_OFFSET])
+        self._header = None
+        self.dirty = True
+        return done
+
+    def check(self) -> int:
+        """Whether its chains are whole: ``kernels.index.SOUND``, ``REPAIRED`` or ``DAMAGED``. Reads the whole file."""
+        if self.index_count == 0:  # made by RocketMQ, which writes the header later
+            self.files.write(self.fd, INDEX_HEADER_STRUCT.pack(0, 0, 0, 0, 0, 1), 0)
+        result = kernel.check(self.array(), self.slots, self.entries, np.zeros(self.slots, np.int32))
+        self._header = None
+        self.index_count = self.header.index_count
+        self.end_physical_offset = self.header.end_physical_offset
+        if result == kernel.REPAIRED:
+            self.dirty = True
+        return result
+
+    def first_entry_at(self, physical_offset: int) -> int:
+        """Number of the first entry of a record at or behind ``physical_offset``; ``index_count`` if there is none."""
+        low, high = 1, max(self.index_count, 1)
+        while low < high:
+            middle = (low + high) // 2
+            if self.physical_offset_of(middle) < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def physical_offset_of(self, number: int) -> int:
+        """Where the record of an entry lies."""
+        return int(self._read_block(number, 1)["physical_offset"][0])
+
+    def read_entries(self, number: int, below: int) -> Entries:
+        """The entries from ``number`` on whose records lie below the physical offset ``below``."""
+        blocks = [self._read_block(number, 0)]
+        while number < self.index_count:
+            block = self._read_block(number, min(BLOCK_ENTRIES, self.index_count - number))
+            count = int(np.searchsorted(block["physical_offset"], below))
+            blocks.append(block[:count])
+            if count < len(block):
+                break
+            number += count
+        return np.concatenate(blocks)
+
+    def _read_block(self, number: int, count: int) -> Entries:
+        blob = bytearray(INDEX_ENTRY_BYTES * count)
+        self.files.read(self.fd, memoryview(blob), self.entries_at + INDEX_ENTRY_BYTES * number, wait=True)
+        return np.frombuffer(blob, ENTRY_DTYPE)
+
+    def holds(self, entries: Entries, keys: np.ndarray, *, first: int) -> bool:
+        """Whether ``entries``, the first of them number ``first``, are what ``put`` makes of dispatch's ``keys``."""
+        seconds = np.clip((keys[:, K_STORE_MS] - self.header.begin_timestamp) // 1000, 0, 2**31 - 1)
+        same_seconds = entries["seconds"] == seconds
+        if first == 1:
+            same_seconds[:1] = True  # relative to the end of the file before
+        same_hash = entries["key_hash"] == keys[:, K_HASH]
+        same_offset = entries["physical_offset"] == keys[:, K_PHYSICAL_OFFSET]
+        return bool((same_hash & same_offset & same_seconds).all())
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        """Whether it may hold messages of that time."""
+        header = self.header
+        return header.index_count > 1 and header.begin_timestamp <= end_ms and header.end_timestamp >= begin_ms
+
+    def chain(self, key_hash: int, begin_ms: int, end_ms: int, entry: int, *, hot: bool) -> Iterator[tuple[int, int]]:
+        """(physical offset, entry number) of the entries of one hash, newest first.
+
+        From ``entry`` on where it is not 0, else from the slot. Entries whose second lies outside of
+        ``[begin_ms, end_ms]`` are left out; both are rounded outwards, since entries keep whole seconds. With ``hot``
+        may raise ``WouldBlock``.
+        """
+        begin_timestamp = self.header.begin_timestamp
+        if hot:
+            yield from self._hot_chain(begin_timestamp, key_hash, begin_ms, end_ms, entry)
+            return
+        array = self.array()
+        found = np.empty(2 * CHAIN_STEP, np.int64)
+        while True:
+            count, entry = kernel.select(
+                array, self.slots, self.entries, begin_timestamp, key_hash, begin_ms, end_ms, entry, found
+            )
+            yield from zip(found[: 2 * count : 2].tolist(), found[1 : 2 * count : 2].tolist(), strict=True)
+            if not entry:
+                return
+
+    def _hot_chain(
+        self, begin_timestamp: int, key_hash: int, begin_ms: int, end_ms: int, entry: int
+    ) -> Iterator[tuple[int, int]]:
+        """The same from the page cache alone: through the descriptor, because a page fault would hold the loop."""
+        number = entry or self._word(INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * (key_hash % self.slots))
+        blob = bytearray(INDEX_ENTRY_BYTES)
+        view = memoryview(blob)
+        while 0 < number < self.entries:
+            self._read(view, self.entries_at + INDEX_ENTRY_BYTES * number)
+            entry_hash, physical_offset, seconds, previous = INDEX_ENTRY_STRUCT.unpack(blob)
+            entry_ms = begin_timestamp + (1000 * seconds if number > 1 else 0)
+            if entry_hash == key_hash and entry_ms <= end_ms and entry_ms + 1000 > begin_ms:
+                yield physical_offset, number
+            if entry_ms + 1000 <= begin_ms or previous >= number:
+                return
+            number = previous
+
+    def _word(self, at: int) -> int:
+        blob = bytearray(4)
+        self._read(memoryview(blob), at)
+        return int.from_bytes(blob, "big", signed=True)
+
+    def _read(self, view: memoryview, at: int) -> None:
+        if self.files.read(self.fd, view, at, wait=False) < len(view):
+            raise WouldBlock
+
+    def sync(self) -> None:
+        """Put it on disk."""
+        if self.dirty:
+            self.dirty = False
+            try:
+                self.files.sync_data(self.fd)
+            except OSError:
+                self.dirty = True
+                raise
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self._array = None
+        if self.fd >= 0:
+            self.files.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()  # see MappedFile
+
+
+class IndexService:
+    """The index files of a store, oldest first."""
+
+    def __init__(
+        self, files: Files, folder: Path, aside_folder: Path, scratch_folder: Path, slots: int, entries: int
+    ) -> None:
+        self._os = files
+        self.folder = folder
+        self._aside = aside_folder
+        self._scratch = scratch_folder
+        self.slots = slots
+        self.entries = entries
+        self.files: list[IndexFile] = []
+        self._unusable: list[Path] = []
+
+    def load(self, recorded_sizes: tuple[int, int] | None) -> str:
+        """Open the files that are there; changes nothing. Returns why the newest of them cannot be used, or nothing.
+
+        ``recorded_sizes``: slots and entries that the store is known to have been made with, None where nobody wrote
+        them down. A file of another size is damage where the settings are those, or where other files have it (then it
+        and those behind it are dropped by the next ``drop_from``); else raises ``SettingMismatch``.
+        """
+        if not self.folder.is_dir():
+            return ""
+        expected = index_file_bytes(self.slots, self.entries)
+        paths = sorted(path for path in self.folder.iterdir() if _NAME.match(path.name))
+        sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
+        wrong = [number for number, size in enumerate(sizes) if size != expected]
+        if paths and recorded_sizes not in (None, (self.slots, self.entries)):
+            raise self._mismatch(paths[0], recorded_sizes)
+        if wrong and recorded_sizes is None and len(wrong) == len(paths):
+            raise self._mismatch(paths[0], None)
+        whole = wrong[0] if wrong else len(paths)
+        for path in paths[:whole]:
+            self.files.append(IndexFile(self._os, path, self._os.open(path), self.slots, self.entries))
+        self._unusable = paths[whole:]
+        if not wrong:
+            return ""
+        return f"{paths[whole]} has {sizes[whole]:,} bytes instead of {expected:,}"
+
+    def _mismatch(self, path: Path, recorded_sizes: tuple[int, int] | None) -> SettingMismatch:
+        made_with = "the sizes that the store was made with"
+        if recorded_sizes is not None:
+            made_with = f"--set store.index_slots={recorded_sizes[0]} --set store.index_entries={recorded_sizes[1]}"
+        return SettingMismatch(
+            f"{path} has {path.stat().st_size:,} bytes, the settings store.index_slots = {self.slots:,} and "
+            f"store.index_entries = {self.entries:,} say {index_file_bytes(self.slots, self.entries):,}. Start with "
+            f"{made_with}, or move the folder {self.folder} away: the index is built again from the log. Nothing was "
+            "changed"
+        )
+
+    @property
+    def end_physical_offset(self) -> int:
+        """Records below this are in the index; 0 without files (``IndexService.buildIndex`` compares the same)."""
+        for file in reversed(self.files):
+            if file.index_count > 1:
+                return file.end_physical_offset
+        return 0
+
+    @property
+    def indexed_below(self) -> int:
+        """All keys of the records below this are in the index: recovery completes the last record's."""
+        end = self.end_physical_offset
+        return end + 1 if end or any(file.index_count > 1 for file in self.files) else 0
+
+    def first_record_at(self, physical_offset: int) -> int | None:
+        """Where the first record with a key begins at or behind ``physical_offset``; None where none does."""
+        for file in self.files:
+            if file.index_count > 1 and file.end_physical_offset >= physical_offset:
+                return file.physical_offset_of(file.first_entry_at(physical_offset))
+        return None
+
+    def entries_of_last_record(self) -> int:
+        """How many entries the last record has that is in the index."""
+        end = self.end_physical_offset
+        return sum(
+            file.index_count - file.first_entry_at(end) for file in self.files if file.end_physical_offset == end
+        )
+
+    def put(self, keys: np.ndarray, count: int, first: int = 0) -> Iterator[int]:
+        """Put dispatch's keys, rolling to new files; yields after each file how many are in. Raises OSError ENOSPC."""
+        while first < count:
+            if not self.files or self.files[-1].full:
+                self._create()
+            first = self.files[-1].put(keys, first, count)
+            yield first
+
+    def _create(self) -> None:
+        before = self.files[-1].header if self.files else None
+        name = datetime.now().strftime(  # noqa: DTZ005 - RocketMQ names them in local time
+            "%Y%m%d%H%M%S%f"
+        )[:NAME_DIGITS]
+        if self.files:
+            # The clock went back, or two files in one millisecond: the names must keep the files' order.
+            name = max(name, _next_name(self.files[-1].path.name))
+        path = self.folder / name
+        slots_end = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
+        size = index_file_bytes(self.slots, self.entries)
+        end_ms, end_physical = (before.end_timestamp, before.end_physical_offset) if before else (0, 0)
+        header = INDEX_HEADER_STRUCT.pack(end_ms, end_ms, end_physical, end_physical, 0, 1)
+        fd = create_whole(self._os, path, size, self._scratch, allocate=slots_end, head=header)
+        if self.files:
+            self.files[-1].release()
+        file = IndexFile(self._os, path, fd, self.slots, self.entries)
+        file.allocated = slots_end
+        self.files.append(file)
+
+    def drop_from(self, number: int) -> None:
+        """Move the files from index ``number`` on aside, durably; their messages are to be indexed again."""
+        for file in self.files[number:]:
+            file.close()
+        gone = [file.path for file in self.files[number:]] + self._unusable
+        del self.files[number:]
+        for path in reversed(gone):  # the newest first: stopped in between, what is left ends earlier and is whole
+            move_aside(self._os, path, self._aside, f"index-{path.name}")
+        self._unusable = []
+
+    def expired(self, log_start: int) -> int:
+        """How many of the oldest files have nothing but messages in front of ``log_start``; never the last one."""
+        count = 0
+        for file in self.files[:-1]:
+            if file.end_physical_offset >= log_start:
+                break
+            count += 1
+        return count
+
+    def remove_first(self, count: int) -> None:
+        """Take the oldest ``count`` files away, beside readers and the owner of reput."""
+        gone = self.files[:count]
+        del self.files[:count]
+        for file in gone:
+            file.release()
+            self._os.unlink(file.path)
+        if gone:
+            self._os.sync_folder(self.folder)
+
+    @property
+    def full_end_ms(self) -> int:
+        """End time of the newest file that is full; 0 for none."""
+        return max((file.header.end_timestamp for file in self.files if file.full), default=0)
+
+    def sync(self) -> None:
+        """Put what was written on disk."""
+        for file in list(self.files):
+            file.sync()
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self.files:
+            file.close()
+
+
+def _next_name(name: str) -> str:
+    """One millisecond later."""
+    try:
+        last = datetime.strptime(name + "000", "%Y%m%d%H%M%S%f")  # noqa: DTZ007
+    except ValueError:  # not the name of a time
+        return f"{int(name) + 1:0{NAME_DIGITS}d}"
+    return (last + timedelta(milliseconds=1)).strftime("%Y%m%d%H%M%S%f")[:NAME_DIGITS]

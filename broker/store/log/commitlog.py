@@ -1,0 +1,252 @@
+"""CommitLog: append a produce frame's messages in one kernel call, roll to the next file, flush."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ....protocol.errors import MessageIllegal
+from ....protocol.storage.ids import UNIQUE_PREFIX_DIGITS
+from ....protocol.storage.layout import BLANK_BYTES_MIN, MAGIC_BLANK, PROPERTIES_BYTES_MAX, RECORD_BYTES_MIN
+from ....protocol.storage.record import Record
+from ....protocol.storage.record_crc import RECORD_CRC_BYTES
+from ...kernels import produce as kernel
+from ..files.file_system import Files
+from ..files.mapped_file import MappedFile, MappedFileQueue
+from ..settings import StoreSettings
+from ..tables.clock import StoreClock
+from .preallocation import LogAhead
+from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, ProduceBatch, check_count, refusal
+
+_SIZE_AND_MAGIC_BYTES = 8
+_NUMBERS = struct.Struct(f"={kernel.N_LENGTH}q")
+_PLAN_MESSAGES = 4096
+_RECORD_OVERHEAD_BYTES = (
+    RECORD_BYTES_MIN + 24 + 127 + kernel.UNIQUE_PROPERTY_BYTES + kernel.KEYS_PROPERTY_BYTES + 1 + RECORD_CRC_BYTES
+)
+"""At most what a stored message has beside its body, its own and the common properties."""
+
+_FrameArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""What the kernel plans a frame with: the frame, its numbers, its texts, the plan."""
+
+
+def count_rolls(sizes: np.ndarray, room: int, file_bytes: int) -> int:
+    """In how many further files records of these sizes go on, where the first has ``room`` bytes left for them."""
+    ends = np.cumsum(sizes)
+    rolls = written = 0
+    while (fit := int(np.searchsorted(ends, written + room - BLANK_BYTES_MIN, "right"))) < len(ends):
+        rolls += 1
+        written, room = int(ends[fit - 1]) if fit else 0, file_bytes
+    return rolls
+
+
+def _hexadecimal(prefix: bytes) -> bool:
+    return not prefix.translate(None, b"0123456789ABCDEFabcdef")
+
+
+class CommitLog:
+    """The log. ``append`` belongs to the event loop; ``flush`` to one flush thread; reads to anyone.
+
+    ``write_offset`` and ``flushed_offset`` only grow and are published after the bytes they cover.
+    """
+
+    def __init__(self, files: Files, folder: Path, scratch_folder: Path, settings: StoreSettings, host: bytes) -> None:
+        self.os = files
+        self.settings = settings
+        self.queue = MappedFileQueue(
+            files, folder, settings.commitlog_file_bytes, scratch_folder, "store.commitlog_file_bytes"
+        )
+        self.ahead = LogAhead(files, self.queue, settings)
+        self.write_offset = 0
+        self.flushed_offset = 0
+        self.last_store_ms = 0
+        self.clock = StoreClock()
+        self.store_host = host
+        self.checksum_bytes = RECORD_CRC_BYTES if settings.record_checksum else 0
+        """What a checksum over all of it takes of a record that is written; 0: none is."""
+        self._numbers_blob = bytearray(_NUMBERS.size)
+        self._numbers = np.frombuffer(self._numbers_blob, np.int64)
+        self._plan = np.zeros(_PLAN_MESSAGES * kernel.PLAN_WIDTH, np.int64)
+        self._offsets_blob = bytearray(_PLAN_MESSAGES * 8)
+        self._offsets = np.frombuffer(self._offsets_blob, np.uint8)
+        self._texts_blob = bytearray(PROPERTIES_BYTES_MAX + 512)
+        self._texts = np.frombuffer(self._texts_blob, np.uint8)
+        self._frame_blob = bytearray()
+        self._frame = np.zeros(1, np.uint8)
+
+    @property
+    def start_offset(self) -> int:
+        """Where the first file begins."""
+        return self.queue.start_offset
+
+    def end(self) -> tuple[int, int]:
+        """Where the next record goes, and the store time of the last."""
+        return self.write_offset, self.last_store_ms
+
+    def append(self, topic: bytes, queue_id: int, queue_offset: int, batch: ProduceBatch) -> Appended:
+        """Write the batch's messages as records with queue offsets from ``queue_offset`` on.
+
+        All or nothing: raises ``MessageIllegal`` for a message that breaks a rule and ``ServiceNotAvailable`` where the
+        disk is full, with nothing written. After ``StoreFailed`` nothing may be appended any more.
+        """
+        count = batch.count
+        body_bytes = batch.body_end - batch.body_at
+        check_count(count, batch.layout, body_bytes)
+        records_bound = body_bytes + count * (_RECORD_OVERHEAD_BYTES + len(batch.common))
+        bound = min(records_bound, FRAME_RECORDS_BYTES_MAX) + BLANK_BYTES_MIN
+        file = self.ahead.make(self.write_offset, bound)
+        if count * kernel.PLAN_WIDTH > len(self._plan):
+            self._plan = np.zeros(count * kernel.PLAN_WIDTH, np.int64)
+            self._offsets_blob = bytearray(count * 8)
+            self._offsets = np.frombuffer(self._offsets_blob, np.uint8)
+        if batch.buffer is not self._frame_blob:
+            self._frame_blob = batch.buffer
+            self._frame = np.frombuffer(batch.buffer, np.uint8)
+        store_ms = self.clock.store_ms(self.last_store_ms)
+        self._set_numbers(topic, queue_id, queue_offset, batch, store_ms, file)
+        arrays = (self._frame, self._numbers, self._texts, self._plan)
+        if self.write_offset + bound > file.end_offset:
+            sizes = self._plan_only(arrays, file, count)
+            self.ahead.place_next(count_rolls(sizes, file.end_offset - self.write_offset, file.size), bound)
+            written, position = kernel.produce_on(*arrays, file.array(), self._offsets, 0)
+        else:
+            status, written, position = kernel.produce(*arrays, file.array(), self._offsets)
+            if status != kernel.OK:
+                raise self._refusal(status, written, position)
+        while written < count:
+            file = self.roll(file, position)
+            self._numbers[kernel.N_POSITION] = 0
+            self._numbers[kernel.N_FILE_BASE] = file.start_offset
+            written, position = kernel.produce_on(*arrays, file.array(), self._offsets, written)
+        self.last_store_ms = store_ms
+        self.write_offset = end_offset = file.start_offset + position
+        return Appended(queue_offset, store_ms, bytes(memoryview(self._offsets_blob)[: 8 * count]), end_offset)
+
+    def _plan_only(self, arrays: _FrameArrays, file: MappedFile, count: int) -> np.ndarray:
+        """Validate and plan a frame, and write nothing of it: the size of each record. Raises ``MessageIllegal``."""
+        self._numbers[kernel.N_RECORDS_MAX] = -1  # so the kernel refuses, and says what all of them take
+        status, message, detail = kernel.produce(*arrays, file.array(), self._offsets)
+        if status != kernel.RECORDS_TOO_LONG or detail > FRAME_RECORDS_BYTES_MAX:
+            raise self._refusal(status, message, detail)
+        plan = self._plan[: count * kernel.PLAN_WIDTH].reshape(count, kernel.PLAN_WIDTH)
+        sizes: np.ndarray = plan[:, kernel.P_BODY_BYTES] + plan[:, kernel.P_PROPERTIES_BYTES]
+        sizes += (detail - int(sizes.sum())) // count  # the rest of a record is as long in each of a frame
+        return sizes
+
+    def _refusal(self, status: int, message: int, detail: int) -> MessageIllegal:
+        body_at = int(self._numbers[kernel.N_BODY_AT])
+        return refusal(status, message, detail, body_at=body_at, message_bytes_max=self.settings.message_bytes_max)
+
+    def append_records(self, records: Sequence[Record]) -> None:
+        """Write whole records of the broker's own making; their topic, queue and queue offset are set already.
+
+        Sets store time, store host and physical offset of each. Raises as ``append`` does; a record that cannot be
+        stored (``MessageIllegal``) is found before anything is written.
+        """
+        store_ms = self.clock.store_ms(self.last_store_ms)
+        bound = largest = 0
+        for record in records:
+            record.store_timestamp = store_ms
+            record.store_host = self.store_host
+            record.body_crc = None
+            size = len(record.body) + len(record.topic) + len(record.properties) + _RECORD_OVERHEAD_BYTES
+            if len(record.properties) > PROPERTIES_BYTES_MAX or size + BLANK_BYTES_MIN > self.queue.file_bytes:
+                raise MessageIllegal(
+                    f"a message of topic {record.topic.decode(errors='replace')} cannot be stored again: its record "
+                    f"would take {size:,} bytes, {len(record.properties):,} of them properties, of which at most "
+                    f"{PROPERTIES_BYTES_MAX:,} are allowed; nothing was written",
+                )
+            bound += size
+            largest = max(largest, size)
+        bound += BLANK_BYTES_MIN
+        file = self.ahead.make(self.write_offset, bound, largest)
+        if self.write_offset + bound > file.end_offset:
+            sizes = np.array([len(each.encode(checksum=self.settings.record_checksum)) for each in records], np.int64)
+            self.ahead.place_next(count_rolls(sizes, file.end_offset - self.write_offset, file.size), bound)
+        position = self.write_offset - file.start_offset
+        for record in records:
+            record.physical_offset = file.start_offset + position
+            blob = record.encode(checksum=self.settings.record_checksum)
+            if position + len(blob) + BLANK_BYTES_MIN > file.size:
+                file, position = self.roll(file, position), 0
+                record.physical_offset = file.start_offset
+                blob = record.encode(checksum=self.settings.record_checksum)
+            array = file.array()
+            at = position + _SIZE_AND_MAGIC_BYTES
+            # Size and magic last: until then nobody takes the bytes for a record.
+            array[at : position + len(blob)] = np.frombuffer(blob, np.uint8)[_SIZE_AND_MAGIC_BYTES:]
+            array[position:at] = np.frombuffer(blob, np.uint8)[:_SIZE_AND_MAGIC_BYTES]
+            position += len(blob)
+        self.last_store_ms = store_ms
+        self.write_offset = file.start_offset + position
+
+    def _set_numbers(
+        self, topic: bytes, queue_id: int, queue_offset: int, batch: ProduceBatch, store_ms: int, file: MappedFile
+    ) -> None:
+        prefix = batch.unique_prefix
+        if prefix and not (len(prefix) == UNIQUE_PREFIX_DIGITS and _hexadecimal(prefix)):
+            raise MessageIllegal(f"unique_prefix must be {UNIQUE_PREFIX_DIGITS} hex digits, not {prefix[:40]!r}")
+        common_at = UNIQUE_PREFIX_DIGITS
+        common_end = common_at + len(batch.common)
+        topic_end = common_end + len(topic)
+        born_end = topic_end + len(batch.born_host)
+        store_end = born_end + len(self.store_host)
+        texts = prefix.ljust(UNIQUE_PREFIX_DIGITS) + batch.common + topic + batch.born_host + self.store_host
+        self._texts_blob[:store_end] = texts
+        _NUMBERS.pack_into(
+            self._numbers_blob, 0,
+            batch.body_at, batch.body_end, batch.count, batch.layout, batch.sys_flag,
+            common_at, common_end, 0, 1 if prefix else 0, batch.unique_first,
+            common_end, topic_end, topic_end, born_end, born_end, store_end,
+            queue_id, queue_offset, batch.born_ms or store_ms, store_ms, self.settings.message_bytes_max,
+            self.write_offset - file.start_offset, file.size, file.start_offset, FRAME_RECORDS_BYTES_MAX,
+            self.checksum_bytes,
+        )  # fmt: skip
+
+    def roll(self, file: MappedFile, position: int) -> MappedFile:
+        """End ``file`` at ``position``, in the middle of a frame, and go on in the next, which is placed already."""
+        self._write_blank(file, position)
+        return self.ahead.enter_next()
+
+    def _write_blank(self, file: MappedFile, position: int) -> None:
+        array = file.array()
+        array[position + 4 : position + 8] = np.frombuffer(MAGIC_BLANK.to_bytes(4, "big", signed=True), np.uint8)
+        array[position : position + 4] = np.frombuffer((file.size - position).to_bytes(4, "big"), np.uint8)
+
+    def prepare_ahead(self) -> bool:
+        """See ``LogAhead.prepare``."""
+        return self.ahead.prepare(self.write_offset)
+
+    def populate_ahead(self) -> bool:
+        """See ``LogAhead.populate``."""
+        return self.ahead.populate(self.write_offset)
+
+    def flush(self) -> int:
+        """fdatasync everything below the write offset as it is now, and publish it; returns that offset.
+
+        For one thread at a time. An OSError means that what is on disk is not known: the caller must end the process.
+        """
+        target = self.write_offset
+        begin = self.flushed_offset
+        if target <= begin:
+            return begin
+        for file in list(self.queue.files):
+            if file.end_offset > begin and file.start_offset < target:
+                self.os.sync_data(file.fd)
+        self.queue.sync_placed()
+        self.flushed_offset = target
+        return target
+
+    def release_below(self, physical_offset: int) -> None:
+        """Let go of the maps of files that end at or below ``physical_offset``."""
+        for file in self.queue.files[:-1]:
+            if file.end_offset <= physical_offset:
+                file.release()
+
+    def close(self) -> None:
+        """Close all files."""
+        self.ahead.close()
+        self.queue.close()

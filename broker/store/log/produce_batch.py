@@ -1,0 +1,126 @@
+"""The messages of a PRODUCE frame: what they are, where they went, and why they cannot be stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....protocol.errors import MessageIllegal
+from ...kernels import produce as kernel
+from ...memo import remembered
+
+FRAME_RECORDS_BYTES_MAX = 64 * 1024 * 1024
+"""The records of one frame take at most this: common properties multiply, and a frame must not hold the loop for
+long."""
+_MESSAGE_BYTES_MIN = (4, 3)
+"""The fewest bytes of a message in a frame, by layout."""
+
+_RULES = {
+    kernel.TRUNCATED: "the body ends in the middle of it",
+    kernel.NOT_A_MESSAGE: "it is not an array of 2 to 4 items [body, properties, sys_flag, flag]",
+    kernel.BODY_NOT_BIN: "its body is not a msgpack bin",
+    kernel.PROPERTIES_NOT_MAP: "its properties are not a msgpack map",
+    kernel.PROPERTY_NOT_STR: "a property's name or value is not a msgpack str",
+    kernel.NOT_UTF8: "a property or key is not UTF-8",
+    kernel.HAS_SEPARATOR: "a property or key contains \\x01 or \\x02, which separate properties in the store",
+    kernel.EMPTY_PROPERTY: "a property has an empty name or value; leave it out",
+    kernel.FORBIDDEN_PROPERTY: "it sets a property that only the broker may set",
+    kernel.DELAY_NOT_INTEGER: "its property DELAY is not an integer",
+    kernel.FLAG_NOT_INTEGER: "its sys_flag or flag is not an integer of 32 bits",
+    kernel.BYTES_LEFT: "bytes follow the last message; count or layout is wrong",
+    kernel.KEYS_NOT_STR: "its key is neither a str nor nil",
+    kernel.WRONG_COUNT: "the columns do not have count items each",
+    kernel.COMMON_ONLY: "it asks for a delayed or transactional delivery for itself alone: DELAY, TIMER_* and "
+    "TRAN_MSG belong among the common properties of its frame",
+}
+
+
+@dataclass(slots=True)
+class ProduceBatch:
+    """The messages of one PRODUCE frame: ``buffer[body_at:body_end]`` in ``layout``, and what they have in common.
+
+    ``common``: encoded properties, checked by ``common_properties``; ``unique_prefix``: 20 hex digits or empty;
+    ``born_ms``: 0 for now; ``born_host``: 8 or 20 bytes as the record keeps it.
+    """
+
+    buffer: bytearray
+    body_at: int
+    body_end: int
+    count: int
+    layout: int
+    common: bytes
+    sys_flag: int
+    unique_prefix: bytes
+    unique_first: int
+    born_ms: int
+    born_host: bytes
+
+
+@dataclass(slots=True)
+class Appended:
+    """Where a batch went: queue offset of its first message, store time, count × i64 physical offsets, and the log's
+    end behind it."""
+
+    queue_offset: int
+    store_ms: int
+    physical_offsets: bytes
+    end_offset: int
+
+
+@remembered(1024)
+def common_properties(text: str) -> bytes:
+    """Encode a request's common properties, each checked as a message's own. Raises ``MessageIllegal``."""
+    if not text:
+        return b""
+    blob = text.encode("utf-8", "surrogatepass")
+    if not blob.endswith(b"\x02"):
+        blob += b"\x02"
+    limit = kernel.PRODUCED_PROPERTIES_BYTES_MAX
+    if len(blob) > limit:
+        raise MessageIllegal(
+            f"the common properties take {len(blob):,} bytes, at most {limit:,} are allowed; nothing of the frame was "
+            "written", properties_bytes_max=limit,
+        )  # fmt: skip
+    array = np.frombuffer(bytearray(blob), np.uint8)
+    at = 0
+    for pair in blob[:-1].split(b"\x02"):
+        name, _, value = pair.partition(b"\x01")
+        status = kernel.property_status(array, at, len(name), at + len(name) + 1, len(value))
+        if status != kernel.OK:
+            shown = name.decode("utf-8", "replace")
+            raise MessageIllegal(f"the common property {shown!r} cannot be set: {_RULES[status]}")
+        at += len(pair) + 1
+    return blob
+
+
+def check_count(count: int, layout: int, body_bytes: int) -> None:
+    """Raise ``MessageIllegal`` where a body is too short for so many messages."""
+    if count * _MESSAGE_BYTES_MIN[layout] > body_bytes:
+        raise MessageIllegal(f"count says {count} messages, but the body has {body_bytes} bytes")
+
+
+def refusal(status: int, message: int, detail: int, *, body_at: int, message_bytes_max: int) -> MessageIllegal:
+    """What ``kernels.produce`` found wrong, as the error for the producer; ``body_at``: where the frame's body begins,
+    ``message_bytes_max``: what a record may take."""
+    if status == kernel.PROPERTIES_TOO_LONG:
+        limit = kernel.PRODUCED_PROPERTIES_BYTES_MAX
+        return MessageIllegal(
+            f"message {message}: its properties take {detail:,} bytes, at most {limit:,} are allowed; nothing of "
+            "the frame was written", message_index=message, properties_bytes_max=limit,
+        )  # fmt: skip
+    if status == kernel.RECORD_TOO_LONG:
+        limit = message_bytes_max
+        return MessageIllegal(
+            f"message {message}: its record would take {detail:,} bytes, store.message_bytes_max allows {limit:,}; "
+            "nothing of the frame was written", message_index=message, message_bytes_max=limit,
+        )  # fmt: skip
+    if status == kernel.RECORDS_TOO_LONG:
+        return MessageIllegal(
+            f"the records of this frame would take more than {FRAME_RECORDS_BYTES_MAX:,} bytes; send fewer "
+            "messages a frame; nothing of it was written"
+        )
+    return MessageIllegal(
+        f"message {message}: {_RULES[status]} (byte {detail - body_at} of the body); "
+        "nothing of the frame was written", message_index=message,
+    )  # fmt: skip

@@ -1,0 +1,305 @@
+"""ConsumeQueue: per queue of a topic, a row of 20-byte units that point into the CommitLog."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES, UNIT_STRUCT
+from ..errors import CorruptFile, WouldBlock
+from ..files.file_system import Descriptor, Files, zero
+from ..files.mapped_file import file_name
+from ..files.open_files import OpenFiles
+
+_NAME = re.compile(r"\d{20}\Z")
+_PRE_BLANK = UNIT_STRUCT.pack(0, PRE_BLANK_SIZE, 0)
+
+
+class ConsumeQueue:
+    """One queue's units, in files of ``file_bytes``.
+
+    ``max_offset`` is published after the units below it are written, so any thread may read below it. Only the owner of
+    reput writes; retention takes the oldest files away.
+    """
+
+    __slots__ = (
+        "_dirty", "_empty_file", "_files", "_open_files", "file_bytes", "files", "folder", "folder_dirty", "max_offset",
+        "min_hint", "queue_id", "row", "start_offset", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, files: Files, open_files: OpenFiles, folder: Path, topic: str, queue_id: int, file_bytes: int, row: int
+    ) -> None:
+        self.files = files
+        self.folder = folder
+        self.topic = topic
+        self.queue_id = queue_id
+        self.file_bytes = file_bytes
+        self.row = row
+        self._open_files = open_files
+        self._files: dict[int, Descriptor | None] = {}
+        """The files by their first byte of units; None: not open."""
+        self._empty_file: Path | None = None
+        self.start_offset = 0
+        """First queue offset that is no filling; the log may begin behind it."""
+        self.max_offset = 0
+        self.min_hint = 0
+        """Units below this are known to point in front of the log's start."""
+        self._dirty: set[int] = set()
+        self.folder_dirty = False
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was written since the last ``sync``."""
+        return bool(self._dirty) or self.folder_dirty
+
+    def load(self) -> tuple[str, Path | None]:
+        """Open the files that are there; changes nothing.
+
+        Returns (why they cannot be used, empty where they can; the first file whose size is not ``file_bytes``). A last
+        file without a byte, which a stop may leave, counts as none.
+        """
+        if not self.folder.is_dir():
+            return "", None
+        starts = sorted(int(path.name) for path in self.folder.iterdir() if _NAME.match(path.name))
+        problem = ""
+        wrong_size = None
+        for number, start in enumerate(starts):
+            path = self.folder / file_name(start)
+            if not path.is_file():
+                problem = problem or f"{path} is no file"
+                continue
+            fd = self._open(start)
+            size = self.files.size(fd)
+            if size == 0 and number == len(starts) - 1:
+                self.files.close(fd)
+                self._empty_file = path
+                continue
+            self._enter(start, fd)
+            if size != self.file_bytes:
+                problem = problem or f"{path} has {size:,} bytes instead of {self.file_bytes:,}"
+                wrong_size = wrong_size or path
+            elif start % self.file_bytes or (number and start != starts[number - 1] + self.file_bytes):
+                problem = problem or f"{path} does not follow the file before it"
+        return problem, wrong_size
+
+    def has_whole_file(self) -> bool:
+        """Whether a file of the queue has the size that the settings say."""
+        files = (self._file(start) for start in list(self._files))
+        return any(self.files.size(file.fd) == self.file_bytes for file in files if file is not None)
+
+    def _file(self, start: int) -> Descriptor | None:
+        """The file that begins at ``start``, opened where it is not; None where there is none."""
+        try:
+            file = self._files[start]
+        except KeyError:
+            return None
+        if file is not None:
+            file.used = True
+            return file
+        try:
+            return self._enter(start, self._open(start), new=False)
+        except FileNotFoundError:  # retention took it meanwhile
+            if start in self._files:
+                raise
+            return None
+
+    def _open(self, start: int, *, create: bool = False) -> int:
+        path = self.folder / file_name(start)
+        while True:
+            try:
+                return self.files.open(path, create=create)
+            except OSError as error:
+                self._open_files.make_room(error)
+
+    def _enter(self, start: int, fd: int, *, new: bool = True) -> Descriptor:
+        file = Descriptor(self.files, fd)
+        with self._open_files.lock:
+            if not new and start not in self._files:
+                return file  # retention took it meanwhile; it may still be read
+            other = self._files.get(start)
+            if other is not None:
+                return other  # another thread was faster
+            self._files[start] = file
+            self._open_files.opened(self, start, file)
+        return file
+
+    def _leave(self, start: int) -> Descriptor | None:
+        with self._open_files.lock:
+            file = self._files.pop(start)
+            if file is not None:
+                self._open_files.left(file)
+        return file
+
+    def shut(self, start: int) -> None:
+        """See ``HasFiles``."""
+        self._files[start] = None
+
+    @property
+    def first_byte(self) -> int:
+        """Where the first file begins, in bytes of units."""
+        return min(list(self._files), default=0)
+
+    @property
+    def end_byte(self) -> int:
+        """Where the last file ends, in bytes of units."""
+        return max(list(self._files), default=-self.file_bytes) + self.file_bytes
+
+    def size(self) -> tuple[int, int]:
+        """How many files it has, and how many bytes of units are in them."""
+        starts = list(self._files)
+        if not starts:
+            return 0, 0
+        return len(starts), max(self.max_offset * UNIT_BYTES - min(starts), 0)
+
+    def read_units(self, queue_offset: int, count: int, *, hot: bool) -> bytearray:
+        """``count`` units from ``queue_offset`` on, fewer where the files end. With ``hot``, raises ``WouldBlock``
+        where the page cache does not hold them."""
+        buffer = bytearray(count * UNIT_BYTES)
+        view = memoryview(buffer)
+        at = queue_offset * UNIT_BYTES
+        done = 0
+        while done < len(buffer):
+            start = at - at % self.file_bytes
+            file = self._file(start)
+            if file is None:
+                break
+            size = min(len(buffer) - done, start + self.file_bytes - at)
+            got = self.files.read(file.fd, view[done : done + size], at - start, wait=not hot)
+            if got < size:
+                if hot:
+                    raise WouldBlock
+                break
+            done += size
+            at += size
+        return buffer if done == len(buffer) else buffer[: done - done % UNIT_BYTES]
+
+    def unit(self, queue_offset: int, *, hot: bool) -> tuple[int, int, int]:
+        """(physical offset, size, tags code) of one unit; size 0 where there is none."""
+        blob = self.read_units(queue_offset, 1, hot=hot)
+        if len(blob) < UNIT_BYTES:
+            return 0, 0, 0
+        physical_offset, size, tags_code = UNIT_STRUCT.unpack(blob)
+        return physical_offset, size, tags_code
+
+    def append(self, units: memoryview) -> None:
+        """Write units at ``max_offset`` and publish them. Raises OSError ENOSPC; then nothing is published."""
+        self.write_at(self.max_offset, units)
+        self.max_offset += len(units) // UNIT_BYTES
+
+    def write_at(self, queue_offset: int, units: memoryview) -> None:
+        """Write units without publishing them."""
+        at = queue_offset * UNIT_BYTES
+        while len(units):
+            start = at - at % self.file_bytes
+            file = self._file(start) or self._create(start)
+            size = min(len(units), start + self.file_bytes - at)
+            self.files.write(file.fd, units[:size], at - start)
+            self._dirty.add(start)
+            units = units[size:]
+            at += size
+
+    def _create(self, start: int) -> Descriptor:
+        try:
+            self.files.make_folder(self.folder)
+        except (FileExistsError, NotADirectoryError):
+            raise CorruptFile(
+                f"the folder {self.folder} cannot be made: something else than a folder stands there, or above. Move "
+                "it away"
+            ) from None
+        fd = self._open(start, create=True)
+        try:
+            self.files.resize(fd, self.file_bytes)
+        except OSError:
+            self.files.close(fd)
+            raise
+        self.folder_dirty = True
+        return self._enter(start, fd)
+
+    def begin_at(self, queue_offset: int) -> None:
+        """Make an empty queue begin at ``queue_offset``; what its first file holds before is filled as by RocketMQ."""
+        first = queue_offset * UNIT_BYTES
+        filling = (first % self.file_bytes) // UNIT_BYTES
+        for start in [start for start in self._files if start != first - first % self.file_bytes]:
+            self._remove(start)
+        if filling:
+            self.write_at(queue_offset - filling, memoryview(_PRE_BLANK * filling))
+        self.start_offset = self.max_offset = self.min_hint = queue_offset
+
+    def skip_to(self, queue_offset: int) -> None:
+        """Fill a gap in the middle: units that every reader passes over."""
+        self.append(memoryview(_PRE_BLANK * (queue_offset - self.max_offset)))
+
+    def truncate(self, queue_offset: int) -> None:
+        """End the queue at ``queue_offset``: what lies behind becomes zeros, whole files behind go. For recovery."""
+        end = queue_offset * UNIT_BYTES
+        self._remove_empty()
+        for start in sorted(self._files, reverse=True):
+            if start >= end and start != self.first_byte:
+                self._remove(start)
+            elif start + self.file_bytes > end:
+                file = self._file(start)
+                if file is not None and zero(self.files, file.fd, max(end - start, 0), self.file_bytes):
+                    self._dirty.add(start)
+        self.max_offset = queue_offset
+
+    def remove_files(self) -> None:
+        """Take the queue back to nothing. For recovery."""
+        self._remove_empty()
+        for start in sorted(self._files, reverse=True):
+            self._remove(start)
+        self.max_offset = self.start_offset = self.min_hint = 0
+
+    def _remove_empty(self) -> None:
+        if self._empty_file is not None:
+            self.files.unlink(self._empty_file)
+            self._empty_file = None
+            self.folder_dirty = True
+
+    def _remove(self, start: int) -> None:
+        file = self._leave(start)
+        if file is not None:
+            file.close()
+        self.files.unlink(self.folder / file_name(start))
+        self.folder_dirty = True
+
+    def expire(self, log_start: int) -> int:
+        """Remove the files all of whose units point in front of ``log_start``, but never the last: it keeps where the
+        queue's offsets go on. Beside the owner and readers. Returns how many went."""
+        starts = sorted(self._files)
+        gone = 0
+        for start in starts[:-1]:
+            behind = (start + self.file_bytes) // UNIT_BYTES
+            physical_offset, size, _ = self.unit(behind - 1, hot=False)
+            if size <= 0 or physical_offset >= log_start:
+                break
+            self.min_hint = max(self.min_hint, behind)
+            self._leave(start)  # closed once the last reader lets go of it
+            self.files.unlink(self.folder / file_name(start))
+            self.folder_dirty = True
+            gone += 1
+        return gone
+
+    def sync(self) -> None:
+        """Put what was written on disk. May run beside the owner: what it writes meanwhile is synced the next time."""
+        if self.folder_dirty:
+            self.folder_dirty = False
+            self.files.sync_folder(self.folder)
+        for start in list(self._dirty):
+            self._dirty.discard(start)  # first: what is written from here on is dirty again
+            file = self._file(start)
+            if file is None:
+                continue
+            try:
+                self.files.sync_data(file.fd)
+            except OSError:
+                self._dirty.add(start)
+                raise
+
+    def close(self) -> None:
+        """Close the files."""
+        self._empty_file = None
+        for start in list(self._files):
+            file = self._leave(start)
+            if file is not None:
+                file.close()

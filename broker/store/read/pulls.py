@@ -1,0 +1,167 @@
+"""Pulling: the records of a queue from an offset on, chosen by tags and filters.
+
+Functions take ``hot`` as in ``log_reads``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....protocol.errors import PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, SUCCESS, OffsetOutOfRange
+from ....protocol.storage.layout import RECORD_BYTES_MIN, UNIT_BYTES
+from ...kernels import gather as kernel
+from ..errors import CorruptLog, DamagedRecord
+from ..log.commitlog import CommitLog
+from ..queue.consume_queue import ConsumeQueue
+from .log_reads import ANSWER_BYTES_MAX, LogReads
+from .queue_reads import QueueReads
+from .record_filter import RecordFilter, keep_matching
+
+UNITS_A_STEP = 4096
+FILTERED_UNITS_MAX = 65_536
+"""A pull with tags looks at no more units than this before it answers."""
+FILTERED_RECORDS_MAX = 512
+FILTERED_RECORDS_MIN = 256
+"""So many records are read for a filter although fewer are wanted: it may let few of them through."""
+FILTERED_BYTES_MAX = 512 * 1024
+"""A pull with a filter reads no more records and bytes than this before it answers, but for a single larger record."""
+
+_NO_TAGS = np.zeros(1, np.int64)
+
+
+@dataclass(slots=True)
+class Pulled:
+    """The answer to a pull. ``body``: count × u32 sizes, then the records, in a buffer of its own."""
+
+    code: int
+    count: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    body: bytearray
+
+
+class Pulls:
+    """What consumers read; any thread."""
+
+    def __init__(self, commitlog: CommitLog, queues: QueueReads, log: LogReads) -> None:
+        self._commitlog = commitlog
+        self._queues = queues
+        self._log = log
+
+    def pull(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
+        *, hot: bool, records: RecordFilter | None = None, one_at_least: bool = True,
+    ) -> Pulled:  # fmt: skip
+        """Records of a queue from ``offset`` on; with ``one_at_least`` one comes however few bytes are asked for.
+
+        ``tags``: tag codes, any of which a record must have; None: all. ``records``: what a record must match, too.
+        Where none of those that were looked at does, the code is ``PULL_RETRY_IMMEDIATELY``. Raises
+        ``OffsetOutOfRange``, ``TopicNotExist``, ``QueueNotExist``, ``CorruptLog`` where a unit's record is damaged, and
+        with ``hot`` ``WouldBlock``.
+        """
+        while True:
+            log_start = self._commitlog.start_offset
+            try:
+                return self._pull(
+                    topic, queue_id, offset, max_count, max_bytes, tags,
+                    hot=hot, records=records, one_at_least=one_at_least,
+                )  # fmt: skip
+            except CorruptLog:
+                if self._commitlog.start_offset == log_start:
+                    raise
+                # Retention took the file between a unit and its record: what is there now is the answer.
+
+    def _pull(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
+        *, hot: bool, records: RecordFilter | None, one_at_least: bool,
+    ) -> Pulled:  # fmt: skip
+        queue = self._queues.queue(topic, queue_id)
+        max_offset = queue.max_offset if queue is not None else self._queues.next_offset(topic, queue_id)
+        min_offset = self._queues.first_offset(queue, hot=hot) if queue is not None else max_offset
+        if not min_offset <= offset <= max_offset:
+            raise OffsetOutOfRange(
+                f"offset {offset} of queue {queue_id} of {topic!r} is outside of [{min_offset}, {max_offset}]; pull "
+                "from one of these on",
+                min_offset=min_offset, max_offset=max_offset,
+            )  # fmt: skip
+        if queue is None or offset == max_offset:
+            return Pulled(PULL_NOT_FOUND, 0, offset, min_offset, max_offset, bytearray())
+        max_bytes = min(max_bytes, ANSWER_BYTES_MAX - 4 * min(max_count, max_bytes // RECORD_BYTES_MIN + 1))
+        read_count, read_bytes = max_count, max_bytes
+        if records is not None:
+            read_count = min(max(max_count, FILTERED_RECORDS_MIN), FILTERED_RECORDS_MAX)
+            read_bytes = FILTERED_BYTES_MAX
+        chosen, count, size, next_offset = self._choose(queue, offset, max_offset, read_count, read_bytes, tags, hot)
+        body = bytearray()
+        if count:
+            body, sound = self._read_chosen(chosen, count, size, queue, hot)
+            if sound < count:  # what stands in front of a damaged record is delivered; the next pull says what it is
+                next_offset = int(chosen[sound * kernel.CHOSEN_ROW + kernel.C_QUEUE_OFFSET])
+                count = sound
+        if records is not None and count:
+            kept = keep_matching(body, count, records, max_count, max_bytes, one_at_least=one_at_least)
+            if kept.looked < count:
+                next_offset = int(chosen[kept.looked * kernel.CHOSEN_ROW + kernel.C_QUEUE_OFFSET])
+            count, body = kept.count, kept.body
+        if count == 0:
+            code = PULL_RETRY_IMMEDIATELY if next_offset < max_offset else PULL_NOT_FOUND
+            return Pulled(code, 0, next_offset, min_offset, max_offset, bytearray())
+        return Pulled(SUCCESS, count, next_offset, min_offset, max_offset, body)
+
+    def _choose(
+        self, queue: ConsumeQueue, offset: int, max_offset: int, max_count: int, max_bytes: int,
+        tags: frozenset[int] | None, hot: bool,
+    ) -> tuple[np.ndarray, int, int, int]:  # fmt: skip
+        """(chosen records, how many, their bytes, queue offset to go on from)."""
+        commitlog = self._commitlog
+        codes = np.array(sorted(tags), np.int64) if tags else _NO_TAGS
+        looked_max = FILTERED_UNITS_MAX if tags else min(max_count, max_bytes // RECORD_BYTES_MIN + 1)
+        looked = 0
+        while True:
+            step = min(
+                UNITS_A_STEP if tags else looked_max, max_offset - offset, looked_max - looked, UNITS_A_STEP * 16
+            )
+            units = queue.read_units(offset, step, hot=hot)
+            unit_count = len(units) // UNIT_BYTES
+            if unit_count == 0:
+                raise CorruptLog(f"{queue.folder} has no unit {offset:,} although it should reach to {max_offset:,}")
+            chosen = np.empty(min(unit_count, max_count) * kernel.CHOSEN_ROW, np.int64)
+            seen, count, size = kernel.choose(
+                np.frombuffer(units, np.uint8), unit_count, offset, codes, len(tags) if tags else 0,
+                commitlog.start_offset, commitlog.write_offset, max_count, max_bytes, chosen,
+            )  # fmt: skip
+            offset += seen
+            looked += seen
+            if self._log.quarantine and count:
+                chosen, count, size = self._without_quarantined(chosen, count)
+            if count or offset >= max_offset or looked >= looked_max:
+                return chosen, count, size, offset
+
+    def _without_quarantined(self, chosen: np.ndarray, count: int) -> tuple[np.ndarray, int, int]:
+        """The chosen records that are no tombstones, how many, and their bytes."""
+        rows = chosen[: count * kernel.CHOSEN_ROW].reshape(-1, kernel.CHOSEN_ROW)
+        kept = np.ascontiguousarray(rows[~self._log.quarantine.mask(rows[:, kernel.C_PHYSICAL_OFFSET])])
+        return kept.reshape(-1), len(kept), int(kept[:, kernel.C_SIZE].sum())
+
+    def _read_chosen(
+        self, chosen: np.ndarray, count: int, size: int, queue: ConsumeQueue, hot: bool
+    ) -> tuple[bytearray, int]:
+        """The chosen records up to the first that is damaged, and how many. Raises ``DamagedRecord`` for the first."""
+        records_at = 4 * count
+        body = bytearray(records_at + size)
+        self._log.copy(chosen, count, body, records_at, hot=hot)
+        bad = kernel.finish(np.frombuffer(body, np.uint8), records_at, chosen, count, queue.queue_id)
+        if bad == kernel.SOUND:
+            return body, count
+        if bad:
+            return self._read_chosen(chosen, bad, int(chosen[1 : 3 * bad : 3].sum()), queue, hot)
+        physical_offset, queue_offset = int(chosen[kernel.C_PHYSICAL_OFFSET]), int(chosen[kernel.C_QUEUE_OFFSET])
+        raise DamagedRecord(
+            f"message {queue_offset:,} of queue {queue.queue_id} of {queue.topic!r} is damaged: no sound record is "
+            f"at physical offset {physical_offset:,}, where the queue points. Stop the broker and run `flintmq-broker "
+            f"repair --apply` on its store, which keeps the bytes aside; or go on from offset {queue_offset + 1:,}",
+            physical_offset, "no sound record where a queue points", queue_offset,
+        )  # fmt: skip

@@ -1,0 +1,249 @@
+"""Messages by key and by id, and whether somebody may have them.
+
+Functions take ``hot`` as in ``log_reads``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from ....protocol.errors import InvalidParameter, MessageNotFound, TopicNotExist
+from ....protocol.fields import I32_MAX
+from ....protocol.names import is_system_topic
+from ....protocol.storage.delivery import UNREADABLE_TOPICS
+from ....protocol.storage.ids import parse_offset_id
+from ....protocol.storage.javahash import index_hash
+from ....protocol.storage.record import (
+    PROPERTY_KEYS,
+    PROPERTY_UNIQ_KEY,
+    CorruptRecord,
+    Record,
+    check_record_crc,
+    decode_record,
+    split_keys,
+)
+from ...kernels.text import java_hash
+from ..damage.quarantine import QuarantinedRange
+from ..errors import WouldBlock
+from ..index.index_file import IndexFile, IndexService
+from ..tables.config_files import TopicTable
+from ..tables.store_state import StoreState
+from .log_reads import ANSWER_BYTES_MAX, LogReads
+
+log = logging.getLogger(__name__)
+
+QUERY_PAGE_MAX = 64
+HOT_ENTRIES_MAX = 256
+"""A query that looks at more index entries than this goes on in a reader thread."""
+
+
+@dataclass(slots=True)
+class Found:
+    """The answer to a query: records as in ``pulls.Pulled``, newest first; ``cursor``: where the next page begins,
+    empty at the end; ``index_behind_bytes``: CommitLog bytes that the index does not cover yet; ``damaged``: records
+    that the index has for the key, and that cannot be read."""
+
+    count: int
+    cursor: str
+    index_behind_bytes: int
+    body: bytearray
+    damaged: int = 0
+
+
+class Queries:
+    """What is looked up; any thread."""
+
+    def __init__(self, index: IndexService, topics: TopicTable, state: StoreState, log: LogReads) -> None:
+        self._index = index
+        self._topics = topics
+        self._state = state
+        self._log = log
+
+    def query(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, *, hot: bool,
+        behind_bytes: int = 0, visible_below: int | None = None,
+    ) -> Found:  # fmt: skip
+        """Messages of the topic with that key (one of KEYS, or the unique key), stored in ``[begin_ms, end_ms]``,
+        newest first.
+
+        ``visible_below``: records at or behind this physical offset are not shown (not yet flushed). Raises
+        ``TopicNotExist``, ``InvalidParameter`` for a cursor that is none, and with ``hot`` ``WouldBlock``.
+        """
+        if self._topics.get(topic) is None:
+            raise TopicNotExist(f"topic {topic!r} does not exist; create it or produce to it first")
+        after = parse_cursor(cursor)
+        records: list[bytearray] = []
+        size = 0
+        max_count = min(max_count, QUERY_PAGE_MAX)
+        next_cursor = ""
+        seen_offset = after[2] if after else None
+        entries = damaged = 0
+        for file, physical_offset, number in self._entries(topic, key, begin_ms, end_ms, after, hot):
+            entries += 1
+            if hot and entries > HOT_ENTRIES_MAX:
+                raise WouldBlock
+            if seen_offset is not None and physical_offset >= seen_offset:
+                continue  # a page ends inside of a chain, and an offset can stand in it twice
+            seen_offset = physical_offset
+            if visible_below is not None and physical_offset >= visible_below:
+                continue
+            try:
+                blob = self._match(topic, key, begin_ms, end_ms, physical_offset, hot)
+            except CorruptRecord as error:
+                log.error("the index has a message of %r with key %r: %s", topic, key, error)
+                damaged += 1
+                continue
+            if blob is None:
+                continue
+            if len(records) == max_count or (records and size + len(blob) > ANSWER_BYTES_MAX):
+                break
+            records.append(blob)
+            size += len(blob)
+            last = (file, number, physical_offset)
+        else:
+            return Found(len(records), "", behind_bytes, _join(records), damaged)
+        next_cursor = f"{last[0].path.name}:{last[1]}:{last[2]}"
+        return Found(len(records), next_cursor, behind_bytes, _join(records), damaged)
+
+    def _entries(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, after: tuple[str, int, int] | None, hot: bool
+    ) -> Iterator[tuple[IndexFile, int, int]]:
+        key_hash = _key_hash(topic, key)
+        for file in reversed(list(self._index.files)):
+            entry = 0
+            if after is not None and file.path.name > after[0]:
+                continue
+            if after is not None and file.path.name == after[0]:
+                entry = after[1]
+            if not file.overlaps(begin_ms, end_ms):
+                continue
+            for physical_offset, number in file.chain(key_hash, begin_ms, end_ms, entry, hot=hot):
+                yield file, physical_offset, number
+
+    def _match(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, physical_offset: int, hot: bool
+    ) -> bytearray | None:
+        """The record there if it really is of that topic, key and time: hashes collide, and entries keep seconds.
+        Raises ``CorruptRecord`` where no sound one is."""
+        if physical_offset < self._state.readable_from(topic) or not self._log.should_have(physical_offset):
+            return None
+        blob, record = self._record(physical_offset, hot)
+        if record.topic != topic.encode():
+            return None
+        if not begin_ms <= record.store_timestamp <= end_ms:
+            return None
+        properties = record.property_map()
+        if properties.get(PROPERTY_UNIQ_KEY) != key and key not in split_keys(properties.get(PROPERTY_KEYS)):
+            return None
+        return blob
+
+    def _record(self, physical_offset: int, hot: bool) -> tuple[bytearray, Record]:
+        """The record there; its body is the client's to check. Raises ``CorruptRecord`` where there is none."""
+        blob = self._log.bytes_of(physical_offset, hot=hot)
+        record = decode_record(blob, check_crc=False) if blob is not None else None
+        if blob is None or record is None or record.physical_offset != physical_offset:
+            raise CorruptRecord(f"no record begins at physical offset {physical_offset:,}")
+        if self._log.checksummed.at(physical_offset)[0]:
+            check_record_crc(blob)
+        return blob, record
+
+    def _may_show(self, record: Record, topic: str, may_show: Callable[[str], bool] | None) -> bool:
+        """Whether an id may lead to the record: of that topic, if one was named, and of one that is there."""
+        name = record.topic.decode("utf-8", "replace")
+        return (
+            topic in ("", name)
+            and (may_show is None or may_show(name))
+            and self._topics.get(name) is not None
+            and not is_system_topic(name)
+            and record.physical_offset >= self._state.readable_from(name)
+        )
+
+    def view(
+        self, message_id: str, topic: str, *, hot: bool, visible_below: int,
+        may_show: Callable[[str], bool] | None = None,
+    ) -> Found:  # fmt: skip
+        """One message by id: first as an offset id, then as a unique key, in ``topic`` or in every user topic.
+
+        ``may_show``: messages of other topics than those are as if they were not there. Raises ``MessageNotFound``, and
+        with ``hot`` ``WouldBlock``.
+        """
+        parsed = parse_offset_id(message_id)
+        damaged = self._log.quarantine.find(parsed[1]) if parsed is not None else None
+        if damaged is not None:
+            raise MessageNotFound(self._what_was_lost(message_id, damaged))
+        if parsed is not None and parsed[1] < visible_below:
+            with contextlib.suppress(CorruptRecord):  # whoever asks may have made the id up
+                blob, record = self._record(parsed[1], hot)
+                if self._may_show(record, topic, may_show):
+                    return Found(1, "", 0, _join([blob]))
+        damages = 0
+        names = [topic] if topic else [config.name for config in self._topics if not is_system_topic(config.name)]
+        for name in names if may_show is None else filter(may_show, names):
+            found = self.query(name, message_id, 0, I32_MAX << 31, 1, "", hot=hot, visible_below=visible_below)
+            if found.count:
+                return Found(1, "", 0, found.body)
+            damages += found.damaged
+        where = f"topic {topic!r}" if topic else "any topic"
+        if damages:
+            raise MessageNotFound(
+                f"no message with id {message_id!r} can be read in {where}: the log is damaged where it should be. "
+                "Stop the broker and run `flintmq-broker verify` on its store, which says what helps"
+            )
+        raise MessageNotFound(
+            f"no message with id {message_id!r} was found in {where}; it may be expired or not indexed yet"
+        )
+
+    def _what_was_lost(self, message_id: str, damaged: QuarantinedRange) -> str:
+        found = datetime.fromtimestamp(damaged.found_ms / 1000, tz=UTC)
+        return (
+            f"the message with id {message_id!r} is lost: the log was damaged there ({damaged.reason} at physical "
+            f"offset {damaged.physical_offset:,}, {damaged.bytes:,} bytes), found at {found:%Y-%m-%d %H:%M:%S} UTC. "
+            f"Its bytes are kept in {self._log.quarantine.folder / damaged.file}; a backup of the log may have it"
+        )
+
+    def consumable_record(self, physical_offset: int, *, hot: bool) -> Record | None:
+        """The record there if a consumer could have it: of a topic that is there and that may be read."""
+        record = self._log.record_at(physical_offset, hot=hot)
+        if record is None:
+            return None
+        name = record.topic.decode("utf-8", "replace")
+        if self._topics.get(name) is None or name in UNREADABLE_TOPICS:
+            return None
+        return record if physical_offset >= self._state.deleted_below(name) else None
+
+
+def _join(records: list[bytearray]) -> bytearray:
+    """count × u32 sizes, then the records."""
+    body = bytearray()
+    for record in records:
+        body += len(record).to_bytes(4, "big")
+    for record in records:
+        body += record
+    return body
+
+
+def parse_cursor(cursor: str) -> tuple[str, int, int] | None:
+    """(index file, entry number, physical offset) of the last record of the page before; None for the first page."""
+    if not cursor:
+        return None
+    name, _, rest = cursor.partition(":")
+    number, _, physical_offset = rest.partition(":")
+    if not (len(name) == 17 and name.isascii() and name.isdigit() and _digits(number) and _digits(physical_offset)):
+        raise InvalidParameter(f"{cursor[:80]!r} is no cursor; pass the one of the answer before, or none")
+    return name, int(number), int(physical_offset)
+
+
+def _key_hash(topic: str, key: str) -> int:
+    """Return ``index_key_hash``, for which the kernel takes microseconds: a key may have thousands of characters."""
+    text = np.frombuffer(bytearray(f"{topic}#{key}", "utf-8", "surrogatepass"), np.uint8)
+    return index_hash(int(java_hash(text, 0, len(text))))
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 18  # fits the kernels' integers

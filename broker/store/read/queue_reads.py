@@ -1,0 +1,158 @@
+"""Where queues begin and end, and where they are at a time.
+
+Functions take ``hot`` as in ``log_reads``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ....protocol.errors import QueueNotExist, TopicNotExist
+from ....protocol.storage.layout import UNIT_STRUCT
+from ..errors import WouldBlock
+from ..log.commitlog import CommitLog
+from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_table import ConsumeQueueTable
+from ..tables.config_files import TopicTable
+from ..tables.store_state import StoreState
+from .log_reads import LogReads
+
+TAGS_LOOKED_AT_MAX = 256
+"""Of so many messages it is asked at most which tags they have, to wake the pulls that want one of them."""
+
+
+class QueueReads:
+    """The queues of a store, as who reads them sees them; any thread."""
+
+    def __init__(
+        self, commitlog: CommitLog, queues: ConsumeQueueTable, topics: TopicTable, state: StoreState, log: LogReads
+    ) -> None:
+        self._commitlog = commitlog
+        self._queues = queues
+        self._topics = topics
+        self._state = state
+        self._log = log
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue; None where it holds no message. Raises ``TopicNotExist`` or ``QueueNotExist``."""
+        config = self._topics.get(topic)
+        if config is None:
+            raise TopicNotExist(f"topic {topic!r} does not exist; create it or produce to it first")
+        if not 0 <= queue_id < config.queues:
+            raise QueueNotExist(f"topic {topic!r} has queues 0 to {config.queues - 1}, not {queue_id}")
+        return self._with_messages(topic, queue_id)
+
+    def _with_messages(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        queue = self._queues.get(topic, queue_id)
+        return queue if queue is not None and queue.max_offset > queue.start_offset else None
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The queue offset of the queue's next message, when all that was appended is dispatched.
+
+        The ConsumeQueue's end, unless retention or a deletion took its records: then only the store's state knows.
+        """
+        queue = self._queues.get(topic, queue_id)
+        return max(queue.max_offset if queue is not None else 0, self._state.next_offset(topic, queue_id))
+
+    def end_offset(self, topic: str, queue_id: int) -> int:
+        """Behind the queue's last message, or where its offsets go on if it has none, whether there is such a topic or
+        not."""
+        queue = self._with_messages(topic, queue_id)
+        return queue.max_offset if queue is not None else self.next_offset(topic, queue_id)
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the queue's next dispatched message has."""
+        self.queue(topic, queue_id)
+        return self.end_offset(topic, queue_id)
+
+    def min_offset(self, topic: str, queue_id: int, *, hot: bool) -> int:
+        """The first offset that can be read."""
+        queue = self.queue(topic, queue_id)
+        return self.first_offset(queue, hot=hot) if queue is not None else self.next_offset(topic, queue_id)
+
+    def tags_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int] | None:
+        """The tag codes of the messages from ``first`` up to ``end``; None where they cannot be told at once."""
+        queue = self._queues.get(topic, queue_id)
+        if queue is None or not queue.start_offset <= first < end or end - first > TAGS_LOOKED_AT_MAX:
+            return None
+        try:
+            blob = queue.read_units(first, end - first, hot=True)
+        except (WouldBlock, OSError):
+            return None
+        return frozenset(code for _, _, code in UNIT_STRUCT.iter_unpack(blob)) if len(blob) else None
+
+    def first_offset(self, queue: ConsumeQueue, *, hot: bool = False) -> int:
+        """The first offset of a queue whose message is still in the log."""
+        log_start = max(self._commitlog.start_offset, self._state.readable_from(queue.topic))
+        low, high = queue.min_hint, queue.max_offset
+        if log_start == 0 or low >= high or queue.unit(low, hot=hot)[0] >= log_start:
+            return low
+        while low < high:
+            middle = (low + high) // 2
+            if queue.unit(middle, hot=hot)[0] < log_start:
+                low = middle + 1
+            else:
+                high = middle
+        queue.min_hint = low
+        return low
+
+    def _store_ms(self, queue: ConsumeQueue, queue_offset: int, hot: bool) -> int | None:
+        physical_offset, size, _ = queue.unit(queue_offset, hot=hot)
+        return self._log.stored_ms(physical_offset, size, hot=hot) if size > 0 else None
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, hot: bool) -> int:
+        """The first offset whose store time is not before ``timestamp_ms``; the max offset where all are before."""
+        queue = self.queue(topic, queue_id)
+        if queue is None:
+            return self.next_offset(topic, queue_id)
+        return self.first_since(queue, timestamp_ms, hot=hot)
+
+    def first_since(self, queue: ConsumeQueue, timestamp_ms: int, *, hot: bool) -> int:
+        """Return the first offset whose store time is not before ``timestamp_ms``; the max offset if there is none."""
+        low, high = self.first_offset(queue, hot=hot), queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            store_ms = self._store_ms(queue, middle, hot)
+            if store_ms is None or store_ms < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def earliest_store_time(self, topic: str, queue_id: int, *, hot: bool) -> int:
+        """Store time of the queue's first message in ms, -1 where it is empty."""
+        queue = self.queue(topic, queue_id)
+        if queue is None:
+            return -1
+        first = self.first_offset(queue, hot=hot)
+        store_ms = self._store_ms(queue, first, hot) if first < queue.max_offset else None
+        return -1 if store_ms is None else store_ms
+
+    def topic_stats(self, topic: str, *, hot: bool) -> list[tuple[int, int, int, int]]:
+        """(queue, min offset, max offset, store time of the last message or -1) of every queue of the topic."""
+        self.queue(topic, 0)
+        config = self._topics.get(topic)
+        rows = []
+        for queue_id in range(config.queues if config is not None else 0):
+            queue = self._with_messages(topic, queue_id)
+            if queue is None:
+                next_offset = self.next_offset(topic, queue_id)
+                rows.append((queue_id, next_offset, next_offset, -1))
+                continue
+            low, high = self.first_offset(queue, hot=hot), queue.max_offset
+            store_ms = self._store_ms(queue, high - 1, hot) if high > low else None
+            rows.append((queue_id, low, high, -1 if store_ms is None else store_ms))
+        return rows
+
+
+def first_stored_since(reads: QueueReads, queues: Iterable[ConsumeQueue], since_ms: int) -> int | None:
+    """Return the physical offset of the first message of these queues that was stored at ``since_ms`` or later; None if
+    there is none. Blocks."""
+    found = []
+    for queue in list(queues):
+        if queue.max_offset <= queue.start_offset:
+            continue
+        offset = reads.first_since(queue, since_ms, hot=False)
+        if offset < queue.max_offset:
+            found.append(queue.unit(offset, hot=False)[0])
+    return min(found, default=None)

@@ -1,0 +1,231 @@
+"""What is right of queues and index at a start, and what has to be filled again from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ....protocol.storage.layout import PRE_BLANK_SIZE, UNIT_BYTES
+from ..errors import DamagedRecord
+from ..index.index_check import index_problem
+from ..index.index_file import IndexService
+from ..log.commitlog import CommitLog
+from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_check import count_units, first_unit, last_record_unit, order_problem
+from ..queue.queue_table import ConsumeQueueTable
+from ..tables.store_state import StoreState
+from .derived_check import DerivedCheck
+from .log_recovery import LogRecovery, Progress
+
+LIARS_LOOKED_FOR_MAX = 1000
+QUEUE_CHECK_BYTES_MAX = 64 * 1024 * 1024
+"""All units are checked where the queues are this small in all; otherwise those of each queue's last file."""
+
+_REBUILT = "it is made anew"
+
+
+def sound_queues(queues: ConsumeQueueTable, problems: dict[int, str]) -> list[ConsumeQueue]:
+    """The queues of which nothing is known to be wrong; ``problems``: what is, by row."""
+    return [queue for queue in queues if queue.row not in problems]
+
+
+class Examination:
+    """Holds queues and index against themselves, against what is known to have been there, and against the log.
+
+    ``queue_problems``: why queues cannot be used, by row, which grows; ``index_problem``: the same of the newest index
+    files; ``rebuild``: use none of them. ``is_unknown(topic)``: whether nobody knows the topic any more; ``note``:
+    called with each problem, in words; ``is_tombstone(physical_offset)``: whether a start wrote the record there in the
+    place of what it had lost.
+    """
+
+    def __init__(
+        self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, state: StoreState,
+        log: LogRecovery, check: DerivedCheck, progress: Progress, is_unknown: Callable[[str], bool],
+        note: Callable[[str], None], is_tombstone: Callable[[int], bool], *, queue_problems: dict[int, str],
+        index_problem: str, rebuild: bool,
+    ) -> None:  # fmt: skip
+        self._commitlog = commitlog
+        self._queues = queues
+        self._index = index
+        self._state = state
+        self._log = log
+        self._check = check
+        self._progress = progress
+        self._is_unknown = is_unknown
+        self._note = note
+        self._is_tombstone = is_tombstone
+        self.queue_problems = queue_problems
+        self.index_problem = index_problem
+        self._rebuild = rebuild
+        self.changed_from = 1 << 62
+        """From here on the log may be another than queues and index know."""
+        self.liars: dict[int, DamagedRecord] = {}
+        """Records that say they are other messages than the queues know them as, or that no queue can have, by physical
+        offset."""
+
+    def examine(self, dispatched: int, end: int) -> tuple[dict[int, int], int]:
+        """(units that stay, by row; how many index files stay). Problems are noted.
+
+        Finds all ``liars`` in one go: what one says is evidence against another, so they have to be contained together.
+        While there are any, nothing else that was found counts.
+        """
+        self.liars = {}
+        counts = self._examine_queues(dispatched)
+        self._find_short_queues(dispatched, counts)
+        if self._rebuild:
+            return self._leave_all(counts)
+        wrong, keep = index_problem(self._index, end, self._expected_index_files())
+        self.index_problem = self.index_problem or wrong
+        if self._log.mark is None and self._index_begins_late(keep):
+            wrong, keep = "the index does not reach back to the first message with a key", 0
+            self.index_problem = self.index_problem or wrong
+        keep = self._drop_unfounded(self._drop_changed(keep))
+        # Also from the checkpoint's mark on: of the index files behind it, a newer one may have reached the disk alone.
+        begin = max(min(self._log.checked_from, self.changed_from, dispatched), self._commitlog.start_offset)
+        problems = dict(self.queue_problems)
+        wrong, keep = self._check.compare(
+            begin, dispatched, problems, counts, keep, self._progress, self._look_for_liars
+        )
+        self.liars.update({each.physical_offset: each for each in self._check.impossible})
+        if self.liars:
+            return counts, keep
+        self.queue_problems.update(problems)
+        self.index_problem = self.index_problem or wrong
+        for row, problem in self.queue_problems.items():
+            queue = self._queues.rows[row]
+            self._note(f"consumequeue {queue.topic}/{queue.queue_id}: {problem}")
+        if self.index_problem:
+            self._note(self.index_problem)
+        return counts, keep
+
+    def _leave_all(self, counts: dict[int, int]) -> tuple[dict[int, int], int]:
+        """For a rebuild: no queue and no index file stays."""
+        for queue in self._queues:
+            last = last_record_unit(queue, counts.get(queue.row, 0))
+            if last is not None and last[1] < self._commitlog.start_offset:
+                # Its messages are gone: where its offsets go on stands nowhere else.
+                self._state.keep_offset(queue.topic, queue.queue_id, counts[queue.row])
+            self.queue_problems[queue.row] = _REBUILT
+        self._state.persist()
+        self.index_problem = _REBUILT
+        return counts, 0
+
+    def _examine_queues(self, dispatched: int) -> dict[int, int]:
+        thorough = sum(queue.end_byte - queue.first_byte for queue in self._queues) <= QUEUE_CHECK_BYTES_MAX
+        counts = {}
+        for queue in sound_queues(self._queues, self.queue_problems):
+            begin, count = first_unit(queue), count_units(queue, dispatched)
+            per_file = queue.file_bytes // UNIT_BYTES
+            if not thorough:
+                begin = max(begin, (count - 1) // per_file * per_file)
+            problem = order_problem(queue, begin, count) or self._last_unit_problem(queue, count)
+            if problem:
+                self.queue_problems[queue.row] = problem
+            counts[queue.row] = count
+        return counts
+
+    def _last_unit_problem(self, queue: ConsumeQueue, count: int) -> str:
+        last = last_record_unit(queue, count)
+        if last is None or last[1] < self._commitlog.start_offset or self._log.has_record_of(queue, last):
+            return ""
+        problem = self._judge(queue, last)
+        return "" if last[1] in self.liars else problem or f"unit {last[0]:,} points at no record of the queue"
+
+    def _look_for_liars(self, row: int, first: int, behind: int) -> str:
+        """No record of the checked log has these queue offsets: do their units say which should have? Returns what is
+        wrong with the queue, if that is wrong instead."""
+        queue = self._queues.rows[row]
+        problem = ""
+        for queue_offset in range(first, min(behind, queue.end_byte // UNIT_BYTES, first + LIARS_LOOKED_FOR_MAX)):
+            physical_offset, size, _ = queue.unit(queue_offset, hot=False)
+            if 0 < size != PRE_BLANK_SIZE:
+                problem = self._judge(queue, (queue_offset, physical_offset, size)) or problem
+        return problem
+
+    def _judge(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> str:
+        """Hold a unit against the record that it points at. Where that says it is another message, either it is one of
+        ``liars``, or, where it is a tombstone, the queue is wrong: returns what is wrong with the queue."""
+        queue_offset, physical_offset, _ = unit
+        if not self._says_it_is_another(queue, unit):
+            return ""
+        if self._is_tombstone(physical_offset):
+            return f"unit {queue_offset:,} points at the place of another message, which was lost"
+        self.liars[physical_offset] = DamagedRecord(
+            f"the record at physical offset {physical_offset:,} is message {queue_offset:,} of queue {queue.queue_id} "
+            f"of {queue.topic}, but says it is another",
+            physical_offset, "a record that says it is another message",
+        )  # fmt: skip
+        return ""
+
+    def _says_it_is_another(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
+        """Whether a record is exactly where the unit points, says that it is another message, and that message's own
+        unit knows nothing of it."""
+        queue_offset, physical_offset, size = unit
+        said = self._log.record_there(physical_offset, size)
+        if said is None or said == (queue.topic.encode(), queue.queue_id, queue_offset):
+            return False
+        other = self._queues.get(said[0].decode("utf-8", "replace"), said[1])
+        return other is None or said[2] < 0 or other.unit(said[2], hot=False)[:2] != unit[1:]
+
+    def _find_short_queues(self, dispatched: int, counts: dict[int, int]) -> None:
+        """A queue that ends before where it is known to have ended has lost its folder or a file."""
+        for topic, queue_id, next_offset in self._noted_ends(dispatched):
+            queue = self._queues.add(topic, queue_id)
+            held = counts.get(queue.row, 0)
+            if held < next_offset:
+                self.queue_problems.setdefault(queue.row, f"it ends at {held:,}, not at {next_offset:,}")
+
+    def is_a_queue_short(self, dispatched: int) -> bool:
+        """Whether any queue lacks units of what was dispatched below ``dispatched``. Changes nothing."""
+        for topic, queue_id, next_offset in self._noted_ends(dispatched):
+            queue = self._queues.get(topic, queue_id)
+            if queue is None or queue.row in self.queue_problems or count_units(queue, dispatched) < next_offset:
+                return True
+        return False
+
+    def _noted_ends(self, dispatched: int) -> Iterator[tuple[str, int, int]]:
+        """(topic, queue, where it ended) of each queue that must be there, as FlintMQ noted last."""
+        snapshot = self._state.snapshot
+        for topic, row in snapshot.next_offsets.items():
+            gone = max(self._commitlog.start_offset, self._state.deleted_below(topic)) >= snapshot.physical_offset
+            if not gone and dispatched >= snapshot.physical_offset and not self._is_unknown(topic):
+                for queue_id, next_offset in row.items():
+                    yield topic, queue_id, next_offset
+
+    def _expected_index_files(self) -> list[str]:
+        """The index files that were there. RocketMQ, if it wrote last, may have removed the oldest, which expire."""
+        names = self._state.snapshot.index_files
+        if self._log.mark is not None:
+            return names
+        oldest = self._index.files[0].path.name if self._index.files else ""
+        return [name for name in names if oldest and name > oldest]
+
+    def _index_begins_late(self, keep: int) -> bool:
+        first = self._check.first_key_offset()
+        if first is None:
+            return False
+        files = [file for file in self._index.files[:keep] if file.index_count > 1]
+        return not files or files[0].header.begin_physical_offset > first
+
+    def _drop_changed(self, keep: int) -> int:
+        """Leave out the files that may have keys of messages that are lost, or lack those of restored ones."""
+        first = self.changed_from
+        stay = next((k for k in range(keep) if self._index.files[k].end_physical_offset >= first), keep)
+        if stay < keep:
+            self.index_problem = self.index_problem or f"{self._index.files[stay].path}: messages in it are lost"
+        return stay
+
+    def _drop_unfounded(self, keep: int) -> int:
+        """Leave out files whose last message, where indexing would go on, is not in the log."""
+        files, start_offset = self._index.files, self._commitlog.start_offset
+        while keep and files[keep - 1].index_count > 1:
+            last = files[keep - 1].end_physical_offset
+            if last < start_offset or self._check.keys_of(last) is not None:
+                break
+            keep -= 1
+            self.index_problem = self.index_problem or f"{files[keep].path}: its last message is not in the log"
+        return keep
+
+    def index_from(self, keep: int, dispatched: int) -> int:
+        """From where on the log has to be indexed again, when the first ``keep`` index files stay."""
+        ends = [file.end_physical_offset for file in self._index.files[:keep] if file.index_count > 1]
+        return min(ends[-1], dispatched) if ends else 0

@@ -1,0 +1,294 @@
+"""Containing damage of the CommitLog: what was there is kept in the quarantine, tombstones take its place.
+
+The order of writing makes a stop at any point harmless: the copies, the index that says what will be filled with what,
+the tombstones, queues and index, and at last that it is done. Whoever starts in between does the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from ....protocol.storage.layout import UNIT_STRUCT
+from ....protocol.storage.record import decode_record
+from ....protocol.storage.record_crc import without_record_crc
+from ...kernels import dispatch as kernel
+from ..damage.quarantine import Quarantine, QuarantinedRange
+from ..damage.tombstones import LostRange, Tombstone, blank, plan, that_fit
+from ..files.checksummed import ChecksummedRanges
+from ..files.file_system import zero
+from ..files.mapped_file import MappedFile
+from ..log.commitlog import CommitLog
+from ..queue.queue_table import ConsumeQueueTable
+from .hole_finder import Hole
+
+WRITE_BYTES = 1 << 20
+SHOWN_LOST = 5
+
+log = logging.getLogger(__name__)
+
+
+class Container:
+    """Fills holes of a log, and keeps what was in them. For recovery."""
+
+    def __init__(self, commitlog: CommitLog, quarantine: Quarantine, checksummed: ChecksummedRanges) -> None:
+        self._commitlog = commitlog
+        self._checksummed = checksummed
+        self._quarantine = quarantine
+        self.pending: list[QuarantinedRange] = []
+        """Ranges of the index that are not known to be filled."""
+        self.restored: list[QuarantinedRange] = []
+        """Ranges of the index in whose place the log has something sound again."""
+        self.expired: list[QuarantinedRange] = []
+        """Ranges of the index that retention has taken from the log."""
+        self.unlisted: list[QuarantinedRange] = []
+        """Ranges that the index has lost."""
+
+    def look(self) -> None:
+        """Compare the index with the log: ``pending``, ``restored``, ``expired``, ``unlisted``. Changes nothing."""
+        self.find_unlisted()
+        for each in self._quarantine:
+            file = self._file(each)
+            if each.end_offset <= self._commitlog.start_offset:
+                self.expired.append(each)
+            if file is None or each.end_offset > file.end_offset:
+                continue
+            if not each.filled and self._is_half_filled(each):
+                self.pending.append(each)
+            elif not each.filled or not self._is_filled(file, each):
+                self.restored.append(each)
+
+    def find_unlisted(self) -> None:
+        """Look for tombstones of which there is a copy, but which the index has lost: ``unlisted``. Changes nothing."""
+        for name, physical_offset, size, found_ms in self._quarantine.unlisted():
+            found = self._tombstones_at(physical_offset, size)
+            if found is not None:
+                lost, store_ms, ends_file = found
+                self.unlisted.append(
+                    QuarantinedRange(
+                        physical_offset, size, "what it was is not known: the index was lost", found_ms, store_ms,
+                        tuple(lost), ends_file, self._checksummed.at(physical_offset)[0], name, filled=True,
+                    )
+                )  # fmt: skip
+
+    def _tombstones_at(self, begin: int, size: int) -> tuple[list[LostRange], int, bool] | None:
+        """(the messages, the store time, whether a blank record follows) of the tombstones that fill a range exactly;
+        None where something else is there, too."""
+        file = self._commitlog.queue.find(begin)
+        if file is None or begin + size > file.end_offset:
+            return None
+        array, at, end = self._held(file), begin - file.start_offset, begin + size - file.start_offset
+        parts = np.zeros(kernel.PARTS, np.int64)
+        lost: list[LostRange] = []
+        store_ms = 0
+        while at < end:
+            if at >= len(array):
+                return None
+            status = kernel.locate(array, at, len(array), file.start_offset + at, parts)
+            if status == kernel.BLANK and end == file.size:
+                return lost, store_ms, True
+            if status != kernel.DONE:
+                return None
+            record = decode_record(array[at : at + int(parts[kernel.R_SIZE])].tobytes())
+            if any(record.body) or without_record_crc(record.properties):
+                return None
+            store_ms = record.store_timestamp
+            if not record.sys_flag:
+                each = LostRange(record.topic.decode("utf-8", "replace"), record.queue_id, record.queue_offset, 1)
+                last = lost[-1] if lost else None
+                if last is not None and last[:2] == each[:2] and last.first + last.messages == each.first:
+                    lost[-1] = last._replace(messages=last.messages + 1)
+                else:
+                    lost.append(each)
+            at += int(parts[kernel.R_SIZE])
+        return (lost, store_ms, False) if at == end else None
+
+    def _file(self, each: QuarantinedRange) -> MappedFile | None:
+        return self._commitlog.queue.find(each.physical_offset)
+
+    def _is_half_filled(self, each: QuarantinedRange) -> bool:
+        """Whether every byte is the one that was kept, or that of the tombstones: else somebody changed the file."""
+        path = self._quarantine.folder / each.file
+        if not path.is_file():
+            return True
+        files = self._commitlog.os
+        fd = files.open(path)
+        try:
+            for at, blob in _pieces(each):
+                held, kept = bytearray(len(blob)), bytearray(len(blob))
+                self.read(at, memoryview(held))
+                files.read(fd, memoryview(kept), at - each.physical_offset, wait=True)
+                now, before, after = (np.frombuffer(each_blob, np.uint8) for each_blob in (held, kept, blob))
+                if not ((now == before) | (now == after)).all():
+                    return False
+            return True
+        finally:
+            files.close(fd)
+
+    def _is_filled(self, file: MappedFile, each: QuarantinedRange) -> bool:
+        """Whether its first tombstone is there, or at least nothing sound: then it is damaged again, and found so."""
+        _, blob = next(_pieces(each))
+        size = min(int.from_bytes(blob[:4], "big"), len(blob))
+        held = bytearray(size)
+        self.read(each.physical_offset, memoryview(held))
+        if held == blob[:size]:
+            return True
+        parts = np.zeros(kernel.PARTS, np.int64)
+        array, at = self._held(file), each.physical_offset - file.start_offset
+        return at >= len(array) or kernel.locate(array, at, len(array), each.physical_offset, parts) != kernel.DONE
+
+    def _held(self, file: MappedFile) -> np.ndarray:
+        """The bytes of a file of the log; of one that was cut short, and has not got its length back, those it has."""
+        files = self._commitlog.os
+        size = files.size(file.fd)
+        if size >= file.size:
+            return file.array()
+        return np.frombuffer(files.map(file.fd, size), np.uint8) if size else np.zeros(0, np.uint8)
+
+    def read(self, physical_offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from the log, within one file."""
+        self._commitlog.queue.read(physical_offset, buffer, hot=False)
+
+    # Changes.
+
+    def contain(
+        self, holes: Iterable[Hole], lost: Iterable[list[LostRange]], next_store_ms: Iterable[int]
+    ) -> list[QuarantinedRange]:
+        """Keep what is in the holes and fill them, and those that are pending; all of these, by physical offset.
+
+        ``lost``: the messages of each hole; ``next_store_ms``: the store time of what follows each, for one with
+        nothing in front. They count as filled once ``Quarantine.set_filled`` is called.
+        """
+        if self.restored:
+            for each in self.restored:
+                log.warning(
+                    "the log has something sound at physical offset %s again, where it was damaged: the messages are "
+                    "delivered again; what was found there before is still in %s",
+                    f"{each.physical_offset:,}", self._quarantine.folder / each.file,
+                )  # fmt: skip
+            self._quarantine.drop(self.restored)
+            self.restored = []
+        if self.unlisted:
+            log.warning(
+                "%s had lost %s ranges, which are entered again", self._quarantine.path, f"{len(self.unlisted):,}"
+            )
+            self._quarantine.enter(self.unlisted)
+            self.unlisted = []
+        if self.expired:
+            self._quarantine.forget(self.expired)
+            self.expired = []
+        found_ms = int(time.time() * 1000)
+        added = []
+        for hole, messages, next_ms in zip(holes, lost, next_store_ms, strict=True):
+            file = self._commitlog.queue.find(hole.begin)
+            assert file is not None
+            size, ends_file = hole.end - hole.begin, hole.end == file.end_offset
+            is_checksummed, border = self._checksummed.at(hole.begin)
+            checksum = is_checksummed or border < hole.end
+            fitting = tuple(that_fit(messages, size, ends_file=ends_file, checksum=checksum))
+            store_ms = hole.store_ms or next_ms
+            added.append(
+                QuarantinedRange(hole.begin, size, hole.reason, found_ms, store_ms, fitting, ends_file, checksum)
+            )
+        if added:
+            added = self._quarantine.add(added, self.read)
+        for each in added:
+            self._say(each)
+        ranges = sorted([*self.pending, *added], key=lambda each: each.physical_offset)
+        for each in ranges:
+            self._fill(each)
+        self.pending = []
+        return ranges
+
+    def _fill(self, each: QuarantinedRange) -> None:
+        file = self._file(each)
+        assert file is not None
+        reached = each.physical_offset
+        for at, blob in _records_of(each):
+            file.files.write(file.fd, blob, at - file.start_offset)
+            reached = at + len(blob)
+        zero(file.files, file.fd, reached - file.start_offset, each.end_offset - file.start_offset)
+        file.files.sync_data(file.fd)
+
+    def _say(self, each: QuarantinedRange) -> None:
+        file = self._file(each)
+        assert file is not None
+        log.error(
+            "%s is damaged: %s at byte %s (physical offset %s), %s bytes. %s. The bytes are kept in %s; the log goes "
+            "on behind them. Restore the file from a backup to have the messages again, or have producers send them",
+            file.path, each.reason, f"{each.physical_offset - file.start_offset:,}", f"{each.physical_offset:,}",
+            f"{each.bytes:,}", lost_text(each.lost), self._quarantine.folder / each.file,
+        )  # fmt: skip
+
+    def patch_units(self, queues: ConsumeQueueTable, ranges: Iterable[QuarantinedRange]) -> None:
+        """Have the units of lost messages point at their tombstones, where their queues have units for them: the
+        queues need not be filled again."""
+        for each in ranges:
+            run: list[Tombstone] = []
+            for tombstone in _plan(each):
+                last = run[-1] if run else None
+                if last is not None and tombstone[:3] != (last.topic, last.queue, last.queue_offset + 1):
+                    _patch(queues, run)
+                    run = []
+                if tombstone.has_unit:
+                    run.append(tombstone)
+            _patch(queues, run)
+
+
+def _patch(queues: ConsumeQueueTable, run: list[Tombstone]) -> None:
+    """Write the units of tombstones whose queue offsets follow each other."""
+    queue = queues.get(run[0].topic.decode("utf-8", "replace"), run[0].queue) if run else None
+    if queue is None:
+        return
+    first = run[0].queue_offset
+    held = queue.read_units(first, len(run), hot=False)
+    units = b"".join(UNIT_STRUCT.pack(each.physical_offset, each.size, 0) for each in run)[: len(held)]
+    if units and any(held) and held != units:
+        queue.write_at(first, memoryview(units))
+
+
+def _plan(each: QuarantinedRange) -> Iterator[Tombstone]:
+    return plan(each.physical_offset, each.bytes, each.lost, ends_file=each.ends_file, checksum=each.checksum)
+
+
+def _pieces(each: QuarantinedRange) -> Iterator[tuple[int, bytes]]:
+    """(physical offset, bytes) of all that fills a range, in pieces."""
+    reached = each.physical_offset
+    for at, blob in _records_of(each):
+        yield at, blob
+        reached = at + len(blob)
+    for at in range(reached, each.end_offset, WRITE_BYTES):
+        yield at, bytes(min(WRITE_BYTES, each.end_offset - at))
+
+
+def _records_of(each: QuarantinedRange) -> Iterator[tuple[int, bytes]]:
+    """(physical offset, bytes) of the records that fill a range, the blank one at the file's end too, in pieces of
+    whole ones; behind them are zeros."""
+    at, blob = each.physical_offset, bytearray()
+    for tombstone in _plan(each):
+        blob += tombstone.encode(each.store_ms, checksum=each.checksum)
+        if len(blob) >= WRITE_BYTES:
+            yield at, bytes(blob)
+            at, blob = at + len(blob), bytearray()
+    if each.ends_file:
+        blob += blank(each.end_offset - at - len(blob))
+    if blob:
+        yield at, bytes(blob)
+
+
+def lost_text(lost: Iterable[LostRange]) -> str:
+    """Which messages are lost, in a sentence without its full stop."""
+    ranges = list(lost)
+    count = sum(each.messages for each in ranges)
+    if not count:
+        return "No message is known to be lost"
+    named = [
+        f"{each.topic} queue {each.queue}: {each.first:,}"
+        + (f" to {each.first + each.messages - 1:,}" if each.messages > 1 else "")
+        for each in ranges[:SHOWN_LOST]
+    ]
+    more = f" and {len(ranges) - SHOWN_LOST:,} more ranges" if len(ranges) > SHOWN_LOST else ""
+    return f"{count:,} message{'s are' if count > 1 else ' is'} lost ({'; '.join(named)}{more})"

@@ -1,0 +1,421 @@
+"""Recovery of the CommitLog: which files belong to it, where it has holes, where it truly ends, and the cut behind that
+end.
+
+Finding holes and end changes nothing but the length of files that were cut short, and that once the start is not
+refused any more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from ....protocol.storage.layout import (
+    IPV6_EXTRA_BYTES,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD,
+    RECORD_HEAD_BYTES,
+    RECORD_STRUCT,
+    SysFlag,
+)
+from ...kernels import dispatch as kernel
+from ..errors import CorruptLog, DamagedRecord
+from ..files.checksummed import ChecksummedRanges
+from ..files.file_system import zero
+from ..files.mapped_file import MappedFile, file_name
+from ..log.commitlog import CommitLog
+from ..queue.consume_queue import ConsumeQueue
+from ..tables.checkpoint import Mark, StoreCheckpoint
+from .hole_finder import Hole, HoleFinder, UnitEvidence
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is done, bytes done, bytes in all)."""
+
+SCAN_STEP_BYTES = 64 * 1024 * 1024
+LOOK_AHEAD_BYTES_MAX = 16 * 1024 * 1024
+LOOK_AHEAD_RECORDS_MAX = 33
+CLOCK_MARGIN_MS = 3_000
+"""RocketMQ's own margin on the checkpoint's times."""
+
+log = logging.getLogger(__name__)
+
+
+class FileHead:
+    """The head of a CommitLog file's first record."""
+
+    def __init__(self, file: MappedFile) -> None:
+        blob = bytearray(RECORD_HEAD_BYTES + IPV6_EXTRA_BYTES)
+        file.files.read(file.fd, memoryview(blob), 0, wait=True)
+        fields = RECORD_STRUCT.unpack_from(blob)
+        size, magic, self.physical_offset, sys_flag = fields[0], fields[1], fields[6], fields[7]
+        self.is_record = size > 0 and magic in (MAGIC_V1, MAGIC_V2)
+        self.begun = self.is_record or (size > 0 and magic == MAGIC_BLANK)
+        """Whether something that can be read begins here."""
+        at = RECORD.at["store_timestamp"] + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0)
+        self.store_ms = int.from_bytes(blob[at : at + 8], "big", signed=True)
+        self.empty = not any(blob)
+
+
+class LogRecovery:
+    """Finds the holes and the end of the log (``find_end``), then makes it the end (``cut``).
+
+    ``log_start``: where the log is known to have begun, -1 where it is not known. ``proves_hole(physical_offset)``:
+    whether something outside of the log proves that sound records lie behind it; asked in a store without a mark.
+    ``checksummed``: where records must have a checksum over all of them.
+    ``passed_over``: (begin, end) of holes that are known already; what lies in them is not looked at.
+    """
+
+    def __init__(
+        self, commitlog: CommitLog, checkpoint: StoreCheckpoint, progress: Progress, *, clean: bool, log_start: int,
+        proves_hole: Callable[[int], bool], checksummed: ChecksummedRanges, evidence: UnitEvidence,
+        passed_over: Iterable[tuple[int, int]] = (), verify_all: bool = False,
+    ) -> None:  # fmt: skip
+        self._commitlog = commitlog
+        self._files = commitlog.queue
+        self._checkpoint = checkpoint
+        self._progress = progress
+        self._clean = clean
+        self._log_start = log_start
+        self._proves_hole = proves_hole
+        self._checksummed = checksummed
+        self._finder = HoleFinder(commitlog, evidence, self.record_is_sound)
+        self._passed_over = dict(passed_over)
+        self._verify_all = verify_all
+        self.holes: list[Hole] = []
+        """What ``find_end`` found in the middle of the log, by physical offset."""
+        self.mark: Mark | None = checkpoint.mark
+        self.checked_from = 0
+        """From here on every record was checked."""
+        self.messages_checked = 0
+        self.last_store_ms = 0
+        """Store time of the last record."""
+        self.cut_bytes = 0
+
+    def find_end(self) -> int:
+        """The physical offset at which the log ends. Raises ``CorruptLog`` where a file is missing or belongs to
+        another log; then nothing is changed."""
+        self._check_presence()
+        heads = [FileHead(file) for file in self._files.files]
+        self._check_heads(heads)
+        if not heads:
+            return self.mark.flushed_offset if self.mark else 0
+        self._files.lengthen()
+        self.checked_from = self._files.start_offset if self._verify_all else self._scan_from(heads)
+        end = self._scan(self.checked_from, heads)
+        self._check_behind(end, heads)
+        if self.messages_checked == 0 and self.mark is not None:
+            self.last_store_ms = self._checkpoint.physic_msg_timestamp
+        return end
+
+    # Are the right files there?
+
+    def _check_presence(self) -> None:
+        mark, files = self.mark, self._files
+        if mark is None:
+            return
+        if mark.flushed_offset > files.end_offset:
+            raise CorruptLog(
+                f"{files.folder / file_name(files.end_offset)} is missing: the log ends at {files.end_offset:,}, but "
+                f"{mark.flushed_offset:,} bytes were flushed. Restore it from a backup; nothing was changed"
+            )
+        begin = min(mark.flushed_offset, self._log_start) if self._log_start >= 0 else mark.flushed_offset
+        if files.start_offset > begin:
+            begin -= begin % files.file_bytes
+            raise CorruptLog(
+                f"{files.folder / file_name(begin)} is missing: the log now begins at {files.start_offset:,}. Restore "
+                f"it from a backup, or, if it was removed on purpose, remove {self._checkpoint.path} too. Nothing was "
+                "changed"
+            )
+
+    def _check_heads(self, heads: list[FileHead]) -> None:
+        """A file that belongs to another log is refused; where only its first record lies about its place, that is
+        damage."""
+        for file, head in zip(self._files.files, heads, strict=True):
+            if head.is_record and head.physical_offset != file.start_offset and not self._has_record(file):
+                raise CorruptLog(
+                    f"{file.path}: its first record says it lies at physical offset {head.physical_offset:,}, not at "
+                    f"{file.start_offset:,}. The file belongs to another log or was renamed; put the right one back. "
+                    "Nothing was changed"
+                )
+
+    def _has_record(self, file: MappedFile) -> bool:
+        """Whether any sound record of the file lies where it says."""
+        from ...kernels import search  # here alone: who has no damage need not compile it
+
+        size = file.files.size(file.fd)
+        if size < file.size:
+            return True  # it was cut short, so it belonged here; it must not be mapped as it is
+        parts = np.zeros(kernel.PARTS, np.int64)
+        return bool(search.find_record(file.array(), 0, size, file.start_offset, 0, parts) < size)
+
+    def _check_behind(self, end: int, heads: list[FileHead]) -> None:
+        """After an orderly stop, nothing but the next file, made ahead and all zeros, lies behind the last record."""
+        if not self._clean or self.mark is None:
+            return
+        for file, head in zip(self._files.files, heads, strict=True):
+            if file.start_offset >= end and not head.empty:
+                where = f"{file.path} holds something at byte 0 (physical offset {file.start_offset:,}), but the log"
+                if end > self.mark.flushed_offset:  # an orderly stop flushed all: the checkpoint is of another time
+                    raise CorruptLog(
+                        f"{where} is damaged at {end:,}, and {self._checkpoint.path}, which should say that it goes on "
+                        f"behind that, is an old one. Move it away, and start again: then the queues say it. Nothing "
+                        "was changed"
+                    )
+                raise CorruptLog(
+                    f"{where} ended at {end:,} when the broker stopped. The file does not belong to this log: move it "
+                    "away. Nothing was changed"
+                )
+
+    # Where is the end?
+
+    def _scan_from(self, heads: list[FileHead]) -> int:
+        """Where checking begins: at a file's start, so that the newest ``verify_at_start_bytes`` are checked, and all
+        that is not known to be flushed."""
+        files = self._files.files
+        verify_bytes = self._commitlog.settings.verify_at_start_bytes
+        number = len(files) - 1
+        while number > 0 and not heads[number].begun:
+            number -= 1
+        budget = verify_bytes - files[number].size
+        while number > 0 and budget >= files[number - 1].size:
+            number -= 1
+            budget -= files[number].size
+        needed = self._not_flushed_from(heads)
+        while number > 0 and files[number].start_offset > needed:
+            number -= 1
+        if verify_bytes == 0 and self.mark is not None:
+            return max(files[number].start_offset, self.mark.flushed_offset)
+        return files[number].start_offset
+
+    def _not_flushed_from(self, heads: list[FileHead]) -> int:
+        if self.mark is not None:
+            return self.mark.flushed_offset
+        if self._clean and self._checkpoint.physic_msg_timestamp:
+            return self._files.end_offset
+        return self.file_before(self._checkpoint.physic_msg_timestamp, heads)
+
+    def file_before(self, store_ms: int, heads: list[FileHead] | None = None) -> int:
+        """Start of the newest file whose first record was stored well before ``store_ms``; the log's start if none."""
+        heads = heads or [FileHead(file) for file in self._files.files]
+        for file, head in zip(reversed(self._files.files), reversed(heads), strict=True):
+            if head.is_record and 0 < head.store_ms <= store_ms - CLOCK_MARGIN_MS:
+                return file.start_offset
+        return self._files.start_offset
+
+    def _scan(self, begin: int, heads: list[FileHead]) -> int:
+        """Check every record from ``begin`` on, and note the holes; the offset of the first that is none."""
+        state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
+        flushed = self.mark.flushed_offset if self.mark else 0
+        total = max(flushed, self._files.files[-1].start_offset) - begin
+        at = begin
+        while (file := self._files.find(at)) is not None:
+            if at in self._passed_over:
+                at = self._passed_over[at]
+                parts[kernel.R_SIZE] = 0
+                continue
+            position = at - file.start_offset
+            state[kernel.S_CHECKSUMMED], border = self._checksummed.at(at)
+            border = min(border, self._next_passed_over(at))
+            stop = min(position + SCAN_STEP_BYTES, file.size, border - file.start_offset)
+            status, position = kernel.scan(file.array(), position, stop, file.start_offset, parts, state)
+            at = file.start_offset + position
+            self._progress("checking the log", at - begin, max(total, at - begin))
+            if status == kernel.DONE:
+                continue
+            if status == kernel.BAD_RECORD_CRC and self.mark is None:
+                self._checksummed.end(at)  # RocketMQ, which wrote last, may have cut the log and written this
+                continue
+            if status == kernel.NO_RECORD and at != flushed and _lost_its_tail(file.array(), position, parts):
+                position -= int(parts[kernel.R_SIZE])
+                at = file.start_offset + position
+                status = kernel.BAD_PARTS
+                state[kernel.S_RECORDS] -= 1
+            if status == kernel.BLANK and not _reaches_the_end(file.array(), position):
+                status = kernel.BAD_LENGTH  # what lies behind it belongs to the log
+            if status == kernel.BLANK:
+                file.release()
+                at = file.end_offset
+                parts[kernel.R_SIZE] = 0
+                continue
+            if not self._is_hole(at, heads):
+                file.release()
+                break
+            at = self._note_hole(file, at, int(status), int(state[kernel.S_LAST_STORE_MS]))
+            parts[kernel.R_SIZE] = 0
+        self.messages_checked = int(state[kernel.S_RECORDS])
+        self.last_store_ms = int(state[kernel.S_LAST_STORE_MS])
+        return at
+
+    def _next_passed_over(self, physical_offset: int) -> int:
+        return min((begin for begin in self._passed_over if begin > physical_offset), default=1 << 62)
+
+    def _is_hole(self, physical_offset: int, heads: list[FileHead]) -> bool:
+        """Whether the log goes on behind a place without a sound record."""
+        if self.mark is not None:
+            return physical_offset < self.mark.flushed_offset
+        if self._proves_hole(physical_offset):
+            return True
+        begins_file = physical_offset % self._files.file_bytes == 0
+        files = zip(self._files.files, heads, strict=True)
+        return begins_file and any(head.begun for file, head in files if file.start_offset > physical_offset)
+
+    def _note_hole(self, file: MappedFile, begin: int, status: int, store_ms: int) -> int:
+        """Where the hole ends that begins there: with its file at the latest, and with what was flushed."""
+        limit = min(file.end_offset, self.mark.flushed_offset) if self.mark is not None else file.end_offset
+        end = self._finder.end_of(begin, limit, store_ms)
+        end = min(end, self._next_passed_over(begin))
+        before = self.holes[-1] if self.holes else None
+        if before is not None and before.end == begin > file.start_offset:
+            # Nothing sound lies between: which of both a missing message lay in, nobody can say, and one may be too
+            # small for the tombstones of all.
+            self.holes[-1] = dataclasses.replace(before, end=end)
+        else:
+            self.holes.append(Hole(begin, end, kernel.BAD_NAMES[status], store_ms))
+        return end
+
+    def holes_of(self, damaged: Iterable[DamagedRecord]) -> list[Hole]:
+        """The holes that records make which cannot be right although their parts check, by physical offset. Neither
+        touches another, for the same reason as in ``_note_hole``."""
+        holes: list[Hole] = []
+        for each in sorted(damaged, key=lambda each: each.physical_offset):
+            begin = each.physical_offset
+            file = self._files.find(begin)
+            assert file is not None
+            end = self._finder.end_of(begin, min(file.end_offset, self._commitlog.write_offset), 0)
+            if holes and begin <= holes[-1].end and begin > file.start_offset:
+                holes[-1] = dataclasses.replace(holes[-1], end=max(holes[-1].end, end))
+            else:
+                holes.append(Hole(begin, end, each.reason, 0))
+        return holes
+
+    # The cut.
+
+    def cut(self, end: int) -> None:
+        """Make ``end`` the end, on disk: what lies behind becomes zeros, whole files behind go."""
+        queue = self._files
+        queue.remove_empty()
+        kept = max(sum(1 for file in queue.files if file.start_offset < end), 1)
+        removed = queue.remove_from(kept)
+        for file in reversed(removed):
+            if not FileHead(file).empty:
+                log.warning("%s was removed: the log ends at %d", file.path, end)
+                self.cut_bytes += file.size
+            file.close()
+            queue.os.unlink(file.path)
+        if removed:
+            queue.os.sync_folder(queue.folder)
+        flushed = self.mark.flushed_offset if self.mark else 0
+        for file in queue.files:
+            if file.start_offset <= end < file.end_offset:
+                zeroed = zero(queue.os, file.fd, end - file.start_offset, file.size)
+                if zeroed:
+                    self.cut_bytes += zeroed
+                    log.warning("%s: what was left of a torn write behind offset %d is cut", file.path, end)
+                queue.os.sync_data(file.fd)
+            elif file.end_offset > flushed:
+                queue.os.sync_data(file.fd)
+        self._open_tail(end)
+
+    def _open_tail(self, end: int) -> None:
+        commitlog = self._commitlog
+        commitlog.write_offset = commitlog.flushed_offset = end
+        commitlog.last_store_ms = self.last_store_ms
+        for file in self._files.files:
+            written = min(max(end - file.start_offset, 0), file.size)
+            file.allocated = written if written == file.size else written // 4096 * 4096
+
+    def record_is_sound(self, physical_offset: int, size: int, topic: bytes, queue_id: int, queue_offset: int) -> bool:
+        """Whether the record that a ConsumeQueue unit speaks of is there, of that queue and offset, and sound."""
+        file = self._files.find(physical_offset)
+        if file is None or size < RECORD_HEAD_BYTES or physical_offset + size > file.end_offset:
+            return False
+        blob = bytearray(size)
+        file.files.read(file.fd, memoryview(blob), physical_offset - file.start_offset, wait=True)
+        parts = np.zeros(kernel.PARTS, np.int64)
+        if kernel.locate(np.frombuffer(blob, np.uint8), 0, size, physical_offset, parts) != kernel.DONE:
+            return False
+        fields = RECORD_STRUCT.unpack_from(blob)
+        found = (fields[0], bytes(blob[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]]), fields[3], fields[5])
+        return found == (size, topic, queue_id, queue_offset)
+
+    def has_record_of(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
+        """Whether the record that a unit of the queue (queue offset, physical offset, size) speaks of is there, and
+        sound."""
+        queue_offset, physical_offset, size = unit
+        return self.record_is_sound(physical_offset, size, queue.topic.encode(), queue.queue_id, queue_offset)
+
+    def record_there(self, physical_offset: int, size: int) -> tuple[bytes, int, int] | None:
+        """(topic, queue, queue offset) that a sound record of this size says it has; None where there is none."""
+        file = self._files.find(physical_offset)
+        if file is None:
+            return None
+        array, position = file.array(), physical_offset - file.start_offset
+        parts = np.zeros(kernel.PARTS, np.int64)
+        status = kernel.locate(array, position, len(array), physical_offset, parts)
+        if status != kernel.DONE or parts[kernel.R_SIZE] != size:
+            return None
+        fields = RECORD_STRUCT.unpack(array[position : position + RECORD_STRUCT.size].tobytes())
+        return array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), fields[3], fields[5]
+
+    def store_ms_behind(self, physical_offset: int) -> int:
+        """Store time of the first sound record from a record's boundary on, 0 where none comes before damage or the
+        log's end."""
+        parts = np.zeros(kernel.PARTS, np.int64)
+        while (file := self._files.find(physical_offset)) is not None:
+            array, position = file.array(), physical_offset - file.start_offset
+            status = kernel.locate(array, position, len(array), physical_offset, parts)
+            if status == kernel.DONE:
+                return int(parts[kernel.R_STORE_MS])
+            if status != kernel.BLANK:
+                break
+            physical_offset = file.end_offset
+        return 0
+
+    def following_queue_offsets(self, physical_offset: int, end: int) -> list[int]:
+        """The queue offsets of the next records, up to ``LOOK_AHEAD_RECORDS_MAX``, behind the one at
+        ``physical_offset`` that have its topic and queue."""
+        found: list[int] = []
+        parts = np.zeros(kernel.PARTS, np.int64)
+        end = min(end, physical_offset + LOOK_AHEAD_BYTES_MAX)
+        wanted = None
+        at = physical_offset
+        while at < end and len(found) < LOOK_AHEAD_RECORDS_MAX and (file := self._files.find(at)) is not None:
+            array, position = file.array(), at - file.start_offset
+            status = kernel.locate(array, position, len(array), at, parts)
+            if status == kernel.BLANK:
+                at = file.end_offset
+                continue
+            if status != kernel.DONE:
+                break
+            fields = RECORD_STRUCT.unpack(array[position : position + RECORD_STRUCT.size].tobytes())
+            queue = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), fields[3]
+            if wanted is None:
+                wanted = queue
+            elif queue == wanted and not fields[7] & SysFlag.TRANSACTION_PREPARED:
+                found.append(int(fields[5]))
+            at += int(parts[kernel.R_SIZE])
+        return found
+
+
+def _reaches_the_end(array: np.ndarray, position: int) -> bool:
+    """Whether the blank record at ``position`` is as long as what is left of its file, as each is that was written."""
+    return int.from_bytes(array[position : position + 4].tobytes(), "big") == len(array) - position
+
+
+def _lost_its_tail(array: np.ndarray, end: int, parts: np.ndarray) -> bool:
+    """Whether the last record, which ends at ``end`` in front of zeros, itself ends in zeros that it never had.
+
+    Its last page may not have reached the disk. No checksum covers what stands behind the body; but properties end with
+    a separator or a text, and a topic with a letter.
+    """
+    if parts[kernel.R_SIZE] == 0:
+        return False
+    without_properties = parts[kernel.R_PROPERTIES_AT] == end
+    topic_end = parts[kernel.R_TOPIC_END]
+    last = array[topic_end - 1] if without_properties and parts[kernel.R_TOPIC_AT] < topic_end else array[end - 1]
+    return bool(last == 0)

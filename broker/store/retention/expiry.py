@@ -1,0 +1,193 @@
+"""Expiry: which of the oldest CommitLog files may go, and taking them away with all that points at them only.
+
+Everything here may run beside appends, dispatch and reads. What goes is always a row of the oldest files, never the
+last one, and never one that holds a message which has still to be delivered (delayed, timed, half or prepared).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
+from ..files.mapped_file import MappedFile
+from ..log.commitlog import CommitLog
+from ..queue.consume_queue import ConsumeQueue
+from ..queue.queue_check import count_units, last_record_unit
+from ..queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
+from ..read.log_reads import LogReads
+from ..read.queue_reads import QueueReads, first_stored_since
+from ..tables.config_files import RETENTION_FOREVER, ConsumerOffsetTable, DelayOffsetTable, TopicTable
+from ..tables.staged_state import PreparedState
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+HALF_GROUP = "CID_RMQ_SYS_TRANS"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+TIMER_OUT_PROPERTY = "TIMER_OUT_MS"
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The oldest message that has still to be delivered: where it lies, and what it waits for. ``rolls``: it can be
+    appended again, and its old place be given up."""
+
+    physical_offset: int
+    why: str
+    rolls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OldFile:
+    """A CommitLog file, and until when it was written to (None: not known). ``kept_for``: for what it must stay however
+    old it is, or nothing; ``rolls``: only until that is appended again."""
+
+    path: Path
+    end_offset: int
+    bytes: int
+    newest_ms: int | None
+    kept_for: str
+    rolls: bool = False
+
+
+class Expiry:
+    """What there is to know of a loaded log's age."""
+
+    def __init__(
+        self,
+        commitlog: CommitLog,
+        queues: ConsumeQueueTable,
+        queue_reads: QueueReads,
+        log_reads: LogReads,
+        topics: TopicTable,
+        consumer_offsets: ConsumerOffsetTable,
+        delay_offsets: DelayOffsetTable,
+        prepared: PreparedState,
+    ) -> None:
+        self._commitlog = commitlog
+        self._queues = queues
+        self._queue_reads = queue_reads
+        self._log_reads = log_reads
+        self._topics = topics
+        self._consumer_offsets = consumer_offsets
+        self._delay_offsets = delay_offsets
+        self._prepared_state = prepared
+        self._newest: dict[int, int] = {}
+        self._timers_done = 0
+        """Timed messages below this queue offset are due."""
+        self.oldest_timed: Callable[[], int | None] | None = None
+        """Where the oldest timed message lies that waits, None where none does: asked of who delivers them. Where
+        nobody does, those whose time is still to come count."""
+
+    def old_files(self, now_ms: int | None = None, reserved_hours: int = 0) -> Iterator[OldFile]:
+        """Every file but the last, the oldest first. Reads from disk. ``reserved_hours``: how long the log is kept;
+        a topic that keeps its messages longer holds their files back."""
+        now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+        pending = [*self.pending(now_ms), *self._kept_by_topics(now_ms, reserved_hours)]
+        for file in self._commitlog.queue.files[:-1]:
+            newest_ms = self.newest_ms(file)
+            held = [each for each in pending if each.physical_offset < file.end_offset]
+            first = min(held, key=lambda each: (each.rolls, each.physical_offset), default=None)
+            kept_for = first.why if first is not None else ""
+            if newest_ms is None:
+                kept_for = kept_for or "its newest message, which cannot be read"
+            rolls = first is not None and first.rolls and newest_ms is not None
+            yield OldFile(file.path, file.end_offset, file.size, newest_ms, kept_for, rolls)
+
+    def newest_ms(self, file: MappedFile) -> int | None:
+        """The newest store time in a file that is no longer written to: of its last message that a queue knows; None
+        where that cannot be read.
+
+        Of a file that no queue knows anything of (its topics were deleted), the store time that the next file begins
+        with, which is no earlier.
+        """
+        newest = self._newest.get(file.start_offset)
+        if newest is None:
+            units = [last_record_unit(queue, count_units(queue, file.end_offset)) for queue in self._queues]
+            _, at, size = max(
+                (unit for unit in units if unit is not None), key=lambda unit: unit[1], default=(0, -1, 0)
+            )
+            begins_here = at >= file.start_offset
+            newest = (
+                self._log_reads.stored_ms(at, size) if begins_here else self._log_reads.stored_ms(file.end_offset, 0)
+            )
+            if newest is None:
+                return None
+            self._newest[file.start_offset] = newest
+        return newest
+
+    def forget_below(self, log_start: int) -> None:
+        """Files in front of ``log_start`` are gone."""
+        for start in [start for start in self._newest if start < log_start]:
+            del self._newest[start]
+
+    def _kept_by_topics(self, now_ms: int, reserved_hours: int) -> Iterator[Pending]:
+        """The oldest message of each topic whose own rule keeps it longer than the log is kept."""
+        for config in self._topics:
+            hours = config.retention_hours
+            if hours != RETENTION_FOREVER and hours <= reserved_hours:
+                continue
+            since_ms = 0 if hours == RETENTION_FOREVER else now_ms - hours * HOUR_MS
+            first = self._first_stored_since(config.name, since_ms)
+            if first is not None:
+                keeps = "for ever" if hours == RETENTION_FOREVER else f"for {hours} h"
+                yield Pending(first, f"messages of topic {config.name}, which keeps them {keeps}")
+
+    def _first_stored_since(self, topic: str, since_ms: int) -> int | None:
+        return first_stored_since(self._queue_reads, self._queues.by_topic.get(topic, {}).values(), since_ms)
+
+    # What has still to be delivered.
+
+    def pending(self, now_ms: int) -> list[Pending]:
+        """The oldest message of each kind that has still to be delivered."""
+        return [*self._delayed(), *self._half(), *self._prepared(), *self._timed(now_ms)]
+
+    def _delayed(self) -> Iterator[Pending]:
+        for queue_id, queue in self._queues.by_topic.get(SCHEDULE_TOPIC, {}).items():
+            level = queue_id + 1
+            yield from self._first_from(queue, self._delay_offsets.delivered(level), f"delayed (level {level})")
+
+    def _half(self) -> Iterator[Pending]:
+        done = self._consumer_offsets.committed(HALF_GROUP, HALF_TOPIC)
+        for queue_id, queue in self._queues.by_topic.get(HALF_TOPIC, {}).items():
+            yield from self._first_from(queue, done.get(queue_id, 0), "of a transaction that is not ended")
+
+    def _prepared(self) -> Iterator[Pending]:
+        saved = self._prepared_state.saved
+        for topic, needed_from in ((PREPARED_TOPIC, saved.next_message), (OP_PREPARED_TOPIC, saved.next_note)):
+            queue = self._queues.get(topic, 0)
+            if queue is not None:
+                yield from self._first_from(queue, needed_from, "prepared for a transaction that is not ended")
+
+    def _timed(self, now_ms: int) -> Iterator[Pending]:
+        what = "a message that is to be delivered at a time still to come"
+        if self.oldest_timed is not None:
+            oldest = self.oldest_timed()
+            if oldest is not None:
+                yield Pending(oldest, what, rolls=True)
+            return
+        queue = self._queues.get(TIMER_TOPIC, 0)
+        if queue is None:
+            return
+        offset = max(self._timers_done, self._queue_reads.first_offset(queue))
+        while offset < queue.max_offset:
+            physical_offset, size, _ = queue.unit(offset, hot=False)
+            if self._due_ms(physical_offset, size) > now_ms:
+                yield Pending(physical_offset, what)
+                break
+            offset += 1
+        self._timers_done = offset
+
+    def _due_ms(self, physical_offset: int, size: int) -> int:
+        record = self._log_reads.record_at(physical_offset, size)
+        try:
+            return int(record.property_map().get(TIMER_OUT_PROPERTY, "0")) if record is not None else 0
+        except ValueError:
+            return 0
+
+    def _first_from(self, queue: ConsumeQueue, queue_offset: int, what: str) -> Iterator[Pending]:
+        offset = max(queue_offset, self._queue_reads.first_offset(queue))
+        if offset < queue.max_offset:
+            yield Pending(queue.unit(offset, hot=False)[0], f"a message that is {what}")

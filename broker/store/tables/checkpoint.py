@@ -1,0 +1,146 @@
+"""The checkpoint file: RocketMQ's five timestamps, and FlintMQ's mark behind them.
+
+RocketMQ starts its recovery a little before the timestamps; FlintMQ recovers from the offsets of its mark. The mark's
+checksum covers RocketMQ's part too, so once RocketMQ has written the file the mark is no mark.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....protocol.storage.layout import (
+    CHECKPOINT,
+    CHECKPOINT_FILE_BYTES,
+    CHECKPOINT_MARK,
+    CHECKPOINT_MARK_AT,
+    CHECKPOINT_MARK_MAGIC,
+    CHECKPOINT_MARK_STRUCT,
+    CHECKPOINT_STRUCT,
+)
+from ..files.file_system import Files
+
+_CRC = struct.Struct(">i")
+_OFFSETS_AT = CHECKPOINT_MARK.at["flushed_offset"]
+FUTURE_MS_MAX = 24 * 3600 * 1000
+"""Times of the file lie at most this far in the future: clocks differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Offsets into the CommitLog: below ``flushed_offset`` it is on disk, below ``dispatched_offset`` queues and index
+    are."""
+
+    flushed_offset: int
+    dispatched_offset: int
+
+
+class StoreCheckpoint:
+    """The file. ``flushed`` may be called from the flush thread while another calls ``dispatched``."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self.path = path
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._flushed_offset = 0
+        self._dispatched_offset = 0
+        self._master_flushed_offset = 0
+        self._confirm_offset = 0
+        self.physic_msg_timestamp = 0
+        self.logics_msg_timestamp = 0
+        self.index_msg_timestamp = 0
+        self.mark: Mark | None = None
+        """What the last process left, or None where RocketMQ or nobody wrote last, or the file is damaged."""
+
+    def load(self) -> None:
+        """Read the file, if there is one; changes nothing."""
+        if not self.path.is_file():
+            return
+        blob = bytearray(CHECKPOINT_FILE_BYTES)
+        fd = self._files.open(self.path)
+        try:
+            self._files.read(fd, memoryview(blob), 0, wait=True)
+        finally:
+            self._files.close(fd)
+        fields = CHECKPOINT_STRUCT.unpack_from(blob)
+        self.mark = self._read_mark(blob)
+        if self.mark is not None:
+            self._flushed_offset, self._dispatched_offset = self.mark.flushed_offset, self.mark.dispatched_offset
+        elif not all(0 <= value <= time.time() * 1000 + FUTURE_MS_MAX for value in fields[:3]):
+            return  # not times: damage, which must not be taken for "all was flushed"
+        (
+            self.physic_msg_timestamp,
+            self.logics_msg_timestamp,
+            self.index_msg_timestamp,
+            self._master_flushed_offset,
+            self._confirm_offset,
+        ) = fields
+
+    @staticmethod
+    def _read_mark(blob: bytearray) -> Mark | None:
+        magic, crc, flushed_offset, dispatched_offset = CHECKPOINT_MARK_STRUCT.unpack_from(blob, CHECKPOINT_MARK_AT)
+        tail = blob[CHECKPOINT_MARK_AT + _OFFSETS_AT : CHECKPOINT_MARK_AT + CHECKPOINT_MARK.size]
+        expected = zlib.crc32(bytes(blob[: CHECKPOINT.size]) + bytes(tail)) & 0xFFFFFFFF
+        sound = magic == CHECKPOINT_MARK_MAGIC and crc & 0xFFFFFFFF == expected
+        return Mark(flushed_offset, dispatched_offset) if sound and 0 <= dispatched_offset <= flushed_offset else None
+
+    def create(self) -> None:
+        """Open the file for writing, made if need be. The caller syncs the folder."""
+        self._fd = self._files.open(self.path, create=True)
+        if self._files.size(self._fd) != CHECKPOINT_FILE_BYTES:
+            self._files.resize(self._fd, CHECKPOINT_FILE_BYTES)
+
+    def flushed(self, flushed_offset: int, store_ms: int) -> None:
+        """The CommitLog is on disk below ``flushed_offset``; its last record's store time is ``store_ms``."""
+        with self._lock:
+            self._flushed_offset = flushed_offset
+            self.physic_msg_timestamp = max(self.physic_msg_timestamp, store_ms)
+            self._write()
+
+    def dispatched(self, dispatched_offset: int, store_ms: int, index_ms: int) -> None:
+        """Queues and index are on disk for all below ``dispatched_offset``, whose last record has ``store_ms``;
+        ``index_ms``: end time of the index files that are full, 0 for none. Syncs the file."""
+        with self._lock:
+            self._dispatched_offset = dispatched_offset
+            self.logics_msg_timestamp = max(self.logics_msg_timestamp, store_ms)
+            self.index_msg_timestamp = max(self.index_msg_timestamp, index_ms)
+            self._write()
+        self._files.sync_data(self._fd)
+
+    def reset(
+        self, *, flushed_offset: int, dispatched_offset: int, physic_ms: int, logics_ms: int, index_ms: int
+    ) -> None:
+        """For recovery: take exactly these, also where they are lower than before, and sync."""
+        with self._lock:
+            self._flushed_offset = flushed_offset
+            self._dispatched_offset = dispatched_offset
+            self.physic_msg_timestamp = physic_ms
+            self.logics_msg_timestamp = logics_ms
+            self.index_msg_timestamp = index_ms
+            self._write()
+        self._files.sync_data(self._fd)
+
+    def _write(self) -> None:
+        head = CHECKPOINT_STRUCT.pack(
+            self.physic_msg_timestamp,
+            self.logics_msg_timestamp,
+            self.index_msg_timestamp,
+            self._master_flushed_offset,
+            self._confirm_offset,
+        )
+        offsets = struct.pack(">qq", self._flushed_offset, self._dispatched_offset)
+        crc = _CRC.unpack(struct.pack(">I", zlib.crc32(head + offsets)))[0]
+        mark = CHECKPOINT_MARK_STRUCT.pack(CHECKPOINT_MARK_MAGIC, crc, self._flushed_offset, self._dispatched_offset)
+        blob = head.ljust(CHECKPOINT_MARK_AT, b"\0") + mark
+        self._files.write(self._fd, blob, 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            self._files.close(self._fd)
+            self._fd = -1

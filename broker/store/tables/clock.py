@@ -1,0 +1,251 @@
+"""The clock of a store: the time that it goes by, and the time that its records get.
+
+The wall clock can be set, by mistake too; records must never go back in time, or a search by time would miss some. So
+the broker goes by a clock of its own, ``SteadyClock``, and writes down where that clock was moved.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import CorruptFile
+from ..files.file_system import Files
+from ..files.json_table import ConfigFile
+
+log = logging.getLogger(__name__)
+
+STEP_MS = 1_000
+"""The wall clock is followed at once as long as it moves no further than this from where it should be."""
+HOLD_S = 60
+"""A wall clock that moved further must stay there for so long before it is believed, as NTP has it."""
+PACE = 16
+"""While records have later times than the clock, store time goes on at a sixteenth of the clock's pace."""
+STEPS_MAX = 128
+"""So many steps are remembered: no delay level is longer than so many holds."""
+STEP_VALUE_MAX = 1 << 56
+"""Times and offsets of steps are no larger, so that what is computed from them fits 64 bits."""
+
+_NS = 1_000_000_000
+_NS_A_MS = 1_000_000
+_ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Nobody sets it, and where the system has it, it goes on while the machine is suspended."""
+
+
+def elapsed_ns() -> int:
+    """Nanoseconds since some moment, whatever is done to the wall clock."""
+    return time.clock_gettime_ns(_ELAPSED)
+
+
+class StoreClock:
+    """The wall clock as it is, for who opens a store in a script."""
+
+    def begin(self, last_store_ms: int, write_offset: int) -> None:
+        """A store was opened whose last record has this time."""
+
+    def now_ms(self) -> int:
+        """The time, ms since 1970 UTC. For who appends."""
+        return time.time_ns() // _NS_A_MS
+
+    def seen_ms(self) -> int:
+        """The same for any thread."""
+        return self.now_ms()
+
+    def store_ms(self, last_store_ms: int) -> int:
+        """The store time of the next records; ``last_store_ms``: that of the last. For who appends."""
+        return max(self.now_ms(), last_store_ms)
+
+    @property
+    def moved_ms(self) -> int:
+        """How far the clock was moved since the store was opened, all steps together."""
+        return 0
+
+    def held_ms(self) -> int:
+        """How far the wall clock is from this one; 0 while it is followed."""
+        return 0
+
+    def stored_ms(self, physical_offsets: np.ndarray, store_ms: np.ndarray) -> np.ndarray:
+        """When records were stored by the clock as it goes now: what was in front of a step moves with it."""
+        return store_ms
+
+
+class Step(NamedTuple):
+    """The clock was moved by ``moved_ms`` and said ``clock_ms`` then. Records from ``physical_offset`` on came after
+    it; no record before has a later store time than ``store_ms``."""
+
+    physical_offset: int
+    store_ms: int
+    clock_ms: int
+    moved_ms: int
+
+    @property
+    def caught_up_ms(self) -> int:
+        """From this time of the clock on, store time is the clock's again."""
+        return self.clock_ms + max(self.store_ms - self.clock_ms, 0) * PACE // (PACE - 1) + 1
+
+
+class SteadyClock(StoreClock):
+    """A clock that does not follow the wall clock where that jumps, before it has stayed there for ``HOLD_S``.
+
+    ``log_end``: where the next record goes, and the store time of the last. Steps that are believed are kept in the
+    file ``path``.
+    """
+
+    def __init__(self, files: Files, path: Path, log_end: Callable[[], tuple[int, int]]) -> None:
+        self._file = ConfigFile(files, path)
+        self._path = path
+        self._log_end = log_end
+        self._steps: list[Step] = []
+        self._moved_ms = 0
+        self._caught_up_ms = 0
+        self._base = (time.time_ns(), elapsed_ns())
+        """What both clocks said when the wall clock was last right."""
+        self._last_ns = 0
+        """What was answered last: answers go back by a step alone."""
+        self._below_ns = 0
+        """A wall clock between ``_last_ns`` and this need not be looked at."""
+        self._held: tuple[int, int] | None = None
+        """Since when the wall clock has been somewhere else, in elapsed time, and how far."""
+
+    # Opening.
+
+    def begin(self, last_store_ms: int, write_offset: int) -> None:
+        """Take up what is known of the store's steps. The wall clock is believed, whatever it says; where it is behind
+        the last record, that is a step. Raises OSError."""
+        try:
+            steps = self._file.load(_read)
+        except CorruptFile as error:
+            log.warning("%s. What waits in a delay level may come late by as much as the clock was moved", error)
+            steps = []
+        # What a crash took of the log came after these steps, too.
+        self._steps = [step._replace(physical_offset=min(step.physical_offset, write_offset)) for step in steps]
+        if self._steps != steps:
+            self._save()
+        wall = time.time_ns()
+        self._base, self._last_ns = (wall, elapsed_ns()), wall
+        now_ms = wall // _NS_A_MS
+        last_ms = int(self.stored_ms(np.array([write_offset - 1]), np.array([last_store_ms]))[0])
+        if last_store_ms and now_ms < last_ms - STEP_MS:
+            log.warning(
+                "the clock says %s and is %.1f s behind the newest message of the store: either it is wrong now, or it "
+                "was ahead. It is believed; store times stay ahead of it until it has caught up", _utc(now_ms),
+                (last_ms - now_ms) / 1000,
+            )  # fmt: skip
+            self._note(Step(write_offset, last_store_ms, now_ms, now_ms - last_ms + PACE))  # never too early
+        elif self._steps:
+            self._caught_up_ms = self._steps[-1].caught_up_ms
+
+    # The time.
+
+    def now_ms(self) -> int:
+        """See ``StoreClock``."""
+        wall = time.time_ns()
+        if self._last_ns <= wall < self._below_ns:
+            self._last_ns = wall
+            return wall // _NS_A_MS
+        return self._look(wall) // _NS_A_MS
+
+    def seen_ms(self) -> int:
+        """See ``StoreClock``."""
+        wall, elapsed = self._base
+        return (wall + elapsed_ns() - elapsed) // _NS_A_MS
+
+    def held_ms(self) -> int:
+        """See ``StoreClock``."""
+        return self._held[1] // _NS_A_MS if self._held is not None else 0
+
+    def store_ms(self, last_store_ms: int) -> int:
+        """See ``StoreClock``."""
+        wall = time.time_ns()
+        if self._last_ns <= wall < self._below_ns:  # as in ``now_ms``, without its call: each PRODUCE comes here
+            self._last_ns = wall
+            now_ms = wall // _NS_A_MS
+        else:
+            now_ms = self._look(wall) // _NS_A_MS
+        if now_ms < self._caught_up_ms:
+            step = self._steps[-1]
+            return max(now_ms, last_store_ms, step.store_ms + (now_ms - step.clock_ms) // PACE)
+        return now_ms if now_ms > last_store_ms else last_store_ms
+
+    def _look(self, wall: int) -> int:
+        elapsed = elapsed_ns()
+        expected = self._base[0] + elapsed - self._base[1]
+        off = wall - expected
+        if abs(off) <= STEP_MS * _NS_A_MS:
+            if self._held is not None:
+                log.warning("the wall clock is right again; that it was wrong meanwhile has changed nothing")
+                self._held = None
+            if wall >= self._last_ns:
+                self._base, self._last_ns = (wall, elapsed), wall
+                self._below_ns = wall + STEP_MS * _NS_A_MS
+            return self._last_ns  # a little back: the time stands still until the wall clock is there again
+        self._below_ns = 0
+        if self._held is None or abs(off - self._held[1]) > STEP_MS * _NS_A_MS:
+            self._held = elapsed, off
+            log.warning(
+                "the wall clock jumped by %.1f s, to %s. It is believed once it has stayed there for %d s", off / _NS,
+                _utc(wall // _NS_A_MS), HOLD_S,
+            )  # fmt: skip
+        if elapsed - self._held[0] >= HOLD_S * _NS:
+            self._follow(wall, elapsed, off)
+        else:
+            self._last_ns = max(self._last_ns, expected)
+        return self._last_ns
+
+    def _follow(self, wall: int, elapsed: int, off: int) -> None:
+        log.warning("the clock of the store is moved by %.1f s and says %s", off / _NS, _utc(wall // _NS_A_MS))
+        self._held = None
+        self._base, self._last_ns = (wall, elapsed), wall
+        self._note(Step(*self._log_end(), wall // _NS_A_MS, off // _NS_A_MS))
+
+    # Steps.
+
+    @property
+    def moved_ms(self) -> int:
+        """See ``StoreClock``."""
+        return self._moved_ms
+
+    def _note(self, step: Step) -> None:
+        self._steps = [*self._steps, step][-STEPS_MAX:]
+        self._moved_ms += step.moved_ms
+        self._caught_up_ms = step.caught_up_ms
+        self._save()
+
+    def _save(self) -> None:
+        try:
+            self._file.save({"steps": [list(each) for each in self._steps]})
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            log.error("no room to note in %s that the clock was moved: %s; the next step is noted with it: if the "
+                      "broker ends before, what waits in a delay level may come late", self._path, error)  # fmt: skip
+
+    def stored_ms(self, physical_offsets: np.ndarray, store_ms: np.ndarray) -> np.ndarray:
+        """See ``StoreClock``. Never too early; up to ``PACE`` ms too late where store time was ahead."""
+        stored = store_ms
+        for step in self._steps:
+            after = physical_offsets >= step.physical_offset
+            if step.store_ms > step.clock_ms:
+                paced = step.clock_ms + (store_ms - step.store_ms + 1) * PACE - 1
+                by_clock = np.where(store_ms >= step.store_ms, np.minimum(store_ms, paced), store_ms)
+            else:
+                by_clock = store_ms
+            stored = np.where(after, by_clock, stored + step.moved_ms)
+        return stored
+
+
+def _read(table: dict[str, Any]) -> list[Step]:
+    steps = [Step(*map(int, row)) for row in table.get("steps", ())][-STEPS_MAX:]
+    if any(abs(value) > STEP_VALUE_MAX for step in steps for value in step):
+        raise ValueError("a step is at no time or place that a store has")
+    return steps
+
+
+def _utc(ms: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ms // 1000))

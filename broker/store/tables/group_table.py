@@ -1,0 +1,95 @@
+"""``config/subscriptionGroup.json``: what is set for each consumer group, in RocketMQ's shape."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from ....protocol.storage.delivery import RETRY_TIMES_MAX
+from ..files.file_system import Files
+from ..files.json_table import ConfigFile
+from .config_files import next_data_version
+
+_DEFAULTS: dict[str, Any] = {
+    "consumeEnable": True,
+    "consumeFromMinEnable": True,
+    "consumeBroadcastEnable": True,
+    "consumeMessageOrderly": False,
+    "retryQueueNums": 1,
+    "retryMaxTimes": RETRY_TIMES_MAX,
+    "groupRetryPolicy": {"type": "CUSTOMIZED"},
+    "brokerId": 0,
+    "whichBrokerWhenConsumeSlowly": 1,
+    "notifyConsumerIdsChangedEnable": True,
+    "groupSysFlag": 0,
+    "consumeTimeoutMinute": 15,
+    "attributes": {},
+}
+
+
+class SubscriptionGroupTable:
+    """Groups that were ever there. Changed on one thread; ``persist`` may run on another."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._file = ConfigFile(files, path)
+        self._lock = threading.Lock()
+        self._groups: dict[str, dict[str, Any]] = {}
+        self._rest: dict[str, Any] = {}
+        self.dirty = False
+        """Whether something was changed since the last ``persist``."""
+
+    def load(self) -> None:
+        """Read the table. Raises ``CorruptFile``."""
+        self._groups, self._rest = self._file.load(self._read)
+
+    @staticmethod
+    def _read(table: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+        rows = table.pop("subscriptionGroupTable", {})
+        for row in rows.values():
+            int(row.get("retryMaxTimes", RETRY_TIMES_MAX))
+        return {name: dict(row) for name, row in rows.items()}, table
+
+    def has(self, group: str) -> bool:
+        """Whether the group is in the table."""
+        return group in self._groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def ensure(self, group: str) -> None:
+        """Enter a group that is not there."""
+        if group not in self._groups:
+            self._groups[group] = {"groupName": group, **_DEFAULTS}
+            self.dirty = True
+
+    def remove(self, group: str) -> bool:
+        """Forget a group, in memory; whether it was there."""
+        if self._groups.pop(group, None) is None:
+            return False
+        self.dirty = True
+        return True
+
+    def retry_times_max(self, group: str) -> int:
+        """How often a message of the group is tried again before it becomes a dead letter."""
+        return int(self._groups.get(group, _DEFAULTS).get("retryMaxTimes", RETRY_TIMES_MAX))
+
+    def may_consume(self, group: str) -> bool:
+        """Whether the group is not switched off."""
+        return bool(self._groups.get(group, _DEFAULTS).get("consumeEnable", True))
+
+    def names(self) -> list[str]:
+        """All groups, sorted."""
+        return sorted(self._groups)
+
+    def persist(self) -> None:
+        """Write the table; durable when it returns. Blocks."""
+        with self._lock:
+            self.dirty = False
+            try:
+                self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
+                rows = {name: dict(row) for name, row in list(self._groups.items())}
+                self._file.save({"forbiddenTable": {}, **self._rest, "subscriptionGroupTable": rows})
+            except BaseException:
+                self.dirty = True
+                raise

@@ -1,0 +1,70 @@
+"""``flintmq/prepared.json``: from where on a start reads what happened to prepared messages, and what lies before."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..files.file_system import Files
+from ..files.json_table import ConfigFile
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSnapshot:
+    """The state behind the notes below ``next_note``. ``next_message``: the first prepared message that may still be
+    needed; both are queue offsets. ``committed``: by series, the number of its last committed transaction, the least
+    recent first."""
+
+    next_note: int = 0
+    next_message: int = 0
+    committed: dict[str, int] = field(default_factory=dict)
+
+
+class PreparedState:
+    """The file. A snapshot is written once all of the log is on disk that it speaks of. Safe from threads."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._file = ConfigFile(files, path)
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, PreparedSnapshot]] = deque()
+        self.path = path
+        self.saved = PreparedSnapshot()
+        """What is on disk."""
+
+    def load(self) -> None:
+        """Read the file. Raises ``CorruptFile``."""
+        self.saved = self._file.load(self._read)
+
+    @staticmethod
+    def _read(table: dict[str, Any]) -> PreparedSnapshot:
+        committed = {str(series): int(number) for series, number in table.get("committed", [])}
+        return PreparedSnapshot(int(table.get("nextNote", 0)), int(table.get("nextMessage", 0)), committed)
+
+    def offer(self, end_offset: int, snapshot: PreparedSnapshot) -> None:
+        """This is the state while the log ends at ``end_offset``."""
+        with self._lock:
+            self._waiting.append((end_offset, snapshot))
+
+    def persist(self, flushed_offset: int) -> None:
+        """Write the newest snapshot that holds while the log is on disk below ``flushed_offset``. Blocks."""
+        newest = None
+        with self._lock:
+            while self._waiting and self._waiting[0][0] <= flushed_offset:
+                newest = self._waiting.popleft()
+        if newest is None or newest[1] == self.saved:
+            return
+        snapshot = newest[1]
+        try:
+            self._file.save({
+                "nextNote": snapshot.next_note,
+                "nextMessage": snapshot.next_message,
+                "committed": list(snapshot.committed.items()),
+            })  # fmt: skip
+        except BaseException:
+            with self._lock:
+                self._waiting.appendleft(newest)
+            raise
+        self.saved = snapshot

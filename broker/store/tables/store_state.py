@@ -1,0 +1,201 @@
+"""``flintmq/state.json``: what FlintMQ must know of a store beyond RocketMQ's files.
+
+ConsumeQueues are derived from the log, except their ends: once retention or a deletion took a queue's last record, only
+this file knows where its offsets go on. It also names what was there, so that a missing file or folder, or another
+setting, is noticed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..files.checksummed import ChecksummedRanges
+from ..files.file_system import Files
+from ..files.json_table import ConfigFile
+
+QueueEnds = dict[str, dict[int, int]]
+"""Next queue offset by topic and queue id."""
+
+
+@dataclass(slots=True)
+class DeletedTopic:
+    """A deleted topic: its records below ``physical_offset`` are gone; one made anew goes on at ``next_offsets``."""
+
+    physical_offset: int
+    next_offsets: dict[int, int]
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Queue ends and index files as they were on disk when the log ended at ``physical_offset`` at the latest."""
+
+    physical_offset: int = 0
+    next_offsets: QueueEnds = field(default_factory=dict)
+    index_files: list[str] = field(default_factory=list)
+    log_start: int = -1
+    """Where the log began; -1: not known."""
+
+
+class StoreState:
+    """The file. Safe from threads."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._file = ConfigFile(files, path)
+        self._lock = threading.Lock()
+        self.path = path
+        self.deleted: dict[str, DeletedTopic] = {}
+        self.snapshot = Snapshot()
+        self.floors: dict[str, int] = {}
+        """By topic: the physical offset where its messages begin because of its own retention. Not persisted."""
+        self.kept_offsets: QueueEnds = {}
+        """Where the offsets of queues go on that have no files any more."""
+        self.sizes: dict[str, int] = {}
+        """The settings that the store's files were made with, by name; empty where FlintMQ has not had it yet."""
+        self.checksummed = ChecksummedRanges()
+        """Where every record must have a checksum over all of it."""
+        self._saved: dict[str, Any] = {}
+
+    def load(self) -> None:
+        """Read the file. Raises ``CorruptFile``."""
+        self._file.load(self._read)
+
+    def _read(self, table: dict[str, Any]) -> None:
+        self.deleted = {
+            topic: DeletedTopic(int(row["physicalOffset"]), _offsets(row["nextOffsets"]))
+            for topic, row in table.get("deletedTopics", {}).items()
+        }
+        self.snapshot = Snapshot(
+            int(table.get("physicalOffset", 0)),
+            _queue_ends(table.get("nextOffsets", {})),
+            [str(name) for name in table.get("indexFiles", [])],
+            int(table.get("logStart", -1)),
+        )
+        self.kept_offsets = _queue_ends(table.get("keptOffsets", {}))
+        self.sizes = {str(name): int(size) for name, size in table.get("sizes", {}).items()}
+        self.checksummed = ChecksummedRanges((int(begin), int(end)) for begin, end in table.get("checksummed", []))
+        self._saved = table
+
+    def readable_from(self, topic: str) -> int:
+        """Return the physical offset below which nobody finds anything of the topic: it was deleted then, or its own
+        retention is over for what lies there."""
+        return max(self.deleted_below(topic), self.floors.get(topic, 0))
+
+    def deleted_below(self, topic: str) -> int:
+        """At which physical offset the topic was deleted last; 0 if never."""
+        deleted = self.deleted.get(topic)
+        return deleted.physical_offset if deleted else 0
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The least queue offset that the queue's next message may get."""
+        deleted = self.deleted.get(topic)
+        return max(
+            deleted.next_offsets.get(queue_id, 0) if deleted else 0,
+            self.snapshot.next_offsets.get(topic, {}).get(queue_id, 0),
+            self.kept_offsets.get(topic, {}).get(queue_id, 0),
+        )
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Replace the snapshot, in memory. Ends that it lacks are kept."""
+        with self._lock:
+            for topic, row in self.snapshot.next_offsets.items():
+                for queue_id, next_offset in row.items():
+                    if snapshot.next_offsets.get(topic, {}).get(queue_id, 0) < next_offset:
+                        self.kept_offsets.setdefault(topic, {})[queue_id] = next_offset
+            self.snapshot = snapshot
+
+    def somebody_else_wrote(self) -> None:
+        """The checkpoint has no mark of FlintMQ's: only what the last snapshot speaks of is known to be FlintMQ's own.
+        In memory."""
+        self.checksummed.end(self.snapshot.physical_offset)
+
+    def log_begins_at(self, physical_offset: int, index_files: list[str]) -> None:
+        """Retention is about to take away what lies before, and all index files but these; durable when it returns, in
+        the ``.bak`` too, which would else miss those files. Raises OSError, and then it must not. Blocks."""
+        with self._lock:
+            before = self.snapshot
+            self.snapshot = replace(before, log_start=physical_offset, index_files=index_files)
+            try:
+                self._save(backed_up=True)
+            except BaseException:
+                self.snapshot = before
+                raise
+            self.checksummed.drop_below(physical_offset)
+
+    def keep_offset(self, topic: str, queue_id: int, next_offset: int) -> None:
+        """Note where a queue goes on that is about to lose its files, in memory."""
+        with self._lock:
+            row = self.kept_offsets.setdefault(topic, {})
+            row[queue_id] = max(row.get(queue_id, 0), next_offset)
+
+    def log_ends_at(self, physical_offset: int) -> list[str]:
+        """After a cut: a deletion reaches no further than the log did when it was made, or what comes next would be
+        deleted too. Returns the topics concerned; in memory."""
+        self.checksummed.cut(physical_offset)
+        beyond = [topic for topic, row in self.deleted.items() if row.physical_offset > physical_offset]
+        for topic in beyond:
+            self.deleted[topic] = DeletedTopic(physical_offset, self.deleted[topic].next_offsets)
+        return beyond
+
+    def delete(self, deleted: Mapping[str, DeletedTopic]) -> None:
+        """Note that topics are deleted; durable when it returns. Raises OSError, and then none is noted. Blocks."""
+        with self._lock:
+            before = {topic: self.deleted.get(topic) for topic in deleted}
+            self.deleted |= deleted
+            try:
+                self._save()
+            except BaseException:
+                for topic, row in before.items():
+                    if row is None:
+                        del self.deleted[topic]
+                    else:
+                        self.deleted[topic] = row
+                raise
+
+    def persist(self) -> None:
+        """Write the file, if it would be another; durable when it returns. Blocks."""
+        with self._lock:
+            before = self._saved.get("checksummed", [])
+            if self._table() != self._saved:
+                self._save()
+            if self._saved["checksummed"] != before:
+                self._save()  # once more: nor may the .bak claim checksums where there are none
+
+    def _save(self, *, backed_up: bool = False) -> None:
+        table = self._table()
+        self._file.save(table, backed_up=backed_up)
+        self._saved = table
+
+    def _table(self) -> dict[str, Any]:
+        return {
+            "sizes": self.sizes,
+            "physicalOffset": self.snapshot.physical_offset,
+            "logStart": self.snapshot.log_start,
+            "nextOffsets": _json_ends(self.snapshot.next_offsets),
+            "keptOffsets": _json_ends(self.kept_offsets),
+            "indexFiles": self.snapshot.index_files,
+            "checksummed": [list(each) for each in self.checksummed],
+            "deletedTopics": {
+                topic: {"physicalOffset": row.physical_offset, "nextOffsets": _text_keys(row.next_offsets)}
+                for topic, row in self.deleted.items()
+            },
+        }
+
+
+def _queue_ends(table: dict[str, Any]) -> QueueEnds:
+    return {topic: _offsets(row) for topic, row in table.items()}
+
+
+def _json_ends(ends: QueueEnds) -> dict[str, dict[str, int]]:
+    return {topic: _text_keys(row) for topic, row in ends.items()}
+
+
+def _offsets(row: dict[str, Any]) -> dict[int, int]:
+    return {int(queue): int(offset) for queue, offset in row.items()}
+
+
+def _text_keys(row: dict[int, int]) -> dict[str, int]:
+    return {str(queue): offset for queue, offset in sorted(row.items())}

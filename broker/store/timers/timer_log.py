@@ -1,0 +1,83 @@
+"""RocketMQ's ``timerlog``: which timed messages wait, written on a clean stop for a RocketMQ that opens the store next.
+
+Its ``timerwheel`` is left out: it makes one of the log's units. What it would put off again, because it is due in more
+than two days, is marked so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ..files.file_system import Files, make_durable_folder, remove_content
+
+FILE_BYTES = 100 * 1024 * 1024
+"""Its default. Where it has files already, they say the size."""
+ROLL_MS = 2 * 86_400_000
+PAST_MS = 3_600_000
+
+TIMER_LOG_UNITS = np.dtype([
+    ("size", ">i4"), ("previous", ">i8"), ("magic", ">i4"), ("written_ms", ">i8"), ("delay_ms", ">i4"),
+    ("physical_offset", ">i8"), ("message_bytes", ">i4"), ("topic_hash", ">i4"), ("reserved", ">i8"),
+])  # fmt: skip
+_ENDING_BYTES = 16
+_DEFAULT, _ROLL = 1, 2
+
+
+def timer_log_file_bytes(store_path: Path) -> int:
+    """How large a file of the log must be."""
+    folder = store_path / "timerlog"
+    sizes = [path.stat().st_size for path in folder.iterdir()] if folder.is_dir() else []
+    return max(sizes, default=FILE_BYTES)
+
+
+def remove_timer_log(files: Files, store_path: Path) -> None:
+    """Remove wheel and log: a RocketMQ goes by its ``timercheck`` alone then, and makes both anew. Raises OSError."""
+    if (store_path / "timerwheel").exists():
+        files.unlink(store_path / "timerwheel")
+    if (store_path / "timerlog").is_dir():
+        remove_content(files, store_path / "timerlog")
+    files.sync_folder(store_path)
+
+
+def write_timer_log(
+    files: Files, store_path: Path, rows: np.ndarray, newest: tuple[int, int], *, read_ms: int, file_bytes: int
+) -> bool:
+    """Write a log of one file: a unit for each of ``rows`` (``timer_state.ROWS``), in the order of their queue, and a
+    last one for the newest message of the queue, by which RocketMQ knows what is in its log: ``newest``, physical
+    offset and size.
+
+    ``read_ms``: the time that RocketMQ is told it has read up to. The log was removed before. Returns whether it fits,
+    else nothing is written. Raises OSError.
+    """
+    if (len(rows) + 1) * TIMER_LOG_UNITS.itemsize > file_bytes - _ENDING_BYTES:
+        return False
+    units = np.zeros(len(rows) + 1, TIMER_LOG_UNITS)
+    units["size"] = TIMER_LOG_UNITS.itemsize
+    units["written_ms"] = read_ms
+    slots_ms = np.maximum((rows["due_second"] - 1) * 1000, read_ms)
+    rolled = slots_ms - read_ms >= ROLL_MS
+    slots_ms = np.where(rolled, read_ms + ROLL_MS, slots_ms)
+    units["magic"] = _DEFAULT
+    units["magic"][:-1] |= np.where(rolled, _ROLL, 0)
+    units["delay_ms"][:-1] = slots_ms - read_ms
+    units["physical_offset"][:-1] = rows["physical_offset"]
+    units["message_bytes"][:-1] = rows["size"]
+    units["previous"] = -1
+    order = np.argsort(slots_ms, kind="stable")
+    follows = np.flatnonzero(slots_ms[order][1:] == slots_ms[order][:-1]) + 1
+    units["previous"][order[follows]] = order[follows - 1] * TIMER_LOG_UNITS.itemsize
+    units["delay_ms"][-1] = -PAST_MS  # in a slot that is read already
+    units["physical_offset"][-1], units["message_bytes"][-1] = newest
+    folder = store_path / "timerlog"
+    make_durable_folder(files, folder)
+    fd = files.open(folder / f"{0:020d}", create=True)
+    try:
+        files.write(fd, units.tobytes(), 0)
+        files.resize(fd, file_bytes)
+        files.sync_data(fd)
+    finally:
+        files.close(fd)
+    files.sync_folder(folder)
+    return True

@@ -1,0 +1,276 @@
+"""The check of one segment of the log: every record is checked, and compared with queues and index."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...protocol.storage.layout import RECORD, RECORD_STRUCT, UNIT_BYTES
+from ..kernels import dispatch as kernel
+from ..kernels import examine
+from ..store.dispatch.dispatcher import KEYS_MAX, UNITS_MAX
+from ..store.files.mapped_file import MappedFile
+from ..store.queue.consume_queue import ConsumeQueue
+from .findings import Findings
+from .index_entries import EntryCursor
+from .log_end import LogEnd
+from .offline import OfflineStore
+from .queue_units import UnitComparison
+
+_QUEUE_ID_AT = RECORD.at["queue_id"]
+_QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
+CHUNK_BYTES = 4 * 1024 * 1024
+FLAWS_MAX = 4096
+CLOCK_MARGIN_MS = 3_000
+"""RocketMQ's own tolerance for times."""
+
+
+@dataclass(slots=True)
+class QueueSpan:
+    """One queue's part of a segment: queue offset and position of its first record, the offset after its last one, an
+    alternative to that (-1: none), the number of records, and where its offsets last restart at 0 (0: nowhere)."""
+
+    first: int
+    first_at: int
+    next: int
+    other: int
+    records: int
+    begun_again: int = 0
+
+
+@dataclass(slots=True)
+class Segment:
+    """A range of one CommitLog file, and the results of its check. ``reached``: end of its last record."""
+
+    file: MappedFile
+    begin: int
+    end: int
+    reached: int = 0
+    records: int = 0
+    spans: dict[int, QueueSpan] = field(default_factory=dict)
+    """By the queue's row."""
+    units: UnitComparison | None = None
+    findings: Findings = field(default_factory=Findings)
+    index_differs: bool = False
+    pending_keys: int = 0
+
+
+class PassStopped(Exception):
+    """The pass was told to end."""
+
+
+class Examiner:
+    """Checks one segment at a time; one examiner per thread. ``adding``: lock for adding a queue."""
+
+    def __init__(self, store: OfflineStore, end: LogEnd, adding: threading.Lock, stop: threading.Event) -> None:
+        self._store = store
+        self._end = end
+        self._adding = adding
+        self._stop = stop
+        self.bytes_done = 0
+        self._units = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
+        self._unit_runs = np.zeros(UNITS_MAX, np.int64)
+        self._grouped = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
+        self._grouped_view = memoryview(self._grouped.data)
+        self._runs = np.zeros(UNITS_MAX * examine.RUN_ROW, np.int64)
+        self._keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
+        self._optional_keys = np.zeros(KEYS_MAX * kernel.KEY_ROW, np.int64)
+        self._flaws = np.zeros(FLAWS_MAX * examine.FLAW_ROW, np.int64)
+        self._scratch = np.zeros(kernel.PARTS + 8, np.int64)
+        self._state = np.zeros(examine.EXAMINED_STATE, np.int64)
+        self._optional_state = np.zeros(kernel.STATE, np.int64)
+        self._rows = np.zeros((0, examine.EXAMINED_ROW), np.int64)
+        self._queues: list[ConsumeQueue] = []
+
+    def run(self, segment: Segment, cursor: EntryCursor | None) -> Segment:
+        """Check the segment. ``cursor``: position of its keys in the index; None: ignore the index. Raises
+        ``PassStopped``."""
+        segment.units = UnitComparison(self._store, segment.findings, self._end.dispatched)
+        file, array = segment.file, segment.file.array()
+        # Page faults alone read ahead too little from a disk.
+        os.posix_fadvise(file.fd, segment.begin, segment.end - segment.begin, os.POSIX_FADV_WILLNEED)
+        self._rows = np.zeros((0, examine.EXAMINED_ROW), np.int64)
+        self._begun_again: dict[int, int] = {}
+        self._know_queues()
+        self._state[:] = 0
+        self._state[examine.S_CLOCK_MARGIN_MS] = CLOCK_MARGIN_MS
+        at = segment.begin
+        while at < segment.end:
+            if self._stop.is_set():
+                raise PassStopped
+            before = at
+            self._state[kernel.S_CHECKSUMMED], border = self._store.state.checksummed.at(file.start_offset + at)
+            chunk_end = min(at + CHUNK_BYTES, segment.end, border - file.start_offset)
+            status, at = examine.examine(
+                array, at, chunk_end, file.start_offset, self._slots, self._rows, self._topics, self._units,
+                self._unit_runs, self._grouped, self._runs, self._keys, self._optional_keys, self._flaws, self._scratch,
+                self._state, self._optional_state,
+            )  # fmt: skip
+            self._take(segment, before, at)
+            if status == kernel.BLANK and self._fills_file(array, at):
+                at = file.size
+            elif status == kernel.NEW_QUEUE:
+                at = self._new_queue(segment, array, at)
+            elif status not in (kernel.DONE, kernel.FULL):
+                at = self._pass_over(segment, array, at, status)
+            if cursor is not None:
+                self._compare_keys(segment, cursor, min(file.start_offset + at, self._end.offset))
+            self.bytes_done += at - before
+        segment.reached = at
+        self._note_spans(segment)
+        return segment
+
+    @staticmethod
+    def _fills_file(array: np.ndarray, at: int) -> bool:
+        return int.from_bytes(array[at : at + 4].tobytes(), "big") == len(array) - at
+
+    def _take(self, segment: Segment, before: int, at: int) -> None:
+        """Take over the results of the last call, except keys."""
+        state = self._state
+        segment.records += int(state[kernel.S_RECORDS])
+        flaws = self._flaws[: examine.FLAW_ROW * int(state[examine.S_FLAWS])].reshape(-1, examine.FLAW_ROW)
+        for kind, place, detail in flaws.tolist():
+            if kind == examine.FLAW_QUEUE_OFFSET and self._begins_again(segment, place):
+                row = self._row_of(segment.file.array(), place)
+                self._begun_again[row] = segment.file.start_offset + place
+            else:
+                add_flaw(segment, kind, place, detail)
+        assert segment.units is not None
+        runs = self._runs[: examine.RUN_ROW * int(state[kernel.S_TOUCHED])].reshape(-1, examine.RUN_ROW)
+        for row, queue_offset, first, count in runs.tolist():
+            units = self._grouped_view[first * UNIT_BYTES : (first + count) * UNIT_BYTES]
+            segment.units.compare(self._queues[row], queue_offset, units)
+
+    def _begins_again(self, segment: Segment, at: int) -> bool:
+        """Return whether the record may be the first of a topic that RocketMQ deleted and recreated: it counts from
+        0."""
+        return (
+            self._store.is_rocketmq
+            and not segment.file.array()[at + _QUEUE_OFFSET_AT : at + _QUEUE_OFFSET_AT + 8].any()
+        )
+
+    def _row_of(self, array: np.ndarray, at: int) -> int:
+        """Return the queue's row of a record that ``examine`` has checked."""
+        topic, queue_id, _ = which_message(array, at)
+        queue = self._store.queues.get(topic, queue_id)
+        assert queue is not None
+        return queue.row
+
+    def _compare_keys(self, segment: Segment, cursor: EntryCursor, reached: int) -> None:
+        keys = self._keys[: kernel.KEY_ROW * int(self._state[kernel.S_KEYS])]
+        optional = self._optional_keys[: kernel.KEY_ROW * int(self._state[examine.S_OPTIONAL_KEYS])]
+        if not cursor.compare(keys, optional, reached, segment.findings):
+            segment.index_differs = True
+
+    def _know_queues(self) -> None:
+        """Copy the current table of queues; other threads may add to it meanwhile."""
+        table = self._store.queues
+        with self._adding:
+            self._slots, self._topics = table.slots.copy(), table.topics.copy()
+            self._queues = list(table.rows)
+            rows = np.zeros((len(table.kernel_rows), examine.EXAMINED_ROW), np.int64)
+            rows[:, : kernel.QUEUE_ROW] = table.kernel_rows
+        for column in (kernel.Q_NEXT, examine.Q_OTHER, examine.Q_FIRST):
+            rows[:, column] = -1
+        rows[: len(self._rows)] = self._rows
+        self._rows = rows
+
+    def _new_queue(self, segment: Segment, array: np.ndarray, at: int) -> int:
+        """Add the queue of the record at ``at``; return where to continue."""
+        parts = self._scratch
+        topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
+        queue_id = int.from_bytes(array[at + _QUEUE_ID_AT : at + _QUEUE_ID_AT + 4].tobytes(), "big", signed=True)
+        name = topic.decode("utf-8", "replace")
+        if not _may_be_a_folder(topic) or queue_id < 0:
+            segment.findings.add(
+                "topic", segment.file.path, f"topic {name!r}, queue {queue_id}", position=at,
+                physical_offset=segment.file.start_offset + at,
+            )  # fmt: skip
+            segment.records += 1
+            return at + int(parts[kernel.R_SIZE])
+        with self._adding:
+            self._store.queues.add(name, queue_id)
+        # This segment's queue state stays valid: rows are only ever added.
+        known = self._rows[: len(self._queues)].copy()
+        self._rows = known
+        self._know_queues()
+        return at
+
+    def _pass_over(self, segment: Segment, array: np.ndarray, at: int, status: int) -> int:
+        """Report a range without a record that begins at ``at``; return its end."""
+        found = examine.next_record(array, at + 1, segment.end, segment.file.start_offset, self._scratch)
+        lost = found - at
+        segment.findings.add(
+            "record", segment.file.path, f"{_BAD_NAMES[status]}; {lost:,} bytes up to the next record that can "
+            "be read", position=at, physical_offset=segment.file.start_offset + at,
+        )  # fmt: skip
+        return int(found)
+
+    def _note_spans(self, segment: Segment) -> None:
+        rows = self._rows[: len(self._queues)]
+        for row in np.flatnonzero(rows[:, examine.Q_RECORDS]).tolist():
+            values = rows[row]
+            segment.spans[row] = QueueSpan(
+                int(values[examine.Q_FIRST]),
+                int(values[examine.Q_FIRST_AT]),
+                int(values[kernel.Q_NEXT]),
+                int(values[examine.Q_OTHER]),
+                int(values[examine.Q_RECORDS]),
+                self._begun_again.get(row, 0),
+            )
+
+
+_BAD_NAMES = {**kernel.BAD_NAMES, kernel.BLANK: "a blank record that does not end its file"}
+_FLAWS = {
+    examine.FLAW_CRC: ("body-crc", "its body is not the one that was stored"),
+    examine.FLAW_RECORD_CRC: (
+        "record-crc",
+        "its checksum over the whole record (__CRC32#) is missing or wrong, though its body is right",
+    ),
+    examine.FLAW_PROPERTIES: ("properties", "its properties are no pairs of a name and a value in UTF-8"),
+    examine.FLAW_TIME: ("store-time", "it was stored before the record in front of it, which says {:,} ms"),
+    examine.FLAW_QUEUE_OFFSET: ("queue-offset", "message {:,} of that queue comes next"),
+    examine.FLAW_NO_QUEUE_OFFSET: ("queue-offset", "no queue has a message of that number"),
+}
+
+
+def add_flaw(segment: Segment, kind: int, at: int, detail: int) -> None:
+    """Report a flaw that ``examine`` found in the record at ``at`` of the file."""
+    name, text = _FLAWS[kind]
+    file = segment.file
+    topic, queue_id, queue_offset = which_message(file.array(), at)
+    segment.findings.add(
+        name, file.path, f"message {queue_offset:,} of {topic}, queue {queue_id}: {text.format(detail)}", position=at,
+        physical_offset=file.start_offset + at,
+    )  # fmt: skip
+
+
+def which_message(array: np.ndarray, at: int) -> tuple[str, int, int]:
+    """Return (topic, queue, queue offset) of the record at ``at``, whose parts are sound."""
+    parts = np.zeros(kernel.PARTS, np.int64)
+    fields = RECORD_STRUCT.unpack(array[at : at + RECORD_STRUCT.size].tobytes())
+    kernel.locate(array, at, len(array), fields[6], parts)
+    topic = array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
+    return topic.decode("utf-8", "replace"), fields[3], fields[5]
+
+
+def store_time(store: OfflineStore, physical_offset: int) -> int | None:
+    """Return the store time of the record there in ms; None if there is no record."""
+    file = store.find(physical_offset)
+    if file is None:
+        return None
+    parts = np.zeros(kernel.PARTS, np.int64)
+    array, at = file.array(), physical_offset - file.start_offset
+    found = kernel.locate(array, at, len(array), physical_offset, parts)
+    return int(parts[kernel.R_STORE_MS]) if found in (kernel.DONE, kernel.BAD_CRC) else None
+
+
+def _may_be_a_folder(topic: bytes) -> bool:
+    try:
+        topic.decode()
+    except UnicodeDecodeError:
+        return False
+    return 0 < len(topic) <= 255 and b"/" not in topic and b"\0" not in topic and topic not in (b".", b"..")

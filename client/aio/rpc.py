@@ -1,0 +1,182 @@
+"""Concurrent requests over one shared connection, matched to their responses by id."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from typing import Any, TypeVar
+
+from ...protocol.errors import FlintError, RequestTimeout
+from ..core.connection_errors import unanswered
+from ..core.operations import Operation, Plan
+from ..core.retry import Retries
+from ..core.session import Answer
+from ..core.timeouts import CONNECT_SECONDS_MAX, check_timeout
+from .connection import Connection
+from .deadlines import Watch
+from .dialer import Dialer
+from .runtime import Life
+from .timed_waits import Waits
+
+ABANDONED_MAX = 16
+"""Maximum number of requests on one connection whose callers have gone. The broker still responds to each, and may hold
+it; above this number the connection is replaced, and closed as soon as no caller waits on it."""
+_GRACE_SECONDS = 0.05
+"""A connection attempt fails by itself when the call's time is over; the call ends at the latest this much later."""
+
+T = TypeVar("T")
+
+
+class Line:
+    """The shared connection. Once retired it accepts no more requests and closes after the last one."""
+
+    def __init__(self, connection: Connection, dialer: Dialer, waits: Waits) -> None:
+        self.connection = connection
+        self.retired = False
+        self._dialer = dialer
+        self._waits = waits
+        self._asked: dict[int, asyncio.Future[Answer]] = {}
+        self._abandoned = 0
+        connection.receiver = self
+
+    async def ask(
+        self, operation: Operation[Any], future: asyncio.Future[Answer], seconds: float, now: float
+    ) -> Answer:
+        """Send an operation and return its response, within ``seconds`` from ``now``; ``future`` is used for the
+        wait."""
+        connection = self.connection
+        reads_before = connection.reads
+        request_id = connection.request(operation)
+        self._asked[request_id] = future
+        try:
+            return await self._waits.wait(
+                future, now + seconds, lambda: unanswered(connection.address, operation.command.name, seconds)
+            )
+        except RequestTimeout:
+            if connection.reads == reads_before and not self.retired:  # the broker has sent nothing at all
+                self._dialer.failed(connection.address)
+                self.retired = True
+            raise
+        finally:
+            if self._asked.pop(request_id, None) is not None:
+                self._abandoned += 1
+            if self._abandoned > ABANDONED_MAX:
+                self.retired = True
+            if self.retired and not self._asked:
+                connection.abort()
+            del future  # else the raised error would be a local of a frame in its own traceback, a reference cycle
+
+    def received(self, answers: list[Answer]) -> None:
+        """Complete the futures of the requests that these responses belong to."""
+        for answer in answers:
+            future = self._asked.pop(answer.request_id, None)
+            if future is None:
+                self._abandoned -= 1
+            elif not future.done():
+                future.set_result(answer)
+
+    def lost(self, error: FlintError) -> None:
+        """Fail all outstanding requests."""
+        self.retired = True
+        if self._asked:  # a close while idle does not count against the address
+            self._dialer.failed(self.connection.address)
+        for future in self._asked.values():
+            if not future.done():
+                # A copy for each caller: an exception object has only one traceback.
+                future.set_exception(copy.copy(error))
+        self._asked.clear()
+
+    def writable(self) -> None:
+        """Do nothing: requests are small, so nothing waits for the connection to become writable."""
+
+
+class Caller:
+    """Sends requests to a broker and retries them while that can help and time is left."""
+
+    def __init__(self, dialer: Dialer, life: Life, watch: Watch, waits: Waits, timeout: float) -> None:
+        self.timeout = timeout
+        self._dialer = dialer
+        self._life = life
+        self._watch = watch
+        self._waits = waits
+        self._line: Line | None = None
+        self._dialing = False
+        self._waiting: set[asyncio.Future[Line]] = set()
+
+    def deadline(self, timeout: float | None) -> float:
+        """Begin a call and return its deadline (client's clock). ``timeout``: the caller's, None for the client's.
+        Raises if the client cannot be used."""
+        self._life.enter()
+        return self._watch.now() + (self.timeout if timeout is None else check_timeout("timeout", timeout))
+
+    async def call(self, operation: Operation[T], deadline: float) -> T:
+        """Return the operation's result. Retries after a lost connection or if the broker is busy, until ``deadline``.
+        An operation that the broker may hold has that time in addition."""
+        deadline += operation.hold_seconds
+        retries = Retries(deadline)
+        while True:
+            self._life.check()
+            try:
+                line = await self._get_line(deadline)
+                now = self._watch.now()
+                answer = await line.ask(operation, self._life.loop.create_future(), max(0.001, deadline - now), now)
+                return operation.result(answer)
+            except FlintError as error:
+                self._life.check()  # if the client was closed meanwhile, that is why the connection broke
+                seconds = retries.pause(error, self._watch.now())
+                if seconds is None:
+                    raise
+                self._dialer.log.retried(operation.command.name, error)
+            await self._waits.pause(seconds)
+
+    async def run(self, plan: Plan[T], deadline: float) -> T:
+        """Run a plan and return its result."""
+        results: list[Any] | None = None
+        with contextlib.closing(plan):
+            while True:
+                try:
+                    operations = plan.send(results)  # type: ignore[arg-type]
+                except StopIteration as stop:
+                    result: T = stop.value
+                    return result
+                results = [await self.call(operation, deadline) for operation in operations]
+
+    # ---- the connection
+
+    async def _get_line(self, deadline: float) -> Line:
+        """Return the shared connection, or make it first. The attempt survives the caller's cancellation,
+        because other callers may wait for it."""
+        line = self._line
+        if line is not None and not line.retired:
+            return line
+        if not self._dialing:
+            self._dialing = True
+            seconds = min(CONNECT_SECONDS_MAX, max(0.001, deadline - self._watch.now()))
+            self._life.start("connecting", self._dial(seconds))
+        future: asyncio.Future[Line] = self._life.loop.create_future()
+        self._waiting.add(future)
+        try:
+            return await self._waits.wait(future, deadline + _GRACE_SECONDS, self._too_late)
+        finally:
+            self._waiting.discard(future)
+            del future  # else the raised error would be a local of a frame in its own traceback, a reference cycle
+
+    def _too_late(self) -> FlintError:
+        return RequestTimeout("no connection to the broker could be made in time; use a longer timeout=")
+
+    async def _dial(self, seconds: float) -> None:
+        try:
+            connection = await self._dialer.dial(seconds)
+        except FlintError as error:
+            for future in self._waiting:
+                if not future.done():
+                    future.set_exception(copy.copy(error))
+        else:
+            self._line = Line(connection, self._dialer, self._waits)
+            for future in self._waiting:
+                if not future.done():
+                    future.set_result(self._line)
+        finally:
+            self._dialing = False
+            self._waiting.clear()

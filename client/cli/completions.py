@@ -1,0 +1,95 @@
+"""Shell completion of topics, groups, settings and contexts. It never reports an error and never takes long."""
+
+from __future__ import annotations
+
+from click import Context
+from click.shell_completion import CompletionItem
+
+from ...protocol.errors import FlintError
+from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
+from .command import COMMON
+from .settings import Settings
+
+COMPLETION_SECONDS = 0.5
+"""Seconds to wait for the broker; without a response, nothing is completed."""
+
+
+def _settings(ctx: Context) -> Settings:
+    settings = Settings(may_ask=False)
+    context: Context | None = ctx
+    while context is not None:  # the option nearest to the word overrides
+        for name in COMMON:
+            if getattr(settings, name) is None:
+                setattr(settings, name, context.params.get(name))
+        context = context.parent
+    settings.timeout = COMPLETION_SECONDS
+    settings.quiet = True
+    return settings
+
+
+def complete_topics(ctx: Context, incomplete: str) -> list[CompletionItem]:
+    """Return the topics that begin with ``incomplete``; the broker's own topics only if something has been typed."""
+    try:
+        with _settings(ctx).admin() as admin:
+            topics = admin.topics(system=True)
+    except (FlintError, OSError):
+        return []
+    return [
+        CompletionItem(name)
+        for name, info in topics.items()
+        if name.startswith(incomplete) and (incomplete or not info.system)
+    ]
+
+
+def complete_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
+    """Return the consumer groups that begin with ``incomplete``."""
+    try:
+        with _settings(ctx).admin() as admin:
+            groups = admin.groups()
+    except (FlintError, OSError):
+        return []
+    return [CompletionItem(info.group, help=info.state) for info in groups if info.group.startswith(incomplete)]
+
+
+def complete_dead_letter_groups(ctx: Context, incomplete: str) -> list[CompletionItem]:
+    """Return the groups that have or had dead letters and begin with ``incomplete``."""
+    try:
+        with _settings(ctx).admin() as admin:
+            topics = admin.topics()
+    except (FlintError, OSError):
+        return []
+    wanted = DEAD_LETTER_TOPIC_PREFIX + incomplete
+    return [
+        CompletionItem(topic.removeprefix(DEAD_LETTER_TOPIC_PREFIX))
+        for topic in sorted(topics)
+        if topic.startswith(wanted)
+    ]
+
+
+def complete_settings(ctx: Context, incomplete: str, *, to_set: bool) -> list[CompletionItem]:
+    """Return the settings that begin with ``incomplete``; ``to_set``: only those that can be changed, as ``NAME=``."""
+    try:
+        with _settings(ctx).admin() as admin:
+            found = admin.settings()
+    except (FlintError, OSError):
+        return []
+    return [
+        CompletionItem(f"{each.name}=" if to_set else each.name, help=f"now {each.value}")
+        for each in found
+        if each.name.startswith(incomplete) and (each.hot or not to_set)
+    ]
+
+
+def complete_contexts(incomplete: str) -> list[CompletionItem]:
+    """Return the contexts that begin with ``incomplete``."""
+    from .contexts import Contexts
+
+    try:
+        contexts = Contexts.load()
+    except FlintError:
+        return []
+    return [
+        CompletionItem(name, help=broker)
+        for name, broker in sorted(contexts.brokers.items())
+        if name.startswith(incomplete)
+    ]

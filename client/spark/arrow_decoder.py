@@ -1,0 +1,161 @@
+"""Stored records → Arrow record batches. Decodes only the requested columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...protocol.storage.delivery import PROPERTY_RECORD_CRC
+from ...protocol.storage.record import (
+    KEY_SEPARATOR,
+    PROPERTY_KEYS,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+)
+from .columns import Column, arrow_schema
+from .properties import Pairs
+from .records import RecordBlock
+from .scan import Ints, Part
+
+_OWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
+_RECORD_CRC = PROPERTY_RECORD_CRC.encode()
+_MICROS_A_MILLI = 1000
+_DAMAGED_TIME_MS = (1 << 63) // _MICROS_A_MILLI
+
+
+class Decoder:
+    """Converts records to record batches of the given columns, in their order; every batch has ``schema``."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self.schema = arrow_schema(columns)
+        self._names = tuple(column.name for column in columns)
+
+    def batch(self, block: RecordBlock, topic: str | None = None) -> pa.RecordBatch:
+        """Return a batch with one row per record. ``topic``: the topic of all records, None to read it from each.
+
+        Raises ``CorruptMessage`` for the first body that cannot be decompressed.
+        """
+        values = _Values(block, topic)
+        return pa.RecordBatch.from_arrays([_MAKERS[name](values) for name in self._names], schema=self.schema)
+
+
+class _Values:
+    """The columns of one block; values that several of them need are computed once."""
+
+    def __init__(self, block: RecordBlock, topic: str | None) -> None:
+        self.block = block
+        self._topic = topic
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        return Pairs(self.block.properties())
+
+    def topic(self) -> pa.Array:
+        if self._topic is None:
+            return text(self.block.topics())
+        name = self._topic.encode()
+        offsets = np.arange(len(self.block) + 1, dtype=np.int32) * np.int32(len(name))
+        return pa.Array.from_buffers(
+            pa.string(), len(self.block), [None, pa.py_buffer(offsets), pa.py_buffer(name * len(self.block))]
+        )
+
+    def tags(self) -> pa.Array:
+        return text(self.block.property_values(Part.TAGS_AT, Part.TAGS_END))
+
+    def keys(self) -> pa.Array:
+        return split(text(self.block.property_values(Part.KEYS_AT, Part.KEYS_END)))
+
+    def message_id(self) -> pa.Array:
+        ids = text(self.block.property_values(Part.UNIQ_KEY_AT, Part.UNIQ_KEY_END))
+        if not ids.null_count:
+            return ids
+        lacking = ids.is_null()
+        rows = self.block.select(lacking.to_numpy(zero_copy_only=False))
+        return pc.replace_with_mask(ids, lacking, rows.offset_ids())
+
+    def properties(self) -> pa.Array:
+        names, values, rows = self._shown_pairs()
+        return pa.MapArray.from_arrays(self._bounds(rows), text(names), text(values))
+
+    def headers(self) -> pa.Array:
+        names, values, rows = self._shown_pairs()
+        own = pc.invert(pc.is_in(names, pa.array([name.encode() for name in _OWN_PROPERTIES], pa.binary())))
+        kept = pa.StructArray.from_arrays([text(names.filter(own)), values.filter(own)], ["key", "value"])
+        bounds = self._bounds(rows[own.to_numpy(zero_copy_only=False)])
+        return pa.ListArray.from_arrays(bounds, kept, type=pa.list_(pa.field("element", kept.type)))
+
+    def _shown_pairs(self) -> tuple[pa.BinaryArray, pa.BinaryArray, Ints]:
+        """Return names, values and records of all properties except the record's checksum."""
+        names, values, rows = self.pairs.names_and_values()
+        if len(self.pairs.find(_RECORD_CRC)[0]):
+            shown = pc.not_equal(names, pa.scalar(_RECORD_CRC, pa.binary()))
+            names, values = names.filter(shown), values.filter(shown)
+            rows = rows[shown.to_numpy(zero_copy_only=False)]
+        return names, values, rows
+
+    def _bounds(self, rows: Any) -> pa.Array:
+        """Return the start of each record's entries; ``rows`` has the record of each entry."""
+        counts = np.bincount(rows, minlength=len(self.block))
+        return pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+
+
+def _integers(part: Part, dtype: type[np.integer[Any]]) -> Callable[[_Values], pa.Array]:
+    return lambda values: pa.array(values.block.parts[part].astype(dtype, copy=False))
+
+
+_MAKERS: dict[str, Callable[[_Values], pa.Array]] = {
+    "topic": _Values.topic,
+    "queue": _integers(Part.QUEUE, np.int32),
+    "queue_offset": _integers(Part.QUEUE_OFFSET, np.int64),
+    "physical_offset": _integers(Part.PHYSICAL_OFFSET, np.int64),
+    "body": lambda values: values.block.bodies(),
+    "tags": _Values.tags,
+    "keys": _Values.keys,
+    "message_id": _Values.message_id,
+    "born_at": lambda values: timestamps(values.block.parts[Part.BORN_MS]),
+    "stored_at": lambda values: timestamps(values.block.parts[Part.STORED_MS]),
+    "reconsume_times": _integers(Part.RECONSUME_TIMES, np.int32),
+    "properties": _Values.properties,
+    "headers": _Values.headers,
+}
+
+
+def timestamps(millis: Ints) -> pa.TimestampArray:
+    """Convert ms since 1970 UTC to Spark's timestamps; a damaged one beyond Spark's range becomes null."""
+    values = millis
+    beyond = (values < -_DAMAGED_TIME_MS) | (values >= _DAMAGED_TIME_MS)
+    if beyond.any():
+        values = np.where(beyond, 0, values)
+        return pa.array(values * _MICROS_A_MILLI, pa.timestamp("us", tz="UTC"), mask=beyond)
+    return pa.array(values * _MICROS_A_MILLI).cast(pa.timestamp("us", tz="UTC"))
+
+
+def text(values: pa.BinaryArray) -> pa.StringArray:
+    """Convert bytes to UTF-8; invalid bytes become U+FFFD, as in the client."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([None if v is None else v.decode("utf-8", "replace") for v in values.to_pylist()], pa.string())
+
+
+def split(keys: pa.StringArray) -> pa.ListArray:
+    """Split ``KEYS`` properties at each space into lists of keys without empty ones; null becomes an empty list."""
+    list_type = pa.list_(pa.field("element", pa.string()))
+    present = keys.drop_null()
+    _, _, data = keys.buffers()
+    if data is None or KEY_SEPARATOR.encode() not in memoryview(data).tobytes():
+        counts = np.ones(len(keys), np.int32) if not keys.null_count else keys.is_valid().to_numpy(zero_copy_only=False)
+        bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(bounds), present, type=list_type)
+    parts = pc.split_pattern(pc.fill_null(keys, ""), KEY_SEPARATOR)
+    flat = parts.flatten()
+    kept = pc.not_equal(flat, "")
+    before = np.concatenate([[0], np.cumsum(kept.to_numpy(zero_copy_only=False))])
+    bounds = before[parts.offsets.to_numpy()].astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(bounds), flat.filter(kept), type=list_type)

@@ -1,0 +1,288 @@
+"""The CommitLog record in plain Python: encode, decode, check, and its properties.
+
+The broker's kernels do the same on arrays. The client decodes with this module, and the kernels are tested against it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..errors import FlintError
+from .layout import (
+    IPV6_EXTRA_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD,
+    RECORD_BYTES_MIN,
+    RECORD_HEAD_BYTES,
+    RECORD_STRUCT,
+    TOPIC_BYTES_MAX,
+    SysFlag,
+)
+from .record_crc import (
+    PROPERTIES_WITH_CRC_MAX,
+    RECORD_CRC_BYTES,
+    record_crc,
+    record_crc_problem,
+    record_crc_property,
+    without_record_crc,
+)
+
+Buffer = bytes | bytearray | memoryview
+
+PROPERTY_KEYS = "KEYS"
+PROPERTY_TAGS = "TAGS"
+PROPERTY_UNIQ_KEY = "UNIQ_KEY"
+PROPERTY_DELAY = "DELAY"
+PROPERTY_SHARDING_KEY = "__SHARDINGKEY"
+KEY_SEPARATOR = " "
+
+FORBIDDEN_PROPERTIES = (
+    "INNER_NUM",
+    "INNER_BASE",
+    "DUP_INFO",
+    "REAL_TOPIC",
+    "REAL_QID",
+    "__CRC32#",
+    "TIMER_OUT_MS",
+    "TRANSACTION_CHECK_TIMES",
+)
+"""Properties that only a broker may set: set by a producer, they would make a reader of the log fail or misroute."""
+
+FORBIDDEN_PROPERTY_PREFIX = "INNER_MULTI_"
+"""Prefix of further forbidden properties."""
+
+COMMON_ONLY_PROPERTIES = ("TRAN_MSG", "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")
+"""Properties that ask for a delayed or transactional delivery (a DELAY above 0 does too). All messages of a frame take
+the same route, so these properties must be in the frame's ``common`` and are refused in a single message."""
+
+NAME_VALUE_SEPARATOR = b"\x01"
+PROPERTY_SEPARATOR = b"\x02"
+
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+_HOST_V4 = struct.Struct(">4si")
+_HOST_V6 = struct.Struct(">16si")
+_SYS_FLAG_AT = RECORD.at["sys_flag"]
+_BORN_HOST_AT = RECORD.at["born_host"]
+
+
+class CorruptRecord(FlintError):
+    """Bytes that are not a valid record; the message says which check failed, and where."""
+
+
+def body_crc(body: Buffer) -> int:
+    """Return the checksum of a record's stored body: CRC-32 without its sign bit (RocketMQ's ``UtilAll.crc32``)."""
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
+    """Return ``name \\x01 value \\x02`` for each pair, in order, as UTF-8. The caller has checked names and values."""
+    pairs = properties.items() if isinstance(properties, Mapping) else properties
+    return "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode()
+
+
+def decode_properties(blob: Buffer) -> dict[str, str]:
+    """Return the pairs of a properties field, with or without the last ``\\x02``.
+
+    The value begins after the first ``\\x01``. Pairs without a name or a value are ignored. If a name occurs twice, the
+    last value wins (RocketMQ's ``MessageDecoder.string2messageProperties``). Bytes that are not UTF-8 become U+FFFD.
+    """
+    properties: dict[str, str] = {}
+    for pair in str(blob, "utf-8", "replace").split("\x02"):
+        name, separator, value = pair.partition("\x01")
+        if separator and name and value:
+            properties[name] = value
+    return properties
+
+
+def split_keys(keys: str | None) -> tuple[str, ...]:
+    """Return the non-empty keys of a KEYS property."""
+    return tuple(key for key in keys.split(KEY_SEPARATOR) if key) if keys else ()
+
+
+def encode_host(host: str, port: int) -> bytes:
+    """Return an address as in a record: 4 or 16 address bytes, then the port as i32."""
+    packed = ipaddress.ip_address(host.partition("%")[0]).packed
+    return packed + _I32.pack(port)
+
+
+def decode_host(blob: Buffer) -> tuple[str, int]:
+    """Return host and port from the 8 or 20 bytes that ``encode_host`` makes."""
+    if len(blob) == _HOST_V4.size:
+        packed, port = _HOST_V4.unpack(blob)
+        return str(ipaddress.IPv4Address(packed)), port
+    packed, port = _HOST_V6.unpack(blob)
+    return str(ipaddress.IPv6Address(packed)), port
+
+
+@dataclass(slots=True)
+class Record:
+    """One CommitLog record, all fields decoded. Hosts are the stored bytes (8 or 20); times are ms since 1970 UTC."""
+
+    topic: bytes
+    body: bytes
+    properties: bytes = b""
+    queue_id: int = 0
+    queue_offset: int = 0
+    physical_offset: int = 0
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp: int = 0
+    born_host: bytes = bytes(8)
+    store_timestamp: int = 0
+    store_host: bytes = bytes(8)
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    body_crc: int | None = None
+
+    def property_map(self) -> dict[str, str]:
+        """Return the properties as a dict, as ``decode_properties`` does."""
+        return decode_properties(self.properties)
+
+    def encode(self, *, checksum: bool = False) -> bytes:
+        """Return the record's bytes: V2 if the topic is too long for V1, address-family bits by the hosts' lengths.
+
+        With ``checksum``, a new ``__CRC32#`` over the whole record replaces any old one, unless the properties leave no
+        room for it (``protocol.record_crc``).
+        """
+        if not checksum:
+            return self._encode(self.properties)
+        properties = without_record_crc(self.properties)
+        unended = properties and not properties.endswith(PROPERTY_SEPARATOR)
+        ended = properties + PROPERTY_SEPARATOR if unended else properties
+        if len(ended) > PROPERTIES_WITH_CRC_MAX:
+            return self._encode(properties)
+        blob = self._encode(ended + bytes(RECORD_CRC_BYTES))
+        return blob[:-RECORD_CRC_BYTES] + record_crc_property(record_crc(blob))
+
+    def _encode(self, properties: bytes) -> bytes:
+        sys_flag = self.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+        if len(self.born_host) == 20:
+            sys_flag |= SysFlag.BORN_HOST_V6
+        if len(self.store_host) == 20:
+            sys_flag |= SysFlag.STORE_HOST_V6
+        v2 = len(self.topic) > TOPIC_BYTES_MAX
+        crc = body_crc(self.body) if self.body_crc is None else self.body_crc
+        tail = b"".join([
+            struct.pack(">q", self.store_timestamp),
+            self.store_host,
+            struct.pack(">iqi", self.reconsume_times, self.prepared_transaction_offset, len(self.body)),
+            self.body,
+            struct.pack(">h" if v2 else ">b", len(self.topic)),
+            self.topic,
+            _I16.pack(len(properties)),
+            properties,
+        ])  # fmt: skip
+        total_size = _BORN_HOST_AT + len(self.born_host) + len(tail)
+        head = struct.pack(
+            ">iiiiiqqiq",
+            total_size,
+            MAGIC_V2 if v2 else MAGIC_V1,
+            crc,
+            self.queue_id,
+            self.flag,
+            self.queue_offset,
+            self.physical_offset,
+            sys_flag,
+            self.born_timestamp,
+        )
+        return b"".join((head, self.born_host, tail))
+
+
+def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, v6_hosts: int = 0) -> int:
+    """Return the total bytes of a record with these parts; ``v6_hosts``: number of its two hosts that are IPv6."""
+    topic_length_bytes = 2 if topic_bytes > TOPIC_BYTES_MAX else 1
+    head_bytes = RECORD_HEAD_BYTES + v6_hosts * IPV6_EXTRA_BYTES
+    return head_bytes + body_bytes + topic_length_bytes + topic_bytes + 2 + properties_bytes
+
+
+def check_record_crc(blob: Buffer, at: int = 0) -> None:
+    """Check the ``__CRC32#`` of the record that begins at ``at``, which must have one.
+
+    Raises ``CorruptRecord`` if it is missing or wrong, or if the record's parts do not add up. Only call this if you
+    know who wrote the record: RocketMQ may leave an old checksum in a record that it rewrote.
+    """
+    record = decode_record(blob, at, check_crc=False)
+    total_size: int = _I32.unpack_from(blob, at)[0]
+    problem = record_crc_problem(memoryview(blob)[at : at + total_size], len(record.properties))
+    if problem:
+        raise CorruptRecord(f"record at {at}: {problem}")
+
+
+def decode_record(blob: Buffer, at: int = 0, *, check_crc: bool = True) -> Record:
+    """Decode and check the record that begins at ``at``.
+
+    Raises ``CorruptRecord`` if a length, the magic or (with ``check_crc``) the body's checksum is wrong. The caller
+    compares the physical offset, because only it knows where the bytes came from.
+    """
+    room = len(blob) - at
+    if room < RECORD_BYTES_MIN:
+        raise CorruptRecord(f"only {room} bytes at {at}; a record has at least {RECORD_BYTES_MIN}")
+    total_size, magic = struct.unpack_from(">ii", blob, at)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise CorruptRecord(f"no record at {at}: magic {magic & 0xFFFFFFFF:#010x}")
+    if not RECORD_BYTES_MIN <= total_size <= room:
+        raise CorruptRecord(f"record at {at} claims {total_size} bytes, but only {room} are left")
+    sys_flag: int = _I32.unpack_from(blob, at + _SYS_FLAG_AT)[0]
+    parts = _Parts(blob, at, total_size, magic, sys_flag)
+    body = bytes(blob[parts.body_at : parts.body_end])
+    head = RECORD_STRUCT.unpack_from(blob, at)
+    if check_crc and body and body_crc(body) != head[2]:
+        raise CorruptRecord(f"record at {at}: body checksum is {body_crc(body):#010x}, expected {head[2]:#010x}")
+    (store_timestamp,) = struct.unpack_from(">q", blob, parts.store_timestamp_at)
+    reconsume_times, prepared = struct.unpack_from(">iq", blob, parts.store_host_end)
+    return Record(
+        topic=bytes(blob[parts.topic_at : parts.topic_end]),
+        body=body,
+        properties=bytes(blob[parts.properties_at : at + total_size]),
+        queue_id=head[3],
+        flag=head[4],
+        queue_offset=head[5],
+        physical_offset=head[6],
+        sys_flag=sys_flag,
+        born_timestamp=head[8],
+        born_host=bytes(blob[at + _BORN_HOST_AT : parts.store_timestamp_at]),
+        store_timestamp=store_timestamp,
+        store_host=bytes(blob[parts.store_timestamp_at + 8 : parts.store_host_end]),
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared,
+        body_crc=head[2],
+    )
+
+
+class _Parts:
+    """Positions of one record's variable parts; raises ``CorruptRecord`` if they do not add up to its size."""
+
+    __slots__ = (
+        "body_at", "body_end", "properties_at", "store_host_end", "store_timestamp_at", "topic_at", "topic_end",
+    )  # fmt: skip
+
+    def __init__(self, blob: Buffer, at: int, total_size: int, magic: int, sys_flag: int) -> None:
+        end = at + total_size
+        self.store_timestamp_at = at + _BORN_HOST_AT + (20 if sys_flag & SysFlag.BORN_HOST_V6 else 8)
+        self.store_host_end = self.store_timestamp_at + 8 + (20 if sys_flag & SysFlag.STORE_HOST_V6 else 8)
+        self.body_at = self.store_host_end + 16
+        topic_length_bytes = 1 if magic == MAGIC_V1 else 2
+        if self.body_at + topic_length_bytes + 2 > end:
+            raise CorruptRecord(f"record at {at} claims {total_size} bytes, too few for its own head")
+        body_length: int = _I32.unpack_from(blob, self.body_at - 4)[0]
+        self.body_end = self.body_at + body_length
+        if body_length < 0 or self.body_end + topic_length_bytes + 2 > end:
+            raise CorruptRecord(f"record at {at}: a body of {body_length} bytes does not fit its {total_size} bytes")
+        self.topic_at = self.body_end + topic_length_bytes
+        topic_length = int.from_bytes(blob[self.body_end : self.topic_at], "big", signed=True)
+        self.topic_end = self.topic_at + topic_length
+        if topic_length < 0 or self.topic_end + 2 > end:
+            raise CorruptRecord(f"record at {at}: a topic of {topic_length} bytes does not fit its {total_size} bytes")
+        self.properties_at = self.topic_end + 2
+        properties_length: int = _I16.unpack_from(blob, self.topic_end)[0]
+        if properties_length < 0 or self.properties_at + properties_length != end:
+            raise CorruptRecord(
+                f"record at {at}: its parts add up to {self.properties_at + properties_length - at} bytes, "
+                f"but its head says {total_size}"
+            )
