@@ -202,7 +202,7 @@ class TestExportAndImport:
             ('{"body": "x", "keys": 5}', "line 2 is not a message"),
             ('{"body": "x", "keys": ["a b"]}', "has a space"),
             ('{"body": "x", "tag": 7}', "the tag must be a str"),
-            ('{"body": "x", "properties": {"KEYS": "x"}}', "KEYS is not to be set directly"),
+            ('{"body": "x", "properties": {"KEYS": "x"}}', "the property KEYS cannot be set directly"),
             ('{"body": "x", "properties": {"a": 1}}', "must be a str"),
         ],
     )

@@ -137,7 +137,7 @@ def test_a_folder_that_others_could_have_filled_is_not_used(
     folder.mkdir()
     folder.chmod(mode)
     assert jit._cache_folder() is None
-    assert f"{folder} could be written by others" in caplog.text
+    assert f"other users can write to {folder}" in caplog.text
     folder.chmod(0o755)
     assert jit._cache_folder() == folder
 
