@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -149,8 +150,11 @@ def test_nothing_is_read_ahead_of_what_the_application_takes(contexts: Contexts)
 
 
 def test_what_the_client_has_not_taken_is_counted_and_said(contexts: Contexts) -> None:
+    measured = threading.Event()
+
     def client(sock: ssl.SSLSocket) -> None:
         sock.recv(1)
+        assert measured.wait(30), "the broker's side has failed"
         assert len(read_all(sock)) == 8 * MIB - 1
 
     async def broker(app: Application) -> None:
@@ -158,6 +162,7 @@ def test_what_the_client_has_not_taken_is_counted_and_said(contexts: Contexts) -
         transport.write(bytes(8 * MIB))
         assert app.said == ["pause"]
         assert transport.get_write_buffer_size() > 7 * MIB, "the system has little of it"
+        measured.set()  # the client reads on another thread: earlier, it would take bytes while they are counted
         await until(lambda: app.said == ["pause", "resume"])
         assert transport.get_write_buffer_size() <= 65_536 // 4
         transport.close()
