@@ -24,7 +24,17 @@ from ..protocol.commands import DEFAULT_PORT, QUEUES_MAX
 from ..protocol.errors import ConfigurationError
 from ..protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from ..protocol.storage.layout import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES, UNIT_BYTES
-from .setting_rules import I32_MAX, AddressRule, Choice, Rule, Switch, Text, Whole, is_loopback, parse_address
+from .setting_rules import (
+    I32_MAX,
+    AddressRule,
+    Choice,
+    SettingRule,
+    Switch,
+    TextRule,
+    Whole,
+    is_loopback,
+    parse_address,
+)
 from .store.settings import MIB, StoreSettings
 
 ENVIRONMENT_PREFIX = "FLINTMQ_"
@@ -33,11 +43,11 @@ PACKAGED_FILE = Path(__file__).resolve().parents[1] / "conf" / "broker.toml"
 METRICS_OFF = "off"
 DAY_MS = 24 * 60 * 60 * 1000
 
-_HOSTS = Text(
+_HOSTS = TextRule(
     'host names without a port, separated by ; ("broker;broker.example.com")',
     re.compile(r"([A-Za-z0-9_.-]{1,253}(;[A-Za-z0-9_.-]{1,253}){0,31})?\Z"),
 )
-_OPTIONAL_PATH = Text('the path of a file, or ""', re.compile(r".{0,4096}\Z"))
+_OPTIONAL_PATH = TextRule('the path of a file, or ""', re.compile(r".{0,4096}\Z"))
 _HOURS = re.compile(r"([01][0-9]|2[0-3])(;([01][0-9]|2[0-3]))*\Z")
 
 # ---- the settings, by section ----
@@ -57,7 +67,7 @@ class ServerSection(Section):
 
     listen: Annotated[str, AddressRule()] = f"127.0.0.1:{DEFAULT_PORT}"
     advertise: Annotated[str, AddressRule(optional=True)] = ""
-    name: Annotated[str, Text("a name of 1 to 256 printable characters", re.compile(r".{1,256}\Z"))] = "flintmq"
+    name: Annotated[str, TextRule("a name of 1 to 256 printable characters", re.compile(r".{1,256}\Z"))] = "flintmq"
     insecure: Annotated[bool, Switch()] = False
     reader_threads: Annotated[int, Whole(1, 64)] = 4
     stop_timeout_ms: Annotated[int, Whole(0, 60_000)] = 4_000
@@ -82,7 +92,7 @@ class SecuritySection(Section):
 class StoreSection(Section):
     """``[store]``: the store's folder, and the sizes of ``StoreSettings``."""
 
-    path: Annotated[str, Text("the path of a folder")] = "./flintmq-store"
+    path: Annotated[str, TextRule("the path of a folder")] = "./flintmq-store"
     commitlog_file_bytes: Annotated[int, Whole(4 * MIB, 2 * 1024 * MIB - 4096, 4096)] = (
         _STORE_DEFAULTS.commitlog_file_bytes
     )
@@ -159,9 +169,9 @@ class RetentionSection(Section):
     """``[retention]``: deletion of old log files."""
 
     file_reserved_hours: Annotated[int, Whole(0, 876_000)] = 72
-    delete_when: Annotated[str, Text('hours from 00 to 23 with two digits, separated by ; ("04", "04;16")', _HOURS)] = (
-        "04"
-    )
+    delete_when: Annotated[
+        str, TextRule('hours from 00 to 23 with two digits, separated by ; ("04", "04;16")', _HOURS)
+    ] = "04"
     headroom_bytes: Annotated[int, Whole(0, 2**60)] = 8 * 1024 * MIB
     disk_clean_percent: Annotated[int, Whole(1, 100)] = 75
     disk_force_percent: Annotated[int, Whole(1, 100)] = 85
@@ -194,7 +204,7 @@ class LogSection(Section):
     level: Annotated[Literal["debug", "info", "warning", "error"], Choice(("debug", "info", "warning", "error"))] = (
         "info"
     )
-    audit: Annotated[str, Text('the path of a file, or ""', re.compile(r".{0,4096}\Z"))] = ""
+    audit: Annotated[str, TextRule('the path of a file, or ""', re.compile(r".{0,4096}\Z"))] = ""
     format: Annotated[Literal["text", "json"], Choice(("text", "json"))] = "text"
 
 
@@ -289,13 +299,13 @@ def setting_names() -> Iterator[str]:
             yield f"{section}.{name}"
 
 
-def rule_of(name: str) -> Rule:
+def rule_of(name: str) -> SettingRule:
     """Return the rule of the setting SECTION.NAME."""
     section, _, key = name.partition(".")
     model = Settings.model_fields[section].annotation
     assert isinstance(model, type)
     assert issubclass(model, Section)
-    return next(item for item in model.model_fields[key].metadata if isinstance(item, Rule))
+    return next(item for item in model.model_fields[key].metadata if isinstance(item, SettingRule))
 
 
 # ---- the layers ----

@@ -19,7 +19,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]+(_[0-9]+)*\Z")
 _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-class Rule:
+class SettingRule:
     """Base class of the rules."""
 
     def check(self, value: object) -> object:
@@ -35,7 +35,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Whole(Rule):
+class Whole(SettingRule):
     """An integer in ``[low, high]`` and a multiple of ``step``."""
 
     low: int
@@ -55,7 +55,7 @@ class Whole(Rule):
 
 
 @dataclass(frozen=True)
-class Switch(Rule):
+class Switch(SettingRule):
     """True or false."""
 
     def check(self, value: object) -> bool:
@@ -70,7 +70,7 @@ class Switch(Rule):
 
 
 @dataclass(frozen=True)
-class Choice(Rule):
+class Choice(SettingRule):
     """One of a few words; with ``switch`` also true and false."""
 
     words: tuple[str, ...]
@@ -93,7 +93,7 @@ class Choice(Rule):
 
 
 @dataclass(frozen=True)
-class Text(Rule):
+class TextRule(SettingRule):
     """A string without control characters that matches ``pattern``. ``meaning``: description for error messages."""
 
     meaning: str
@@ -109,7 +109,7 @@ class Text(Rule):
 
 
 @dataclass(frozen=True)
-class AddressRule(Rule):
+class AddressRule(SettingRule):
     """HOST:PORT. ``optional``: the empty string is also valid; ``words``: other valid values."""
 
     optional: bool = False

@@ -12,7 +12,7 @@ from typing import Any
 from flintmq.client.spark.archive.log_end import find_end
 from flintmq.client.spark.archive.log_files import find_log
 from flintmq.client.spark.archive.log_reader import PartitionReader
-from flintmq.client.spark.archive.log_scanner import Stretch
+from flintmq.client.spark.archive.log_scanner import LogRange
 from flintmq.client.spark.archive.options import ArchiveOptions
 from flintmq.client.spark.archive.plan import plan
 from flintmq.client.spark.columns import offered
@@ -87,7 +87,7 @@ def forge(physical_offset: int, count: int, *, topic: bytes = b"forged", body: b
     return blob
 
 
-def plan_of(path: Path | str, **options: Any) -> list[list[Stretch]]:
+def plan_of(path: Path | str, **options: Any) -> list[list[LogRange]]:
     """The partitions of a read with these ``ArchiveOptions``."""
     wanted = ArchiveOptions(str(path), **options)
     log = find_log(wanted.path, fail_on_corruption=wanted.fail_on_corruption)

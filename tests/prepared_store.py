@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from flintmq.broker.delivery.scheduled.redelivery import Mover
+from flintmq.broker.delivery.scheduled.redelivery import Redeliverer
 from flintmq.broker.delivery.staged.commit_copier import PreparedWork
 from flintmq.broker.delivery.staged.notes import PREPARED_CONFIG, TOPICS
 from flintmq.broker.delivery.staged.service import Begun, PreparedMessages
@@ -39,7 +39,7 @@ class PreparedStore:
         flush, made = FlushedAtOnce(store), MadeAtOnce(store)
         sync = self.settings.flush_policy == "sync"
         writer = RecordWriter(store, flush, made, self.loop, lambda: None, sync=sync)  # type: ignore[arg-type]
-        mover = Mover(store, writer, self.loop, AtOnce(), lambda: None)  # type: ignore[arg-type]
+        mover = Redeliverer(store, writer, self.loop, AtOnce(), lambda: None)  # type: ignore[arg-type]
         self.prepared = PreparedMessages(
             writer, mover, timeout_ms=TIMEOUT_MS, attempts_max=100, now_ms=lambda: self.now_ms
         )

@@ -16,14 +16,14 @@ from ...protocol.storage.record import encode_host
 from ..background.checkpoint import CheckpointService
 from ..background.flush import flush_service
 from ..background.held_pulls import PullRequestHoldService
-from ..background.loop_scheduler import Turns
+from ..background.loop_scheduler import StepScheduler
 from ..background.preallocation import AllocateMappedFileService
 from ..background.reput import ReputMessageService
 from ..background.retention import CleanCommitLogService
 from ..background.service import Service
 from ..background.store_stats import StoreStatsService
 from ..config import METRICS_OFF, Settings
-from ..delivery.scheduled.worker import Pump
+from ..delivery.scheduled.worker import LoopWorker
 from ..delivery.staged import commit_copier
 from ..delivery.staged.startup_scan import table_at_start
 from ..delivery.transactions.startup_scan import History
@@ -34,7 +34,7 @@ from ..net.connection import unmapped
 from ..net.server import Server, bind
 from ..security.audit import AuditLog
 from ..security.authenticator import Authenticator
-from ..security.backoff import Backoff
+from ..security.backoff import LoginBackoff
 from ..security.tls import TlsFiles
 from ..security.users import UserTable
 from ..setting_rules import format_address, is_loopback, parse_address
@@ -63,7 +63,7 @@ class Lifecycle:
         self._store: MessageStore | None = None
         self._services: list[Service] = []
         self._broker: Broker | None = None
-        self._copying: Pump | None = None
+        self._copying: LoopWorker | None = None
         self._server: Server | None = None
         self._authenticator: Authenticator | None = None
         self._tls: TlsFiles | None = None
@@ -141,7 +141,7 @@ class Lifecycle:
             return
         users = UserTable(store_path)
         users.load()
-        self._authenticator = Authenticator(users, Backoff(self._loop.time, self._loop.call_at))
+        self._authenticator = Authenticator(users, LoginBackoff(self._loop.time, self._loop.call_at))
         if not len(users):
             log.warning(
                 "there are no users yet, and the broker requires authentication; create one with "
@@ -162,7 +162,7 @@ class Lifecycle:
     def _start_services(self, store: MessageStore, report: RecoveryReport) -> None:
         loop, fatal = self._loop, self._fatal
         holds = PullRequestHoldService(
-            loop.time, loop.call_at, Turns(loop.time, loop.call_soon), store.queue_reads.tags_codes
+            loop.time, loop.call_at, StepScheduler(loop.time, loop.call_soon), store.queue_reads.tags_codes
         )
 
         def dispatched(touched: list[tuple[str, int, int]]) -> None:

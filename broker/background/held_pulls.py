@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Protocol, TypeAlias
 
-from .loop_scheduler import SLICE_S, Turns
+from .loop_scheduler import SLICE_S, StepScheduler
 
 STALE_ENTRIES_MIN = 256
 """The heap of deadlines is cleaned when it has more stale entries than this and they are more than half of it."""
@@ -127,7 +127,7 @@ class PullRequestHoldService:
         self,
         clock: Callable[[], float],
         call_at: Callable[[float, Callable[[], None]], Timer],
-        turns: Turns,
+        turns: StepScheduler,
         codes_between: Callable[[str, int, int, int], Codes] = lambda topic, queue, first, end: None,
     ) -> None:
         self.turns = turns

@@ -18,7 +18,7 @@ SHARED_S = 0.05
 """A connection served this recently counts as active."""
 
 
-class Sharing:
+class ContentionTracker:
     """Tracker of contention: whether turns alternate between connections. Times: monotonic, in seconds."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Sharing:
         return now < self._changed + SHARED_S
 
 
-class Turns:
+class StepScheduler:
     """Scheduler of steps. ``clock``: monotonic, in seconds; ``call_soon``: calls a function in the loop's next
     iteration."""
 

@@ -33,7 +33,7 @@ class Receiver(Protocol):
         """Continue reading: the parser has room again."""
 
 
-class ReceiveMemory:
+class ReceiveBudget:
     """Receive memory of all connections together. ``call_soon``: that of the loop."""
 
     def __init__(self, max_bytes: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
@@ -112,7 +112,7 @@ class SharingParser(FrameParser):
 
     __slots__ = ("_kept", "_kept_bytes", "_memory", "own_bytes")
 
-    def __init__(self, frame_bytes_max: int, memory: ReceiveMemory) -> None:
+    def __init__(self, frame_bytes_max: int, memory: ReceiveBudget) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.keep_bytes = 0
         self.buffer = memory.shared

@@ -29,7 +29,7 @@ class Sender(Protocol):
         """Return the current number of unsent bytes."""
 
 
-class SendMemory:
+class SendBudget:
     """The budget of unsent bytes. Belongs to the event loop.
 
     ``clock``: monotonic seconds; ``call_later``: that of the loop.

@@ -12,7 +12,7 @@ Answered = Callable[[Frame | None], None]
 """Called with the response to a request of the broker, or with None if the connection was lost before it came."""
 
 
-class Remote(Protocol):
+class ClientHandle(Protocol):
     """A connected client to which the broker sends requests. All methods are for the event loop."""
 
     client: str

@@ -17,15 +17,15 @@ from ..background.cold_reads import ColdReads
 from ..background.disk_stall import DiskStall
 from ..background.flush import FlushService
 from ..background.held_pulls import HeldPull, PullRequestHoldService
-from ..background.loop_scheduler import Sharing
+from ..background.loop_scheduler import ContentionTracker
 from ..background.preallocation import AllocateMappedFileService
 from ..background.reput import ReputMessageService
 from ..background.selections import Selection, Selections, Share
 from ..background.store_stats import StoreStatsService
-from ..budgets.receive_buffers import ReceiveMemory
-from ..budgets.send_budget import SendMemory
+from ..budgets.receive_buffers import ReceiveBudget
+from ..budgets.send_budget import SendBudget
 from ..config import Settings
-from ..delivery.client_handle import Remote
+from ..delivery.client_handle import ClientHandle
 from ..delivery.deduplication import ProducerSequences
 from ..delivery.groups.coordinator import GroupCoordinator
 from ..delivery.groups.offset_moved import TOPIC as OFFSET_MOVED
@@ -169,11 +169,11 @@ class Broker:
         """Callback that reloads the users at once, after the client at ``peer`` changed them."""
         self.when_settings_change: list[Callable[[Settings], None]] = []
         """Callbacks that get all settings after each change."""
-        self.receive_memory = ReceiveMemory(settings.limits.receive_bytes_max, loop.call_soon)
-        self.send_memory = SendMemory(settings.limits.send_bytes_max, loop.time, loop.call_later)
+        self.receive_memory = ReceiveBudget(settings.limits.receive_bytes_max, loop.call_soon)
+        self.send_memory = SendBudget(settings.limits.send_bytes_max, loop.time, loop.call_later)
         self.cold_reads = ColdReads(settings.server.reader_threads)
         self.connections = 0
-        self.sharing = Sharing()
+        self.sharing = ContentionTracker()
         """Tracks whether the turns of the loop alternate between connections, by ``time.monotonic``."""
         self.next_queue: dict[str, int] = {}
         self.fatal = fatal
@@ -321,7 +321,7 @@ class Broker:
             waiting.popleft()[2]()
 
 
-class Peer(Remote, Protocol):
+class Peer(ClientHandle, Protocol):
     """A connection as handlers see it. All methods belong to the event loop and do nothing after it is closed."""
 
     broker: Broker

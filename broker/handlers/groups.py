@@ -13,7 +13,7 @@ from ...protocol.names import check_client_group, check_name
 from ...protocol.storage.delivery import UNREADABLE_TOPICS
 from ..delivery.groups.assignment import Queue
 from ..delivery.groups.coordinator import HEARTBEATS_A_SESSION, INTERVAL_MS_MAX
-from ..delivery.groups.group import BROADCASTING, CLUSTERING, ConsumerGroup, Member, Subscription
+from ..delivery.groups.group import BROADCASTING, CLUSTERING, ConsumerGroup, Member, MemberSubscription
 from ..filters import compile_filter
 from ..store import MessageStore
 from .context import Broker, Peer
@@ -56,7 +56,7 @@ def heart_beat(peer: Peer, frame: Frame) -> None:
     _Assignment(peer, frame, request, group, member, interval_ms).answer()
 
 
-def _decode_body(frame: Frame) -> tuple[dict[str, Subscription], list[Queue]]:
+def _decode_body(frame: Frame) -> tuple[dict[str, MemberSubscription], list[Queue]]:
     body = ArrayBody(frame.body, "msgpack [[[topic, tags, filter], …], [[topic, queue], …]]")
     body.row(2)
     if (count := body.array()) > SUBSCRIPTIONS_MAX:
@@ -77,7 +77,7 @@ def _decode_body(frame: Frame) -> tuple[dict[str, Subscription], list[Queue]]:
         body.row(2)
         held.append((body.text(), body.integer()))
     body.end()
-    found: dict[str, Subscription] = {}
+    found: dict[str, MemberSubscription] = {}
     for topic, tags, expression in wanted:
         check_name("topic", topic)
         if topic in UNREADABLE_TOPICS:
@@ -92,7 +92,7 @@ def _decode_body(frame: Frame) -> tuple[dict[str, Subscription], list[Queue]]:
             parse_tags(tags)
         if expression:
             compile_filter(expression)
-        found[topic] = Subscription(topic, tags, expression)
+        found[topic] = MemberSubscription(topic, tags, expression)
     return found, held
 
 

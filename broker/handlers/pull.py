@@ -27,7 +27,7 @@ from ..background.held_pulls import PASSED_OVER_S, HeldPull, Wake
 from ..background.selections import Share
 from ..filters import Filter, compile_filter
 from ..memo import remembered
-from ..store import CorruptLog, DamagedRecord, Pulled, WouldBlock
+from ..store import CorruptLog, DamagedRecord, PullResult, WouldBlock
 from .context import Broker, Peer
 
 HEAD_BYTES_MAX = 1024
@@ -105,7 +105,7 @@ def _pull(peer: Peer, frame: Frame, request: PullRequest, tags: frozenset[int] |
 def _read(
     broker: Broker, request: PullRequest, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
     records: Filter | None = None, at_least_one: bool = True, *, hot: bool,
-) -> Pulled:  # fmt: skip
+) -> PullResult:  # fmt: skip
     """Read records as ``Pulls.pull`` does; move a group that asks for expired messages."""
     max_bytes = min(max_bytes, broker.send_memory.answer_bytes())
     try:
@@ -168,7 +168,7 @@ def parse_tags(expression: str) -> frozenset[int] | None:
     return frozenset(tags_code(tag) for tag in tags)
 
 
-def send_pulled(peer: Peer, frame: Frame, request: PullRequest, pulled: Pulled) -> None:
+def send_pulled(peer: Peer, frame: Frame, request: PullRequest, pulled: PullResult) -> None:
     """Send the response to a pull."""
     if len(pulled.body) + HEAD_BYTES_MAX > peer.broker.limits.frame_bytes_max:
         raise BrokerFailure(
@@ -228,7 +228,7 @@ class _Pull:
     def read(self) -> None:
         self.peer.read(self.frame, self._read, self.pulled)
 
-    def _read(self, hot: bool) -> Pulled:
+    def _read(self, hot: bool) -> PullResult:
         request = self.request
         if hot:
             self._check_again()
@@ -246,7 +246,7 @@ class _Pull:
         if self.request.member:
             _check_holder(self.peer.broker, self.request)
 
-    def pulled(self, pulled: Pulled) -> None:
+    def pulled(self, pulled: PullResult) -> None:
         """Respond, or hold the pull if nothing was found and there is time left."""
         broker, request = self.peer.broker, self.request
         if pulled.code != PULL_NOT_FOUND or broker.loop.time() >= self.deadline:
@@ -298,7 +298,7 @@ class _FilteredPull(_Pull):
         super().__init__(peer, frame, request, tags, records)
         assert self.share is not None
         self.records = self.share.selection.records
-        self.found: list[Pulled] = []
+        self.found: list[PullResult] = []
         self.found_bytes = 0
         self.count_left = request.max_count
         self.bytes_left = request.max_bytes
@@ -314,7 +314,7 @@ class _FilteredPull(_Pull):
     def look_again(self) -> None:
         self.next_step()
 
-    def _read(self, hot: bool) -> Pulled:
+    def _read(self, hot: bool) -> PullResult:
         if hot:
             self._check_again()
         return _read(
@@ -322,7 +322,7 @@ class _FilteredPull(_Pull):
             self.records, not self.found, hot=hot,
         )  # fmt: skip
 
-    def pulled(self, pulled: Pulled) -> None:
+    def pulled(self, pulled: PullResult) -> None:
         """Continue the search, return the matches, or hold the pull if there are none and time is left."""
         self.steps += 1
         previous_offset = self.offset
@@ -362,7 +362,7 @@ class _FilteredPull(_Pull):
         self.next_step()
 
 
-def _together(found: list[Pulled], next_offset: int) -> Pulled:
+def _together(found: list[PullResult], next_offset: int) -> PullResult:
     """Combine the results of several steps into one response."""
     last = found[-1]
     if len(found) == 1:
@@ -372,4 +372,4 @@ def _together(found: list[Pulled], next_offset: int) -> Pulled:
         for each in found:
             body += memoryview(each.body)[SIZE_BYTES * each.count :]
     count = sum(each.count for each in found)
-    return Pulled(SUCCESS, count, next_offset, last.min_offset, last.max_offset, body)
+    return PullResult(SUCCESS, count, next_offset, last.min_offset, last.max_offset, body)

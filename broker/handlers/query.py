@@ -14,7 +14,7 @@ from ...protocol.commands import (
 from ...protocol.errors import BrokerFailure, InvalidParameter
 from ...protocol.fields import decode_fields
 from ...protocol.frames import HEADER_BYTES_MAX, Frame
-from ..store import Found
+from ..store import QueryResult
 from .context import Peer
 from .pull import check_has_messages
 
@@ -42,13 +42,13 @@ class _Query:
     def read(self) -> None:
         self.peer.read(self.frame, self._read, self._found)
 
-    def _read(self, hot: bool) -> Found:
+    def _read(self, hot: bool) -> QueryResult:
         request = self.request
         return self.peer.broker.store.query(
             request.topic, request.key, request.begin_ms, request.end_ms, self.max_count, request.cursor, hot
         )
 
-    def _found(self, found: Found) -> None:
+    def _found(self, found: QueryResult) -> None:
         if _too_large(self.peer, found) and found.count > 1:
             self.max_count = found.count // 2
             self.read()
@@ -64,7 +64,7 @@ def view_message_by_id(peer: Peer, frame: Frame) -> None:
     if request.topic:
         check_has_messages(peer.broker, request.topic)
 
-    def found(found: Found) -> None:
+    def found(found: QueryResult) -> None:
         _check_size(peer, found)
         peer.answer(frame, ViewMessageAnswer(count=found.count), found.body)
 
@@ -80,11 +80,11 @@ def _shown_by(permissions: Permissions) -> Callable[[str], bool]:
     return lambda topic: permissions.allows(QUERY, TOPIC, topic)
 
 
-def _too_large(peer: Peer, found: Found) -> bool:
+def _too_large(peer: Peer, found: QueryResult) -> bool:
     return len(found.body) + HEADER_BYTES_MAX > peer.broker.limits.frame_bytes_max
 
 
-def _check_size(peer: Peer, found: Found) -> None:
+def _check_size(peer: Peer, found: QueryResult) -> None:
     if _too_large(peer, found):
         raise BrokerFailure(
             f"the record is too large for a response: {len(found.body)} bytes; raise limits.frame_bytes_max, "

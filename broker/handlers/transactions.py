@@ -26,7 +26,7 @@ from ...protocol.storage.delivery import HALF_TOPIC, TRANSACTION_PARKED_TOPIC
 from ..delivery.transactions.frames import HalfRequest, half_frame
 from ..delivery.transactions.records import TOPICS, Half
 from ..delivery.transactions.startup_scan import History
-from ..delivery.transactions.table import Table
+from ..delivery.transactions.table import OpenTransactions
 from ..security.access import Access
 from ..store import ProduceBatch, WouldBlock
 from .acknowledgement import acknowledge
@@ -150,7 +150,7 @@ def _seen_by(access: Access | None) -> Callable[[str], bool]:
     return partial(access.sees, TOPIC)
 
 
-def _open_page(table: Table, request: GetTransactionsRequest, sees: Callable[[str], bool]) -> Page:
+def _open_page(table: OpenTransactions, request: GetTransactionsRequest, sees: Callable[[str], bool]) -> Page:
     rows: list[Row] = []
     for transaction in table:
         half = transaction.half

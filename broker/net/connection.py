@@ -39,7 +39,7 @@ from ..handlers.registry import (
 )
 from ..security.authenticator import FRAME_BYTES_MAX as UNKNOWN_FRAME_BYTES_MAX
 from ..security.users import User
-from .deferred_requests import Waiting
+from .deferred_requests import DeferredRequests
 from .response_queue import encode_error
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ NOT_AUTHENTICATED = (
 _DISCARDED = memoryview(bytearray(64 * 1024))
 
 
-class Connection(Waiting, asyncio.BufferedProtocol):
+class ClientConnection(DeferredRequests, asyncio.BufferedProtocol):
     """An accepted connection. ``on_lost`` is called once, after it is closed."""
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Connection(Waiting, asyncio.BufferedProtocol):
         "write_level", "write_since",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, address: tuple[str, int], on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, broker: Broker, address: tuple[str, int], on_lost: Callable[[ClientConnection], None]) -> None:
         super().__init__(broker, address)
         self.born_host = encode_host(unmapped(address[0]), address[1])
         self.on_lost = on_lost

@@ -14,7 +14,7 @@ from ..background.held_pulls import HeldPull
 from ..background.selections import HELD_PULL_BYTES, Selection, Share, Shares
 from ..handlers.context import Broker
 from ..store import WouldBlock
-from .outbound_requests import Asking
+from .outbound_requests import OutboundRequests
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def let_go(frame: Frame) -> None:
     frame.fields = {name: frame.fields[name] for name in _KEPT_FIELDS if name in frame.fields}
 
 
-class Waiting(Asking):
+class DeferredRequests(OutboundRequests):
     """A connection with deferred requests. None of them delays the frames that follow."""
 
     __slots__ = ("cold_reads", "deferred", "held_pulls", "selected", "steps", "undispatched", "write_paused")

@@ -14,7 +14,7 @@ from ..delivery.client_handle import Answered
 from ..handlers.context import Broker
 from ..security.access import Access
 from ..security.users import User
-from .response_queue import Answering
+from .response_queue import ResponseQueue
 
 TELL_MAX = 100
 """Maximum number of callbacks for the loss of one connection. Most are group members, which take memory."""
@@ -22,7 +22,7 @@ ASKED_MAX = 1_024
 """Maximum number of unanswered requests to one client; a further request drops the oldest."""
 
 
-class Asking(Answering):
+class OutboundRequests(ResponseQueue):
     """A connection that can send requests to its client; it implements ``Remote``."""
 
     __slots__ = ("_asked", "_last_request_id", "_user", "_when_lost", "access", "address", "client", "lost")

@@ -24,7 +24,7 @@ WAITING_ANSWER_BYTES = 400
 """Memory overhead of a response that waits for a flush, in addition to its bytes."""
 
 
-class Answering:
+class ResponseQueue:
     """The outbound responses of a connection.
 
     ``unflushed`` holds PRODUCE responses in the order of their requests, starting with the first one that waits for a

@@ -18,7 +18,7 @@ from ..security.user_changes import user_changes
 from ..security.users import User
 from ..setting_rules import parse_address
 from ..store import descriptors_max, store_descriptors
-from .connection import Connection, unmapped
+from .connection import ClientConnection, unmapped
 from .response_queue import encode_error
 from .timeouts import sweep
 from .tls_transport import TlsTransport
@@ -89,7 +89,7 @@ class Server:
     def __init__(self, broker: Broker, sockets: list[socket.socket]) -> None:
         self._broker = broker
         self._sockets = sockets
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._by_address: dict[str, int] = {}
         self._refusal_logged_at = -REFUSAL_LOGGED_S
         self._starting: set[asyncio.Task[None]] = set()
@@ -249,7 +249,7 @@ class Server:
         task.add_done_callback(self._starting.discard)
 
     async def _connect(self, sock: socket.socket, host: str, port: int) -> None:
-        connection = Connection(self._broker, (host, port), self._lost)
+        connection = ClientConnection(self._broker, (host, port), self._lost)
         try:
             await self._take(connection, sock)
         except OSError as error:
@@ -267,7 +267,7 @@ class Server:
         if self._stopping:
             connection.finish()
 
-    async def _take(self, connection: Connection, sock: socket.socket) -> None:
+    async def _take(self, connection: ClientConnection, sock: socket.socket) -> None:
         """Connect the socket, with TLS if it is on. Raises ``OSError`` if the client or its handshake fails."""
         loop, tls = self._broker.loop, self._broker.tls
         if tls is None:
@@ -289,7 +289,7 @@ class Server:
                 )  # fmt: skip
             raise
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
         self._release(connection.address[0])
         if not self._connections:

@@ -9,7 +9,7 @@ import time
 
 from ...protocol.errors import AuthenticationRequired, FlushDiskTimeout, FrameIllegal
 from ..budgets.receive_buffers import FLOOR_BYTES
-from .connection import STOP_MEMORY, STOP_SUSPENDED, Connection
+from .connection import STOP_MEMORY, STOP_SUSPENDED, ClientConnection
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ SILENT_S = 10.0
 after this time."""
 
 
-def sweep(connection: Connection, now: float) -> None:
+def sweep(connection: ClientConnection, now: float) -> None:
     """Check all timeouts of one connection. ``now``: seconds of the loop's clock."""
     limits = connection.broker.limits
     if connection.reads != connection.reads_seen:
@@ -45,7 +45,7 @@ def sweep(connection: Connection, now: float) -> None:
         connection.finish()
 
 
-def _sweep_half_frame(connection: Connection, now: float) -> None:
+def _sweep_half_frame(connection: ClientConnection, now: float) -> None:
     """Close a connection that began a frame and sends no more of it; sooner if others wait for the memory it holds."""
     timeout_ms = connection.broker.limits.half_frame_timeout_ms
     crowds = (
@@ -62,7 +62,7 @@ def _sweep_half_frame(connection: Connection, now: float) -> None:
     connection.turn_away(FrameIllegal(f"frame incomplete for longer than {limit}: only {pending} bytes arrived"), 0)
 
 
-def _has_unread(connection: Connection) -> bool:
+def _has_unread(connection: ClientConnection) -> bool:
     """Return whether bytes have arrived that the broker has not read."""
     if connection.transport.get_extra_info("unread_bytes", 0):  # only ``TlsTransport`` knows this name
         return True
@@ -71,7 +71,7 @@ def _has_unread(connection: Connection) -> bool:
     return any(unread)
 
 
-def _sweep_unflushed(connection: Connection) -> None:
+def _sweep_unflushed(connection: ClientConnection) -> None:
     """Answer requests whose flush takes too long; their messages are written."""
     timeout_ms = connection.broker.settings.flush.sync_timeout_ms
     since = time.monotonic() - timeout_ms / 1000
@@ -86,7 +86,7 @@ def _sweep_unflushed(connection: Connection) -> None:
         )
 
 
-def _sweep_slow_reader(connection: Connection, now: float) -> None:
+def _sweep_slow_reader(connection: ClientConnection, now: float) -> None:
     level = connection.transport.get_write_buffer_size()
     if level < connection.write_level:
         connection.write_level = level
@@ -96,7 +96,7 @@ def _sweep_slow_reader(connection: Connection, now: float) -> None:
         connection.abort()
 
 
-def _patience_s(connection: Connection) -> float:
+def _patience_s(connection: ClientConnection) -> float:
     """Return how long a client may read nothing; shorter while response memory is short."""
     seconds = connection.broker.limits.slow_reader_timeout_ms / 1000
     return min(seconds, SILENT_S) if connection.broker.send_memory.is_short() else seconds

@@ -6,7 +6,7 @@ import logging
 
 from ...protocol.auth.scram import ProofWrong, ScramError, ServerExchange
 from ...protocol.errors import AuthenticationFailed
-from .backoff import Backoff
+from .backoff import LoginBackoff
 from .users import User, UserTable
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ NAME_CHARS_LOGGED = 64
 class Authenticator:
     """The authentication of one broker. Runs on the event loop. ``failures``, ``successes``: counts since the start."""
 
-    def __init__(self, users: UserTable, backoff: Backoff) -> None:
+    def __init__(self, users: UserTable, backoff: LoginBackoff) -> None:
         self.users = users
         self.backoff = backoff
         self.failures = 0

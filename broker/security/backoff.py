@@ -40,7 +40,7 @@ class _Address:
         self.waiting: dict[object, Callable[[], None]] = {}
 
 
-class Backoff:
+class LoginBackoff:
     """The pauses by address. Runs on the event loop, whose ``clock`` and ``call_at`` it uses.
 
     The code that checks an attempt must call ``failed`` or ``succeeded`` at once. Correct attempts wait too: the

@@ -17,8 +17,8 @@ from .files.open_files import descriptors_max, store_descriptors
 from .log.preallocation import POPULATE_AHEAD_BYTES
 from .log.produce_batch import Appended, ProduceBatch, check_count, common_properties
 from .message_store import MessageStore
-from .read.pulls import Pulled
-from .read.queries import Found
+from .read.pulls import PullResult
+from .read.queries import QueryResult
 from .recovery.recovery_report import RecoveryReport
 from .settings import StoreSettings
 from .tables.config_files import TopicConfig
@@ -30,12 +30,12 @@ __all__ = [
     "CorruptFile",
     "CorruptLog",
     "DamagedRecord",
-    "Found",
     "MessageStore",
     "Places",
     "PreparedSnapshot",
     "ProduceBatch",
-    "Pulled",
+    "PullResult",
+    "QueryResult",
     "RecoveryReport",
     "SettingMismatch",
     "StoreError",

@@ -30,10 +30,10 @@ from .log.commitlog import CommitLog
 from .log.produce_batch import Appended, ProduceBatch
 from .queue.queue_table import SCHEDULE_TOPIC, ConsumeQueueTable
 from .read.log_reads import LogReads
-from .read.pulls import Pulled, Pulls
-from .read.queries import Found, Queries
+from .read.pulls import PullResult, Pulls
+from .read.queries import Queries, QueryResult
 from .read.queue_reads import QueueReads
-from .read.record_copies import Place, RecordRewriter, Waiting
+from .read.record_copies import PendingFlush, Place, RecordCopier
 from .read.record_filter import RecordFilter
 from .recovery.log_recovery import Progress
 from .recovery.recovery import Recovery
@@ -98,7 +98,7 @@ class MessageStore:
         self.pulls = Pulls(self.commitlog, self.queue_reads, self.log_reads)
         self.queries = Queries(self.index, self.topics, self.state, self.log_reads)
         self.producer_runs = ProducerRuns(self.commitlog, self.queues, self.index, self.topics, self.state)
-        self.rewriter = RecordRewriter(self.commitlog, self.log_reads)
+        self.rewriter = RecordCopier(self.commitlog, self.log_reads)
         self.topic_retention = TopicRetention(self.queues, self.queue_reads, self.log_reads, self.topics, self.state)
         self.expiry = Expiry(
             self.commitlog,
@@ -355,8 +355,8 @@ class MessageStore:
             self.set_append_offset(topic.decode(), queue_id, queue_offset)
         return self.commitlog.write_offset
 
-    def deliver(self, waiting: Waiting, places: Sequence[Place | None], *, committed: bool = False) -> int:
-        """Write records anew, each group of them to its place; see ``RecordRewriter``. All of them or none.
+    def deliver(self, waiting: PendingFlush, places: Sequence[Place | None], *, committed: bool = False) -> int:
+        """Write records anew, each group of them to its place; see ``RecordCopier``. All of them or none.
 
         The caller has seen to it that the topics and queues are there. Returns the log's end behind them. Raises as
         ``append`` does.
@@ -449,18 +449,22 @@ class MessageStore:
         hot: bool,
         records: RecordFilter | None = None,
         one_at_least: bool = True,
-    ) -> Pulled:
+    ) -> PullResult:
         """See ``Pulls.pull``."""
         return self.pulls.pull(
             topic, queue, offset, max_count, max_bytes, tags, hot=hot, records=records, one_at_least=one_at_least
         )
 
-    def query(self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, hot: bool) -> Found:
+    def query(
+        self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, hot: bool
+    ) -> QueryResult:
         """See ``Queries.query``."""
         behind = max(self.write_offset - self.reput_offset, 0)
         return self.queries.query(topic, key, begin_ms, end_ms, max_count, cursor, hot=hot, behind_bytes=behind)
 
-    def view(self, message_id: str, topic: str, hot: bool, may_show: Callable[[str], bool] | None = None) -> Found:
+    def view(
+        self, message_id: str, topic: str, hot: bool, may_show: Callable[[str], bool] | None = None
+    ) -> QueryResult:
         """See ``Queries.view``."""
         return self.queries.view(message_id, topic, hot=hot, visible_below=self.dispatchable_offset, may_show=may_show)
 

@@ -12,12 +12,12 @@ from math import inf
 
 from ...protocol.errors import FlintError
 from ..core.accumulator import Single
-from ..core.producer_core import ASK, Prepared, Sending
+from ..core.producer_core import ASK, Prepared, ProducerCore
 from ..core.retry import detached
 from ..message import Message
 from .deadlines import Watch
-from .rpc import Caller
-from .runtime import Life
+from .rpc import RpcClient
+from .runtime import ClientRuntime
 
 
 class Held:
@@ -45,9 +45,9 @@ class Admission:
 
     def __init__(
         self,
-        sending: Sending,
-        caller: Caller,
-        life: Life,
+        sending: ProducerCore,
+        caller: RpcClient,
+        life: ClientRuntime,
         watch: Watch,
         add: Callable[[Message, Prepared, asyncio.Future[object]], Single],
         drained: Callable[[], None],

@@ -14,8 +14,8 @@ from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..errors import ClientClosed
 from .deadlines import Watch
 from .dialer import Dialer
-from .rpc import Caller
-from .runtime import Life
+from .rpc import RpcClient
+from .runtime import ClientRuntime
 from .timed_waits import Waits
 
 
@@ -23,14 +23,14 @@ class Base:
     """The parts of every client. A client belongs to the event loop in which it is first used."""
 
     def __init__(self, addresses: str | Iterable[str] | None, timeout: float, access: AccessOptions) -> None:
-        self._life = Life(type(self).__name__)
+        self._life = ClientRuntime(type(self).__name__)
         self._watch = Watch(self._life)
         self._waits = Waits(self._life, self._watch)
         log = ConnectionLog(type(self).__name__)
         self._dialer = Dialer(
             parse_addresses(addresses), access_for(self, access), log, self._life, self._watch, self._waits
         )
-        self._caller = Caller(self._dialer, self._life, self._watch, self._waits, timeout)
+        self._caller = RpcClient(self._dialer, self._life, self._watch, self._waits, timeout)
 
     async def __aenter__(self) -> Self:
         self._life.enter()

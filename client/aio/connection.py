@@ -17,7 +17,7 @@ from ..core.operations import Operation
 from ..core.session import Answer, Asked, Session, advance
 from ..endpoint import client_name, packed_address
 from .deadlines import Watch
-from .runtime import Life
+from .runtime import ClientRuntime
 from .timed_waits import Waits
 
 _JOIN_BYTES_MAX = 16 * 1024
@@ -45,7 +45,7 @@ class Connection(asyncio.BufferedProtocol):
     ``reads``: number of reads so far; ``congested``: do not write more now; ``gone``: no longer usable.
     """
 
-    def __init__(self, address: Address, life: Life, watch: Watch) -> None:
+    def __init__(self, address: Address, life: ClientRuntime, watch: Watch) -> None:
         self.address = address
         self.receiver: Receiver | None = None
         self.on_asked: Callable[[list[Asked]], None] | None = None
@@ -67,7 +67,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @classmethod
     async def open(
-        cls, address: Address, timeout: float, access: Access, life: Life, watch: Watch, waits: Waits
+        cls, address: Address, timeout: float, access: Access, life: ClientRuntime, watch: Watch, waits: Waits
     ) -> Connection:
         """Connect, say HELLO and authenticate, within ``timeout`` seconds.
 

@@ -13,7 +13,7 @@ import time
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from .runtime import Life
+from .runtime import ClientRuntime
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -39,7 +39,7 @@ class Watched(Protocol):
 class Watch:
     """The clock and timer of one client. ``connections``: all open ones."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: ClientRuntime) -> None:
         self._life = life
         self._watched: list[Watched] = []
         self.connections: set[Connection] = set()

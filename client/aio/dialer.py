@@ -11,7 +11,7 @@ from ..core.retry import detached
 from ..core.timeouts import CONNECT_SECONDS_MAX
 from .connection import Connection
 from .deadlines import Watch
-from .runtime import Life
+from .runtime import ClientRuntime
 from .timed_waits import Waits
 
 
@@ -23,7 +23,7 @@ class Dialer:
         addresses: tuple[Address, ...],
         access: Access,
         log: ConnectionLog,
-        life: Life,
+        life: ClientRuntime,
         watch: Watch,
         waits: Waits,
     ) -> None:

@@ -13,7 +13,7 @@ from math import inf
 from ...protocol.errors import FlintError, RemoteProtocolError
 from ..core.accumulator import Bulk, Single
 from ..core.connection_errors import silent
-from ..core.producer_core import Sending
+from ..core.producer_core import ProducerCore
 from ..core.retry import is_retriable
 from ..core.session import Answer
 from ..core.timeouts import CONNECT_SECONDS_MAX, SILENCE_SECONDS_MAX
@@ -21,7 +21,7 @@ from ..errors import ClientClosed
 from .connection import Connection
 from .deadlines import Watch
 from .dialer import Dialer
-from .runtime import Life
+from .runtime import ClientRuntime
 from .timed_waits import Waits
 
 _WRITTEN_BYTES_MAX = 1 << 20
@@ -37,9 +37,9 @@ class DeliveryDriver:
 
     def __init__(
         self,
-        sending: Sending,
+        sending: ProducerCore,
         dialer: Dialer,
-        life: Life,
+        life: ClientRuntime,
         watch: Watch,
         waits: Waits,
         settle: Callable[[list[Single]], None],

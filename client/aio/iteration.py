@@ -15,8 +15,8 @@ from ..core.topic_iterator import Iterating
 from .connection import Connection
 from .deadlines import Watch
 from .dialer import Dialer
-from .rpc import Caller
-from .runtime import Life
+from .rpc import RpcClient
+from .runtime import ClientRuntime
 from .timed_waits import Waits
 
 GO_ROUND = 2048
@@ -27,7 +27,7 @@ run, and arrived bytes must be read before the application has used up the batch
 class Iteration:
     """One iteration. The loop decodes what arrives and sends the next pulls while the application handles messages."""
 
-    def __init__(self, caller: Caller, dialer: Dialer, life: Life, watch: Watch, waits: Waits) -> None:
+    def __init__(self, caller: RpcClient, dialer: Dialer, life: ClientRuntime, watch: Watch, waits: Waits) -> None:
         self._caller = caller
         self._dialer = dialer
         self._life = life

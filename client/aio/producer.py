@@ -18,7 +18,7 @@ from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.delivery import IN_FLIGHT_BYTES_MAX
 from ..core.grouping import Flush, common_properties
 from ..core.operations import Plan
-from ..core.producer_core import ASK, Groups, Prepared, Sending, raise_unseen
+from ..core.producer_core import ASK, Groups, Prepared, ProducerCore, raise_unseen
 from ..core.receipts import Receipt
 from ..core.timeouts import DELIVERY_SECONDS, check_timeout
 from ..delay import delay_properties
@@ -91,7 +91,7 @@ class Producer(Base):
         flush: Flush | None = None,
         **access: Unpack[AccessOptions],
     ) -> None:
-        sending = self._sending = Sending(
+        sending = self._sending = ProducerCore(
             client_name(),
             delivery_timeout=delivery_timeout,
             compress_over=compress_over,

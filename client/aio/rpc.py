@@ -16,7 +16,7 @@ from ..core.timeouts import CONNECT_SECONDS_MAX, check_timeout
 from .connection import Connection
 from .deadlines import Watch
 from .dialer import Dialer
-from .runtime import Life
+from .runtime import ClientRuntime
 from .timed_waits import Waits
 
 ABANDONED_MAX = 16
@@ -91,10 +91,10 @@ class Line:
         """Do nothing: requests are small, so nothing waits for the connection to become writable."""
 
 
-class Caller:
+class RpcClient:
     """Sends requests to a broker and retries them while that can help and time is left."""
 
-    def __init__(self, dialer: Dialer, life: Life, watch: Watch, waits: Waits, timeout: float) -> None:
+    def __init__(self, dialer: Dialer, life: ClientRuntime, watch: Watch, waits: Waits, timeout: float) -> None:
         self.timeout = timeout
         self._dialer = dialer
         self._life = life

@@ -11,14 +11,14 @@ from ..core.client_guard import Guard
 from ..errors import ClientFailed, WrongLoop
 
 
-class Part(Protocol):
+class Failable(Protocol):
     """A part of a client on which callers wait."""
 
     def fail(self, error: FlintError) -> None:
         """Fail everything that waits with ``error``; nothing more will arrive."""
 
 
-class Life:
+class ClientRuntime:
     """The lifetime of one client. ``name``: its class's.
 
     The loop is the one in which the client is first used. All background tasks of the client are started here. If one
@@ -33,7 +33,7 @@ class Life:
         self._usable_in: asyncio.AbstractEventLoop | None = None
         """The loop while the client is usable, else None: one comparison validates a call."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._parts: list[Part] = []
+        self._parts: list[Failable] = []
         self._died: tuple[str, BaseException] | None = None
         self._ended = False
 
@@ -63,11 +63,11 @@ class Life:
         """True if the client has a loop."""
         return self._loop is not None
 
-    def add(self, part: Part) -> None:
+    def add(self, part: Failable) -> None:
         """Register ``part``, whose ``fail`` is called if the client fails."""
         self._parts.append(part)
 
-    def remove(self, part: Part) -> None:
+    def remove(self, part: Failable) -> None:
         """Unregister ``part``, which has ended by itself."""
         self._parts.remove(part)
 

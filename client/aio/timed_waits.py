@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ...protocol.errors import FlintError
 from .deadlines import Watch
-from .runtime import Life
+from .runtime import ClientRuntime
 
 T = TypeVar("T")
 Late = Callable[[], FlintError | None]
@@ -21,7 +21,7 @@ Late = Callable[[], FlintError | None]
 class Waits:
     """All waits of a client's calls, kept here so that no call outlives its client."""
 
-    def __init__(self, life: Life, watch: Watch) -> None:
+    def __init__(self, life: ClientRuntime, watch: Watch) -> None:
         self._life = life
         self._watch = watch
         self._waiting: dict[asyncio.Future[object], tuple[float, Late]] = {}

@@ -16,13 +16,13 @@ from ...protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ..core.access import AccessOptions
-    from .settings import Settings
+    from .settings import BrokerChoice
 
 PASSWORD_VARIABLE = "FLINTMQ_PASSWORD"  # noqa: S105 - a name
 STDIN = "-"
 
 
-def access_options(settings: Settings) -> AccessOptions:
+def access_options(settings: BrokerChoice) -> AccessOptions:
     """Return the access options for every client that a command opens. Prompts for the password on a terminal.
 
     Raises ``ConfigurationError`` if there is a user and no password.
@@ -52,7 +52,7 @@ def access_options(settings: Settings) -> AccessOptions:
     return options
 
 
-def _chosen(settings: Settings, name: str, variable: str) -> str:
+def _chosen(settings: BrokerChoice, name: str, variable: str) -> str:
     """Return the option; else the value of the ``--context`` context, the variable, or the context in use."""
     said = str(settings.context_options.get(name) or "")
     given = getattr(settings, name)

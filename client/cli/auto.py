@@ -13,8 +13,8 @@ import click
 
 from ...protocol.errors import ConnectionFailed
 from ...protocol.escaping import escape
-from .command import Command, refuse_command
-from .settings import Settings
+from .command import CliCommand, refuse_command
+from .settings import BrokerChoice
 from .words import looks_like_command
 
 
@@ -37,7 +37,7 @@ def automatic(ctx: click.Context, word: str, known: list[str]) -> click.Command:
         from .commands.send import send as chosen
     else:
         from .commands.tail import tail as chosen
-    made: Command = copy.copy(chosen)
+    made: CliCommand = copy.copy(chosen)
     made.context_settings = {**chosen.context_settings, "allow_extra_args": True}
     call = chosen.callback
     assert call is not None
@@ -65,7 +65,7 @@ def _refuse_extra(ctx: click.Context, word: str, known: list[str], extra: list[s
 
 
 def _is_topic(ctx: click.Context, word: str, known: list[str]) -> bool:
-    settings = ctx.find_object(Settings)
+    settings = ctx.find_object(BrokerChoice)
     assert settings is not None
     try:
         with settings.admin() as admin:

@@ -16,8 +16,8 @@ from ..errors import ClientClosed
 from ..message import Message
 from ..sync.consumer import Consumer
 from ..sync.producer import Producer
-from .histogram import Latencies
-from .settings import Settings
+from .histogram import LatencyHistogram
+from .settings import BrokerChoice
 from .units import plural, show_bytes, show_rate
 
 SAMPLED_KEYS = 10_000
@@ -43,7 +43,7 @@ class Report:
     messages: int = 0
     body_bytes: int = 0
     seconds: float = 0.0
-    latencies: dict[str, Latencies] = field(default_factory=dict)
+    latencies: dict[str, LatencyHistogram] = field(default_factory=dict)
     interrupted: bool = False
 
     @property
@@ -69,7 +69,7 @@ def _timed(report: Report) -> Iterator[None]:
         report.seconds = time.perf_counter() - began
 
 
-def _flush(settings: Settings, asked: str | None) -> str:
+def _flush(settings: BrokerChoice, asked: str | None) -> str:
     """Return the flush policy in force: the stricter of the broker's and the requested one."""
     policy = "sync" if "sync" in (asked, settings.hello.flush) else "async"
     return f"flush {policy}"
@@ -90,7 +90,7 @@ def _key(number: int) -> str:
 class Produce:
     """Producers of ``count`` messages of ``size`` bytes in batches, one producer per thread."""
 
-    settings: Settings
+    settings: BrokerChoice
     topic: str
     count: int
     size: int
@@ -105,7 +105,7 @@ class Produce:
             f"bodies of {show_bytes(self.size)}{' with a key' if self.keys else ''}, batches of {self.batch:,}, "
             f"{plural(self.producers, 'producer')}, {_flush(self.settings, self.flush)}"
         )
-        report = Report("produce", self.topic, about, latencies={"batch": Latencies()})
+        report = Report("produce", self.topic, about, latencies={"batch": LatencyHistogram()})
         self._taken = 0
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -125,7 +125,7 @@ class Produce:
             return range(first, self._taken)
 
     def _work(self, report: Report, advance: Advance) -> None:
-        body, latencies = _body(self.size), Latencies()
+        body, latencies = _body(self.size), LatencyHistogram()
         with self.settings.producer(self.flush) as producer:
             while not self._stop.is_set() and (numbers := self._take()):
                 keys = [_key(number) for number in numbers] if self.keys else None
@@ -140,7 +140,7 @@ class Produce:
             report.latencies["batch"].extend(latencies)
 
 
-def fill(settings: Settings, topic: str, count: int, size: int, advance: Advance) -> None:
+def fill(settings: BrokerChoice, topic: str, count: int, size: int, advance: Advance) -> None:
     """Produce messages, each with a key, for a measurement to read."""
     if Produce(settings, topic, count, size, FILL_BATCH, 1, None, keys=True).run(advance).interrupted:
         raise KeyboardInterrupt
@@ -149,10 +149,10 @@ def fill(settings: Settings, topic: str, count: int, size: int, advance: Advance
 # ---- pull
 
 
-def run_pull(settings: Settings, topic: str, count: int, batch: int, advance: Advance) -> Report:
+def run_pull(settings: BrokerChoice, topic: str, count: int, batch: int, advance: Advance) -> Report:
     """Pull up to ``count`` messages from all queues and check every body. Each latency is the time of one pull."""
     about = f"pulls of up to {plural(batch, 'message')} or {show_bytes(PULL_BYTES)}, every body checked"
-    report = Report("pull", topic, about, latencies={"pull": Latencies()})
+    report = Report("pull", topic, about, latencies={"pull": LatencyHistogram()})
     with settings.consumer() as consumer:
         offsets = {stats.queue: stats.min_offset for stats in consumer.topic_stats(topic)}
         with _timed(report):
@@ -177,14 +177,14 @@ def run_pull(settings: Settings, topic: str, count: int, batch: int, advance: Ad
 # ---- query
 
 
-def run_query(settings: Settings, topic: str, count: int, advance: Advance) -> Report:
+def run_query(settings: BrokerChoice, topic: str, count: int, advance: Advance) -> Report:
     """Query ``count`` times for a message by one of its keys. Each latency is the time of one query."""
     with settings.consumer() as consumer:
         keys = _keys_of(consumer, topic)
         if not keys:
             raise FlintError(f"the first messages of topic {topic} have no keys; bench query needs messages with keys")
         about = f"one after the other, by one of {plural(len(keys), 'key')}"
-        report = Report("query", topic, about, latencies={"query": Latencies()})
+        report = Report("query", topic, about, latencies={"query": LatencyHistogram()})
         chosen = random.Random(count).choices(keys, k=count)  # noqa: S311 - the same keys in every run
         with _timed(report):
             for key in chosen:
@@ -216,7 +216,7 @@ class LatencyRun:
     message is acknowledged and until it arrives."""
 
     def __init__(
-        self, settings: Settings, topic: str, count: int, size: int, per_second: float, flush: Flush | None
+        self, settings: BrokerChoice, topic: str, count: int, size: int, per_second: float, flush: Flush | None
     ) -> None:
         self._settings = settings
         self._topic = topic
@@ -225,7 +225,7 @@ class LatencyRun:
         self._per_second = per_second
         self._flush = flush
         self._sent_at: dict[int, float] = {}
-        self._arrived = Latencies()
+        self._arrived = LatencyHistogram()
         self._all_arrived = threading.Event()
 
     def run(self, advance: Advance) -> Report:
@@ -235,7 +235,7 @@ class LatencyRun:
             f"{_flush(self._settings, self._flush)}"
         )
         report = Report("latency", self._topic, about)
-        acknowledged = Latencies()
+        acknowledged = LatencyHistogram()
         report.latencies = {"acknowledged": acknowledged, "received": self._arrived}
         with self._settings.consumer() as consumer, self._settings.producer(self._flush) as producer:
             starts = {stats.queue: stats.max_offset for stats in consumer.topic_stats(self._topic)}
@@ -252,7 +252,7 @@ class LatencyRun:
             raise ended
         return report
 
-    def _send(self, producer: Producer, report: Report, acknowledged: Latencies, advance: Advance) -> None:
+    def _send(self, producer: Producer, report: Report, acknowledged: LatencyHistogram, advance: Advance) -> None:
         due = time.perf_counter()
         for number in range(self._count):
             message = Message(self._topic, number.to_bytes(8, "big") + self._body)

@@ -12,7 +12,7 @@ from ...protocol.errors import FlintError, GroupNotExist, TopicNotExist
 from ...protocol.escaping import escape
 from .failures import EXIT_ERROR, EXIT_USAGE, nearest
 from .output import MODES
-from .settings import TIMEOUT_SECONDS, Settings
+from .settings import TIMEOUT_SECONDS, BrokerChoice
 from .words import SUBCOMMAND_ALIASES, advice
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,7 +46,7 @@ def common_options() -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command with the common options. ``usage_exit_code``: exit code for an invalid command line."""
 
     usage_exit_code = EXIT_USAGE
@@ -82,10 +82,10 @@ class Command(click.Command):
             formatter.write_dl(common)
 
 
-class Group(click.Group):
+class CliGroup(click.Group):
     """A group of commands about one subject."""
 
-    command_class = Command
+    command_class = CliCommand
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -115,12 +115,12 @@ def refuse_command(ctx: click.Context, name: str, known: list[str], also: str = 
     raise click.UsageError(f"there is no command {escape(place)}{also}{suggestion}", ctx)
 
 
-def _topics(settings: Settings) -> list[str]:
+def _topics(settings: BrokerChoice) -> list[str]:
     with settings.admin() as admin:
         return list(admin.topics())
 
 
-def _groups(settings: Settings) -> list[str]:
+def _groups(settings: BrokerChoice) -> list[str]:
     with settings.admin() as admin:
         return [info.group for info in admin.groups()]
 
@@ -137,14 +137,14 @@ def _suggest(error: FlintError, asked: Any, known: Callable[[], list[str]]) -> N
         error.add_note(suggestion.removeprefix("; "))
 
 
-def take_common_options(ctx: click.Context) -> Settings:
+def take_common_options(ctx: click.Context) -> BrokerChoice:
     """Move the common options from a command's parameters to the settings.
 
     They override options that were given before the command's name.
     """
-    settings = ctx.find_object(Settings)
+    settings = ctx.find_object(BrokerChoice)
     if settings is None:
-        settings = ctx.find_root().obj = ctx.obj = Settings()
+        settings = ctx.find_root().obj = ctx.obj = BrokerChoice()
     for name in COMMON:
         value = ctx.params.pop(name, None)
         if value is not None:
@@ -152,22 +152,22 @@ def take_common_options(ctx: click.Context) -> Settings:
     return settings
 
 
-pass_settings = click.make_pass_decorator(Settings, ensure=True)
+pass_settings = click.make_pass_decorator(BrokerChoice, ensure=True)
 """Decorator that passes the settings to a command as its first argument."""
 
 
-def command(name: str | None = None, **attrs: Any) -> Callable[[Callable[..., Any]], Command]:
+def command(name: str | None = None, **attrs: Any) -> Callable[[Callable[..., Any]], CliCommand]:
     """Return a decorator for a command of the root, whose function takes the settings first."""
 
-    def decorate(function: Callable[..., Any]) -> Command:
-        made = click.command(name, cls=Command, **attrs)(pass_settings(function))
-        assert isinstance(made, Command)
+    def decorate(function: Callable[..., Any]) -> CliCommand:
+        made = click.command(name, cls=CliCommand, **attrs)(pass_settings(function))
+        assert isinstance(made, CliCommand)
         return made
 
     return decorate
 
 
-def note(settings: Settings, text: str) -> None:
+def note(settings: BrokerChoice, text: str) -> None:
     """Print a line for the user on standard error, unless ``--quiet`` is set."""
     if not settings.quiet:
         click.echo(text, err=True)

@@ -8,14 +8,14 @@ from click.shell_completion import CompletionItem
 from ...protocol.errors import FlintError
 from ...protocol.storage.delivery import DEAD_LETTER_TOPIC_PREFIX
 from .command import COMMON
-from .settings import Settings
+from .settings import BrokerChoice
 
 COMPLETION_SECONDS = 0.5
 """Seconds to wait for the broker; without a response, nothing is completed."""
 
 
-def _settings(ctx: Context) -> Settings:
-    settings = Settings(may_ask=False)
+def _settings(ctx: Context) -> BrokerChoice:
+    settings = BrokerChoice(may_ask=False)
     context: Context | None = ctx
     while context is not None:  # the option nearest to the word overrides
         for name in COMMON:

@@ -18,7 +18,7 @@ class Bucket(NamedTuple):
     latencies: int
 
 
-class Latencies:
+class LatencyHistogram:
     """Latencies in seconds. All are kept, in eight bytes each, so percentiles are exact."""
 
     def __init__(self, seconds: Iterable[float] = ()) -> None:
@@ -30,7 +30,7 @@ class Latencies:
         self._seconds.append(seconds)
         self._sorted = False
 
-    def extend(self, others: Latencies) -> None:
+    def extend(self, others: LatencyHistogram) -> None:
         """Add all latencies of ``others``."""
         self._seconds.extend(others._seconds)
         self._sorted = False

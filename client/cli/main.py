@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from .command import CONTEXT_SETTINGS, Command, Group, common_options, refuse_command, take_common_options
+from .command import CONTEXT_SETTINGS, CliCommand, CliGroup, common_options, refuse_command, take_common_options
 from .failures import EXIT_CLOSED_PIPE, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, describe, exit_code
-from .settings import Settings
+from .settings import BrokerChoice
 from .words import ALIASES, HELP, VERSION, other_words
 
 
@@ -63,7 +63,7 @@ SECTIONS: dict[str, dict[str, Lazy]] = {
 COMMANDS = {name: lazy for section in SECTIONS.values() for name, lazy in section.items()}
 
 
-class Root(Group):
+class Root(CliGroup):
     """The command ``flintmq``. A word that is not a command is a topic to send to or to follow."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -179,7 +179,7 @@ def _usage_error(error: click.ClickException) -> int:
     path = ctx.command_path if ctx is not None else "flintmq"
     click.echo(f"  try: {path} --help", err=True)
     command = ctx.command if ctx is not None else None
-    return command.usage_exit_code if isinstance(command, Command) else EXIT_USAGE
+    return command.usage_exit_code if isinstance(command, CliCommand) else EXIT_USAGE
 
 
 def _closed_pipe() -> int:
@@ -204,7 +204,7 @@ def root(ctx: click.Context, /, **options: Any) -> None:
         flintmq tail orders --from earliest
         flintmq cheat                           more examples
     """
-    ctx.obj = Settings()
+    ctx.obj = BrokerChoice()
     take_common_options(ctx)
 
 

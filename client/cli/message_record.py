@@ -9,7 +9,7 @@ from ...protocol.storage.record import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PRO
 from ..core.address import Address
 from ..core.stored import StoredMessage
 from .messages import message_row
-from .output import TABLE, Column, Output
+from .output import TABLE, Output, TableColumn
 from .units import show_bytes, show_moment
 
 _SHOWN_PROPERTIES = (PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY, PROPERTY_SHARDING_KEY)
@@ -20,20 +20,20 @@ def _pairs(pairs: dict[str, str]) -> str:
 
 
 RECORD_COLUMNS = (
-    Column("message_id", "id", style="bold"),
-    Column("topic", "topic"),
-    Column("place", "queue, offset"),
-    Column("tag", "tag"),
-    Column("shown_keys", "keys"),
-    Column("sharding_key", "sharding key"),
-    Column("shown_properties", "properties", _pairs),
-    Column("born", "sent"),
-    Column("stored", "stored"),
-    Column("shown_tries", "tries"),
-    Column("shown_noted", "noted by the broker", _pairs),
-    Column("offset_id", "offset id"),
-    Column("sizes", "size"),
-    Column("shown_body", "body"),
+    TableColumn("message_id", "id", style="bold"),
+    TableColumn("topic", "topic"),
+    TableColumn("place", "queue, offset"),
+    TableColumn("tag", "tag"),
+    TableColumn("shown_keys", "keys"),
+    TableColumn("sharding_key", "sharding key"),
+    TableColumn("shown_properties", "properties", _pairs),
+    TableColumn("born", "sent"),
+    TableColumn("stored", "stored"),
+    TableColumn("shown_tries", "tries"),
+    TableColumn("shown_noted", "noted by the broker", _pairs),
+    TableColumn("offset_id", "offset id"),
+    TableColumn("sizes", "size"),
+    TableColumn("shown_body", "body"),
 )
 
 

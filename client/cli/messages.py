@@ -10,7 +10,7 @@ from ...protocol.escaping import escape, escape_bytes
 from ..core.receipts import Receipt
 from ..core.stored import StoredMessage
 from .formats import Format
-from .output import JSON, PLAIN, TABLE, Column, Output, to_json
+from .output import JSON, PLAIN, TABLE, Output, TableColumn, to_json
 from .units import show_moment, show_second, show_seconds
 
 BODY_CHARS_SHOWN = 1000
@@ -20,9 +20,9 @@ NARROW, WIDE = 100, 150
 CLOCK_AT = len("2026-11-21 ")
 
 PLAIN_RECEIPT_COLUMNS = tuple(
-    Column(name, name) for name in ("topic", "queue", "queue_offset", "message_id", "physical_offset", "stored_at")
+    TableColumn(name, name) for name in ("topic", "queue", "queue_offset", "message_id", "physical_offset", "stored_at")
 )
-RECEIPT_COLUMNS = (*PLAIN_RECEIPT_COLUMNS, Column("deliver_at", "deliver_at"))
+RECEIPT_COLUMNS = (*PLAIN_RECEIPT_COLUMNS, TableColumn("deliver_at", "deliver_at"))
 
 
 def message_row(message: StoredMessage) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import click
 
 from ..core.positions import EARLIEST
 from .command import note
-from .output import Column, number
+from .output import TableColumn, number
 from .params import GROUP, POSITION, QUEUE, TOPIC
 from .positions import OFFSET_FORMS, EveryQueue, Typed, check_held, check_queues, check_reached
-from .settings import Settings
+from .settings import BrokerChoice
 
 if TYPE_CHECKING:
     from ..core.topics import QueueStats
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 RESET_FORMS = f"earliest, latest, {OFFSET_FORMS}"
 RESET_COLUMNS = (
-    Column("group", "GROUP", fold=True),
-    Column("topic", "TOPIC", fold=True),
+    TableColumn("group", "GROUP", fold=True),
+    TableColumn("topic", "TOPIC", fold=True),
     number("queue", "QUEUE"),
     number("before", "BEFORE"),
     number("after", "AFTER"),
@@ -43,7 +43,7 @@ def reset_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reset_group(
-    settings: Settings, group: str, topic: str, to: Typed, queues: tuple[int, ...], force: bool, dry_run: bool
+    settings: BrokerChoice, group: str, topic: str, to: Typed, queues: tuple[int, ...], force: bool, dry_run: bool
 ) -> None:
     """Commit the position ``to`` for the group in the topic, and show the offsets before and after."""
     with settings.consumer() as consumer:

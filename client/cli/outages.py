@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ...protocol.escaping import escape
 from .. import connection_log
 from .command import note
-from .settings import Settings
+from .settings import BrokerChoice
 
 _TOLD = frozenset({connection_log.LOST, connection_log.WAITING, connection_log.BACK})
 
@@ -17,7 +17,7 @@ _TOLD = frozenset({connection_log.LOST, connection_log.WAITING, connection_log.B
 class _Notes(logging.Handler):
     """A log handler that prints the connection log's records about outages."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BrokerChoice) -> None:
         super().__init__(logging.INFO)
         self._settings = settings
 
@@ -29,7 +29,7 @@ class _Notes(logging.Handler):
 
 
 @contextlib.contextmanager
-def outages_told(settings: Settings) -> Iterator[None]:
+def outages_told(settings: BrokerChoice) -> Iterator[None]:
     """Within the context, tell the user when the connection is lost, when the client waits, and when it is back."""
     log, notes = connection_log.log, _Notes(settings)
     level = log.level

@@ -34,7 +34,7 @@ FOLD_CHARS_MIN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """One value of a row. ``name``: its JSON name; ``show``: function that returns its text in a table; ``number``:
     aligned to the right.
 
@@ -51,9 +51,9 @@ class Column:
     fold: bool = False
 
 
-def number(name: str, heading: str, show: Callable[[Any], str] = "{:,}".format) -> Column:
+def number(name: str, heading: str, show: Callable[[Any], str] = "{:,}".format) -> TableColumn:
     """Return a column of figures."""
-    return Column(name, heading, show, number=True)
+    return TableColumn(name, heading, show, number=True)
 
 
 def use_colour(stream: TextIO) -> bool:
@@ -114,7 +114,7 @@ class Output:
         """Escape and write one line of text."""
         self.write(escape(text) + "\n")
 
-    def rows(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, empty: str = "") -> None:
+    def rows(self, columns: Sequence[TableColumn], rows: Iterable[Mapping[str, Any]], *, empty: str = "") -> None:
         """Print rows of the same columns. ``empty``: line that a table shows if there are no rows."""
         if self.mode == TABLE:
             several = list(rows)
@@ -129,7 +129,7 @@ class Output:
             else:
                 self.write("\t".join(to_plain(row.get(column.name)) for column in columns) + "\n")
 
-    def record(self, columns: Sequence[Column], row: Mapping[str, Any]) -> None:
+    def record(self, columns: Sequence[TableColumn], row: Mapping[str, Any]) -> None:
         """Print one record: JSON and plain have all of ``row`` (plain: one name and value per line), a table only
         ``columns``."""
         if self.mode == JSON:
@@ -159,7 +159,7 @@ class Output:
             force_terminal=terminal, legacy_windows=False,
         )  # fmt: skip
 
-    def _table(self, columns: Sequence[Column], rows: list[Mapping[str, Any]]) -> None:
+    def _table(self, columns: Sequence[TableColumn], rows: list[Mapping[str, Any]]) -> None:
         from rich.measure import Measurement
         from rich.text import Text
 
@@ -192,7 +192,7 @@ class Output:
 
     @staticmethod
     def _drawn(
-        columns: Sequence[Column], rows: list[Mapping[str, Any]], *, tight: bool = False, over: int = 0
+        columns: Sequence[TableColumn], rows: list[Mapping[str, Any]], *, tight: bool = False, over: int = 0
     ) -> Table:
         """Return the table. ``over``: number of characters by which the widest ``fold`` column is narrowed."""
         from rich import box
@@ -226,7 +226,7 @@ class Output:
             table.add_row(*(Text(_shown(column, row), style=column.style) for column in columns))
         return table
 
-    def _blocks(self, columns: Sequence[Column], rows: list[Mapping[str, Any]]) -> None:
+    def _blocks(self, columns: Sequence[TableColumn], rows: list[Mapping[str, Any]]) -> None:
         """Print each row as lines of heading and value, which fit a terminal of any width."""
         from rich.table import Table
         from rich.text import Text
@@ -245,6 +245,6 @@ class Output:
         self._stream.flush()
 
 
-def _shown(column: Column, row: Mapping[str, Any]) -> str:
+def _shown(column: TableColumn, row: Mapping[str, Any]) -> str:
     value = row.get(column.name)
     return "–" if value is None else escape(column.show(value))

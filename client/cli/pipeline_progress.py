@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .output import Column, number
+from .output import TableColumn, number
 from .units import plural, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ LINE_SECONDS = 5.0
 """Minimum seconds between two lines about a query without a terminal; its end is always reported."""
 
 COLUMNS = (
-    Column("query", "QUERY"),
-    Column("state", "STATE"),
+    TableColumn("query", "QUERY"),
+    TableColumn("state", "STATE"),
     number("messages", "MESSAGES", show_count),
     number("batches", "BATCHES", show_count),
     number("behind", "BEHIND", show_count),
     number("late", "LATE", show_count),
     number("unreadable", "UNREADABLE", show_count),
-    Column("watermark", "CLOSED BEFORE, UTC", lambda moment: moment[:16].replace("T", " ")),
+    TableColumn("watermark", "CLOSED BEFORE, UTC", lambda moment: moment[:16].replace("T", " ")),
 )
 """Columns of the table; their names are fields of ``QueryProgress``."""
 NARROW = 90

@@ -26,7 +26,7 @@ REACH_SECONDS_MAX = 5.0
 
 
 @dataclass
-class Settings:
+class BrokerChoice:
     """The common options; None: not given. Finds the broker's address and opens clients.
 
     Before opening a client, it connects once without retries, so that an unreachable broker is reported at once.

@@ -18,7 +18,7 @@ from .failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from .formats import DIRECTIVES
 from .messages import MessagePrinter
 from .params import FORMAT
-from .settings import Settings
+from .settings import BrokerChoice
 from .units import plural, show_rate, show_seconds
 
 FORMAT_HELP = (
@@ -41,7 +41,7 @@ def format_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def show_messages(
-    settings: Settings,
+    settings: BrokerChoice,
     messages: Iterable[StoredMessage],
     printer: MessagePrinter,
     *,

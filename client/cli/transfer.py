@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..message import Message
     from ..sync.consumer import Consumer
     from ..sync.producer import Producer
-    from .settings import Settings
+    from .settings import BrokerChoice
 
 BATCH_COUNT = 1000
 BATCH_BYTES = 4 << 20
@@ -42,7 +42,7 @@ KEY_PAGE_COUNT = 64
 
 
 def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add TOPIC and the options that select some of its messages (see ``Selection``)."""
+    """Add TOPIC and the options that select some of its messages (see ``MessageSelection``)."""
     for decorator in (
         click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP),
         click.option("-t", "--tag", help="Only messages with this tag, or with one of several: 'a || b'."),
@@ -62,7 +62,7 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class MessageSelection:
     """A selection of a topic's messages."""
 
     topic: str
@@ -222,7 +222,7 @@ def for_each_sound(
     return code
 
 
-def say_done(settings: Settings, transfer: Transfer, verb: str, code: int) -> None:
+def say_done(settings: BrokerChoice, transfer: Transfer, verb: str, code: int) -> None:
     """Print on standard error how much was sent, and how to continue after an interruption."""
     note(settings, transfer.summary(verb))
     if code == EXIT_INTERRUPTED and (rest := transfer.resume_position()):

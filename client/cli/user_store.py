@@ -25,7 +25,7 @@ from ...protocol.escaping import escape
 
 if TYPE_CHECKING:
     from ..sync.admin import Admin
-    from .settings import Settings
+    from .settings import BrokerChoice
 
 
 class UserStore(Protocol):
@@ -62,7 +62,7 @@ def store_option(function: Any) -> Any:
 
 
 @contextmanager
-def open_users(settings: Settings, store: str | None) -> Iterator[UserStore]:
+def open_users(settings: BrokerChoice, store: str | None) -> Iterator[UserStore]:
     """Yield the users in the folder ``store``, or those of the broker if it is None."""
     if store is not None:
         yield _LocalUsers(store)

@@ -98,7 +98,7 @@ class Bulk:
             self.done = True
 
 
-class Group:
+class BatchGroup:
     """The messages of a bulk for the same destination. ``indexes``: their indexes in the call, ascending."""
 
     __slots__ = ("_frames", "_taken", "bulk", "common", "flush", "heads", "indexes", "source")
@@ -161,7 +161,7 @@ class ProduceFrame:
         first: int,
         deadline: float,
         singles: Sequence[Single] = (),
-        group: Group | None = None,
+        group: BatchGroup | None = None,
         indexes: Sequence[int] = (),
     ) -> None:
         self.lane = lane
@@ -199,7 +199,7 @@ class ProduceFrame:
         return part
 
 
-Source: TypeAlias = Single | Group
+Source: TypeAlias = Single | BatchGroup
 
 
 class Lane:

@@ -35,8 +35,8 @@ from .accumulator import (
     NEVER,
     PINNED_WINDOW,
     SINGLES_WINDOW,
+    BatchGroup,
     Bulk,
-    Group,
     Lane,
     ProduceFrame,
     Single,
@@ -112,7 +112,7 @@ class Delivery:
             self._wake_at = deadline
         return single
 
-    def add_bulk(self, bulk: Bulk, topic: str, queue: int, group: Group) -> None:
+    def add_bulk(self, bulk: Bulk, topic: str, queue: int, group: BatchGroup) -> None:
         """Accept the messages of one group of a bulk."""
         lane = self._lane(topic, queue, bulk=True)
         lane.waiting.append(group)
@@ -132,7 +132,7 @@ class Delivery:
             return
         for lane in self._lanes.values():
             for source in lane.waiting:
-                if isinstance(source, Group) and source.bulk is waited_for:
+                if isinstance(source, BatchGroup) and source.bulk is waited_for:
                     source.give_up(error)
 
     # ---- what a driver does
@@ -204,7 +204,7 @@ class Delivery:
             for frame in lane.retries:
                 self._fail_frame(frame, error)
             for source in lane.waiting:
-                if isinstance(source, Group):
+                if isinstance(source, BatchGroup):
                     source.give_up(error)
                 elif not source.done:
                     self._fail_single(source, copy.copy(error))
@@ -299,7 +299,7 @@ class Delivery:
                 if not source.done:
                     return self._frame_of_singles(lane, source)
                 continue
-            assert isinstance(source, Group)
+            assert isinstance(source, BatchGroup)
             if source.exhausted:
                 waiting.popleft()
             elif self.in_flight and self.pending_bytes + self._frame_bytes_max > self.in_flight_bytes_max:
@@ -323,7 +323,7 @@ class Delivery:
             lane.heads[first.flush, first.common] = head
         return ProduceFrame(lane, head, content, len(singles), self._take_counters(len(singles)), deadline, singles)
 
-    def _frame_of_group(self, lane: Lane, group: Group, now: float) -> ProduceFrame:
+    def _frame_of_group(self, lane: Lane, group: BatchGroup, now: float) -> ProduceFrame:
         bytes_target = min(FRAME_BYTES_TARGET, self._frame_bytes_max - HEAD_BYTES_RESERVED)
         content, indexes = group.take(bytes_target, lane.spread)
         if group.exhausted:
@@ -451,7 +451,7 @@ class Delivery:
 
     # ---- deadlines
 
-    def _expire_source(self, source: Single | Group, now: float) -> bool:
+    def _expire_source(self, source: Single | BatchGroup, now: float) -> bool:
         """Fail an overdue source; returns whether nothing is left of it."""
         if isinstance(source, Single):
             if not source.done and source.deadline <= now:

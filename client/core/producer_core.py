@@ -15,7 +15,7 @@ from ...protocol.storage import ids
 from ..errors import DeliveryFailed, InvalidArgument, InvalidMessageType
 from ..message import Body, Message, Row, check_topic
 from . import operations
-from .accumulator import NEVER, Bulk, Group
+from .accumulator import NEVER, BatchGroup, Bulk
 from .compression import Compressor
 from .delivery import Delivery
 from .grouping import (
@@ -39,11 +39,11 @@ ASK = -2
 
 Prepared: TypeAlias = tuple[int, Row, str, float]
 """One message's queue (or ``ANY_QUEUE``, or ``ASK``), row, flush mode and deadline."""
-Groups: TypeAlias = list[tuple[str, int, Group]]
+Groups: TypeAlias = list[tuple[str, int, BatchGroup]]
 """A bulk's topics, queues and messages, as ``Delivery.add_bulk`` takes them."""
 
 
-class Sending:
+class ProducerCore:
     """A producer's settings, its ``delivery`` and its knowledge of topics. The arguments are those of ``Producer``.
 
     ``client_name``: the producer's name for HELLO. All times are monotonic seconds that the driver passes in.
@@ -135,7 +135,7 @@ class Sending:
             (
                 way.topic,
                 way.queue,
-                Group(bulk, RowSource(way.messages, self._compressor), way.indexes, way.common, mode),
+                BatchGroup(bulk, RowSource(way.messages, self._compressor), way.indexes, way.common, mode),
             )
             for way in ways
         ]
@@ -164,7 +164,7 @@ class Sending:
             counts = yield from self._write_queues({topic}, now)
             to = queue_of(sharding_key, counts[topic])
         source = ColumnSource(several, entries, self._compressor)
-        return bulk, [(topic, to, Group(bulk, source, range(len(several)), common, mode))]
+        return bulk, [(topic, to, BatchGroup(bulk, source, range(len(several)), common, mode))]
 
     def _new_bulk(self, count: int, timeout: float | None, prepare: str | None, now: float) -> Bulk:
         deadline = NEVER if timeout is None else now + check_timeout("timeout", timeout)

@@ -74,7 +74,7 @@ class Expected:
 
 
 @dataclass
-class Verified:
+class PipelineVerified:
     """What was compared, and in words each difference."""
 
     hours: int = 0
@@ -93,7 +93,7 @@ class Verified:
         raise ResultsDiffer(f"{count:,} differences from the CSV: " + "; ".join(lines), self.differences)
 
 
-def compare_hours(found: Iterable[tuple[Hour, Departures]], expected: Expected, verified: Verified) -> None:
+def compare_hours(found: Iterable[tuple[Hour, Departures]], expected: Expected, verified: PipelineVerified) -> None:
     """Each hour must be there exactly once, with these figures."""
     missing = dict(expected.hours)
     for hour, row in found:
@@ -114,7 +114,7 @@ def compare_hours(found: Iterable[tuple[Hour, Departures]], expected: Expected, 
     ]
 
 
-def compare_alerts(found: Iterable[StoredMessage], expected: Expected, verified: Verified) -> None:
+def compare_alerts(found: Iterable[StoredMessage], expected: Expected, verified: PipelineVerified) -> None:
     """Each alert must be there, at least once, always with the same content; and no other."""
     seen: set[str] = set()
     for message in found:

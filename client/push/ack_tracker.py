@@ -14,7 +14,7 @@ from ...protocol.storage.delivery import DEAD_LETTER_LEVEL, dead_letter_topic
 from ..core.retry import backoff_seconds, is_retriable
 from ..core.stored import StoredMessage
 from . import requests
-from .assignments import Claim, Claims, Work
+from .assignments import Claim, Claims, WorkItem
 from .health import Counts
 from .membership import Membership, Request
 from .options import Options
@@ -40,17 +40,17 @@ class Handling:
         membership: Membership,
         progress: Progress,
         clock: Callable[[], float],
-        stuck: Callable[[Work], None],
+        stuck: Callable[[WorkItem], None],
     ) -> None:
         self.counts = Counts()
-        self.to_begin: list[Work] = []
+        self.to_begin: list[WorkItem] = []
         self._options = options
         self._claims = claims
         self._membership = membership
         self._progress = progress
         self._clock = clock
         self._stuck = stuck
-        self._later: list[tuple[float, Work]] = []
+        self._later: list[tuple[float, WorkItem]] = []
         """Works that begin at a given time."""
         self._back: deque[tuple[_Left, Failed, int]] = deque()
         """Messages to send back: their work, the failures, and their common delay level."""
@@ -59,7 +59,7 @@ class Handling:
 
     # ---- results of listeners
 
-    def finished(self, work: Work, failed: Failed, handled: int) -> None:
+    def finished(self, work: WorkItem, failed: Failed, handled: int) -> None:
         """Record that all messages were handled except ``failed``, which are to be sent back."""
         if work.given_up:
             return
@@ -70,7 +70,7 @@ class Handling:
         else:
             self._complete(work)
 
-    def keep_back(self, work: Work, handled: int, failed: Failed, reason: str) -> None:
+    def keep_back(self, work: WorkItem, handled: int, failed: Failed, reason: str) -> None:
         """Keep the message after the first ``handled``, which failed in orderly mode, to retry it in its place.
 
         ``failed``: messages before it that are to be sent back anyway; ``reason``: why this one failed.
@@ -93,7 +93,7 @@ class Handling:
             else:
                 self._begin_later(work)
 
-    def give_back(self, work: Work) -> None:
+    def give_back(self, work: WorkItem) -> None:
         """Return a work that was not begun, because its queue is being released."""
         if not work.given_up:
             self._drop(work)
@@ -102,13 +102,13 @@ class Handling:
         asked = self._options.retry_times_max
         return self._membership.retry_times_max if asked < 0 else asked
 
-    def _complete(self, work: Work) -> None:
+    def _complete(self, work: WorkItem) -> None:
         if not work.given_up:  # a given-up work is no longer counted as running
             work.claim.running -= 1
         work.claim.complete(work)
         self._after(work.claim)
 
-    def _drop(self, work: Work) -> None:
+    def _drop(self, work: WorkItem) -> None:
         """Drop the rest of a work, which another member will get."""
         work.claim.running -= 1
         self._after(work.claim)
@@ -118,7 +118,7 @@ class Handling:
         if self._options.orderly:
             self.to_begin += self._claims.next_in_order(claim)
 
-    def _keep(self, work: Work, rest: Sequence[StoredMessage], tries: int) -> None:
+    def _keep(self, work: WorkItem, rest: Sequence[StoredMessage], tries: int) -> None:
         """Reduce a work to ``rest``, which is still to be handled."""
         claim = work.claim
         work.tries = tries
@@ -128,7 +128,7 @@ class Handling:
         if claim.works and claim.works[0] is work:
             claim.commit_offset = max(claim.commit_offset, rest[0].queue_offset)
 
-    def _begin_later(self, work: Work) -> None:
+    def _begin_later(self, work: WorkItem) -> None:
         self._later.append((self._clock() + self._options.suspend_seconds, work))
 
     # ---- time
@@ -154,7 +154,7 @@ class Handling:
                 if not work.done and now - work.begun_at >= self._options.listener_seconds:
                     self._give_up(work, now)
 
-    def _give_up(self, work: Work, now: float) -> None:
+    def _give_up(self, work: WorkItem, now: float) -> None:
         claim = work.claim
         log.error(
             "group %s: the listener has not returned from %d messages of topic %s, queue %d, from offset %d, for %.0f "
@@ -186,7 +186,7 @@ class Handling:
         """True if there are messages to send back."""
         return bool(self._back)
 
-    def _send_back(self, work: Work, failed: Failed, rest: Sequence[StoredMessage] = ()) -> None:
+    def _send_back(self, work: WorkItem, failed: Failed, rest: Sequence[StoredMessage] = ()) -> None:
         """Send messages back. The work is done when the broker has them, unless it has a ``rest``."""
         self.counts.failed += len(failed)
         work.begun_at = inf
@@ -315,7 +315,7 @@ class _Left:
 
     __slots__ = ("parts", "rest", "tries", "work")
 
-    def __init__(self, parts: int, work: Work, rest: Sequence[StoredMessage]) -> None:
+    def __init__(self, parts: int, work: WorkItem, rest: Sequence[StoredMessage]) -> None:
         self.parts = parts
         self.work = work
         self.rest = rest

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 from ...protocol.errors import FlintError
-from ..aio.runtime import Life
+from ..aio.runtime import ClientRuntime
 from ..connection_log import ConnectionLog
 from ..core.access import AccessOptions, access_for
 from ..core.address import parse_addresses
@@ -22,7 +22,7 @@ from ..core.stored import StoredMessage
 from ..core.timeouts import TIMEOUT_SECONDS, check_timeout
 from ..errors import ClientFailed, InvalidArgument, ListenerTimeout
 from ..sync.pool import Dialer
-from .assignments import Work
+from .assignments import WorkItem
 from .group_client import Engine
 from .health import Health
 from .listeners import check_listener, check_returned
@@ -106,10 +106,10 @@ class PushConsumer:
             suspend=suspend, retry_reason=retry_reason,
         )  # fmt: skip
         self._timeout = check_timeout("timeout", timeout)
-        self._life = Life(type(self).__name__)
+        self._life = ClientRuntime(type(self).__name__)
         self._started = False
-        self._ready: deque[Work] = deque()
-        self._tasks: dict[asyncio.Task[None], Work] = {}
+        self._ready: deque[WorkItem] = deque()
+        self._tasks: dict[asyncio.Task[None], WorkItem] = {}
         self._end: asyncio.Future[None] | None = None
         self._workers: Workers | None
         """Threads for a listener that is a plain function; a coroutine function runs in tasks instead."""
@@ -292,13 +292,13 @@ class PushConsumer:
         except RuntimeError:  # the loop was closed, so no listener can run
             self._engine.abandon()
 
-    def _post_works(self, works: list[Work]) -> None:
+    def _post_works(self, works: list[WorkItem]) -> None:
         self._post(self._begin, works)
 
     def _post_recall(self) -> None:
         self._post(self._recalled)
 
-    def _post_stuck(self, work: Work) -> None:
+    def _post_stuck(self, work: WorkItem) -> None:
         self._post(self._cancel, work)
 
     def _post_end(self, error: FlintError | None) -> None:
@@ -334,7 +334,7 @@ class PushConsumer:
 
     # ---- in the loop
 
-    def _begin(self, works: list[Work]) -> None:
+    def _begin(self, works: list[WorkItem]) -> None:
         self._ready.extend(works)
         while self._ready and len(self._tasks) < self._options.workers:
             work = self._ready.popleft()
@@ -363,25 +363,25 @@ class PushConsumer:
             self._engine.give_back(work)  # cancelled before it began, or with the consumer
         self._begin([])
 
-    def _cancel(self, work: Work) -> None:
+    def _cancel(self, work: WorkItem) -> None:
         for task, its_work in self._tasks.items():
             if its_work is work:
                 task.cancel()
 
-    async def _work(self, work: Work) -> None:
+    async def _work(self, work: WorkItem) -> None:
         if self._options.whole_batches:
             await self._handle_batch(work)
         else:
             await self._handle_each(work)
 
-    async def _handle_batch(self, work: Work) -> None:
+    async def _handle_batch(self, work: WorkItem) -> None:
         failed = await self._failed(work.whole, work)
         if failed and self._options.orderly and all(failure.delay_level >= 0 for failure in failed):
             self._engine.keep_back(work, 0, [], failed[0].reason)
         else:
             self._engine.finished(work, failed, len(work.messages) - len(failed))
 
-    async def _handle_each(self, work: Work) -> None:
+    async def _handle_each(self, work: WorkItem) -> None:
         failed: Failed = []
         orderly = self._options.orderly
         for number, message in enumerate(work.messages):
@@ -395,7 +395,7 @@ class PushConsumer:
             work.begun_at = time.monotonic()  # each message has its own time
         self._engine.finished(work, failed, len(work.messages) - len(failed))
 
-    async def _failed(self, handed: Any, work: Work) -> Failed:
+    async def _failed(self, handed: Any, work: WorkItem) -> Failed:
         """Await the listener; returns the messages to redeliver, with their delay levels."""
         messages = (handed,) if isinstance(handed, StoredMessage) else work.messages
         try:

@@ -29,7 +29,7 @@ Row = tuple[str, int, int, int]
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class WorkItem:
     """Messages of one queue that are handled together, in order.
 
     ``next_offset``: what can be committed when they and all before them are done; ``tries``: number of failed
@@ -78,9 +78,9 @@ class Claim:
     """When to pull again after the broker refused a pull."""
     refused: FlintError | None = None
     """The refusal, until a pull succeeds."""
-    works: deque[Work] = field(default_factory=deque)
+    works: deque[WorkItem] = field(default_factory=deque)
     """All works that are not committed yet, in the order of the queue."""
-    waiting: deque[Work] = field(default_factory=deque)
+    waiting: deque[WorkItem] = field(default_factory=deque)
     """In orderly mode: the works after the one that runs."""
     running: int = 0
     """Number of ``works`` that are with a listener, or sent back without confirmation."""
@@ -97,7 +97,7 @@ class Claim:
         """True if no more works begin."""
         return self.revoked or self.lost
 
-    def complete(self, work: Work) -> None:
+    def complete(self, work: WorkItem) -> None:
         """Mark ``work`` as done: its messages are handled, sent back, or no longer wanted."""
         work.done = True
         while self.works and self.works[0].done:
@@ -285,7 +285,7 @@ class Claims:
         """Number of bytes to request at a time."""
         return min(_PULL_BYTES_MAX, max(self._share()[1] // 2, 1))
 
-    def arrived(self, claim: Claim, batch: Batch, messages: Sequence[StoredMessage]) -> list[Work]:
+    def arrived(self, claim: Claim, batch: Batch, messages: Sequence[StoredMessage]) -> list[WorkItem]:
         """Take the response to a pull and return the works that may begin. ``messages``: the batch's, as the listener
         sees them."""
         claim.asked = False
@@ -308,19 +308,19 @@ class Claims:
         claim.waiting.extend(works)
         return self.next_in_order(claim)
 
-    def next_in_order(self, claim: Claim) -> list[Work]:
+    def next_in_order(self, claim: Claim) -> list[WorkItem]:
         """Return the next work of a queue in orderly mode, if none of it is running; none or one."""
         if claim.running or claim.stopped or not claim.waiting:
             return []
         claim.running = 1
         return [claim.waiting.popleft()]
 
-    def _cut(self, claim: Claim, batch: Batch, messages: Sequence[StoredMessage]) -> list[Work]:
+    def _cut(self, claim: Claim, batch: Batch, messages: Sequence[StoredMessage]) -> list[WorkItem]:
         if not messages:
             return []
         size = len(batch.raw)
         if self._chunk_max is None:
-            return [Work(claim, messages, batch, batch.next_offset, size)]
+            return [WorkItem(claim, messages, batch, batch.next_offset, size)]
         # Spread few messages over all workers. Put many into chunks, which cost less, unless the listener is slow.
         chunk = len(messages) if self._orderly else -(-len(messages) // (4 * self._workers))
         chunk = max(1, min(chunk, self._chunk_max, int(CHUNK_SECONDS / self._message_seconds)))
@@ -329,7 +329,7 @@ class Claims:
             end = start + chunk
             next_offset = messages[end].queue_offset if end < len(messages) else batch.next_offset
             part = messages[start:end]
-            works.append(Work(claim, part, batch, next_offset, size * len(part) // len(messages)))
+            works.append(WorkItem(claim, part, batch, next_offset, size * len(part) // len(messages)))
         return works
 
     def took(self, seconds: float, messages: int) -> None:

@@ -26,7 +26,7 @@ from ..sync.connection import Connection
 from ..sync.pool import Dialer
 from ..sync.wakeable_poll import Waiter
 from .ack_tracker import Handling
-from .assignments import Claim, Work, claims_for
+from .assignments import Claim, WorkItem, claims_for
 from .health import Health
 from .membership import Answered, Membership, Request
 from .options import Options
@@ -55,9 +55,9 @@ class Engine:
         self,
         options: Options,
         dialer: Dialer,
-        begin: Callable[[list[Work]], None],
+        begin: Callable[[list[WorkItem]], None],
         recall: Callable[[], None],
-        stuck: Callable[[Work], None],
+        stuck: Callable[[WorkItem], None],
         ended: Callable[[FlintError | None], None],
     ) -> None:
         self.joined = threading.Event()
@@ -120,13 +120,13 @@ class Engine:
 
     # ---- results of listeners
 
-    def finished(self, work: Work, failed: Failed, handled: int) -> None:
+    def finished(self, work: WorkItem, failed: Failed, handled: int) -> None:
         """Record that a listener is done with a work: ``failed`` are the messages to send back."""
         with self._lock:
             self._handling.finished(work, failed, handled)
             self._wake_for(work.claim)
 
-    def keep_back(self, work: Work, handled: int, failed: Failed, reason: str) -> None:
+    def keep_back(self, work: WorkItem, handled: int, failed: Failed, reason: str) -> None:
         """Keep the message after the first ``handled``, which failed in orderly mode, to retry it in its place.
 
         ``failed``: messages before it that are to be sent back anyway; ``reason``: why this one failed.
@@ -135,7 +135,7 @@ class Engine:
             self._handling.keep_back(work, handled, failed, reason)
             self._waiter.wake()
 
-    def give_back(self, work: Work) -> None:
+    def give_back(self, work: WorkItem) -> None:
         """Return a work that was not begun, because its queue is being released."""
         with self._lock:
             self._handling.give_back(work)

@@ -11,7 +11,7 @@ from ...protocol.errors import FlintError
 from ...protocol.storage.delivery import DEAD_LETTER_LEVEL, DELAY_LEVEL_MAX, retry_note
 from ..core.stored import StoredMessage
 from ..errors import CompressionUnavailable, InvalidArgument, InvalidArgumentType
-from .assignments import Work
+from .assignments import WorkItem
 from .options import Options
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class GiveUp(TryLater):
         self.delay_level = DEAD_LETTER_LEVEL
 
 
-def failed_with(error: BaseException, options: Options, messages: Sequence[StoredMessage], work: Work) -> Failed:
+def failed_with(error: BaseException, options: Options, messages: Sequence[StoredMessage], work: WorkItem) -> Failed:
     """Log the ``error`` that a listener raised when called with ``messages`` of ``work``, and return the messages to
     redeliver."""
     reason = reason_of(error)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.stored import StoredMessage
 from ..errors import ClientFailed
-from .assignments import Work
+from .assignments import WorkItem
 from .group_client import Engine
 from .options import Options
 from .outcome import Failed, failed_with
@@ -25,7 +25,7 @@ class Workers:
         """Set by the creator of both."""
         self._options = options
         self._call = call
-        self._ready: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[WorkItem | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -33,7 +33,7 @@ class Workers:
         for _ in range(self._options.workers):
             self._add()
 
-    def begin(self, works: list[Work]) -> None:
+    def begin(self, works: list[WorkItem]) -> None:
         """Queue works for handling. Does not block."""
         for work in works:
             self._ready.put(work)
@@ -43,7 +43,7 @@ class Workers:
 
         The others keep their order. Only the engine's thread calls this and ``begin``.
         """
-        waiting: list[Work | None] = []
+        waiting: list[WorkItem | None] = []
         with contextlib.suppress(queue.Empty):  # the threads take works at the same time
             for _ in range(self._ready.qsize()):
                 waiting.append(self._ready.get_nowait())
@@ -53,7 +53,7 @@ class Workers:
             else:
                 self._ready.put(work)
 
-    def replace(self, work: Work) -> None:
+    def replace(self, work: WorkItem) -> None:
         """Start another thread in place of one that does not return: Python cannot end a stuck thread."""
         self._add()
 
@@ -89,14 +89,14 @@ class Workers:
             if work.given_up:
                 return  # another thread has taken this one's place
 
-    def _handle_batch(self, work: Work) -> None:
+    def _handle_batch(self, work: WorkItem) -> None:
         failed = self._failed(work.whole, work.messages, work)
         if failed and self._options.orderly and all(failure.delay_level >= 0 for failure in failed):
             self.engine.keep_back(work, 0, [], failed[0].reason)
         else:
             self.engine.finished(work, failed, len(work.messages) - len(failed))
 
-    def _handle_each(self, work: Work) -> None:
+    def _handle_each(self, work: WorkItem) -> None:
         failed: Failed = []
         orderly = self._options.orderly
         for number, message in enumerate(work.messages):
@@ -111,7 +111,7 @@ class Workers:
                 work.begun_at = time.monotonic()  # the timeout applies to each message
         self.engine.finished(work, failed, len(work.messages) - len(failed))
 
-    def _failed(self, handed: Any, messages: Sequence[StoredMessage], work: Work) -> Failed:
+    def _failed(self, handed: Any, messages: Sequence[StoredMessage], work: WorkItem) -> Failed:
         """Call the listener; returns the messages to redeliver, with their delay levels."""
         try:
             self._call(handed)

@@ -12,7 +12,7 @@ from .brokers import BrokerAddress
 from .columns import Column
 from .filter_pushdown import Bounds, push
 from .gc_freeze import settling
-from .offsets import Queue, QueueRange, Subscription, split
+from .offsets import Queue, QueueRange, TopicSubscription, split
 from .options import ReadOptions
 from .plain_errors import plainly, plainly_each
 
@@ -38,7 +38,7 @@ class KeyPartition(InputPartition):
     broker: BrokerAddress
 
 
-def range_partitions(ranges: Iterable[QueueRange], subscription: Subscription) -> list[InputPartition]:
+def range_partitions(ranges: Iterable[QueueRange], subscription: TopicSubscription) -> list[InputPartition]:
     """Return a Spark partition for each range."""
     return [RangePartition(queue, subscription.brokers[queue.broker], start, end) for queue, start, end in ranges]
 
@@ -54,7 +54,7 @@ class BatchReader(DataSourceReader):
     @plainly
     def partitions(self) -> list[InputPartition]:
         """Return the ranges to read as of now, one for each queue, split further to reach ``minPartitions``."""
-        subscription = Subscription(self.options)
+        subscription = TopicSubscription(self.options)
         subscription.check()
         topics = subscription.topics()
         if self.options.key is not None:

@@ -14,7 +14,7 @@ from .offsets import QueueRange
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-    from .offsets import Subscription
+    from .offsets import TopicSubscription
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -36,7 +36,7 @@ class Bounds:
         """Return whether any message of a topic can pass."""
         return not self.nothing and (self.topics is None or topic in self.topics)
 
-    def within(self, ranges: Sequence[QueueRange], subscription: Subscription) -> list[QueueRange]:
+    def within(self, ranges: Sequence[QueueRange], subscription: TopicSubscription) -> list[QueueRange]:
         """Return the ranges narrowed to the bounds; asks the brokers for the offsets of times."""
         return [
             narrowed
@@ -45,7 +45,7 @@ class Bounds:
             for narrowed in self._narrowed(each, subscription)
         ]
 
-    def _narrowed(self, each: QueueRange, subscription: Subscription) -> list[QueueRange]:
+    def _narrowed(self, each: QueueRange, subscription: TopicSubscription) -> list[QueueRange]:
         start, end = max(each.start, self.first), min(each.end, self.end)
         if start < end and self.since_ms is not None:
             start = max(start, subscription.offset_at(each.queue, self.since_ms))

@@ -44,7 +44,7 @@ class QueueRange(NamedTuple):
 Stats = dict[Queue, QueueStats]
 
 
-class Subscription:
+class TopicSubscription:
     """The topics that the options name, at their brokers. Asks the brokers every time; caches nothing."""
 
     def __init__(self, options: ReadOptions) -> None:

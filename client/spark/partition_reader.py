@@ -40,7 +40,7 @@ _INDEX_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PulledRows:
     """The response to a pull: stored records with their positions in ``body``, and the offset to continue from."""
 
     body: bytes
@@ -53,11 +53,11 @@ class Pulled:
     lost_from: int
 
 
-def _pulled(answer: Answer) -> Pulled:
+def _pulled(answer: Answer) -> PulledRows:
     head = decode_fields(commands.RecordsAnswer, answer.fields)
     starts, sizes = _records(answer.body, head.count)
     offsets = head.next_offset, head.min_offset, head.max_offset
-    return Pulled(answer.body, starts, sizes, *offsets, head.lost, head.lost_from)
+    return PulledRows(answer.body, starts, sizes, *offsets, head.lost, head.lost_from)
 
 
 def _records(body: bytes, count: int) -> tuple[Ints, Ints]:
@@ -72,7 +72,7 @@ def _records(body: bytes, count: int) -> tuple[Ints, Ints]:
     return ends - sizes, sizes
 
 
-def pull(queue: Queue, offset: int, count: int, tags: TagFilter) -> Operation[Pulled]:
+def pull(queue: Queue, offset: int, count: int, tags: TagFilter) -> Operation[PulledRows]:
     """Read up to ``count`` records from ``offset`` on."""
     asked: Operation[Batch] = operations.pull(queue.topic, queue.queue, offset, count, PULL_BYTES, 0, tags)
     return replace(asked, decode=_pulled)  # type: ignore[arg-type,return-value]
@@ -86,7 +86,7 @@ def read_range(
     Raises ``DataLoss`` if some of them are gone or lost to damage, and ``CorruptMessage`` for one whose bytes are
     damaged, unless the options accept that.
     """
-    asker: Asker[Pulled] = Asker(broker, options.timeout)
+    asker: Asker[PulledRows] = Asker(broker, options.timeout)
     with closing(asker):
         for pulled in _pulls(asker, queue, start, end, options):
             block = _with_tag(_sound(pulled, queue, options), options.tag_filter)
@@ -96,7 +96,7 @@ def read_range(
                 yield decoder.batch(block, queue.topic)
 
 
-def _pulls(asker: Asker[Pulled], queue: Queue, start: int, end: int, options: ReadOptions) -> Iterator[Pulled]:
+def _pulls(asker: Asker[PulledRows], queue: Queue, start: int, end: int, options: ReadOptions) -> Iterator[PulledRows]:
     """Yield the broker's responses for ``[start, end)``; the next pull is in flight while the caller handles one."""
     tags = options.tag_filter
     offset = start
@@ -157,7 +157,7 @@ def _behind_damage(queue: Queue, queue_offset: int, count: int, options: ReadOpt
     return queue_offset
 
 
-def _sound(pulled: Pulled, queue: Queue, options: ReadOptions) -> RecordBlock:
+def _sound(pulled: PulledRows, queue: Queue, options: ReadOptions) -> RecordBlock:
     """Return the records of a response. Raises ``CorruptMessage`` for a damaged one, unless the options accept that."""
     if options.fail_on_data_loss:
         return RecordBlock(pulled.body, pulled.starts, pulled.sizes, topic=queue.topic)

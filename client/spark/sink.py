@@ -21,14 +21,14 @@ from .errors import InvalidOption
 from .gc_freeze import settling
 from .plain_errors import plainly
 from .sink_columns import check_columns
-from .sink_delivery import Delivery, Written, check_broker, delivery_of
+from .sink_delivery import SinkDelivery, Written, check_broker, delivery_of
 from .sink_options import WriteOptions, write_options
 
 
 class BatchWriter(DataSourceArrowWriter):
     """Writes the rows of a DataFrame."""
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: SinkDelivery) -> None:
         self._delivery = delivery
 
     @plainly
@@ -50,7 +50,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the rows of each micro-batch. Spark creates one for its tasks, and another one to commit."""
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: SinkDelivery) -> None:
         self._delivery = delivery
 
     @plainly

@@ -1,6 +1,6 @@
 """The deliveries that option ``delivery`` chooses: how tasks send rows to the broker, and when the rows count.
 
-A ``Delivery`` has the three steps of a write: ``write`` in each task, then ``commit`` or ``abort`` on the driver.
+A ``SinkDelivery`` has the three steps of a write: ``write`` in each task, then ``commit`` or ``abort`` on the driver.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Written(WriterCommitMessage):
     rows: int
 
 
-class Delivery(ABC):
+class SinkDelivery(ABC):
     """The steps of a write. Spark pickles it for the tasks, so it contains only plain values."""
 
     def __init__(self, options: WriteOptions) -> None:
@@ -57,7 +57,7 @@ class Delivery(ABC):
         """On the driver, after the write failed; ``written`` has None for failed tasks."""
 
 
-class AtLeastOnce(Delivery):
+class AtLeastOnce(SinkDelivery):
     """Sends a task's rows and waits until they are acknowledged. A task that runs again sends them again."""
 
     def write(self, batches: Iterator[pa.RecordBatch], partition: int) -> Written:
@@ -88,7 +88,7 @@ class Prepared(Written):
     number: int
 
 
-class ExactlyOnce(Delivery):
+class ExactlyOnce(SinkDelivery):
     """Prepares each task's rows as an attempt of its own; the driver commits the attempts that counted, all or none of
     them, and once for each query and micro-batch.
 
@@ -172,7 +172,7 @@ def micro_batch() -> tuple[str, int]:
     return query, int(number)
 
 
-def delivery_of(options: WriteOptions, *, streaming: bool) -> Delivery:
+def delivery_of(options: WriteOptions, *, streaming: bool) -> SinkDelivery:
     """Return the delivery that the options choose. Called on the driver, once for each batch, and names the batch."""
     if options.delivery == EXACTLY_ONCE:
         return ExactlyOnce(options, None if streaming else f"batch-{uuid.uuid4()}")

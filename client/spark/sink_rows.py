@@ -63,7 +63,7 @@ NOTHING = Distinct((None,), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SinkRows:
     """A batch, checked except for the content of ``properties``. A column without values is None, or ``NOTHING``."""
 
     bodies: list[bytes]
@@ -84,14 +84,14 @@ class Rows:
         return self.place.invalid(row, self.properties_column, why)
 
 
-def checked_rows(batch: pa.RecordBatch, topic: str | None, place: Place) -> Rows:
+def checked_rows(batch: pa.RecordBatch, topic: str | None, place: Place) -> SinkRows:
     """Return the rows of a batch whose schema was checked. ``topic``: the topic of all rows, or None.
 
     Raises ``InvalidMessage`` for the first row that cannot be sent.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     properties_column = "headers" if "headers" in columns else "properties"
-    return Rows(
+    return SinkRows(
         bodies=_bodies(columns["body"], place),
         topics=Distinct((topic,), None) if topic is not None else _topics(columns["topic"], place),
         keys=_keys(columns["keys"], place) if "keys" in columns else None,

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 from ...protocol.errors import FlintError
 from .batch import BatchReader, PushingReader
 from .columns import Column, columns_of, ddl, offered
-from .offsets import Subscription
+from .offsets import TopicSubscription
 from .options import ReadOptions, read_options, refuse
 from .plain_errors import plainly
 from .stream import RefusedStream, StreamReader
@@ -43,7 +43,7 @@ class FlintSource(DataSource):
     def schema(self) -> str:
         """Return all columns that the options offer. Raises if an option is wrong, a broker away or a topic missing."""
         options = read_options(self.options)
-        Subscription(options).check()
+        TopicSubscription(options).check()
         return ddl(offered(properties=options.include_properties, headers=options.include_headers))
 
     @plainly

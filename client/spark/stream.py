@@ -20,7 +20,7 @@ from ...protocol.errors import FlintError
 from .brokers import BrokerAddress
 from .columns import Column
 from .gc_freeze import settling
-from .offsets import Queue, QueueRange, Stats, Subscription, limited, split, together
+from .offsets import Queue, QueueRange, Stats, TopicSubscription, limited, split, together
 from .options import ReadOptions
 from .plain_errors import plainly, plainly_each
 
@@ -64,7 +64,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plainly
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's names, here and below
         """Return the offsets at which a query without a checkpoint begins."""
-        subscription = Subscription(self.options)
+        subscription = TopicSubscription(self.options)
         subscription.check()
         return subscription.to_json(subscription.starts(self._ask(subscription, anew=True), "latest"))
 
@@ -76,13 +76,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the query's end at the current end of the queues."""
-        subscription = Subscription(self.options)
+        subscription = TopicSubscription(self.options)
         self._target = {queue: row.max_offset for queue, row in self._ask(subscription, anew=True).items()}
 
     @plainly
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Return the end of the next micro-batch."""
-        subscription = Subscription(self.options)
+        subscription = TopicSubscription(self.options)
         starts = subscription.from_json(start)
         stats = self._ask(subscription)
         self._check_loss(subscription, starts, stats)
@@ -98,10 +98,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
         """Return the ends of the queues for the query's progress, which computes the lag from them."""
-        subscription = Subscription(self.options)
+        subscription = TopicSubscription(self.options)
         return subscription.to_json({queue: row.max_offset for queue, row in self._stats.items()}) or None
 
-    def _ask(self, subscription: Subscription, *, anew: bool = False) -> Stats:
+    def _ask(self, subscription: TopicSubscription, *, anew: bool = False) -> Stats:
         now = time.monotonic()
         if anew or self._topics_at is None or now - self._topics_at > _TOPICS_SECONDS:
             self._topics = subscription.topics(begun=self._topics_at is not None)
@@ -113,7 +113,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._stats_until = answered + min((answered - now) * _ASKING_SHARE, _NEW_SECONDS_MAX)
         return self._stats
 
-    def _check_loss(self, subscription: Subscription, starts: dict[Queue, int], stats: Stats) -> None:
+    def _check_loss(self, subscription: TopicSubscription, starts: dict[Queue, int], stats: Stats) -> None:
         for queue, start in starts.items():
             row = stats.get(queue)
             if row is None:
@@ -130,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         """Return the parts of a micro-batch: one for each queue, fewer if there is little to read, more if
         ``minPartitions`` asks for them."""
-        subscription = Subscription(self.options)
+        subscription = TopicSubscription(self.options)
         starts, ends = subscription.from_json(start), subscription.from_json(end)
         ranges = [
             QueueRange(queue, starts[queue] if queue in starts else self._first(subscription, queue), ends[queue])
@@ -143,7 +143,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for group in together(pieces, rows_max)
         ]
 
-    def _first(self, subscription: Subscription, queue: Queue) -> int:
+    def _first(self, subscription: TopicSubscription, queue: Queue) -> int:
         """Return the first offset of a queue that was created after the query began."""
         stats = self._stats if queue in self._stats else self._ask(subscription, anew=True)
         return stats[queue].min_offset if queue in stats else 0

@@ -27,7 +27,7 @@ from ..core.connection_errors import (
 )
 from ..core.session import Answer, Asked, Session, advance
 from ..endpoint import client_name, packed_address
-from .spin_wait import Patience
+from .spin_wait import SpinWait
 
 if TYPE_CHECKING:
     from .tls import TlsSocket
@@ -286,7 +286,7 @@ def _readiness(sock: socket.socket | TlsSocket) -> Readiness:
     reads.register(sock, select.POLLIN)
     both = select.poll()
     both.register(sock, select.POLLIN | select.POLLOUT)
-    patience = Patience()
+    patience = SpinWait()
 
     def wait_poll(write: bool, timeout: float | None) -> None:
         if not write and patience.worthwhile() and patience.look(reads):

@@ -22,7 +22,7 @@ from ..core.compression import COMPRESS_OVER_BYTES, Compression
 from ..core.delivery import IN_FLIGHT_BYTES_MAX
 from ..core.grouping import Flush, common_properties
 from ..core.operations import Plan
-from ..core.producer_core import ASK, Groups, Sending, raise_unseen
+from ..core.producer_core import ASK, Groups, ProducerCore, raise_unseen
 from ..core.receipts import Receipt
 from ..core.timeouts import DELIVERY_SECONDS, check_timeout
 from ..delay import delay_properties
@@ -94,7 +94,7 @@ class Producer:
         flush: Flush | None = None,
         **access: Unpack[AccessOptions],
     ) -> None:
-        self._sending = Sending(
+        self._sending = ProducerCore(
             client_name(),
             delivery_timeout=delivery_timeout,
             compress_over=compress_over,

@@ -29,7 +29,7 @@ class Pollable(Protocol):
         """Return whether there is an event, after at most ``timeout`` milliseconds."""
 
 
-class Patience:
+class SpinWait:
     """The polling policy of one connection: learns from each wait whether polling is worth it for the next."""
 
     def __init__(self) -> None:

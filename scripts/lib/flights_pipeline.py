@@ -71,7 +71,7 @@ def _verify(spark: SparkSession, task: runner.Pipeline) -> None:
     started = time.perf_counter()
     with console.status("computing the same from the CSV in plain Python…"):
         expected = verification.Expected.of_csv(packaged_csv())
-        verified = verification.Verified()
+        verified = verification.PipelineVerified()
         verification.compare_hours(verification.read_hours(spark, task.folders.results), expected, verified)
         with Consumer(task.broker, timeout=TIMEOUT_SECONDS) as consumer:
             alerts = consumer.iter(task.alerts_topic, from_="earliest", until="latest")

@@ -28,7 +28,7 @@ from flintmq.client import (
     PartlyStored,
     SystemBusy,
 )
-from flintmq.client.core.accumulator import Bulk, Group, Single
+from flintmq.client.core.accumulator import BatchGroup, Bulk, Single
 from flintmq.client.core.compression import Compressor
 from flintmq.client.core.delivery import Delivery
 from flintmq.client.core.packer import RowSource
@@ -92,7 +92,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         pairs = [self.number(bad=place == bad) for place in range(count)]
         bulk = Bulk(count, self.now, self.now + seconds)
         source = RowSource([Message("t", body) for _, body in pairs], Compressor(None))
-        self.delivery.add_bulk(bulk, "t", queue, Group(bulk, source, range(count), "", ""))
+        self.delivery.add_bulk(bulk, "t", queue, BatchGroup(bulk, source, range(count), "", ""))
         self.bulks[tuple(number for number, _ in pairs)] = bulk
 
     @rule()

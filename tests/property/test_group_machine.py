@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from flintmq.broker.delivery.groups.assignment import Queue
-from flintmq.broker.delivery.groups.group import CLUSTERING, ConsumerGroup, Member, Subscription
+from flintmq.broker.delivery.groups.group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
 from flintmq.protocol.errors import EpochFenced, MemberUnknown
 from tests.remotes import FakeRemote
 
@@ -56,7 +56,7 @@ class GroupMachine(RuleBasedStateMachine):
     def enter(self, client: Client) -> None:
         self.clients[client.name] = client
         member = Member(
-            client.name, client.remote, 0, SESSION, {"t": Subscription("t")}, False, self.now, self.now + SESSION,
+            client.name, client.remote, 0, SESSION, {"t": MemberSubscription("t")}, False, self.now, self.now + SESSION,
             self.now,
         )  # fmt: skip
         self.group.join(member, list(client.working))

@@ -15,7 +15,7 @@ import pytest
 from flintmq.client import Consumer
 from flintmq.client.pipeline.flights import FIELDS
 from flintmq.client.pipeline.replay import replay
-from flintmq.client.pipeline.verification import Expected, Verified, compare_alerts, compare_hours, read_hours
+from flintmq.client.pipeline.verification import Expected, PipelineVerified, compare_alerts, compare_hours, read_hours
 from tests.conftest import BrokerFactory
 from tests.spark.cluster import running_cluster
 
@@ -93,7 +93,7 @@ def test_a_worker_killed_and_a_broker_restarted_in_the_middle_change_nothing(
                 application.communicate()
     expected = Expected.of_csv(write_csv(tmp_path / "all.csv", rows))
     assert len(expected.alerts) > 500
-    verified = Verified()
+    verified = PipelineVerified()
     compare_hours(read_hours(spark, tmp_path / "results"), expected, verified)
     with Consumer(east.address) as consumer:
         compare_alerts(consumer.iter("alerts", until="latest"), expected, verified)

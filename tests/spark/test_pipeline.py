@@ -58,10 +58,10 @@ def run(spark: SparkSession, pipeline: Pipeline) -> dict[str, QueryProgress]:
         return {progress.query: progress for progress in runner.run(spark, pipeline)}
 
 
-def verify(spark: SparkSession, pipeline: Pipeline, csv: Path) -> verification.Verified:
+def verify(spark: SparkSession, pipeline: Pipeline, csv: Path) -> verification.PipelineVerified:
     """Compare everything with the CSV. Raises ``ResultsDiffer``."""
     expected = verification.Expected.of_csv(csv)
-    verified = verification.Verified()
+    verified = verification.PipelineVerified()
     hours = verification.read_hours(spark, pipeline.folders.results)
     verification.compare_hours(hours, expected, verified)
     with Consumer(pipeline.broker) as consumer:

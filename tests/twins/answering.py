@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from flintmq.client import ConnectionFailed, DeliveryFailed, Message
-from flintmq.client.core.accumulator import Bulk, Group, ProduceFrame, Single
+from flintmq.client.core.accumulator import BatchGroup, Bulk, ProduceFrame, Single
 from flintmq.client.core.compression import Compressor
 from flintmq.client.core.delivery import Delivery
 from flintmq.client.core.packer import RowSource
@@ -108,7 +108,7 @@ class AnsweringBroker:
     def bulk(self, bodies: list[bytes], queue: int = -1, seconds: float = inf, topic: str = "t") -> Bulk:
         bulk = Bulk(len(bodies), self.now, self.now + seconds)
         source = RowSource([Message(topic, body) for body in bodies], NO_COMPRESSION)
-        self.delivery.add_bulk(bulk, topic, queue, Group(bulk, source, range(len(bodies)), "", ""))
+        self.delivery.add_bulk(bulk, topic, queue, BatchGroup(bulk, source, range(len(bodies)), "", ""))
         return bulk
 
 

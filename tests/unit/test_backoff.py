@@ -13,7 +13,7 @@ import pytest
 
 from flintmq.broker.security import backoff as backoff_module
 from flintmq.broker.security.authenticator import WRONG, Authenticator
-from flintmq.broker.security.backoff import FORGET_S, PAUSE_S_MAX, WAIT_S_MAX, Backoff, network_of, pause_after
+from flintmq.broker.security.backoff import FORGET_S, PAUSE_S_MAX, WAIT_S_MAX, LoginBackoff, network_of, pause_after
 from flintmq.broker.security.users import UserTable
 from flintmq.protocol.auth.scram import ClientExchange
 from flintmq.protocol.errors import AuthenticationFailed, SystemBusy
@@ -68,31 +68,31 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def backoff(loop: Loop) -> Backoff:
-    return Backoff(loop.time, loop.call_at)
+def backoff(loop: Loop) -> LoginBackoff:
+    return LoginBackoff(loop.time, loop.call_at)
 
 
-def test_pauses_double_up_to_a_bound(backoff: Backoff) -> None:
+def test_pauses_double_up_to_a_bound(backoff: LoginBackoff) -> None:
     pauses = [backoff.failed(HOST) for _ in range(100)]
     assert pauses[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.0])
     assert set(pauses[5:]) == {PAUSE_S_MAX}
     assert pause_after(10**9) == PAUSE_S_MAX
 
 
-def test_who_never_failed_waits_for_nothing(backoff: Backoff) -> None:
+def test_who_never_failed_waits_for_nothing(backoff: LoginBackoff) -> None:
     assert not backoff.must_wait(HOST)
     backoff.failed(HOST)
     assert backoff.must_wait(HOST)
     assert not backoff.must_wait("192.0.2.8")
 
 
-def test_the_pause_ends(backoff: Backoff, loop: Loop) -> None:
+def test_the_pause_ends(backoff: LoginBackoff, loop: Loop) -> None:
     backoff.failed(HOST)
     loop.pass_time(0.11)
     assert not backoff.must_wait(HOST)
 
 
-def test_attempts_side_by_side_are_judged_one_behind_the_other(backoff: Backoff, loop: Loop) -> None:
+def test_attempts_side_by_side_are_judged_one_behind_the_other(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(3):
         backoff.failed(HOST)
     judged: list[float] = []
@@ -107,7 +107,7 @@ def test_attempts_side_by_side_are_judged_one_behind_the_other(backoff: Backoff,
     assert judged == pytest.approx([0.4, 0.4 + 0.8, 0.4 + 0.8 + 1.6])
 
 
-def test_one_that_is_right_lets_all_others_in(backoff: Backoff, loop: Loop) -> None:
+def test_one_that_is_right_lets_all_others_in(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(3):
         backoff.failed(HOST)
     judged: list[str] = []
@@ -129,7 +129,7 @@ def test_one_that_is_right_lets_all_others_in(backoff: Backoff, loop: Loop) -> N
     assert not backoff.must_wait(HOST)
 
 
-def test_one_that_is_wrong_among_them_has_the_rest_wait_again(backoff: Backoff, loop: Loop) -> None:
+def test_one_that_is_wrong_among_them_has_the_rest_wait_again(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(3):
         backoff.failed(HOST)
     judged: list[str] = []
@@ -151,7 +151,7 @@ def test_one_that_is_wrong_among_them_has_the_rest_wait_again(backoff: Backoff, 
     assert judged == ["right", "wrong", "last"]
 
 
-def test_who_would_wait_too_long_is_told_how_long(backoff: Backoff) -> None:
+def test_who_would_wait_too_long_is_told_how_long(backoff: LoginBackoff) -> None:
     for _ in range(6):
         backoff.failed(HOST)
     backoff.wait(HOST, lambda: None)
@@ -160,7 +160,7 @@ def test_who_would_wait_too_long_is_told_how_long(backoff: Backoff) -> None:
     assert raised.value.retry_after_ms > WAIT_S_MAX * 1000
 
 
-def test_an_attempt_that_is_taken_back_costs_nobody_time(backoff: Backoff, loop: Loop) -> None:
+def test_an_attempt_that_is_taken_back_costs_nobody_time(backoff: LoginBackoff, loop: Loop) -> None:
     backoff.failed(HOST)
     judged: list[str] = []
     take_back = backoff.wait(HOST, lambda: judged.append("gone"))
@@ -171,14 +171,14 @@ def test_an_attempt_that_is_taken_back_costs_nobody_time(backoff: Backoff, loop:
     assert judged == ["stays"]
 
 
-def test_failures_are_forgotten_after_a_while(backoff: Backoff, loop: Loop) -> None:
+def test_failures_are_forgotten_after_a_while(backoff: LoginBackoff, loop: Loop) -> None:
     for _ in range(10):
         backoff.failed(HOST)
     loop.pass_time(FORGET_S + 10)
     assert backoff.failed(HOST) == pytest.approx(0.1)
 
 
-def test_the_table_is_bounded_and_forgets_the_oldest(backoff: Backoff, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_bounded_and_forgets_the_oldest(backoff: LoginBackoff, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff_module, "ADDRESSES_MAX", 50)
     for number in range(200):
         backoff.failed(f"192.0.2.{number}")
@@ -197,7 +197,7 @@ class TestSameWork:
 
     def hashes(self, users: UserTable, loop: Loop, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         """The lengths of key and message of every hash that one failed attempt costs the broker."""
-        authenticator = Authenticator(users, Backoff(loop.time, loop.call_at))
+        authenticator = Authenticator(users, LoginBackoff(loop.time, loop.call_at))
         exchange = ClientExchange(name, "wrong", nonce="n" * 24)
         seen: list[tuple[int, int]] = []
         real_hmac, real_sha256 = hmac.digest, hashlib.sha256

@@ -13,7 +13,7 @@ from flintmq.client import ConfigurationError, InvalidArgument, OffsetOutOfRange
 from flintmq.client.cli.contexts import Contexts, contexts_path
 from flintmq.client.cli.params import OFFSETS, PERMISSION, PROPERTY, SIZE, SPAN, show_permission
 from flintmq.client.cli.positions import EveryQueue, end_of, parse_position, parse_time, start_of
-from flintmq.client.cli.settings import DEFAULT_BROKER, Settings
+from flintmq.client.cli.settings import DEFAULT_BROKER, BrokerChoice
 from flintmq.client.core.address import parse_addresses
 
 NOW = datetime(2026, 11, 21, 12, 30, tzinfo=UTC)
@@ -261,17 +261,17 @@ class TestBrokerAddress:
     def test_an_option_overrides_the_environment_and_the_context(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        assert Settings().addresses == DEFAULT_BROKER
+        assert BrokerChoice().addresses == DEFAULT_BROKER
         contexts = Contexts.load()
         contexts.add("prod", "prod:1")
         contexts.add("test", "test:2")
         contexts.current = "prod"
         contexts.save()
-        assert Settings().addresses == "prod:1"
+        assert BrokerChoice().addresses == "prod:1"
         monkeypatch.setenv("FLINTMQ_BROKER", "env:3")
-        assert Settings().addresses == "env:3"
-        assert Settings(context="test").addresses == "test:2"
-        assert Settings(context="test", broker="option").addresses == "option:10911"
+        assert BrokerChoice().addresses == "env:3"
+        assert BrokerChoice(context="test").addresses == "test:2"
+        assert BrokerChoice(context="test", broker="option").addresses == "option:10911"
 
     def test_a_context_applies_only_to_its_own_broker(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         contexts = Contexts.load()
@@ -280,20 +280,20 @@ class TestBrokerAddress:
         contexts.save()
         monkeypatch.setenv("FLINTMQ_PASSWORD", "correct horse")
         monkeypatch.delenv("FLINTMQ_USER", raising=False)
-        inside = Settings()
+        inside = BrokerChoice()
         assert (inside.addresses, inside.seconds, inside.output.mode) == ("prod:1", 2.5, "json")
         assert inside.access == {"tls": True, "user": "billing", "password": "correct horse"}
-        assert Settings(timeout=7.0, mode="plain").seconds == 7.0
-        assert Settings(mode="plain").output.mode == "plain"
-        assert Settings(user="shop").access["user"] == "shop"
+        assert BrokerChoice(timeout=7.0, mode="plain").seconds == 7.0
+        assert BrokerChoice(mode="plain").output.mode == "plain"
+        assert BrokerChoice(user="shop").access["user"] == "shop"
         monkeypatch.setenv("FLINTMQ_USER", "from-outside")
-        assert Settings().access["user"] == "from-outside"
-        assert Settings(context="prod").access["user"] == "billing"
+        assert BrokerChoice().access["user"] == "from-outside"
+        assert BrokerChoice(context="prod").access["user"] == "billing"
         monkeypatch.delenv("FLINTMQ_USER")
-        elsewhere = Settings(broker="other:1")
+        elsewhere = BrokerChoice(broker="other:1")
         assert (elsewhere.access, elsewhere.seconds) == ({}, 10.0)
         monkeypatch.setenv("FLINTMQ_BROKER", "env:3")
-        assert Settings().access == {}
+        assert BrokerChoice().access == {}
 
     def test_a_users_password_is_not_used_for_another_user(self, home: Path, tmp_path: Path) -> None:
         secret = tmp_path / "secret"
@@ -302,9 +302,9 @@ class TestBrokerAddress:
         contexts = Contexts.load()
         contexts.add("prod", "prod:1", {"user": "billing", "password_file": str(secret)})
         contexts.save()
-        assert Settings(context="prod").access["password"] == "correct horse"
+        assert BrokerChoice(context="prod").access["password"] == "correct horse"
         with pytest.raises(ConfigurationError, match="user 'shop' needs a password"):
-            _ = Settings(context="prod", user="shop", may_ask=False).access
+            _ = BrokerChoice(context="prod", user="shop", may_ask=False).access
 
     def test_a_program_uses_the_same_environment_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("FLINTMQ_BROKER", raising=False)
@@ -318,4 +318,4 @@ class TestBrokerAddress:
         contexts.current = "prod"
         contexts.save()
         with pytest.raises(ConfigurationError, match="no context 'prod'"):
-            _ = Settings().addresses
+            _ = BrokerChoice().addresses

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flintmq.client.cli.commands.check import CRITICAL, OK, UNKNOWN, WARNING, Finding
+from flintmq.client.cli.commands.check import CRITICAL, OK, UNKNOWN, WARNING, CheckFinding
 from flintmq.client.cli.condition import Condition
-from flintmq.client.cli.histogram import Latencies
+from flintmq.client.cli.histogram import LatencyHistogram
 from flintmq.client.cli.lags import Lag
 from flintmq.client.cli.sampler import Rates, Sample, between
 from flintmq.client.cli.top_screen import Screen
@@ -71,14 +71,14 @@ class TestCondition:
 class TestLatencies:
     @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=500))
     def test_percentiles_use_the_nearest_rank(self, values: list[float]) -> None:
-        latencies = Latencies(values)
+        latencies = LatencyHistogram(values)
         assert latencies.percentile(50) == statistics.median_low(values)
         assert latencies.percentile(100) == latencies.greatest == max(values)
         assert sum(value <= (latencies.percentile(90) or 0) for value in values) >= 0.9 * len(values)
 
     @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=500))
     def test_every_latency_is_in_the_first_bucket_that_it_fits(self, values: list[float]) -> None:
-        buckets = Latencies(values).buckets()
+        buckets = LatencyHistogram(values).buckets()
         assert sum(bucket.latencies for bucket in buckets) == len(values)
         assert buckets[0].latencies
         assert buckets[-1].latencies
@@ -90,8 +90,8 @@ class TestLatencies:
             below = bucket.below
 
     def test_no_latencies_have_no_figures(self) -> None:
-        assert Latencies().summary() == {"p50": None, "p90": None, "p99": None, "p99_9": None, "max": None}
-        assert Latencies().buckets() == []
+        assert LatencyHistogram().summary() == {"p50": None, "p90": None, "p99": None, "p99_9": None, "max": None}
+        assert LatencyHistogram().buckets() == []
 
 
 def _sample(at: float, groups: dict[tuple[str, str], tuple[int, int]] | None = None, **figures: Any) -> Sample:
@@ -133,11 +133,11 @@ class TestRates:
      (30, True, OK), (19, True, CRITICAL)],
 )  # fmt: skip
 def test_a_figure_beyond_its_limits_is_bad(value: float | None, low: bool, state: int) -> None:
-    assert Finding("lag", value, show_bytes, 10 if not low else 25, 20, low).state == state
+    assert CheckFinding("lag", value, show_bytes, 10 if not low else 25, 20, low).state == state
 
 
 def test_a_figure_without_limits_is_never_bad() -> None:
-    assert Finding("lag", None, show_bytes, None, None).state == OK
+    assert CheckFinding("lag", None, show_bytes, None, None).state == OK
 
 
 def _screen(columns: int, lines: int, topics: int = 30, **figures: Any) -> list[str]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flintmq.client import StoredMessage
 from flintmq.client.cli.formats import DIRECTIVES, Format
 from flintmq.client.cli.messages import MessagePrinter, message_row
-from flintmq.client.cli.output import JSON, PLAIN, TABLE, Column, Output, number, to_json
+from flintmq.client.cli.output import JSON, PLAIN, TABLE, Output, TableColumn, number, to_json
 from flintmq.client.cli.units import iso, plural, show_bytes, show_count, show_moment, show_rate, show_seconds
 from flintmq.protocol.escaping import escape, escape_bytes, escape_json
 from flintmq.protocol.storage.record import Record, encode_host, encode_properties
@@ -234,7 +234,7 @@ class TestMessages:
         assert json.loads(_printed(JSON, _stored("é\x1b".encode())))["body"] == "é\x1b"
 
 
-COLUMNS = (Column("topic", "TOPIC"), number("messages", "MESSAGES"), Column("last", "LAST", show_moment))
+COLUMNS = (TableColumn("topic", "TOPIC"), number("messages", "MESSAGES"), TableColumn("last", "LAST", show_moment))
 ROWS = [
     {"topic": "orders", "messages": 12_345, "last": datetime(2026, 11, 21, tzinfo=UTC)},
     {"topic": "e\x1bvil", "messages": 0, "last": None},
@@ -272,7 +272,7 @@ class TestRows:
     def test_the_least_important_column_is_left_out_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "40")
         stream = _Stream(False)
-        columns = (*COLUMNS[:2], Column("last", "LAST", show_moment, spare=True))
+        columns = (*COLUMNS[:2], TableColumn("last", "LAST", show_moment, spare=True))
         Output(TABLE, stream).rows(columns, ROWS)
         lines = stream.written().splitlines()
         assert [line.split() for line in lines[:2]] == [["TOPIC", "MESSAGES"], ["orders", "12,345"]]
@@ -285,7 +285,7 @@ class TestRows:
         stream = _Stream(False)
         text = "".join(f"{number:03}" for number in range(40))
         Output(TABLE, stream).rows(
-            (number("messages", "MESSAGES"), Column("value", "VALUE", fold=True)), [{"messages": 5, "value": text}]
+            (number("messages", "MESSAGES"), TableColumn("value", "VALUE", fold=True)), [{"messages": 5, "value": text}]
         )
         lines = stream.written().splitlines()
         assert max(map(len, lines)) <= columns

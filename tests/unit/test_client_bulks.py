@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from flintmq.client import DeliveryFailed, FlintError, NoPermission, RequestTimeout, SystemBusy
-from flintmq.client.core.accumulator import BULK_WINDOW, Bulk, Group
+from flintmq.client.core.accumulator import BULK_WINDOW, BatchGroup, Bulk
 from flintmq.client.core.packer import ColumnSource
 from flintmq.client.core.receipts import settle
 from tests.twins.answering import NO_COMPRESSION, PREFIX, AnsweringBroker, failures
@@ -133,7 +133,7 @@ class TestBulks:
     def test_columns_carry_keys_and_common_properties(self, broker: AnsweringBroker) -> None:
         bulk = Bulk(2, broker.now)
         source = ColumnSource([b"a", b"b"], ["k1", None], NO_COMPRESSION)
-        broker.delivery.add_bulk(bulk, "t", -1, Group(bulk, source, range(2), "TAGS\x01eu\x02", "sync"))
+        broker.delivery.add_bulk(bulk, "t", -1, BatchGroup(bulk, source, range(2), "TAGS\x01eu\x02", "sync"))
         (frame,) = broker.take()
         fields = broker.fields[frame]
         assert (fields["layout"], fields["common"], fields["flush"]) == (1, "TAGS\x01eu\x02", "sync")

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from flintmq.client.sync import spin_wait
-from flintmq.client.sync.spin_wait import JUDGED_EVERY, LOOK_SECONDS, SKIPPED_MAX, Patience
+from flintmq.client.sync.spin_wait import JUDGED_EVERY, LOOK_SECONDS, SKIPPED_MAX, SpinWait
 
 
 class Socket:
@@ -25,20 +25,20 @@ class Socket:
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> Patience:
+def judged(monkeypatch: pytest.MonkeyPatch) -> SpinWait:
     """Return the policy in a process with two CPUs and no other busy threads."""
     monkeypatch.setattr(spin_wait, "processors", lambda: 2)
     monkeypatch.setattr(spin_wait, "_cpu_of_other_threads", lambda: 0.0)
-    return Patience()
+    return SpinWait()
 
 
-def test_a_response_that_arrives_soon_is_found_without_sleeping(judged: Patience) -> None:
+def test_a_response_that_arrives_soon_is_found_without_sleeping(judged: SpinWait) -> None:
     for _ in range(JUDGED_EVERY * 2):
         assert judged.worthwhile()
         assert judged.look(Socket(ready_at=3))
 
 
-def test_after_polling_in_vain_more_and_more_waits_sleep_at_once(judged: Patience) -> None:
+def test_after_polling_in_vain_more_and_more_waits_sleep_at_once(judged: SpinWait) -> None:
     skipped = []
     for _ in range(12):
         waits = 0
@@ -51,7 +51,7 @@ def test_after_polling_in_vain_more_and_more_waits_sleep_at_once(judged: Patienc
     assert skipped == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, SKIPPED_MAX, SKIPPED_MAX]
 
 
-def test_one_successful_poll_resets_the_skipping(judged: Patience) -> None:
+def test_one_successful_poll_resets_the_skipping(judged: SpinWait) -> None:
     for _ in range(5):
         while not judged.worthwhile():
             pass
@@ -67,13 +67,13 @@ def test_one_successful_poll_resets_the_skipping(judged: Patience) -> None:
 
 def test_on_a_single_cpu_the_client_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spin_wait, "processors", lambda: 1)
-    alone = Patience()
+    alone = SpinWait()
     assert not any(alone.worthwhile() for _ in range(JUDGED_EVERY * 2))
 
 
 def test_the_client_does_not_poll_while_other_threads_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spin_wait, "processors", lambda: 2)
-    mine = Patience()
+    mine = SpinWait()
     ended = threading.Event()
 
     def work() -> None:

@@ -8,8 +8,8 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flintmq.broker.budgets.receive_buffers import FLOOR_BYTES, SHARED_BYTES, ReceiveMemory, SharingParser
-from flintmq.broker.budgets.send_budget import ANSWER_BYTES_MIN, LOOK_EVERY_S, SMALL_BYTES, SendMemory
+from flintmq.broker.budgets.receive_buffers import FLOOR_BYTES, SHARED_BYTES, ReceiveBudget, SharingParser
+from flintmq.broker.budgets.send_budget import ANSWER_BYTES_MIN, LOOK_EVERY_S, SMALL_BYTES, SendBudget
 from flintmq.protocol.frames import FRAME_BYTES_MAX, REQUEST, Frame, encode_frame
 
 KIB = 1024
@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 class Reader:
     """The receiving side of one connection, which reads from prepared bytes."""
 
-    def __init__(self, memory: ReceiveMemory, arrived: bytes) -> None:
+    def __init__(self, memory: ReceiveBudget, arrived: bytes) -> None:
         self.memory = memory
         self.parser = SharingParser(FRAME_BYTES_MAX, memory)
         self.unread = memoryview(arrived)
@@ -71,7 +71,7 @@ def test_all_frames_of_all_connections_arrive_complete_within_the_memory_bound(
     sizes: list[list[int]], max_bytes: int, order: object
 ) -> None:
     calls, run = soon_calls()
-    memory = ReceiveMemory(max_bytes, calls.append)
+    memory = ReceiveBudget(max_bytes, calls.append)
     numbers = count()
     sent = [[next(numbers).to_bytes(2, "big") * (size // 2) for size in own] for own in sizes]
     readers = [Reader(memory, b"".join(map(frame, bodies))) for bodies in sent]
@@ -91,7 +91,7 @@ def test_all_frames_of_all_connections_arrive_complete_within_the_memory_bound(
 
 def test_connections_waiting_for_memory_resume_in_fifo_order() -> None:
     calls, run = soon_calls()
-    memory = ReceiveMemory(100 * KIB, calls.append)
+    memory = ReceiveBudget(100 * KIB, calls.append)
     readers = [Reader(memory, frame(bytes(500 * KIB))) for _ in range(4)]
     for reader in readers:
         while reader.unread and not reader.waits:
@@ -107,7 +107,7 @@ def test_connections_waiting_for_memory_resume_in_fifo_order() -> None:
 
 def test_a_kept_frame_survives_the_reads_of_other_connections() -> None:
     calls, _ = soon_calls()
-    memory = ReceiveMemory(MIB, calls.append)
+    memory = ReceiveBudget(MIB, calls.append)
     parser, other = SharingParser(FRAME_BYTES_MAX, memory), SharingParser(FRAME_BYTES_MAX, memory)
     both = frame(b"keep me") + frame(b"next")
     parser.writable()[: len(both)] = both
@@ -139,7 +139,7 @@ class Slow:
 def test_a_slow_reader_waits_until_it_drains_enough_and_others_do_not() -> None:
     clock = [0.0]
     timers: list[tuple[float, Callable[[], None]]] = []
-    memory = SendMemory(MIB, lambda: clock[0], lambda seconds, call: timers.append((seconds, call)))
+    memory = SendBudget(MIB, lambda: clock[0], lambda seconds, call: timers.append((seconds, call)))
     slow, quick = Slow(MIB), Slow(0)
     memory.note(slow, MIB)
     assert memory.answer_bytes() == ANSWER_BYTES_MIN
@@ -164,7 +164,7 @@ def test_a_slow_reader_waits_until_it_drains_enough_and_others_do_not() -> None:
 
 def test_above_one_and_a_half_times_the_budget_no_connection_is_served() -> None:
     clock = [0.0]
-    memory = SendMemory(MIB, lambda: clock[0], lambda seconds, call: None)
+    memory = SendBudget(MIB, lambda: clock[0], lambda seconds, call: None)
     slow = [Slow(512 * KIB) for _ in range(3)]
     for each in slow:
         memory.note(each, each.unsent)
@@ -176,7 +176,7 @@ def test_above_one_and_a_half_times_the_budget_no_connection_is_served() -> None
 
 
 def test_few_unsent_bytes_of_a_connection_do_not_count() -> None:
-    memory = SendMemory(MIB, lambda: 0.0, lambda seconds, call: None)
+    memory = SendBudget(MIB, lambda: 0.0, lambda seconds, call: None)
     slow = Slow(SMALL_BYTES)
     memory.note(slow, SMALL_BYTES)
     assert memory.used_bytes == 0

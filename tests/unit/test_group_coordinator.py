@@ -16,7 +16,7 @@ from flintmq.broker.delivery.groups.coordinator import (
     SWEEP_SECONDS,
     GroupCoordinator,
 )
-from flintmq.broker.delivery.groups.group import ConsumerGroup, Member, Subscription
+from flintmq.broker.delivery.groups.group import ConsumerGroup, Member, MemberSubscription
 from flintmq.broker.store import MessageStore, TopicConfig
 from flintmq.protocol.commands import HeartBeatRequest
 from flintmq.protocol.errors import EpochFenced, GroupRunning, LimitReached, MemberUnknown, NoPermission
@@ -71,7 +71,7 @@ def beat(
     topic: str = "t", seconds: int = 10,
 ) -> tuple[ConsumerGroup, Member]:  # fmt: skip
     request = HeartBeatRequest(group="g", member=name, epoch=epoch, session_timeout_ms=seconds * 1000)
-    return groups.heart_beat(remote, request, {topic: Subscription(topic)}, held or [])
+    return groups.heart_beat(remote, request, {topic: MemberSubscription(topic)}, held or [])
 
 
 def test_a_member_that_is_silent_for_its_session_is_gone_and_no_sooner(groups: GroupCoordinator, clock: Clock) -> None:

@@ -13,7 +13,7 @@ from flintmq.broker.background.held_pulls import (
     PullRequestHoldService,
     Wake,
 )
-from flintmq.broker.background.loop_scheduler import SLICE_S, Turns
+from flintmq.broker.background.loop_scheduler import SLICE_S, StepScheduler
 
 
 class Clock:
@@ -81,7 +81,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def service(clock: Clock) -> PullRequestHoldService:
-    return PullRequestHoldService(clock.time, clock.call_at, Turns(clock.time, clock.soon.append), TAGS.between)
+    return PullRequestHoldService(clock.time, clock.call_at, StepScheduler(clock.time, clock.soon.append), TAGS.between)
 
 
 def noted(log: list[tuple[str, Wake]], name: str) -> Callable[[Wake], None]:

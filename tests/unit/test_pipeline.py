@@ -23,7 +23,7 @@ from flintmq.client.pipeline.verification import (
     Departures,
     Expected,
     Hour,
-    Verified,
+    PipelineVerified,
     check_results,
     compare_alerts,
     compare_hours,
@@ -129,7 +129,7 @@ RIGHT = {Hour(TEN, "EWR"): Departures(2, 3.5), Hour(ELEVEN, "JFK"): Departures(2
 def test_each_way_in_which_hours_can_differ_is_found(
     expected: Expected, rows: list[tuple[Hour, Departures]], said: str
 ) -> None:
-    verified = Verified()
+    verified = PipelineVerified()
     compare_hours(rows, expected, verified)
     assert len(verified.differences) == 1
     with pytest.raises(ResultsDiffer, match=said):
@@ -137,7 +137,7 @@ def test_each_way_in_which_hours_can_differ_is_found(
 
 
 def test_equal_hours_do_not_differ(expected: Expected) -> None:
-    verified = Verified()
+    verified = PipelineVerified()
     rows = RIGHT | {Hour(TEN, "EWR"): Departures(2, 3.5 + 1e-10)}
     compare_hours(rows.items(), expected, verified)
     verified.raise_for_differences(10)
@@ -151,7 +151,7 @@ def alert(expected: Expected, key: str = "B6725@2013-01-01T11:00:00Z", tags: str
 
 
 def test_a_repeated_alert_with_the_same_content_is_no_difference(expected: Expected) -> None:
-    verified = Verified()
+    verified = PipelineVerified()
     compare_alerts([alert(expected), alert(expected)], expected, verified)
     assert (verified.alerts, verified.repeated_alerts, verified.differences) == (1, 1, [])
 
@@ -163,14 +163,14 @@ def test_each_way_in_which_alerts_can_differ_is_found(expected: Expected) -> Non
         ([alert(expected, tags="EWR")], "its body or tag"),
         ([alert(expected), alert(expected, key="XX1@2013-01-01T11:00:00Z")], "no flight in the CSV is so late"),
     ):
-        verified = Verified()
+        verified = PipelineVerified()
         compare_alerts(found, expected, verified)
         assert [said in difference for difference in verified.differences] == [True], said
 
 
 def test_many_differences_are_counted_and_the_first_shown() -> None:
     with pytest.raises(ResultsDiffer, match=r"12 differences from the CSV: d0; d1; and 10 more") as caught:
-        Verified(differences=[f"d{number}" for number in range(12)]).raise_for_differences(2)
+        PipelineVerified(differences=[f"d{number}" for number in range(12)]).raise_for_differences(2)
     assert len(caught.value.differences) == 12
 
 

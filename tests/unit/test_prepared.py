@@ -9,7 +9,7 @@ import pytest
 
 from flintmq.broker.delivery.staged import service, table
 from flintmq.broker.delivery.staged.notes import read_note
-from flintmq.broker.delivery.staged.table import Range, Table
+from flintmq.broker.delivery.staged.table import Range, StagedBatches
 from flintmq.broker.store.files.file_system import Files
 from flintmq.broker.store.tables.staged_state import PreparedSnapshot, PreparedState
 from flintmq.protocol.errors import PreparedIncomplete, QueueNotExist, SystemBusy
@@ -34,7 +34,7 @@ def parts(ranges: list[Range]) -> list[tuple[int, int]]:
 
 class TestTable:
     def test_messages_behind_each_other_are_one_range(self) -> None:
-        known = Table()
+        known = StagedBatches()
         for name, first, count in (("a", 0, 10), ("a", 10, 10), ("b", 20, 5), ("a", 30, 10), ("a", 40, 10)):
             known.prepare(name, first, count, TARGET, 0, 0)
         assert parts(known.attempts["a"].ranges) == [(0, 20), (30, 50)]
@@ -43,7 +43,7 @@ class TestTable:
         assert (known.ranges, known.messages) == (1, 5)
 
     def test_the_next_note_says_where_the_one_before_ends(self) -> None:
-        known = Table()
+        known = StagedBatches()
         known.prepare("a", 0, 10, TARGET, 0, 0)
         known.prepare("a", 10, 10, TARGET, 1, 0)
         known.prepare("b", 12, 5, TARGET, 2, 0)  # of a's second frame two messages were stored
@@ -52,7 +52,7 @@ class TestTable:
         assert {name: attempt.messages for name, attempt in known.attempts.items()} == {"a": 12, "b": 0, "c": 2}
 
     def test_a_commit_deals_out_its_messages_in_order(self) -> None:
-        known = Table()
+        known = StagedBatches()
         for name, first, count in (("a", 0, 5), ("b", 5, 1), ("a", 6, 4), ("c", 10, 3)):
             known.prepare(name, first, count, TARGET, 0, 0)
         commit = known.commit("query", 0, ["c", "a"], 4)
@@ -63,7 +63,7 @@ class TestTable:
         assert parts(commit.ranges_from(12, 5)) == []
 
     def test_what_is_needed_reaches_back_to_the_oldest_that_is_not_ended(self) -> None:
-        known = Table()
+        known = StagedBatches()
         assert known.needed(7, 9) == (7, 9)
         known.prepare("a", 0, 5, TARGET, 1, 0)
         known.prepare("b", 5, 5, TARGET, 2, 0)
@@ -76,7 +76,7 @@ class TestTable:
 
     def test_the_series_that_committed_least_recently_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(table, "SERIES_MAX", 2)
-        known = Table()
+        known = StagedBatches()
         for series, number in (("a", 5), ("b", 0), ("a", 3), ("c", 1)):
             known.remember(series, number)
         assert known.committed == {"a": 5, "c": 1}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flintmq.client.core.batch import Batch
-from flintmq.client.push.assignments import Claim, Claims, Work
+from flintmq.client.push.assignments import Claim, Claims, WorkItem
 from flintmq.protocol.storage.record import Record
 
 
@@ -32,7 +32,7 @@ def only(claims: Claims) -> Claim:
     return claim
 
 
-def arrive(claims: Claims, claim: Claim, first: int, count: int, next_offset: int | None = None) -> list[Work]:
+def arrive(claims: Claims, claim: Claim, first: int, count: int, next_offset: int | None = None) -> list[WorkItem]:
     pulled = batch(first, count, next_offset)
     return claims.arrived(claim, pulled, pulled.messages)
 

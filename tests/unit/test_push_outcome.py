@@ -12,7 +12,7 @@ import pytest
 from flintmq.client import GiveUp, InvalidArgumentType, PushConsumer, StoredMessage, TryLater
 from flintmq.client.core.batch import Batch
 from flintmq.client.push.ack_tracker import REASONS_BYTES_MAX, SEND_BACK_MAX, _parts
-from flintmq.client.push.assignments import Claim, Work
+from flintmq.client.push.assignments import Claim, WorkItem
 from flintmq.client.push.outcome import Failure, describe, failed_with, reason_of
 from flintmq.protocol.storage.record import Record, encode_properties
 
@@ -30,9 +30,9 @@ def message(tries: int = 0, queue_offset: int = 7, **properties: str) -> StoredM
     return found
 
 
-def work(*messages: StoredMessage, tries: int = 0) -> Work:
+def work(*messages: StoredMessage, tries: int = 0) -> WorkItem:
     batch = Batch("jobs", 2, b"", 0, next_offset=0, min_offset=0, max_offset=0)
-    return Work(Claim("jobs", 2, 1, 0), messages, batch, 8, 100, tries, inf, inf)
+    return WorkItem(Claim("jobs", 2, 1, 0), messages, batch, 8, 100, tries, inf, inf)
 
 
 class BrokenText(Exception):

@@ -20,7 +20,7 @@ from flintmq.client.spark.archive import log_end, log_reader, log_scanner, split
 from flintmq.client.spark.archive.errors import AmbiguousBoundary, CorruptLog
 from flintmq.client.spark.archive.log_files import LogFile, find_log
 from flintmq.client.spark.archive.log_reader import PartitionReader
-from flintmq.client.spark.archive.log_scanner import Stretch
+from flintmq.client.spark.archive.log_scanner import LogRange
 from flintmq.client.spark.archive.options import ArchiveOptions
 from flintmq.client.spark.archive.plan import plan
 from flintmq.client.spark.archive.split_points import find_boundary, next_record
@@ -167,7 +167,7 @@ def test_queues_tell_records_from_what_a_body_feigns(tmp_path: Path) -> None:
 
 def test_a_stretch_that_ends_behind_its_files_records_is_damage(store: Path, log: MadeLog) -> None:
     file = find_log(str(store)).files[0]
-    reader = PartitionReader([Stretch(file, file.start, file.end - 1)], COLUMNS, ArchiveOptions(str(store)))
+    reader = PartitionReader([LogRange(file, file.start, file.end - 1)], COLUMNS, ArchiveOptions(str(store)))
     with pytest.raises(CorruptLog, match="records end here"):
         list(reader.batches())
 

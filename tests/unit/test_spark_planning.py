@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flintmq.client.core.tags import EVERYTHING, parse_tags
 from flintmq.client.core.topics import TopicInfo
 from flintmq.client.spark.filter_pushdown import push
-from flintmq.client.spark.offsets import Queue, QueueRange, Subscription, limited, split, together
+from flintmq.client.spark.offsets import Queue, QueueRange, TopicSubscription, limited, split, together
 from flintmq.client.spark.options import read_options
 
 QUEUES = [Queue("orders", number, "h:1") for number in range(6)]
@@ -81,9 +81,9 @@ def test_a_pattern_takes_readable_topics_that_are_not_the_brokers_own() -> None:
             TopicInfo("SCHEDULE_TOPIC_XXXX", 18, 18, system=True),
         )
     }
-    everything = Subscription(read_options({"bootstrap": "h:1", "subscribePattern": ".*"}))
+    everything = TopicSubscription(read_options({"bootstrap": "h:1", "subscribePattern": ".*"}))
     assert everything.matching(topics) == ["orders", "orders-2"]
-    named = Subscription(read_options({"bootstrap": "h:1", "subscribe": "SCHEDULE_TOPIC_XXXX,nowhere,orders"}))
+    named = TopicSubscription(read_options({"bootstrap": "h:1", "subscribe": "SCHEDULE_TOPIC_XXXX,nowhere,orders"}))
     assert named.matching(topics) == ["SCHEDULE_TOPIC_XXXX", "orders"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flintmq.broker.filters import compile_filter
-from flintmq.broker.store import MessageStore, Pulled, TopicConfig, WouldBlock
+from flintmq.broker.store import MessageStore, PullResult, TopicConfig, WouldBlock
 from flintmq.broker.store.read.log_reads import ANSWER_BYTES_MAX
 from flintmq.broker.store.read.pulls import FILTERED_RECORDS_MAX
 from flintmq.protocol.errors import (
@@ -56,13 +56,13 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 def pull(
     store: MessageStore, offset: int, max_count: int = 1000, max_bytes: int = MIB, tags: tuple[str, ...] = ()
-) -> Pulled:
+) -> PullResult:
     """Pull from queue 0 of `orders`."""
     wanted = frozenset(tags_code(tag) for tag in tags) or None
     return store.pull("orders", 0, offset, max_count, max_bytes, wanted, False)
 
 
-def offsets_of(pulled: Pulled) -> list[int]:
+def offsets_of(pulled: PullResult) -> list[int]:
     return [decode_record(blob).queue_offset for blob in split_answer(pulled.body, pulled.count)]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flintmq.broker.kernels.jit import INTERPRETED
-from flintmq.broker.store import Found, MessageStore
+from flintmq.broker.store import MessageStore, QueryResult
 from flintmq.protocol.errors import InvalidParameter, MessageNotFound, TopicNotExist
 from flintmq.protocol.storage.ids import offset_id
 from flintmq.protocol.storage.javahash import index_key_hash, java_hash
@@ -50,7 +50,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
     opened.close()
 
 
-def records_of(found: Found) -> list[Record]:
+def records_of(found: QueryResult) -> list[Record]:
     return [decode_record(blob) for blob in split_answer(found.body, found.count)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flintmq.broker.background.loop_scheduler import SHARED_S, SLICE_S, Sharing, Turns
+from flintmq.broker.background.loop_scheduler import SHARED_S, SLICE_S, ContentionTracker, StepScheduler
 
 
 class FakeLoop:
@@ -14,7 +14,7 @@ class FakeLoop:
         self.now = 100.0
         self.calls: list[Callable[[], None]] = []
         self.done: list[str] = []
-        self.turns = Turns(lambda: self.now, self.calls.append)
+        self.turns = StepScheduler(lambda: self.now, self.calls.append)
 
     def turn(self) -> None:
         calls, self.calls[:] = list(self.calls), []
@@ -73,7 +73,7 @@ def test_a_step_is_called_although_one_alone_takes_longer_than_a_slice() -> None
 
 
 def test_who_is_alone_shares_with_nobody_and_a_second_one_is_remembered_for_a_while() -> None:
-    sharing = Sharing()
+    sharing = ContentionTracker()
     one, other = object(), object()
     sharing.turn(one, 10.0)
     for now in (10.0 + SHARED_S, 20.0, 30.0):
@@ -87,7 +87,7 @@ def test_who_is_alone_shares_with_nobody_and_a_second_one_is_remembered_for_a_wh
 
 
 def test_nobody_is_kept_who_is_gone() -> None:
-    sharing = Sharing()
+    sharing = ContentionTracker()
     sharing.turn(one := object(), 1.0)
     sharing.forget(object())
     assert sharing.last is one

@@ -12,9 +12,9 @@ from ....protocol.errors import GroupRunning, LimitReached, NoPermission
 from ....protocol.fields import I64_MAX
 from ....protocol.storage.delivery import MEMBER_SEPARATOR, RETRY_TOPIC_PREFIX, dead_letter_topic, retry_topic
 from ...store import MessageStore
-from ..client_handle import Remote
+from ..client_handle import ClientHandle
 from .assignment import Queue
-from .group import CLUSTERING, ConsumerGroup, Member, Subscription
+from .group import CLUSTERING, ConsumerGroup, Member, MemberSubscription
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +75,9 @@ class GroupCoordinator:
 
     def heart_beat(
         self,
-        remote: Remote,
+        remote: ClientHandle,
         request: HeartBeatRequest,
-        subscriptions: Mapping[str, Subscription],
+        subscriptions: Mapping[str, MemberSubscription],
         held: Collection[Queue],
     ) -> tuple[ConsumerGroup, Member]:
         """Let a member join (epoch 0) or stay. Raises a ``BrokerError`` for the client."""
@@ -103,9 +103,9 @@ class GroupCoordinator:
 
     def _join(
         self,
-        remote: Remote,
+        remote: ClientHandle,
         request: HeartBeatRequest,
-        subscriptions: Mapping[str, Subscription],
+        subscriptions: Mapping[str, MemberSubscription],
         held: Collection[Queue],
         now: float,
     ) -> tuple[ConsumerGroup, Member]:
@@ -117,7 +117,7 @@ class GroupCoordinator:
         wanted = dict(subscriptions)
         if group.clustering:
             own = retry_topic(request.group)
-            wanted[own] = Subscription(own)
+            wanted[own] = MemberSubscription(own)
         session_seconds = request.session_timeout_ms / 1000
         member = Member(
             request.member, remote, 0, session_seconds, wanted, request.orderly, now, now + session_seconds, now
@@ -140,12 +140,12 @@ class GroupCoordinator:
         """Return the group, or an empty one, so that a look-up raises ``MemberUnknown``."""
         return self.groups.get(name) or ConsumerGroup(name, CLUSTERING, self._first_epoch)
 
-    def _connect(self, group: ConsumerGroup, member: Member, remote: Remote) -> None:
+    def _connect(self, group: ConsumerGroup, member: Member, remote: ClientHandle) -> None:
         forget = remote.when_lost(lambda: self._lost(group, member, remote))
         member.forget()
         member.remote, member.forget = remote, forget
 
-    def _lost(self, group: ConsumerGroup, member: Member, remote: Remote) -> None:
+    def _lost(self, group: ConsumerGroup, member: Member, remote: ClientHandle) -> None:
         if group.members.get(member.name) is member and member.remote is remote:
             member.deadline = min(member.deadline, self._clock() + min(LOST_SECONDS, member.session_seconds))
             self._sweep_soon()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from ....protocol.errors import EpochFenced, MemberNameTaken, MemberUnknown, SubscriptionIllegal
-from ..client_handle import Remote
+from ..client_handle import ClientHandle
 from .assignment import Queue, assign
 
 CLUSTERING = "clustering"
@@ -29,7 +29,7 @@ STATES = (EMPTY, REBALANCING, STABLE)
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class MemberSubscription:
     """A group's subscription to a topic: all messages, or those that a filter selects."""
 
     topic: str
@@ -42,10 +42,10 @@ class Member:
     """One member. ``granted``: the queues that it holds, each with the epoch of its grant. Times are in seconds."""
 
     name: str
-    remote: Remote
+    remote: ClientHandle
     joined_epoch: int
     session_seconds: float
-    subscriptions: dict[str, Subscription]
+    subscriptions: dict[str, MemberSubscription]
     orderly: bool
     joined_at: float
     deadline: float
@@ -75,7 +75,7 @@ class ConsumerGroup:
         self.meant: dict[Queue, str] = {}
         self.held: dict[Queue, str] = {}
         self._queues: frozenset[Queue] = frozenset()
-        self._wanted: dict[str, tuple[Subscription, int]] = {}
+        self._wanted: dict[str, tuple[MemberSubscription, int]] = {}
         """By topic: the subscription that all its members share, and their number."""
         self._free: dict[Queue, None] = {}
         """Queues that are meant for a member and that no member holds."""
@@ -123,7 +123,9 @@ class ConsumerGroup:
             )
         return member
 
-    def check_join(self, name: str, remote: Remote, mode: str, subscriptions: Mapping[str, Subscription]) -> None:
+    def check_join(
+        self, name: str, remote: ClientHandle, mode: str, subscriptions: Mapping[str, MemberSubscription]
+    ) -> None:
         """Raise if a member cannot join: its name is taken, or its mode or a subscription differs from the group's."""
         before = self.members.get(name)
         if before is not None and before.remote is not remote and not before.remote.lost:
@@ -312,7 +314,7 @@ class ConsumerGroup:
             )
 
 
-def _shown(subscription: Subscription) -> str:
+def _shown(subscription: MemberSubscription) -> str:
     parts = [f"tags {subscription.tags!r}"] if subscription.tags else []
     parts += [f"filter {subscription.filter!r}"] if subscription.filter else []
     return " and ".join(parts) or "all messages"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..client_handle import Remote
+from ..client_handle import ClientHandle
 
 
 class _Producer(NamedTuple):
-    remote: Remote
+    remote: ClientHandle
     until: float
     forget: Callable[[], None]
     """Cancels the callback for the loss of its connection."""
@@ -23,7 +23,7 @@ class ProducerGroups:
         self._groups: dict[str, dict[str, _Producer]] = {}
         self._turn = 0
 
-    def heart_beat(self, group: str, member: str, remote: Remote, session_seconds: float) -> None:
+    def heart_beat(self, group: str, member: str, remote: ClientHandle, session_seconds: float) -> None:
         """Register a producer as alive; from now on the broker asks it over ``remote``."""
         before = self._groups.get(group, {}).get(member)
         if before is None or before.remote is not remote:
@@ -43,12 +43,12 @@ class ProducerGroups:
         if not members:
             self._groups.pop(group, None)
 
-    def _lost(self, group: str, member: str, remote: Remote) -> None:
+    def _lost(self, group: str, member: str, remote: ClientHandle) -> None:
         present = self._groups.get(group, {}).get(member)
         if present is not None and present.remote is remote:
             self.leave(group, member)
 
-    def one_of(self, group: str, topic: str) -> Remote | None:
+    def one_of(self, group: str, topic: str) -> ClientHandle | None:
         """Return a live producer of the group that may publish to ``topic``, in rotation, or None."""
         now = self._clock()
         for member, producer in list(self._groups.get(group, {}).items()):
@@ -60,7 +60,7 @@ class ProducerGroups:
         self._turn += 1
         return members[self._turn % len(members)]
 
-    def members(self) -> list[tuple[str, str, Remote]]:
+    def members(self) -> list[tuple[str, str, ClientHandle]]:
         """Return (group, name, connection) of all producers, sorted."""
         return [
             (group, name, producer.remote)

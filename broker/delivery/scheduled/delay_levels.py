@@ -16,7 +16,7 @@ from ...kernels.dispatch import DELAY_LEVELS_MS
 from ...store.queue.consume_queue import ConsumeQueue
 from ...store.timers.timer_state import add_counts
 from .delivered_copies import Copies
-from .redelivery import RECORDS_A_STEP, Figures, Mover, Settling, choose, topics_of
+from .redelivery import RECORDS_A_STEP, Figures, Redeliverer, Settling, choose, topics_of
 
 COPIES_A_STEP = 64
 """Number of messages whose copies one step looks for in the log after a crash."""
@@ -53,7 +53,7 @@ class DelayLevels:
     copies in the log: a message that has one is not delivered again. A message without a unique key may be.
     """
 
-    def __init__(self, mover: Mover) -> None:
+    def __init__(self, mover: Redeliverer) -> None:
         self.figures = Figures()
         self.topics: Counter[str] = Counter()
         """Number of messages that wait for each topic."""

@@ -23,7 +23,7 @@ from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_
 from ...latency import Latencies
 from ...store import CorruptLog, MessageStore, TopicConfig, WouldBlock
 from ...store.queue.consume_queue import ConsumeQueue
-from ...store.read.record_copies import Place, Waiting
+from ...store.read.record_copies import PendingFlush, Place
 from ..writer import RecordWriter
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Settling(Generic[T]):
         return events
 
 
-def topics_of(waiting: Waiting, sign: int, wanted: np.ndarray | None = None) -> Counter[str]:
+def topics_of(waiting: PendingFlush, sign: int, wanted: np.ndarray | None = None) -> Counter[str]:
     """Return the number of read messages for each topic, times ``sign``; ``wanted`` selects the messages to count."""
     counts = waiting.counts if wanted is None else waiting.counts_of(wanted)
     topics: Counter[str] = Counter()
@@ -101,7 +101,7 @@ class Figures:
         self.lateness.observe(max(late_ms, 0) / 1000, messages)
 
 
-class Mover:
+class Redeliverer:
     """Reader and writer of waiting messages. For the event loop; cold reads run in a reader thread."""
 
     def __init__(
@@ -145,13 +145,13 @@ class Mover:
             raise CorruptLog(f"{queue.folder} has no unit {first:,} although it should extend to {queue.max_offset:,}")
         return np.frombuffer(blob, UNITS)
 
-    async def read(self, chosen: np.ndarray) -> Waiting:
+    async def read(self, chosen: np.ndarray) -> PendingFlush:
         """Read the records of these units."""
         return await self.call(lambda hot: self.store.rewriter.read(chosen, hot=hot))
 
     async def deliver(
         self, chosen: np.ndarray, *, timed: bool = False, committed_by: Callable[[], object] | None = None
-    ) -> tuple[Waiting, int]:
+    ) -> tuple[PendingFlush, int]:
         """Deliver the messages of these units, or park them. Return (what was read, end of the log after the copies).
 
         ``timed``: the messages must have a TIMER_OUT_MS. ``committed_by``: a transaction commits them, and this
@@ -166,7 +166,7 @@ class Mover:
 
     async def deliver_read(
         self,
-        waiting: Waiting,
+        waiting: PendingFlush,
         asked: int,
         *,
         timed: bool = False,
@@ -195,7 +195,7 @@ class Mover:
             self._say(f"{count} delayed messages cannot be delivered: they are damaged or no longer in the log")
 
     async def write(
-        self, waiting: Waiting, places: list[Place | None], committed_by: Callable[[], object] | None = None
+        self, waiting: PendingFlush, places: list[Place | None], committed_by: Callable[[], object] | None = None
     ) -> int:
         """Append what was read, each group to its place, after the disk has caught up. Return the log's end."""
         store = self.store

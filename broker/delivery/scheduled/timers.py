@@ -16,7 +16,7 @@ from ....protocol.storage.delivery import TIMER_TOPIC
 from ....protocol.storage.layout import RECORD
 from ...kernels.deliver import UNSOUND
 from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_ROW
-from ...store.read.record_copies import Waiting
+from ...store.read.record_copies import PendingFlush
 from ...store.timers.timer_files import TimerFiles
 from ...store.timers.timer_state import (
     HOUR_SECONDS,
@@ -29,7 +29,7 @@ from ...store.timers.timer_state import (
     TimerState,
     by_hour,
 )
-from .redelivery import BYTES_A_STEP, RECORDS_A_STEP, Figures, Mover, choose, topics_of
+from .redelivery import BYTES_A_STEP, RECORDS_A_STEP, Figures, Redeliverer, choose, topics_of
 
 SECOND_MS = 1_000
 _QUEUE_OFFSET_AT = RECORD.at["queue_offset"]
@@ -45,7 +45,7 @@ class Timers:
     refers to are on disk. After a crash some messages may be delivered again, but none is skipped.
     """
 
-    def __init__(self, mover: Mover, files: TimerFiles) -> None:
+    def __init__(self, mover: Redeliverer, files: TimerFiles) -> None:
         self.figures = Figures()
         self.state = TimerState()
         self.files = files
@@ -147,7 +147,7 @@ class Timers:
         )
         self.figures.count(waiting.count, now_ms - due_ms)
 
-    async def _put_off(self, waiting: Waiting, early: np.ndarray) -> None:
+    async def _put_off(self, waiting: PendingFlush, early: np.ndarray) -> None:
         """Index again the messages that came up too early: the clock was set back after they had been indexed."""
         chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
         begins = np.cumsum(chosen[:, C_SIZE]) - chosen[:, C_SIZE]
@@ -206,7 +206,7 @@ class Timers:
                 for second, blob in _by_second(mine, self.state.second).items():
                     self._seconds.setdefault(second, bytearray()).extend(blob)
 
-    def _rows(self, waiting: Waiting) -> tuple[np.ndarray, int, np.ndarray]:
+    def _rows(self, waiting: PendingFlush) -> tuple[np.ndarray, int, np.ndarray]:
         """Return, for the messages read: (their index rows, end of the log after them, mask of those to deliver)."""
         state = self.state
         waiting.lose_targets(waiting.due_ms < 0)

@@ -16,7 +16,7 @@ from ...store import MessageStore, StoreError
 from ...store.timers.timer_files import TimerFiles
 from ..writer import RecordWriter
 from .delay_levels import DelayLevels
-from .redelivery import Mover
+from .redelivery import Redeliverer
 from .timers import Timers
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Work(Protocol):
-    """A job that a ``Pump`` runs in steps of about a millisecond."""
+class Job(Protocol):
+    """A job that a ``LoopWorker`` runs in steps of about a millisecond."""
 
     async def step(self, now_ms: int) -> bool:
         """Do one step; return whether there may be more to do now."""
@@ -43,13 +43,13 @@ class Work(Protocol):
         """Return the time of the next known work; None if none is known."""
 
 
-class Pump:
+class LoopWorker:
     """A task that calls ``step`` whenever there is work. It passes unexpected exceptions to ``fatal``."""
 
     def __init__(
         self,
         name: str,
-        work: Work,
+        work: Job,
         loop: asyncio.AbstractEventLoop,
         now_ms: Callable[[], int],
         fatal: Callable[[str, BaseException], None],
@@ -119,18 +119,18 @@ class Delays:
         now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.now_ms = now_ms
-        self.mover = Mover(store, writer, loop, readers, appended)
+        self.mover = Redeliverer(store, writer, loop, readers, appended)
         self.levels = DelayLevels(self.mover)
         self.timers = Timers(self.mover, TimerFiles(store.files, store.own_folder / "timers", store.path))
         self._store = store
         self._loop = loop
         self._fatal = fatal
-        self._pumps: dict[str, Pump] = {}
+        self._pumps: dict[str, LoopWorker] = {}
 
     def start(self) -> None:
         """Start delivering."""
-        self._pumps[SCHEDULE_TOPIC] = Pump("delivery by level", self.levels, self._loop, self.now_ms, self._fatal)
-        self._pumps[TIMER_TOPIC] = Pump("delivery by time", self.timers, self._loop, self.now_ms, self._fatal)
+        self._pumps[SCHEDULE_TOPIC] = LoopWorker("delivery by level", self.levels, self._loop, self.now_ms, self._fatal)
+        self._pumps[TIMER_TOPIC] = LoopWorker("delivery by time", self.timers, self._loop, self.now_ms, self._fatal)
 
     def dispatched(self, topic: str) -> None:
         """Wake the delivery that reads this topic, if one does: a queue of it got messages."""

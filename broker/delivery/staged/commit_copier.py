@@ -15,7 +15,7 @@ import numpy as np
 from ....protocol.storage.delivery import PREPARED_TOPIC
 from ...store.queue.consume_queue import ConsumeQueue
 from ..scheduled.redelivery import RECORDS_A_STEP, choose
-from ..scheduled.worker import Pump, wall_ms
+from ..scheduled.worker import LoopWorker, wall_ms
 from .notes import COPY, DONE
 from .service import Committing, PreparedMessages
 from .table import Commit
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class PreparedWork:
-    """The work of a ``Pump`` for prepared messages: it copies one transaction after the other."""
+    """The work of a ``LoopWorker`` for prepared messages: it copies one transaction after the other."""
 
     def __init__(self, prepared: PreparedMessages) -> None:
         self._prepared = prepared
@@ -84,8 +84,8 @@ class PreparedWork:
 
 def run(
     prepared: PreparedMessages, loop: asyncio.AbstractEventLoop, fatal: Callable[[str, BaseException], None]
-) -> Pump:
+) -> LoopWorker:
     """Start a task that copies and expires prepared messages whenever necessary."""
-    pump = Pump("the copying of prepared messages", PreparedWork(prepared), loop, wall_ms, fatal)
+    pump = LoopWorker("the copying of prepared messages", PreparedWork(prepared), loop, wall_ms, fatal)
     prepared.wake = pump.wake
     return pump

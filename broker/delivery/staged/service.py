@@ -16,10 +16,10 @@ from typing import NamedTuple
 from ....protocol.errors import BrokerError, PreparedIncomplete, QueueNotExist, SystemBusy, TopicNotExist
 from ....protocol.storage.delivery import OP_PREPARED_TOPIC, PREPARED_TOPIC
 from ...store import PreparedSnapshot
-from ..scheduled.redelivery import Mover
+from ..scheduled.redelivery import Redeliverer
 from ..writer import RecordWriter
 from .notes import COMMIT, PREPARE, Note, drop_notes, note_record
-from .table import Attempt, Commit, Table
+from .table import Attempt, Commit, StagedBatches
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +75,9 @@ class PreparedMessages:
     """
 
     def __init__(
-        self, writer: RecordWriter, mover: Mover, *, timeout_ms: int, attempts_max: int, now_ms: Callable[[], int]
+        self, writer: RecordWriter, mover: Redeliverer, *, timeout_ms: int, attempts_max: int, now_ms: Callable[[], int]
     ) -> None:
-        self.table = Table()
+        self.table = StagedBatches()
         self.wake: Callable[[], None] = lambda: None
         self.committing: dict[str, Committing] = {}
         """By series, in the order of their commits."""
@@ -92,7 +92,7 @@ class PreparedMessages:
         self._now_ms = now_ms
         self._save_due = False
 
-    def start(self, table: Table) -> None:
+    def start(self, table: StagedBatches) -> None:
         """Take over the state restored from the log."""
         self.table = table
         for series, commit in table.commits.items():

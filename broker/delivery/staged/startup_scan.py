@@ -17,14 +17,14 @@ from ...store.queue.consume_queue import ConsumeQueue
 from ..scheduled.redelivery import RECORDS_A_STEP, UNITS, choose
 from .lost_notes import LostNotes
 from .notes import COMMIT, COPY, DONE, DROP, PREPARE, Note, read_note
-from .table import Attempt, Commit, Range, Table
+from .table import Attempt, Commit, Range, StagedBatches
 
 log = logging.getLogger(__name__)
 
 
-def table_at_start(store: MessageStore) -> Table:
+def table_at_start(store: MessageStore) -> StagedBatches:
     """Return the state at the end of the log, from the last snapshot and the notes after it. Blocks."""
-    table = Table()
+    table = StagedBatches()
     saved = store.prepared.saved
     for series, number in saved.committed.items():
         table.remember(series, number)
@@ -39,7 +39,7 @@ def table_at_start(store: MessageStore) -> Table:
 
 
 def _take(
-    table: Table, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes, note: Note, record: Record
+    table: StagedBatches, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes, note: Note, record: Record
 ) -> None:
     """Apply a note to the table. ``copies``: by series, the position in its last "copy" note, and its record."""
     kind, values = note[0], note[1:]
@@ -69,7 +69,9 @@ def _take(
         table.remember(series, number)  # its "commit" may be lost
 
 
-def _settle(store: MessageStore, table: Table, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes) -> None:
+def _settle(
+    store: MessageStore, table: StagedBatches, copies: dict[str, tuple[int, Record]], lost_notes: LostNotes
+) -> None:
     """Limit the restored ranges to messages that exist in the queue, and find how far copying has come."""
     queue = store.queues.get(PREPARED_TOPIC, 0)
     end = queue.max_offset if queue is not None else 0

@@ -83,7 +83,7 @@ class Commit:
         return found
 
 
-class Table:
+class StagedBatches:
     """The state of all prepared messages. Attempts are in the order of their last messages."""
 
     def __init__(self) -> None:

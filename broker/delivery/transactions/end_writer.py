@@ -15,7 +15,7 @@ from ....protocol.storage.record import Record
 from ..topic_changes import TopicChanges
 from ..writer import RecordWriter
 from .records import TOPICS, check_destination, committed, ended_notes, ended_offsets, parked
-from .table import COMMIT, PARKED, Ended, Ending, Table
+from .table import COMMIT, PARKED, Ended, Ending, OpenTransactions
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class EndWriter:
         self,
         writer: RecordWriter,
         topic_changes: TopicChanges,
-        table: Table,
+        table: OpenTransactions,
         over: Callable[[str], None],
         now_ms: Callable[[], int],
     ) -> None:

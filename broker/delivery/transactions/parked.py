@@ -6,7 +6,7 @@ from ....protocol.errors import BrokerError, SystemBusy
 from ....protocol.storage.record import Record
 from ..writer import RecordWriter
 from .records import Half, check_destination, committed
-from .table import COMMIT, Done, Ended, Table
+from .table import COMMIT, Done, Ended, OpenTransactions
 
 RETRY_AFTER_MS = 100
 
@@ -14,7 +14,7 @@ RETRY_AFTER_MS = 100
 class ParkedMessages:
     """Writer of parked messages to the topics that they were sent to, each at most once."""
 
-    def __init__(self, writer: RecordWriter, table: Table) -> None:
+    def __init__(self, writer: RecordWriter, table: OpenTransactions) -> None:
         self._writer = writer
         self._table = table
         self._writing: set[str] = set()

@@ -18,7 +18,7 @@ from .end_writer import EndWriter
 from .parked import ParkedMessages
 from .records import Half
 from .startup_scan import AtStart, History, Past
-from .table import COMMIT, PARKED, ROLLBACK, Done, Ending, Open, Table, check_group
+from .table import COMMIT, PARKED, ROLLBACK, Done, Ending, Open, OpenTransactions, check_group
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class TransactionalMessageService:
         open_max: int,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self.table = Table()
+        self.table = OpenTransactions()
         self.history = History(writer.store)
         self.on_open: Callable[[Open], None] = lambda transaction: None
         self.opened = 0

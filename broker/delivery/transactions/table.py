@@ -102,7 +102,7 @@ def check_group(transaction_id: str, group: str, asking: str) -> None:
         )
 
 
-class Table:
+class OpenTransactions:
     """Open transactions by id and by the queue offset of their half message, in the order of the queue.
 
     An id has one open transaction: a unique key names one message, so a second half message with the same key is a copy

@@ -18,7 +18,7 @@ from ..files.file_system import Files
 from ..files.mapped_file import MappedFile, MappedFileQueue
 from ..settings import StoreSettings
 from ..tables.clock import StoreClock
-from .preallocation import LogAhead
+from .preallocation import LogPreallocator
 from .produce_batch import FRAME_RECORDS_BYTES_MAX, Appended, ProduceBatch, check_count, refusal
 
 _SIZE_AND_MAGIC_BYTES = 8
@@ -59,7 +59,7 @@ class CommitLog:
         self.queue = MappedFileQueue(
             files, folder, settings.commitlog_file_bytes, scratch_folder, "store.commitlog_file_bytes"
         )
-        self.ahead = LogAhead(files, self.queue, settings)
+        self.ahead = LogPreallocator(files, self.queue, settings)
         self.write_offset = 0
         self.flushed_offset = 0
         self.last_store_ms = 0
@@ -217,11 +217,11 @@ class CommitLog:
         array[position : position + 4] = np.frombuffer((file.size - position).to_bytes(4, "big"), np.uint8)
 
     def prepare_ahead(self) -> bool:
-        """See ``LogAhead.prepare``."""
+        """See ``LogPreallocator.prepare``."""
         return self.ahead.prepare(self.write_offset)
 
     def populate_ahead(self) -> bool:
-        """See ``LogAhead.populate``."""
+        """See ``LogPreallocator.populate``."""
         return self.ahead.populate(self.write_offset)
 
     def flush(self) -> int:

@@ -23,7 +23,7 @@ POPULATE_STEP_BYTES = 8 * 1024 * 1024
 log = logging.getLogger(__name__)
 
 
-class LogAhead:
+class LogPreallocator:
     """Room for what is written next. ``make``, ``place_next`` and ``enter_next`` belong to who appends, ``prepare`` and
     ``populate`` to the allocation service, which works ahead so that an append finds all there already."""
 

@@ -32,7 +32,7 @@ _NO_TAGS = np.zeros(1, np.int64)
 
 
 @dataclass(slots=True)
-class Pulled:
+class PullResult:
     """The answer to a pull. ``body``: count × u32 sizes, then the records, in a buffer of its own."""
 
     code: int
@@ -54,7 +54,7 @@ class Pulls:
     def pull(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
         *, hot: bool, records: RecordFilter | None = None, one_at_least: bool = True,
-    ) -> Pulled:  # fmt: skip
+    ) -> PullResult:  # fmt: skip
         """Records of a queue from ``offset`` on; with ``one_at_least`` one comes however few bytes are asked for.
 
         ``tags``: tag codes, any of which a record must have; None: all. ``records``: what a record must match, too.
@@ -77,7 +77,7 @@ class Pulls:
     def _pull(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
         *, hot: bool, records: RecordFilter | None, one_at_least: bool,
-    ) -> Pulled:  # fmt: skip
+    ) -> PullResult:  # fmt: skip
         queue = self._queues.queue(topic, queue_id)
         max_offset = queue.max_offset if queue is not None else self._queues.next_offset(topic, queue_id)
         min_offset = self._queues.first_offset(queue, hot=hot) if queue is not None else max_offset
@@ -88,7 +88,7 @@ class Pulls:
                 min_offset=min_offset, max_offset=max_offset,
             )  # fmt: skip
         if queue is None or offset == max_offset:
-            return Pulled(PULL_NOT_FOUND, 0, offset, min_offset, max_offset, bytearray())
+            return PullResult(PULL_NOT_FOUND, 0, offset, min_offset, max_offset, bytearray())
         max_bytes = min(max_bytes, ANSWER_BYTES_MAX - 4 * min(max_count, max_bytes // RECORD_BYTES_MIN + 1))
         read_count, read_bytes = max_count, max_bytes
         if records is not None:
@@ -108,8 +108,8 @@ class Pulls:
             count, body = kept.count, kept.body
         if count == 0:
             code = PULL_RETRY_IMMEDIATELY if next_offset < max_offset else PULL_NOT_FOUND
-            return Pulled(code, 0, next_offset, min_offset, max_offset, bytearray())
-        return Pulled(SUCCESS, count, next_offset, min_offset, max_offset, body)
+            return PullResult(code, 0, next_offset, min_offset, max_offset, bytearray())
+        return PullResult(SUCCESS, count, next_offset, min_offset, max_offset, body)
 
     def _choose(
         self, queue: ConsumeQueue, offset: int, max_offset: int, max_count: int, max_bytes: int,

@@ -44,7 +44,7 @@ HOT_ENTRIES_MAX = 256
 
 
 @dataclass(slots=True)
-class Found:
+class QueryResult:
     """The answer to a query: records as in ``pulls.Pulled``, newest first; ``cursor``: where the next page begins,
     empty at the end; ``index_behind_bytes``: CommitLog bytes that the index does not cover yet; ``damaged``: records
     that the index has for the key, and that cannot be read."""
@@ -68,7 +68,7 @@ class Queries:
     def query(
         self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, *, hot: bool,
         behind_bytes: int = 0, visible_below: int | None = None,
-    ) -> Found:  # fmt: skip
+    ) -> QueryResult:  # fmt: skip
         """Messages of the topic with that key (one of KEYS, or the unique key), stored in ``[begin_ms, end_ms]``,
         newest first.
 
@@ -107,9 +107,9 @@ class Queries:
             size += len(blob)
             last = (file, number, physical_offset)
         else:
-            return Found(len(records), "", behind_bytes, _join(records), damaged)
+            return QueryResult(len(records), "", behind_bytes, _join(records), damaged)
         next_cursor = f"{last[0].path.name}:{last[1]}:{last[2]}"
-        return Found(len(records), next_cursor, behind_bytes, _join(records), damaged)
+        return QueryResult(len(records), next_cursor, behind_bytes, _join(records), damaged)
 
     def _entries(
         self, topic: str, key: str, begin_ms: int, end_ms: int, after: tuple[str, int, int] | None, hot: bool
@@ -167,7 +167,7 @@ class Queries:
     def view(
         self, message_id: str, topic: str, *, hot: bool, visible_below: int,
         may_show: Callable[[str], bool] | None = None,
-    ) -> Found:  # fmt: skip
+    ) -> QueryResult:  # fmt: skip
         """One message by id: first as an offset id, then as a unique key, in ``topic`` or in every user topic.
 
         ``may_show``: messages of other topics than those are as if they were not there. Raises ``MessageNotFound``, and
@@ -181,13 +181,13 @@ class Queries:
             with contextlib.suppress(CorruptRecord):  # whoever asks may have made the id up
                 blob, record = self._record(parsed[1], hot)
                 if self._may_show(record, topic, may_show):
-                    return Found(1, "", 0, _join([blob]))
+                    return QueryResult(1, "", 0, _join([blob]))
         damages = 0
         names = [topic] if topic else [config.name for config in self._topics if not is_system_topic(config.name)]
         for name in names if may_show is None else filter(may_show, names):
             found = self.query(name, message_id, 0, I32_MAX << 31, 1, "", hot=hot, visible_below=visible_below)
             if found.count:
-                return Found(1, "", 0, found.body)
+                return QueryResult(1, "", 0, found.body)
             damages += found.damaged
         where = f"topic {topic!r}" if topic else "any topic"
         if damages:

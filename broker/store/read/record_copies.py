@@ -27,7 +27,7 @@ Place = tuple[str, int]
 """A topic and a queue of it."""
 
 
-class Waiting:
+class PendingFlush:
     """Records that were read in order to be delivered.
 
     ``targets``: the topic and queue that each group of them goes to, the first for those that do not say (None), and
@@ -84,14 +84,14 @@ class Waiting:
         return len(self.records)
 
 
-class RecordRewriter:
+class RecordCopier:
     """Reads records that are due, and writes them anew."""
 
     def __init__(self, commitlog: CommitLog, log_reads: LogReads) -> None:
         self._commitlog = commitlog
         self._log_reads = log_reads
 
-    def read(self, chosen: np.ndarray, *, hot: bool) -> Waiting:
+    def read(self, chosen: np.ndarray, *, hot: bool) -> PendingFlush:
         """The records of ``chosen``: a row of (physical offset, size, anything) each, in the order of the log.
 
         What lies outside of the log is left out, tombstones, and what no file could hold. With ``hot``, raises
@@ -108,14 +108,14 @@ class RecordRewriter:
             rows = rows[inside]
         flat = np.ascontiguousarray(rows).reshape(-1)
         if not len(flat):
-            return Waiting(bytearray(), flat, (0, 0))
+            return PendingFlush(bytearray(), flat, (0, 0))
         # Records that wait lie close together: where the option was turned on among them, the last ones tell.
         checksummed = self._log_reads.checksummed.around(int(flat[C_PHYSICAL_OFFSET - CHOSEN_ROW]))
-        return Waiting(self._log_reads.records(flat, hot=hot), flat, checksummed)
+        return PendingFlush(self._log_reads.records(flat, hot=hot), flat, checksummed)
 
     def deliver(
         self,
-        waiting: Waiting,
+        waiting: PendingFlush,
         places: Sequence[Place | None],
         next_offset: Callable[[str, int], int],
         *,
@@ -154,7 +154,7 @@ class RecordRewriter:
         return following
 
     @staticmethod
-    def _count_rolls(waiting: Waiting, texts: np.ndarray, numbers: np.ndarray, bound: int) -> int:
+    def _count_rolls(waiting: PendingFlush, texts: np.ndarray, numbers: np.ndarray, bound: int) -> int:
         """In how many further files the delivery goes on that ``numbers`` begins. It is tried in memory of its own, of
         ``bound`` bytes: only the kernel knows how long the new records are."""
         trial, tried, groups = np.empty(bound, np.uint8), numbers.copy(), waiting.groups.copy()
@@ -168,7 +168,7 @@ class RecordRewriter:
             tried[kernel.N_LIMIT] = numbers[kernel.N_LIMIT]
 
     def _answer_groups(
-        self, waiting: Waiting, places: Sequence[Place | None], next_offset: Callable[[str, int], int]
+        self, waiting: PendingFlush, places: Sequence[Place | None], next_offset: Callable[[str, int], int]
     ) -> tuple[np.ndarray, dict[Place, int]]:
         """Tell the kernel each group's topic, queue and first queue offset: (the texts, the offsets that follow)."""
         texts = bytearray(self._commitlog.store_host)

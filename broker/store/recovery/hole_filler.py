@@ -31,7 +31,7 @@ SHOWN_LOST = 5
 log = logging.getLogger(__name__)
 
 
-class Container:
+class HoleFiller:
     """Fills holes of a log, and keeps what was in them. For recovery."""
 
     def __init__(self, commitlog: CommitLog, quarantine: Quarantine, checksummed: ChecksummedRanges) -> None:

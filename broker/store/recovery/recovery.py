@@ -43,7 +43,7 @@ from ..tables.config_files import TopicTable
 from ..tables.store_state import DeletedTopic, StoreState
 from .derived_check import DerivedCheck
 from .examination import Examination, sound_queues
-from .hole_filler import Container
+from .hole_filler import HoleFiller
 from .hole_finder import Hole, UnitEvidence
 from .log_recovery import LogRecovery, Progress
 from .lost_messages import LostMessages
@@ -88,7 +88,7 @@ class Recovery:
         self._queue_problems = queue_problems
         self._check = DerivedCheck(commitlog, queues, index, dispatcher)
         self._quarantine = quarantine
-        self._container = Container(commitlog, quarantine, state.checksummed)
+        self._container = HoleFiller(commitlog, quarantine, state.checksummed)
         self._container.look()
         self._evidence = UnitEvidence(lambda: sound_queues(queues, queue_problems))
         self._log = LogRecovery(

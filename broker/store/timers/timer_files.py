@@ -23,7 +23,7 @@ from ..files.file_system import Files, make_durable_folder, remove_content, repl
 from ..files.json_table import ConfigFile
 from ..queue.consume_queue import ConsumeQueue
 from .timer_log import TIMER_LOG_UNITS, remove_timer_log, timer_log_file_bytes, write_timer_log
-from .timer_state import HOUR_SECONDS, ROWS, Event, Hour, Indexed, TimerState, by_hour
+from .timer_state import HOUR_SECONDS, ROWS, Event, Indexed, TimerHour, TimerState, by_hour
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ class TimerFiles:
     def _append(self, number: int, rows: np.ndarray) -> tuple[int, int]:
         """Write rows behind those that count, durably; how many there are then, and the checksum of all."""
         assert self.state is not None
-        hour = self.state.hours.get(number) or Hour()
+        hour = self.state.hours.get(number) or TimerHour()
         blob = rows.astype(STORED_ROWS).tobytes()
         fd = self._files.open(self._path(number), create=True)
         try:

@@ -19,7 +19,7 @@ ROWS = np.dtype([("due_second", "i8"), ("queue_offset", "i8"), ("physical_offset
 
 
 @dataclass(slots=True)
-class Hour:
+class TimerHour:
     """Messages that are due within one hour. ``count``: how many wait; ``first_due_second``, ``first_queue_offset`` and
     ``first_physical_offset``: none of them has less; ``rolled_below``: those that lie before have been appended again
     and do not count; ``rows``: how many the hour's file has; ``checksum``: the CRC32 of these."""
@@ -52,7 +52,7 @@ class TimerState:
     skip_until: int = 0
     skip_before: int = 0
     shift: int = 0
-    hours: dict[int, Hour] = field(default_factory=dict)
+    hours: dict[int, TimerHour] = field(default_factory=dict)
     topics: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -94,7 +94,7 @@ class TimerState:
             int(table["skipUntil"]),
             int(table["skipBefore"]),
             int(table.get("shift", 0)),
-            {int(number): Hour(*map(int, values)) for number, values in table["hours"].items()},
+            {int(number): TimerHour(*map(int, values)) for number, values in table["hours"].items()},
             Counter({str(topic): int(count) for topic, count in table["topics"].items()}),
         )
 
@@ -136,7 +136,7 @@ class Indexed:
         state.indexed = self.indexed
         add_counts(state.topics, self.topics)
         for number, rows in by_hour(self.rows):
-            hour = state.hours.setdefault(number, Hour())
+            hour = state.hours.setdefault(number, TimerHour())
             first_due = int(rows["due_second"].min())
             first_queue_offset = int(rows["queue_offset"].min())
             first_physical_offset = int(rows["physical_offset"].min())

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..bench_runs import Advance, LatencyRun, Produce, Report, fill, run_pull, run_query
-from ..command import Group, note, pass_settings
+from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_INTERRUPTED, EXIT_OK
-from ..histogram import Latencies
+from ..histogram import LatencyHistogram
 from ..output import JSON, PLAIN, to_json
 from ..params import COUNT, SIZE, TOPIC
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..units import plural, show_bytes, show_count, show_rate, show_seconds
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ BAR_CHARS = 40
 QUEUES = 4
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def bench() -> None:
     """Measure the running broker.
 
@@ -62,7 +62,7 @@ def topic_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--keys/--no-keys", default=True, show_default=True, help="Give each message a key.")
 @topic_options
 def produce(
-    settings: Settings,
+    settings: BrokerChoice,
     count: int,
     size: int,
     batch: int,
@@ -86,7 +86,7 @@ def produce(
 @click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes per body, if messages are produced.")
 @click.option("--batch", type=COUNT, default=1000, show_default=True, help="Messages per pull.")
 @topic_options
-def pull(settings: Settings, count: int, size: int, batch: int, topic: str | None, keep: bool) -> int:
+def pull(settings: BrokerChoice, count: int, size: int, batch: int, topic: str | None, keep: bool) -> int:
     """Measure how fast messages are read. Without --topic, the run produces them first."""
     with _topic(settings, topic, keep) as name:
         if topic is None:
@@ -105,7 +105,7 @@ def pull(settings: Settings, count: int, size: int, batch: int, topic: str | Non
 )
 @click.option("--size", type=SIZE, default="100", show_default=True, help="Bytes per body, if messages are produced.")
 @topic_options
-def query(settings: Settings, count: int, messages: int, size: int, topic: str | None, keep: bool) -> int:
+def query(settings: BrokerChoice, count: int, messages: int, size: int, topic: str | None, keep: bool) -> int:
     """Measure how fast a message is found by its key. Without --topic, the run produces messages first."""
     with _topic(settings, topic, keep) as name:
         if topic is None:
@@ -128,7 +128,7 @@ def query(settings: Settings, count: int, messages: int, size: int, topic: str |
 )
 @topic_options
 def latency(
-    settings: Settings, count: int, size: int, rate: float, flush: Flush | None, topic: str | None, keep: bool
+    settings: BrokerChoice, count: int, size: int, rate: float, flush: Flush | None, topic: str | None, keep: bool
 ) -> int:
     """Measure how long one message takes to be acknowledged, and to reach a waiting consumer."""
     with _topic(settings, topic, keep) as name:
@@ -142,7 +142,7 @@ def latency(
 
 
 @contextmanager
-def _topic(settings: Settings, given: str | None, keep: bool) -> Iterator[str]:
+def _topic(settings: BrokerChoice, given: str | None, keep: bool) -> Iterator[str]:
     """Yield the topic to use: ``given``, or a new one, which is deleted afterwards unless ``keep`` is set."""
     if given is not None:
         yield given
@@ -160,7 +160,7 @@ def _topic(settings: Settings, given: str | None, keep: bool) -> Iterator[str]:
 
 
 @contextmanager
-def _progress(settings: Settings, what: str, total: int) -> Iterator[Advance]:
+def _progress(settings: BrokerChoice, what: str, total: int) -> Iterator[Advance]:
     """Show a progress bar on standard error if that is a terminal; yield the function that advances it."""
     if settings.quiet or not sys.stderr.isatty():
         yield lambda _: None
@@ -174,7 +174,7 @@ def _progress(settings: Settings, what: str, total: int) -> Iterator[Advance]:
         yield lambda count: progress.advance(task, count)
 
 
-def _show(settings: Settings, report: Report) -> int:
+def _show(settings: BrokerChoice, report: Report) -> int:
     output = settings.output
     row = report_row(report)
     if output.mode == JSON:
@@ -210,7 +210,7 @@ def report_row(report: Report) -> dict[str, Any]:
     }
 
 
-def _rounded(latencies: Latencies) -> dict[str, float | None]:
+def _rounded(latencies: LatencyHistogram) -> dict[str, float | None]:
     return {name: None if value is None else round(value, 9) for name, value in latencies.summary().items()}
 
 
@@ -221,7 +221,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _show_latencies(settings: Settings, what: str, latencies: Latencies) -> None:
+def _show_latencies(settings: BrokerChoice, what: str, latencies: LatencyHistogram) -> None:
     output = settings.output
     titles = {"batch": "a batch acknowledged", "pull": "a pull", "query": "a query"}
     output.write("\n")

@@ -7,7 +7,7 @@ import click
 from ..command import command
 from ..failures import nearest
 from ..output import JSON, TABLE, to_json
-from ..settings import Settings
+from ..settings import BrokerChoice
 
 EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "send": [
@@ -123,7 +123,7 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
 
 @command("cheat")
 @click.argument("subject", metavar="[SUBJECT]", default="")
-def cheat(settings: Settings, subject: str) -> None:
+def cheat(settings: BrokerChoice, subject: str) -> None:
     """Show examples: all, or those of one SUBJECT (send, read, query, topic, group, dlq, offset, user, tls, …)."""
     if subject and subject not in EXAMPLES:
         known = nearest(subject, EXAMPLES) or f"; the subjects are {', '.join(EXAMPLES)}"

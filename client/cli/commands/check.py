@@ -10,13 +10,13 @@ import click
 from click.core import ParameterSource
 
 from ....protocol.errors import ConnectionFailed, FlintError, RequestTimeout
-from ..command import Command, pass_settings
+from ..command import CliCommand, pass_settings
 from ..condition import Condition
 from ..failures import describe
 from ..lags import Lag, lag_by_group
 from ..output import JSON, to_json
 from ..params import GROUP, SIZE, SPAN, TOPIC
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """One figure and its limits. ``low``: the figure is bad below its limits instead of above them."""
 
     name: str
@@ -53,7 +53,7 @@ class Finding:
         return f"{self.name.replace('_', ' ')} {self.show(self.value)}"
 
 
-class CheckCommand(Command):
+class CheckCommand(CliCommand):
     """A command whose invalid command line is UNKNOWN to a monitor; the usual exit code 2 would mean CRITICAL."""
 
     usage_exit_code = UNKNOWN
@@ -80,7 +80,7 @@ def _share(value: float | None) -> str:
 @click.option("--group", type=GROUP, default="", help="Group whose lag is checked.  [default: the worst visible one]")
 @click.option("--topic", type=TOPIC, default="", help="Topic whose lag is checked.  [default: the sum of all]")
 def check(
-    settings: Settings,
+    settings: BrokerChoice,
     reput_warning: int,
     reput_critical: int,
     index_warning: int,
@@ -109,10 +109,10 @@ def check(
     except FlintError as error:
         return _say(settings, UNKNOWN, describe(error)[0], [])
     findings = [
-        Finding("reput_behind", condition.reput_behind_bytes, show_bytes, reput_warning, reput_critical),
-        Finding("index_behind", condition.index_behind_bytes, show_bytes, index_warning, index_critical),
-        Finding("disk_free", condition.disk_free_share, _share, disk_warning / 100, disk_critical / 100, low=True),
-        Finding("flush_p99", condition.flush_p99_seconds, show_seconds, flush_warning, flush_critical),
+        CheckFinding("reput_behind", condition.reput_behind_bytes, show_bytes, reput_warning, reput_critical),
+        CheckFinding("index_behind", condition.index_behind_bytes, show_bytes, index_warning, index_critical),
+        CheckFinding("disk_free", condition.disk_free_share, _share, disk_warning / 100, disk_critical / 100, low=True),
+        CheckFinding("flush_p99", condition.flush_p99_seconds, show_seconds, flush_warning, flush_critical),
     ]
     findings = [finding for finding in findings if finding.value is not None or _limit_was_given(finding.name)]
     if wants_lag:
@@ -161,15 +161,15 @@ def _worst_lag(admin: Admin, group: str, topic: str) -> tuple[str, Lag | None]:
     return name, Lag(most, worst.unknown_queues, worst.partial)
 
 
-def _lag_finding(lag: Lag | None, warning: int | None, critical: int | None) -> Finding:
+def _lag_finding(lag: Lag | None, warning: int | None, critical: int | None) -> CheckFinding:
     """Return the finding for a lag. A partly known lag is bad if the known part exceeds a limit, else unknown."""
     if lag is None:
-        return Finding("lag", None, show_count, warning, critical)
-    known = Finding("lag", lag.messages, show_count, warning, critical)
-    return Finding("lag", None, show_count, warning, critical) if lag.known is None and not known.state else known
+        return CheckFinding("lag", None, show_count, warning, critical)
+    known = CheckFinding("lag", lag.messages, show_count, warning, critical)
+    return CheckFinding("lag", None, show_count, warning, critical) if lag.known is None and not known.state else known
 
 
-def _say(settings: Settings, state: int, reason: str, findings: list[Finding]) -> int:
+def _say(settings: BrokerChoice, state: int, reason: str, findings: list[CheckFinding]) -> int:
     """Print the line and return the exit code. The figures after the bar are performance data for Nagios."""
     if settings.output.mode == JSON:
         figures = {finding.name: finding.value for finding in findings}
@@ -183,5 +183,5 @@ def _say(settings: Settings, state: int, reason: str, findings: list[Finding]) -
     return state
 
 
-def _words(finding: Finding) -> str:
+def _words(finding: CheckFinding) -> str:
     return finding.text if finding.state == OK else f"{finding.text} ({STATES[finding.state]})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..command import command
-from ..settings import Settings
+from ..settings import BrokerChoice
 
 LINES = {
     "bash": ('eval "$({variable}=bash_source {program})"', "~/.bashrc"),
@@ -18,7 +18,7 @@ PROGRAMS = ("flintmq", "flintmq-broker")
 
 @command("completion")
 @click.argument("shell", type=click.Choice(list(LINES)))
-def completion(settings: Settings, shell: str) -> None:
+def completion(settings: BrokerChoice, shell: str) -> None:
     """Print the lines that switch on completion in SHELL.
 
     Completion covers commands, options, and the broker's topics, groups and settings. The second line is for

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ....protocol.errors import ConfigurationError
-from ..command import Group, note, pass_settings
-from ..output import TABLE, Column
+from ..command import CliGroup, note, pass_settings
+from ..output import TABLE, TableColumn
 from ..params import SettingType
-from ..settings import Settings
+from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
     from ...core.settings import Setting
@@ -21,22 +21,22 @@ def _show(value: Any) -> str:
 
 
 COLUMNS = (
-    Column("name", "SETTING"),
-    Column("value", "VALUE", _show, fold=True),
-    Column("at_start", "AT START", _show, fold=True),
-    Column("hot", "CAN BE SET", lambda hot: "yes" if hot else ""),
+    TableColumn("name", "SETTING"),
+    TableColumn("value", "VALUE", _show, fold=True),
+    TableColumn("at_start", "AT START", _show, fold=True),
+    TableColumn("hot", "CAN BE SET", lambda hot: "yes" if hot else ""),
 )
 UNCHANGED_COLUMNS = tuple(column for column in COLUMNS if column.name != "at_start")
 """Columns of the table if every value is as it was at the start."""
-DATA_COLUMNS = (*COLUMNS, Column("rule", "MUST BE"))
+DATA_COLUMNS = (*COLUMNS, TableColumn("rule", "MUST BE"))
 CHANGED_COLUMNS = (
-    Column("name", "SETTING"),
-    Column("before", "BEFORE", _show, fold=True),
-    Column("after", "NOW", _show, fold=True),
+    TableColumn("name", "SETTING"),
+    TableColumn("before", "BEFORE", _show, fold=True),
+    TableColumn("after", "NOW", _show, fold=True),
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def config() -> None:
     """List, show and change the broker's settings."""
 
@@ -49,7 +49,7 @@ def _row(setting: Setting) -> dict[str, Any]:
 @pass_settings
 @click.option("--hot", is_flag=True, help="Only settings that can be changed while the broker runs.")
 @click.option("--changed", is_flag=True, help="Only settings that were changed since the start.")
-def list_settings(settings: Settings, hot: bool, changed: bool) -> None:
+def list_settings(settings: BrokerChoice, hot: bool, changed: bool) -> None:
     """List the settings, except the paths of the broker's users and keys."""
     with settings.admin() as admin:
         found = admin.settings()
@@ -63,7 +63,7 @@ def list_settings(settings: Settings, hot: bool, changed: bool) -> None:
 @config.command("get")
 @pass_settings
 @click.argument("name", metavar="SECTION.NAME", type=SettingType())
-def get(settings: Settings, name: str) -> None:
+def get(settings: BrokerChoice, name: str) -> None:
     """Show one setting."""
     with settings.admin() as admin:
         found = {setting.name: setting for setting in admin.settings()}
@@ -75,7 +75,7 @@ def get(settings: Settings, name: str) -> None:
 @config.command("set")
 @pass_settings
 @click.argument("assignments", metavar="SECTION.NAME=VALUE...", type=SettingType(to_set=True), nargs=-1, required=True)
-def set_settings(settings: Settings, assignments: tuple[str, ...]) -> None:
+def set_settings(settings: BrokerChoice, assignments: tuple[str, ...]) -> None:
     """Change settings of the running broker: all that are given, or none.
 
     The changes last until the broker is restarted. To make them permanent, put them into its broker.toml.

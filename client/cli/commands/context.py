@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import click
 
-from ..command import Group, note, pass_settings
+from ..command import CliGroup, note, pass_settings
 from ..contexts import OPTIONS, Contexts
-from ..output import TABLE, Column
+from ..output import TABLE, TableColumn
 from ..params import CONTEXT
-from ..settings import Settings
+from ..settings import BrokerChoice
 
 COLUMNS = (
-    Column("current", "", lambda current: "*" if current else ""),
-    Column("context", "CONTEXT"),
-    Column("broker", "BROKER"),
-    Column("user", "USER"),
-    Column("tls", "TLS", lambda tls: "yes" if tls else ""),
+    TableColumn("current", "", lambda current: "*" if current else ""),
+    TableColumn("context", "CONTEXT"),
+    TableColumn("broker", "BROKER"),
+    TableColumn("user", "USER"),
+    TableColumn("tls", "TLS", lambda tls: "yes" if tls else ""),
 )
-DATA_COLUMNS = (*COLUMNS, *(Column(key, key) for key in OPTIONS if key not in ("user", "tls")))
+DATA_COLUMNS = (*COLUMNS, *(TableColumn(key, key) for key in OPTIONS if key not in ("user", "tls")))
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def context() -> None:
     """Save brokers under names, with user and TLS options, and choose one.
 
@@ -35,7 +35,7 @@ def context() -> None:
 @click.argument("name")
 @click.argument("address", metavar="HOST:PORT")
 @click.option("--use", is_flag=True, help="Make it the context in use.")
-def add(settings: Settings, name: str, address: str, use: bool) -> None:
+def add(settings: BrokerChoice, name: str, address: str, use: bool) -> None:
     """Save the address of a broker, or several (a:1,b:2), under a name. The first context is used at once.
 
     The context also saves these options if they are given: --user, --password-file, --tls, --tls-ca,
@@ -58,7 +58,7 @@ def add(settings: Settings, name: str, address: str, use: bool) -> None:
 @context.command("use")
 @pass_settings
 @click.argument("name", type=CONTEXT)
-def use(settings: Settings, name: str) -> None:
+def use(settings: BrokerChoice, name: str) -> None:
     """Make a context the one in use."""
     contexts = Contexts.load()
     broker = contexts.broker_of(name)
@@ -69,7 +69,7 @@ def use(settings: Settings, name: str) -> None:
 
 @context.command("list")
 @pass_settings
-def list_contexts(settings: Settings) -> None:
+def list_contexts(settings: BrokerChoice) -> None:
     """List the contexts; * marks the one in use."""
     contexts = Contexts.load()
     settings.output.rows(
@@ -93,7 +93,7 @@ def list_contexts(settings: Settings) -> None:
 @context.command("remove")
 @pass_settings
 @click.argument("name", type=CONTEXT)
-def remove(settings: Settings, name: str) -> None:
+def remove(settings: BrokerChoice, name: str) -> None:
     """Remove a context."""
     contexts = Contexts.load()
     contexts.remove(name)

@@ -11,8 +11,8 @@ from ....protocol.errors import FlintError
 from ...message import Message
 from ..command import command, note
 from ..params import TOPIC
-from ..settings import Settings
-from ..transfer import Selection, Transfer, for_each_sound, say_done, selection_options
+from ..settings import BrokerChoice
+from ..transfer import MessageSelection, Transfer, for_each_sound, say_done, selection_options
 
 if TYPE_CHECKING:
     from ...core.stored import StoredMessage
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @selection_options
 @click.argument("target", metavar="TO", type=TOPIC)
 def copy(
-    settings: Settings,
+    settings: BrokerChoice,
     topic: str,
     target: str,
     from_: Typed,
@@ -44,7 +44,7 @@ def copy(
         flintmq copy orders orders-test --from @-1d
         flintmq copy orders orders --key o-1 --from @-1d      # replay one key since yesterday
     """
-    selection = Selection(topic, from_, until, key, tag, condition)
+    selection = MessageSelection(topic, from_, until, key, tag, condition)
     with settings.admin() as admin:
         queues = _target_queues(settings, admin, topic, target)
     with settings.consumer() as consumer, settings.producer() as producer:
@@ -66,7 +66,7 @@ def copy(
     return code
 
 
-def _target_queues(settings: Settings, admin: Admin, topic: str, target: str) -> int:
+def _target_queues(settings: BrokerChoice, admin: Admin, topic: str, target: str) -> int:
     """Return the number of write queues of the target topic, after creating it if it does not exist."""
     topics: dict[str, TopicInfo] = admin.topics(system=True)
     if target not in topics:

@@ -7,17 +7,17 @@ from typing import Any
 
 import click
 
-from ..command import Group, note, pass_settings
-from ..output import TABLE, Column, number
-from ..settings import Settings
+from ..command import CliGroup, note, pass_settings
+from ..output import TABLE, TableColumn, number
+from ..settings import BrokerChoice
 from ..units import plural, show_moment
 
 COLUMNS = (
-    Column("waits", "WAITS"),
+    TableColumn("waits", "WAITS"),
     number("messages", "MESSAGES"),
-    Column("next_due_at", "NEXT DUE", show_moment),
+    TableColumn("next_due_at", "NEXT DUE", show_moment),
 )
-DATA_COLUMNS = (Column("kind", ""), Column("level", ""), Column("begins_at", ""), *COLUMNS[1:])
+DATA_COLUMNS = (TableColumn("kind", ""), TableColumn("level", ""), TableColumn("begins_at", ""), *COLUMNS[1:])
 """Columns of JSON and plain output. ``kind`` is level, hour or parked."""
 LEVELS = (
     "1 s", "5 s", "10 s", "30 s", "1 min", "2 min", "3 min", "4 min", "5 min", "6 min", "7 min", "8 min", "9 min",
@@ -25,7 +25,7 @@ LEVELS = (
 )  # fmt: skip
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def delay() -> None:
     """Messages waiting for later delivery."""
 
@@ -35,7 +35,7 @@ def delay() -> None:
 @click.option(
     "--hours", type=click.IntRange(1, 10_000), default=24, show_default=True, help="Maximum number of hours to list."
 )
-def list_delays(settings: Settings, hours: int) -> None:
+def list_delays(settings: BrokerChoice, hours: int) -> None:
     """Count the waiting messages, by delay level, and by the hour in which timed messages are due.
 
     The last hour includes all later messages.

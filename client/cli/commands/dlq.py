@@ -12,7 +12,7 @@ from ....protocol.errors import FlintError
 from ....protocol.escaping import escape, escape_bytes
 from ....protocol.storage.delivery import PROPERTY_ORIGIN_MESSAGE_ID, dead_letter_topic
 from ...errors import CorruptMessage
-from ..command import Group, confirm, note, pass_settings
+from ..command import CliGroup, confirm, note, pass_settings
 from ..dead_letters import (
     BATCH_COUNT,
     DeadQueue,
@@ -27,9 +27,9 @@ from ..dead_letters import (
 )
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, describe
 from ..messages import message_row
-from ..output import JSON, Column, number, to_json
+from ..output import JSON, TableColumn, number, to_json
 from ..params import COUNT, DEAD_LETTER_GROUP, OFFSETS, TOPIC
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..units import plural, show_moment, show_second
 
 if TYPE_CHECKING:
@@ -45,39 +45,39 @@ def _preview(text: str) -> str:
 
 
 LIST_COLUMNS = (
-    Column("group", "GROUP", fold=True),
+    TableColumn("group", "GROUP", fold=True),
     number("waiting", "WAITING"),
     number("messages", "KEPT"),
-    Column("oldest_at", "OLDEST", show_second, spare=True),
-    Column("newest_at", "NEWEST", show_second),
-    Column("newest_reason", "NEWEST REASON", _preview, fold=True),
+    TableColumn("oldest_at", "OLDEST", show_second, spare=True),
+    TableColumn("newest_at", "NEWEST", show_second),
+    TableColumn("newest_reason", "NEWEST REASON", _preview, fold=True),
 )
 SHOW_COLUMNS = (
-    Column("stored_at", "FAILED", show_moment),
+    TableColumn("stored_at", "FAILED", show_moment),
     number("queue_offset", "OFFSET"),
-    Column("message_id", "MESSAGE ID"),
-    Column("original_topic", "TOPIC"),
-    Column("keys", "KEYS", " ".join),
+    TableColumn("message_id", "MESSAGE ID"),
+    TableColumn("original_topic", "TOPIC"),
+    TableColumn("keys", "KEYS", " ".join),
     number("reconsume_times", "TRIES"),
-    Column("body", "BODY", _preview),
-    Column("retry_reason", "REASON"),
-    Column("retry_member", "MEMBER"),
+    TableColumn("body", "BODY", _preview),
+    TableColumn("retry_reason", "REASON"),
+    TableColumn("retry_member", "MEMBER"),
 )
 RESEND_COLUMNS = (
-    Column("group", "GROUP", fold=True),
-    Column("topic", "TOPIC", fold=True),
+    TableColumn("group", "GROUP", fold=True),
+    TableColumn("topic", "TOPIC", fold=True),
     number("messages", "MESSAGES"),
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def dlq() -> None:
     """Dead letters: messages that a group failed to handle on every attempt."""
 
 
 @dlq.command("list")
 @pass_settings
-def list_groups(settings: Settings) -> None:
+def list_groups(settings: BrokerChoice) -> None:
     """List the groups that have dead letters: how many are still to be dealt with, and how many are kept."""
     with settings.admin() as admin, settings.consumer() as consumer:
         rows = [_list_row(consumer, group) for group in groups_with_dead_letters(admin)]
@@ -112,7 +112,7 @@ def _one(consumer: Consumer, queue: DeadQueue, offset: int) -> list[StoredMessag
 # ---- the dead letters of one group
 
 
-def _queues(settings: Settings, admin: Admin, consumer: Consumer, group: str) -> list[DeadQueue]:
+def _queues(settings: BrokerChoice, admin: Admin, consumer: Consumer, group: str) -> list[DeadQueue]:
     """Return the queues with the group's dead letters. Tells the user if there are none. Raises ``GroupNotExist``."""
     check_group(admin, group)
     found = dead_queues(consumer, group)
@@ -138,7 +138,9 @@ def _ranges(queues: list[DeadQueue], offsets: tuple[int, int | None] | None) -> 
 @click.option("-n", "--count", type=COUNT, default=10, show_default=True, help="Maximum number to show.")
 @click.option("--all", "everything", is_flag=True, help="Include those that are dealt with and still kept.")
 @click.option("--queue-offset", "offsets", type=OFFSETS, metavar="RANGE", help="Only these: 17, 17:20 (17 to 19), 17:.")
-def show(settings: Settings, group: str, count: int, everything: bool, offsets: tuple[int, int | None] | None) -> int:
+def show(
+    settings: BrokerChoice, group: str, count: int, everything: bool, offsets: tuple[int, int | None] | None
+) -> int:
     """Show the dead letters of a group that are still to be dealt with, oldest first."""
     if everything and offsets is None:
         offsets = (0, None)
@@ -206,7 +208,7 @@ def _row(group: str, message: StoredMessage) -> dict[str, Any]:
 @click.option("--to-group", is_flag=True, help="Send to this group only; no other group gets them again.")
 @click.option("-n", "--dry-run", is_flag=True, help="Show what would be sent, but send nothing.")
 def resend(
-    settings: Settings,
+    settings: BrokerChoice,
     group: str,
     ids: tuple[str, ...],
     offsets: tuple[int, int | None] | None,
@@ -268,7 +270,13 @@ def _stretches(
 
 
 def _tell(
-    settings: Settings, group: str, resending: Resending, queues: list[DeadQueue], dry_run: bool, *, interrupted: bool
+    settings: BrokerChoice,
+    group: str,
+    resending: Resending,
+    queues: list[DeadQueue],
+    dry_run: bool,
+    *,
+    interrupted: bool,
 ) -> None:
     rows = [{"group": group, "topic": topic, "messages": count} for topic, count in sorted(resending.sent.items())]
     settings.output.rows(RESEND_COLUMNS, rows)
@@ -290,7 +298,7 @@ def _tell(
 @click.argument("group", type=DEAD_LETTER_GROUP)
 @click.option("--before", type=click.IntRange(0), metavar="OFFSET", help="Only those before this queue offset.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def purge(settings: Settings, group: str, before: int | None, yes: bool) -> None:
+def purge(settings: BrokerChoice, group: str, before: int | None, yes: bool) -> None:
     """Mark the present dead letters of a group as dealt with: resend no longer sends them.
 
     flintmq dlq show GROUP --all still shows them until retention deletes them.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ..command import command, note
 from ..messages import message_row
 from ..output import to_json
-from ..settings import Settings
-from ..transfer import Selection, for_each_sound, selection_options
+from ..settings import BrokerChoice
+from ..transfer import MessageSelection, for_each_sound, selection_options
 from ..units import plural, show_seconds
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @command("export")
 @selection_options
 def export(
-    settings: Settings,
+    settings: BrokerChoice,
     topic: str,
     from_: Typed,
     until: Typed,
@@ -38,7 +38,7 @@ def export(
         flintmq export orders > orders.jsonl
         flintmq export orders --from @-1d --filter "amount > 5" | flintmq -b other:10911 import orders
     """
-    selection = Selection(topic, from_, until, key, tag, condition)
+    selection = MessageSelection(topic, from_, until, key, tag, condition)
     began, count = time.monotonic(), 0
     with settings.consumer() as consumer:
 

@@ -12,14 +12,14 @@ import click
 from ....protocol.errors import TopicNotExist
 from ....protocol.escaping import escape
 from ....protocol.storage.delivery import OFFSET_MOVED_TOPIC, RETRY_TOPIC_PREFIX
-from ..command import Group, confirm, note, pass_settings
+from ..command import CliGroup, confirm, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_OK
 from ..lags import Lag, lag_by_group, lag_in, lag_of
 from ..offset_reset import reset_group, reset_options
-from ..output import JSON, PLAIN, Column, number, to_json
+from ..output import JSON, PLAIN, TableColumn, number, to_json
 from ..params import GROUP, TIME
 from ..positions import TIME_FORMS
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..units import plural, show_moment, show_seconds
 
 if TYPE_CHECKING:
@@ -40,33 +40,33 @@ def _first_names(names: list[str]) -> str:
 
 
 LIST_COLUMNS = (
-    Column("group", "GROUP", fold=True),
-    Column("mode", "MODE", spare=True),
-    Column("state", "STATE"),
+    TableColumn("group", "GROUP", fold=True),
+    TableColumn("mode", "MODE", spare=True),
+    TableColumn("state", "STATE"),
     number("members", "MEMBERS"),
     number("lag", "LAG"),
-    Column("topics", "TOPICS", _first_names, fold=True),
+    TableColumn("topics", "TOPICS", _first_names, fold=True),
 )
 GROUP_COLUMNS = (
-    Column("group", "group", style="bold"),
-    Column("mode", "mode"),
-    Column("state", "state"),
-    Column("epoch", "epoch"),
-    Column("lag", "lag"),
+    TableColumn("group", "group", style="bold"),
+    TableColumn("mode", "mode"),
+    TableColumn("state", "state"),
+    TableColumn("epoch", "epoch"),
+    TableColumn("lag", "lag"),
 )
 MEMBER_COLUMNS = (
     number("number", "#"),
-    Column("member", "MEMBER"),
-    Column("address", "ADDRESS", spare=True),
-    Column("since_seconds", "SINCE", show_seconds),
-    Column("heartbeat_seconds", "HEARD", lambda seconds: f"{show_seconds(seconds)} ago"),
+    TableColumn("member", "MEMBER"),
+    TableColumn("address", "ADDRESS", spare=True),
+    TableColumn("since_seconds", "SINCE", show_seconds),
+    TableColumn("heartbeat_seconds", "HEARD", lambda seconds: f"{show_seconds(seconds)} ago"),
     number("queues", "QUEUES"),
-    Column("shown_subscriptions", "SUBSCRIPTIONS", fold=True),
+    TableColumn("shown_subscriptions", "SUBSCRIPTIONS", fold=True),
 )
 QUEUE_COLUMNS = (
-    Column("topic", "TOPIC", fold=True),
+    TableColumn("topic", "TOPIC", fold=True),
     number("queue", "QUEUE", str),
-    Column("number", "MEMBER"),
+    TableColumn("number", "MEMBER"),
     number("committed", "COMMITTED"),
     number("min_offset", "FIRST"),
     number("max_offset", "NEXT"),
@@ -76,16 +76,16 @@ QUEUE_COLUMNS = (
     number("lag", "LAG"),
 )
 PLAIN_COLUMNS = tuple(
-    Column(name, name)
+    TableColumn(name, name)
     for name in (
         "group", "topic", "queue", "member", "committed", "min_offset", "max_offset", "ready", "in_flight", "delayed",
         "lag",
     )
 )  # fmt: skip
 MOVED_COLUMNS = (
-    Column("time", "TIME", show_moment),
-    Column("group", "GROUP", fold=True),
-    Column("topic", "TOPIC", fold=True),
+    TableColumn("time", "TIME", show_moment),
+    TableColumn("group", "GROUP", fold=True),
+    TableColumn("topic", "TOPIC", fold=True),
     number("queue", "QUEUE"),
     number("asked", "ASKED FOR"),
     number("moved_to", "MOVED TO"),
@@ -93,7 +93,7 @@ MOVED_COLUMNS = (
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def group() -> None:
     """List, inspect, reset and delete consumer groups."""
 
@@ -101,7 +101,7 @@ def group() -> None:
 @group.command("list")
 @pass_settings
 @click.argument("pattern", type=GROUP, default="*")
-def list_groups(settings: Settings, pattern: str) -> None:
+def list_groups(settings: BrokerChoice, pattern: str) -> None:
     """List the consumer groups, or those that match PATTERN, such as 'billing*'."""
     with settings.admin() as admin:
         lags = lag_by_group(admin.consume_stats(uncommitted=True))
@@ -129,7 +129,7 @@ def list_groups(settings: Settings, pattern: str) -> None:
 @group.command("status")
 @pass_settings
 @click.argument("group", type=GROUP)
-def status(settings: Settings, group: str) -> None:
+def status(settings: BrokerChoice, group: str) -> None:
     """Show the members of a group, their queues, and the progress in each queue.
 
     READY messages have not been delivered yet, IN FLIGHT messages are with a member, and DELAYED messages failed and
@@ -229,7 +229,7 @@ def _without(row: dict[str, Any], *names: str) -> dict[str, Any]:
 @group.command("reset")
 @pass_settings
 @reset_options
-def reset(settings: Settings, **options: Any) -> None:
+def reset(settings: BrokerChoice, **options: Any) -> None:
     """Commit a position for a group, so that it continues from there; the same as flintmq offset reset.
 
     The broker refuses while members of the group consume the topic, unless --force is given.
@@ -241,7 +241,7 @@ def reset(settings: Settings, **options: Any) -> None:
 @pass_settings
 @click.argument("names", metavar="GROUP...", type=GROUP, nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def delete(settings: Settings, names: tuple[str, ...], yes: bool) -> None:
+def delete(settings: BrokerChoice, names: tuple[str, ...], yes: bool) -> None:
     """Delete groups: their committed offsets and the messages that wait for another attempt. Dead letters stay.
 
     The broker refuses to delete a group that has members.
@@ -266,7 +266,7 @@ def delete(settings: Settings, names: tuple[str, ...], yes: bool) -> None:
 @pass_settings
 @click.argument("group", type=GROUP, default="")
 @click.option("--since", type=TIME, metavar="TIME", help=f"Only events at this time or later: {TIME_FORMS}.")
-def moved(settings: Settings, group: str, since: datetime | None) -> int:
+def moved(settings: BrokerChoice, group: str, since: datetime | None) -> int:
     """Show where groups skipped messages that retention had deleted before they read them, oldest first.
 
     The events are in the topic OFFSET_MOVED_EVENT, for as long as retention keeps them.

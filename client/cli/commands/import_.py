@@ -16,7 +16,7 @@ from ...message import Message
 from ..command import command, note
 from ..failures import EXIT_INTERRUPTED, EXIT_OK
 from ..params import TOPIC
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..transfer import Transfer, invalid_line, say_done
 
 LINE_BYTES_MAX = 64 << 20
@@ -26,7 +26,7 @@ LINE_BYTES_MAX = 64 << 20
 @command("import")
 @click.argument("topic", type=TOPIC)
 @click.argument("file", type=click.File("rb"), default="-")
-def import_(settings: Settings, topic: str, file: BinaryIO) -> int:
+def import_(settings: BrokerChoice, topic: str, file: BinaryIO) -> int:
     """Send the messages in FILE (default: stdin) to TOPIC: one JSON object per line, as flintmq export prints them.
 
     A line needs "body" (a string) or "body_base64". It may have "keys" (an array), "tag", "sharding_key", "properties"

@@ -10,12 +10,12 @@ import click
 
 from ....protocol.errors import ConfigurationError
 from ....protocol.escaping import escape
-from ..command import Group, note, pass_settings
+from ..command import CliGroup, note, pass_settings
 from ..offset_reset import reset_group, reset_options
-from ..output import Column, number, to_json
+from ..output import TableColumn, number, to_json
 from ..params import GROUP, TOPIC
 from ..positions import check_committable, check_queues
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..units import plural
 
 if TYPE_CHECKING:
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 STDIN = "<stdin>"
 STATS_COLUMNS = (
-    Column("group", "GROUP", fold=True),
-    Column("topic", "TOPIC", fold=True),
+    TableColumn("group", "GROUP", fold=True),
+    TableColumn("topic", "TOPIC", fold=True),
     number("queue", "QUEUE"),
     number("committed", "COMMITTED"),
-    Column("min_offset", "FIRST OFFSET", "{:,}".format, number=True, spare=True),
+    TableColumn("min_offset", "FIRST OFFSET", "{:,}".format, number=True, spare=True),
     number("max_offset", "NEXT OFFSET"),
     number("lag", "LAG"),
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def offset() -> None:
     """Show, reset, export and import the offsets that groups have committed."""
 
@@ -42,7 +42,7 @@ def offset() -> None:
 @pass_settings
 @click.argument("group", type=GROUP, default="")
 @click.option("--topic", type=TOPIC, default="", help="Only of this topic.")
-def show(settings: Settings, group: str, topic: str) -> None:
+def show(settings: BrokerChoice, group: str, topic: str) -> None:
     """Show the committed offsets of groups, the offsets that each queue holds, and the lag."""
     with settings.admin() as admin:
         stats = admin.consume_stats(group or None, topic or None, uncommitted=True)
@@ -63,7 +63,7 @@ def _row(stats: ConsumeStats) -> dict[str, Any]:
 @offset.command("reset")
 @pass_settings
 @reset_options
-def reset(settings: Settings, **options: Any) -> None:
+def reset(settings: BrokerChoice, **options: Any) -> None:
     """Commit a position for a group, so that it continues from there.
 
     The broker refuses while members of the group consume the topic, unless --force is given.
@@ -78,7 +78,7 @@ def reset(settings: Settings, **options: Any) -> None:
 @pass_settings
 @click.argument("group", type=GROUP, default="")
 @click.option("--topic", type=TOPIC, default="", help="Only of this topic.")
-def export(settings: Settings, group: str, topic: str) -> None:
+def export(settings: BrokerChoice, group: str, topic: str) -> None:
     """Print committed offsets as JSON lines, for import: {"group", "topic", "queue", "offset"}."""
     with settings.admin() as admin:
         stats = admin.consume_stats(group or None, topic or None)
@@ -93,7 +93,7 @@ def export(settings: Settings, group: str, topic: str) -> None:
 @pass_settings
 @click.argument("file", type=click.File("r", encoding="utf-8", errors="replace"), default="-")
 @click.option("-n", "--dry-run", is_flag=True, help="Check the lines, but commit nothing.")
-def import_(settings: Settings, file: TextIO, dry_run: bool) -> None:
+def import_(settings: BrokerChoice, file: TextIO, dry_run: bool) -> None:
     """Commit the offsets that export printed. Every line is checked before any offset is committed."""
     wanted = _parse(file)
     with settings.consumer() as consumer:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..command import Group, note, pass_settings
+from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_OK
 from ..output import number
 from ..params import COUNT, SPAN, TOPIC
 from ..pipeline_progress import COLUMNS, shown_progress
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..stop_signals import stop_request
 from ..units import plural, show_bytes, show_rate, show_seconds
 
@@ -34,7 +34,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def pipeline() -> None:
     """The example of FlintMQ with Spark: count flights by hour.
 
@@ -93,7 +93,7 @@ def master_option(function: Callable[..., Any]) -> Callable[..., Any]:
     "--queues", type=click.IntRange(1, 1024), default=4, show_default=True, help="Queues, if the topic is created."
 )
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Flights per second.  [default: no limit]")
-def produce(settings: Settings, topic: str, csv: Path | None, queues: int, rate: float | None) -> int:
+def produce(settings: BrokerChoice, topic: str, csv: Path | None, queues: int, rate: float | None) -> int:
     """Send the flights of a year to a topic, in order of time.
 
     After the last flight, heartbeat messages continue for a week of event time, so that the last hours close.
@@ -122,7 +122,7 @@ def produce(settings: Settings, topic: str, csv: Path | None, queues: int, rate:
 
 
 @contextmanager
-def _bar(settings: Settings) -> Iterator[Callable[[int, int], None]]:
+def _bar(settings: BrokerChoice) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on standard error if that is a terminal; yield the function that updates it."""
     if settings.quiet or not sys.stderr.isatty():
         yield _nothing
@@ -154,7 +154,7 @@ def _bar(settings: Settings) -> Iterator[Callable[[int, int], None]]:
 @click.option("--batch", type=COUNT, default=50_000, show_default=True, help="Maximum messages per micro-batch.")
 @master_option
 def run(
-    settings: Settings,
+    settings: BrokerChoice,
     topic: str,
     alerts_topic: str,
     parquet: Path,
@@ -192,7 +192,7 @@ def _nothing(*_: object) -> None:
     """Show no progress."""
 
 
-def _show_outcome(settings: Settings, progress: Sequence[QueryProgress]) -> None:
+def _show_outcome(settings: BrokerChoice, progress: Sequence[QueryProgress]) -> None:
     settings.output.rows(COLUMNS, [dataclasses.asdict(row) for row in progress])
     for row in progress:
         if row.late:
@@ -216,7 +216,7 @@ def _show_outcome(settings: Settings, progress: Sequence[QueryProgress]) -> None
 @parquet_option
 @csv_option
 @master_option
-def verify(settings: Settings, alerts_topic: str, parquet: Path, csv: Path | None, master: str | None) -> int:
+def verify(settings: BrokerChoice, alerts_topic: str, parquet: Path, csv: Path | None, master: str | None) -> int:
     """Compare the results and the alerts with figures computed from the CSV in plain Python."""
     from ...pipeline import verification
     from ...pipeline.flights import packaged_csv
@@ -225,7 +225,7 @@ def verify(settings: Settings, alerts_topic: str, parquet: Path, csv: Path | Non
     parquet = parquet.absolute()
     verification.check_results(parquet)
     expected = verification.Expected.of_csv(csv or packaged_csv())
-    verified = verification.Verified()
+    verified = verification.PipelineVerified()
     with settings.consumer() as consumer:
         alerts = consumer.iter(alerts_topic, from_="earliest", until="latest")
         verification.compare_alerts(alerts, expected, verified)

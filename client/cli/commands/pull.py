@@ -12,7 +12,7 @@ from ..command import command
 from ..messages import MessagePrinter
 from ..params import COUNT, POSITION, QUEUE, SPAN, TOPIC
 from ..positions import POSITION_FORMS, EveryQueue, Typed, start_of
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..topic_reader import FILTER_HELP, format_options, nothing_found, show_messages
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ HOLD_SECONDS_MAX = 60.0
 )
 @format_options
 def pull(
-    settings: Settings,
+    settings: BrokerChoice,
     topic: str,
     queue: int | None,
     from_: Typed,

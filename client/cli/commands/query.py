@@ -12,14 +12,14 @@ import click
 from ....protocol.errors import MessageNotFound
 from ....protocol.escaping import escape
 from ....protocol.storage.ids import ID_DIGITS
-from ..command import Command, Group, note, pass_settings
+from ..command import CliCommand, CliGroup, note, pass_settings
 from ..failures import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
 from ..message_record import show_record
 from ..messages import MessagePrinter
-from ..output import PLAIN, Column, number
+from ..output import PLAIN, TableColumn, number
 from ..params import COUNT, TIME, TOPIC
 from ..positions import TIME_FORMS, is_before_now
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..topic_reader import format_options, show_messages
 from ..units import plural, show_moment
 
@@ -32,15 +32,15 @@ PAGE_COUNT = 64
 TIME_COUNT = 10
 
 OFFSET_COLUMNS = (
-    Column("topic", "TOPIC", fold=True),
+    TableColumn("topic", "TOPIC", fold=True),
     number("queue", "QUEUE"),
     number("queue_offset", "OFFSET"),
     number("messages", "MESSAGES FROM THERE"),
-    Column("time", "TIME", show_moment),
+    TableColumn("time", "TIME", show_moment),
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def query() -> None:
     """Find messages by key, id or time."""
 
@@ -54,7 +54,7 @@ def query() -> None:
 @click.option("--until", type=TIME, metavar="TIME", help="Only messages stored at this time or earlier.")
 @format_options
 def by_key(
-    settings: Settings,
+    settings: BrokerChoice,
     topic: str,
     key: str,
     count: int | None,
@@ -129,7 +129,7 @@ class _Pages:
 @click.argument("message_id", metavar="ID")
 @click.option("--topic", type=TOPIC, help="Topic to search.  [default: all]")
 @format_options
-def by_id(settings: Settings, message_id: str, topic: str | None, template: Format | None, raw: bool) -> int:
+def by_id(settings: BrokerChoice, message_id: str, topic: str | None, template: Format | None, raw: bool) -> int:
     """Show one message with all its fields, or only its body in a pipe.
 
     ID is the unique key or the offset id of the message, as flintmq send prints it.
@@ -151,7 +151,7 @@ def by_id(settings: Settings, message_id: str, topic: str | None, template: Form
         return show_messages(settings, [message], MessagePrinter(output, template=template, raw=raw, follow=False))
 
 
-class TimeCommand(Command):
+class TimeCommand(CliCommand):
     """A command whose argument may be a time before now, such as ``-1h``, which click would take for an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -167,7 +167,7 @@ class TimeCommand(Command):
 @click.option("--offsets", is_flag=True, help="Show the offset of each queue at that time instead of messages.")
 @format_options
 def by_time(
-    settings: Settings,
+    settings: BrokerChoice,
     topic: str,
     moment: datetime,
     count: int,
@@ -202,7 +202,7 @@ def _oldest(consumer: Consumer, topic: str, moment: datetime, count: int) -> lis
     return sorted(found, key=lambda message: message.physical_offset)[:count]
 
 
-def _show_offsets(settings: Settings, consumer: Consumer, topic: str, moment: datetime) -> None:
+def _show_offsets(settings: BrokerChoice, consumer: Consumer, topic: str, moment: datetime) -> None:
     rows = []
     for stats in consumer.topic_stats(topic):
         offset = consumer.offset_at(topic, stats.queue, moment)

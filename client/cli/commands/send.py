@@ -18,7 +18,7 @@ from ..command import command, is_interactive, note
 from ..failures import EXIT_ERROR, EXIT_INTERRUPTED, describe
 from ..messages import show_receipts
 from ..params import PROPERTY, QUEUE, SPAN, TIME, TOPIC
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..units import plural, show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Sending:
     "--receipts/--no-receipts", default=None, help="Show where each message was stored.  [default: not for lines]"
 )
 def send(
-    settings: Settings,
+    settings: BrokerChoice,
     topic: str,
     bodies: tuple[str, ...],
     files: tuple[BinaryIO, ...],
@@ -144,14 +144,14 @@ def send(
         return _send_lines(settings, sending, producer, show=bool(receipts))
 
 
-def _send_all(settings: Settings, sending: Sending, producer: Producer, blobs: list[bytes], *, show: bool) -> int:
+def _send_all(settings: BrokerChoice, sending: Sending, producer: Producer, blobs: list[bytes], *, show: bool) -> int:
     sent = sending.send(producer, blobs)
     if show and not settings.quiet:
         show_receipts(settings.output, sent)
     return 0
 
 
-def _send_lines(settings: Settings, sending: Sending, producer: Producer, *, show: bool) -> int:
+def _send_lines(settings: BrokerChoice, sending: Sending, producer: Producer, *, show: bool) -> int:
     code = 0
     try:
         for lines in stdin_lines():

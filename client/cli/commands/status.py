@@ -6,36 +6,36 @@ from typing import Any
 
 from ..command import command
 from ..condition import Condition
-from ..output import TABLE, Column
-from ..settings import Settings
+from ..output import TABLE, TableColumn
+from ..settings import BrokerChoice
 from ..units import plural, show_bytes, show_count, show_seconds
 
 COLUMNS = (
-    Column("broker", "broker", style="bold"),
-    Column("address", "address"),
-    Column("up", "up"),
-    Column("flush", "flush"),
-    Column("store", "store"),
-    Column("commitlog", "CommitLog"),
-    Column("index", "index"),
-    Column("behind", "behind"),
-    Column("disk", "disk"),
-    Column("refusal", "refuses", style="bold red"),
-    Column("memory", "memory"),
-    Column("topics", "topics"),
-    Column("groups", "groups"),
-    Column("connections", "connections"),
-    Column("in_flight", "in flight"),
-    Column("produced", "produced"),
-    Column("pulled", "pulled"),
-    Column("errors", "errors"),
-    Column("metrics", "metrics"),
-    Column("withheld", "not shown", style="bold yellow"),
+    TableColumn("broker", "broker", style="bold"),
+    TableColumn("address", "address"),
+    TableColumn("up", "up"),
+    TableColumn("flush", "flush"),
+    TableColumn("store", "store"),
+    TableColumn("commitlog", "CommitLog"),
+    TableColumn("index", "index"),
+    TableColumn("behind", "behind"),
+    TableColumn("disk", "disk"),
+    TableColumn("refusal", "refuses", style="bold red"),
+    TableColumn("memory", "memory"),
+    TableColumn("topics", "topics"),
+    TableColumn("groups", "groups"),
+    TableColumn("connections", "connections"),
+    TableColumn("in_flight", "in flight"),
+    TableColumn("produced", "produced"),
+    TableColumn("pulled", "pulled"),
+    TableColumn("errors", "errors"),
+    TableColumn("metrics", "metrics"),
+    TableColumn("withheld", "not shown", style="bold yellow"),
 )
 
 
 @command("status")
-def status(settings: Settings) -> None:
+def status(settings: BrokerChoice) -> None:
     """Show the state of the broker. JSON and plain output have all figures, under their protocol names."""
     with settings.admin() as admin:
         info = admin.status()

@@ -13,7 +13,7 @@ from ..messages import MessagePrinter
 from ..outages import outages_told
 from ..params import COUNT, POSITION, TOPIC
 from ..positions import POSITION_FORMS, Typed, end_of, start_of
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..topic_reader import FILTER_HELP, format_options, nothing_found, show_messages
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ SORTED_MAX = 10_000
 @click.option("--filter", "condition", metavar="CONDITION", help=FILTER_HELP)
 @format_options
 def tail(
-    settings: Settings,
+    settings: BrokerChoice,
     topic: str,
     from_: Typed,
     until: Typed | None,

@@ -16,10 +16,10 @@ import click
 from ....protocol.errors import FlintError
 from ..command import command, note
 from ..failures import EXIT_INTERRUPTED, EXIT_OK, describe
-from ..output import JSON, TABLE, Column, to_json
+from ..output import JSON, TABLE, TableColumn, to_json
 from ..params import COUNT, SPAN
 from ..sampler import Sample, between, rates_row, take
-from ..settings import Settings
+from ..settings import BrokerChoice
 
 if TYPE_CHECKING:
     from ...sync.admin import Admin
@@ -40,7 +40,7 @@ PLAIN_COLUMNS = (
 @click.option("-i", "--interval", type=SPAN, default="1s", show_default=True, help="Time between two samples.")
 @click.option("-n", "--count", type=COUNT, help="End after this many samples.")
 @click.option("--system", is_flag=True, help="Include the topics of the broker and of groups.")
-def top(settings: Settings, interval: float, count: int | None, system: bool) -> int:
+def top(settings: BrokerChoice, interval: float, count: int | None, system: bool) -> int:
     """Show rates, lag and disk space live; q or Ctrl-C ends.
 
     If there are more topics or groups than lines, the arrow keys and Page Up/Down scroll, and Tab switches to the other
@@ -63,7 +63,7 @@ def top(settings: Settings, interval: float, count: int | None, system: bool) ->
 
 
 def _lines(
-    settings: Settings, admin: Admin, before: Sample, interval: float, count: int | None, *, system: bool
+    settings: BrokerChoice, admin: Admin, before: Sample, interval: float, count: int | None, *, system: bool
 ) -> int:
     output = settings.output
     shown = 0
@@ -74,13 +74,13 @@ def _lines(
         if output.mode == JSON:
             output.write(to_json(row) + "\n")
         else:
-            output.rows([Column(name, name) for name in PLAIN_COLUMNS], [row])
+            output.rows([TableColumn(name, name) for name in PLAIN_COLUMNS], [row])
         output.flush()
         before, shown = after, shown + 1
     return EXIT_OK
 
 
-def _live(settings: Settings, before: Sample, interval: float, count: int | None, *, system: bool) -> int:
+def _live(settings: BrokerChoice, before: Sample, interval: float, count: int | None, *, system: bool) -> int:
     from rich.live import Live
 
     from ..top_screen import Screen

@@ -10,10 +10,10 @@ import click
 from ....protocol.errors import TopicExistsAlready, TopicNotExist
 from ....protocol.escaping import escape
 from ...errors import InvalidArgument
-from ..command import Group, confirm, note, pass_settings
-from ..output import TABLE, Column, number
+from ..command import CliGroup, confirm, note, pass_settings
+from ..output import TABLE, TableColumn, number
 from ..params import PERMISSION, RETENTION, RETENTION_BYTES, TOPIC, show_permission
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..topics import is_own
 from ..units import plural, show_bytes, show_second
 
@@ -25,29 +25,32 @@ DEFAULT_QUEUES = 4
 QUEUES = click.IntRange(1, 65_536)
 
 TOPIC_COLUMNS = (
-    Column("topic", "TOPIC", fold=True),
+    TableColumn("topic", "TOPIC", fold=True),
     number("read_queues", "READ QUEUES"),
     number("write_queues", "WRITE QUEUES"),
-    Column("permission", "ALLOWS"),
-    Column("retention_hours", "KEEPS", lambda hours: show_hours(hours)),
-    Column("retention_bytes", "AT MOST", lambda size: show_bytes(size) if size else ""),
-    Column("system", "SYSTEM", lambda system: "yes" if system else ""),
+    TableColumn("permission", "ALLOWS"),
+    TableColumn("retention_hours", "KEEPS", lambda hours: show_hours(hours)),
+    TableColumn("retention_bytes", "AT MOST", lambda size: show_bytes(size) if size else ""),
+    TableColumn("system", "SYSTEM", lambda system: "yes" if system else ""),
 )
 SHOWN_COLUMNS = (
     TOPIC_COLUMNS[0],
-    Column("shown_queues", "QUEUES"),
+    TableColumn("shown_queues", "QUEUES"),
     *TOPIC_COLUMNS[3:],
 )
 """Columns of a table, which shows the queues in one column."""
 RETENTION_NAMES = ("retention_hours", "retention_bytes")
-MESSAGE_COLUMNS = (number("messages", "MESSAGES"), Column("last_stored_at", "LAST STORED", show_second, spare=True))
+MESSAGE_COLUMNS = (
+    number("messages", "MESSAGES"),
+    TableColumn("last_stored_at", "LAST STORED", show_second, spare=True),
+)
 QUEUE_COLUMNS = (
-    Column("topic", "TOPIC", fold=True),
-    Column("queue", "QUEUE"),
+    TableColumn("topic", "TOPIC", fold=True),
+    TableColumn("queue", "QUEUE"),
     number("min_offset", "FIRST OFFSET"),
     number("max_offset", "NEXT OFFSET"),
     number("messages", "MESSAGES"),
-    Column("last_stored_at", "LAST STORED", show_second, spare=True),
+    TableColumn("last_stored_at", "LAST STORED", show_second, spare=True),
 )
 
 
@@ -77,7 +80,7 @@ def _retention_options(function: Any) -> Any:
     return function
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def topic() -> None:
     """List, inspect, create, change and delete topics."""
 
@@ -101,9 +104,9 @@ def show_queues(info: TopicInfo) -> str:
     return f"{info.read_queues:,}{to_write}"
 
 
-def _columns(settings: Settings, rows: list[dict[str, Any]], *, system: bool = False) -> tuple[Column, ...]:
+def _columns(settings: BrokerChoice, rows: list[dict[str, Any]], *, system: bool = False) -> tuple[TableColumn, ...]:
     """Return the columns; a table leaves out the retention columns if no topic has a retention of its own."""
-    columns: tuple[Column, ...] = TOPIC_COLUMNS
+    columns: tuple[TableColumn, ...] = TOPIC_COLUMNS
     if settings.output.mode == TABLE:
         empty = [name for name in RETENTION_NAMES if not any(row[name] for row in rows)]
         columns = tuple(column for column in SHOWN_COLUMNS if column.name not in empty)
@@ -126,7 +129,7 @@ def _found(admin: Admin, name: str) -> TopicInfo:
 @click.argument("pattern", type=TOPIC, default="*")
 @click.option("-m", "--messages", is_flag=True, help="Count the messages of each topic (one request per topic).")
 @click.option("--system", is_flag=True, help="Include the topics of the broker and of groups.")
-def list_topics(settings: Settings, pattern: str, messages: bool, system: bool) -> None:
+def list_topics(settings: BrokerChoice, pattern: str, messages: bool, system: bool) -> None:
     """List the topics, or those that match PATTERN, such as 'orders*'.
 
     Topics that the broker created for itself or for a group (%RETRY%…, %DLQ%…) are listed only with --system, or if
@@ -155,7 +158,7 @@ def _held(stats: list[QueueStats]) -> dict[str, Any]:
 @topic.command("status")
 @pass_settings
 @click.argument("name", metavar="TOPIC", type=TOPIC)
-def status(settings: Settings, name: str) -> None:
+def status(settings: BrokerChoice, name: str) -> None:
     """Show the offsets and the number of messages of each queue of a topic."""
     with settings.admin() as admin:
         stats = admin.topic_stats(name)
@@ -190,7 +193,7 @@ def status(settings: Settings, name: str) -> None:
 @_retention_options
 @click.option("--if-not-exists", is_flag=True, help="Do nothing if the topic exists.")
 def create(
-    settings: Settings,
+    settings: BrokerChoice,
     name: str,
     queues: int,
     read_queues: int | None,
@@ -228,7 +231,7 @@ def create(
 @click.option("--perm", type=PERMISSION, help="Allow reading, writing: rw, r, w, none.")
 @_retention_options
 def update(
-    settings: Settings,
+    settings: BrokerChoice,
     name: str,
     queues: int | None,
     read_queues: int | None,
@@ -274,7 +277,7 @@ def update(
 @pass_settings
 @click.argument("names", metavar="TOPIC...", type=TOPIC, nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def delete(settings: Settings, names: tuple[str, ...], yes: bool) -> None:
+def delete(settings: BrokerChoice, names: tuple[str, ...], yes: bool) -> None:
     """Delete topics with all their messages."""
     with settings.admin() as admin:
         for name in names:

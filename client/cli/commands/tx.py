@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..command import Group, note, pass_settings
+from ..command import CliGroup, note, pass_settings
 from ..failures import EXIT_NOT_FOUND
-from ..output import Column, number
+from ..output import TableColumn, number
 from ..params import COUNT
-from ..settings import Settings
+from ..settings import BrokerChoice
 from ..units import plural, show_moment, show_seconds
 
 if TYPE_CHECKING:
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 PAGE_COUNT = 1_000
 LIST_COLUMNS = (
-    Column("id", "ID"),
-    Column("topic", "TOPIC", fold=True),
-    Column("group", "GROUP", fold=True),
-    Column("state", "STATE"),
+    TableColumn("id", "ID"),
+    TableColumn("topic", "TOPIC", fold=True),
+    TableColumn("group", "GROUP", fold=True),
+    TableColumn("state", "STATE"),
     number("age_seconds", "AGE", show_seconds),
     number("checks", "CHECKS"),
-    Column("born_at", "SENT", show_moment, spare=True),
+    TableColumn("born_at", "SENT", show_moment, spare=True),
 )
 
 PREPARED_COLUMNS = (
-    Column("attempt", "ATTEMPT"),
-    Column("topics", "TOPICS"),
+    TableColumn("attempt", "ATTEMPT"),
+    TableColumn("topics", "TOPICS"),
     number("messages", "MESSAGES"),
     number("idle_seconds", "IDLE", show_seconds),
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def tx() -> None:
     """List open and parked transactions; commit or roll them back by hand."""
 
@@ -48,7 +48,7 @@ def tx() -> None:
 @click.option("--group", default="", help="Only those of this producer group.")
 @click.option("--parked", is_flag=True, help="Only parked transactions.")
 @click.option("-n", "--count", type=COUNT, help="Maximum number to show.  [default: all]")
-def list_(settings: Settings, group: str, parked: bool, count: int | None) -> None:
+def list_(settings: BrokerChoice, group: str, parked: bool, count: int | None) -> None:
     """Show open and parked transactions, oldest first.
 
     A transaction is parked if its producer has left all of the broker's checks undecided.
@@ -91,7 +91,7 @@ def _row(info: TransactionInfo, state: str) -> dict[str, Any]:
 @pass_settings
 @click.argument("prefix", default="")
 @click.option("-n", "--count", type=COUNT, default=100, show_default=True, help="Maximum number to show.")
-def prepared(settings: Settings, prefix: str, count: int) -> None:
+def prepared(settings: BrokerChoice, prefix: str, count: int) -> None:
     """Show the stages of staged transactions that have not been committed.
 
     PREFIX selects those whose names begin with it, such as the id of a Spark query. The longest idle come first.
@@ -117,7 +117,7 @@ def prepared(settings: Settings, prefix: str, count: int) -> None:
 @tx.command("drop")
 @pass_settings
 @click.argument("prefix")
-def drop(settings: Settings, prefix: str) -> None:
+def drop(settings: BrokerChoice, prefix: str) -> None:
     """Discard the staged messages of stages whose names begin with PREFIX; they can no longer be committed."""
     with settings.admin() as admin:
         count = admin.abort_prepared(prefix)
@@ -127,7 +127,7 @@ def drop(settings: Settings, prefix: str) -> None:
 @tx.command("commit")
 @pass_settings
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-def commit(settings: Settings, ids: tuple[str, ...]) -> int:
+def commit(settings: BrokerChoice, ids: tuple[str, ...]) -> int:
     """Deliver the messages of open or parked transactions."""
     return _end(settings, ids, commit=True, said="committed")
 
@@ -135,12 +135,12 @@ def commit(settings: Settings, ids: tuple[str, ...]) -> int:
 @tx.command("rollback")
 @pass_settings
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-def rollback(settings: Settings, ids: tuple[str, ...]) -> int:
+def rollback(settings: BrokerChoice, ids: tuple[str, ...]) -> int:
     """Discard the messages of open transactions."""
     return _end(settings, ids, commit=False, said="rolled back")
 
 
-def _end(settings: Settings, ids: tuple[str, ...], *, commit: bool, said: str) -> int:
+def _end(settings: BrokerChoice, ids: tuple[str, ...], *, commit: bool, said: str) -> int:
     """End the transactions; end none if one of them does not exist."""
     with settings.admin() as admin:
         groups = _groups(admin, set(ids).__contains__)

@@ -13,10 +13,10 @@ from ....protocol.auth.scram import ScramError, make_verifier
 from ....protocol.auth.users import check_user_name
 from ....protocol.errors import ConfigurationError
 from ..access import given_password
-from ..command import Group, confirm, is_interactive, note, pass_settings
+from ..command import CliGroup, confirm, is_interactive, note, pass_settings
 from ..failures import nearest
-from ..output import Column, number
-from ..settings import Settings
+from ..output import TableColumn, number
+from ..settings import BrokerChoice
 from ..user_store import UserStore, open_users, store_option
 from .user_grants import grant, revoke, show_grants
 
@@ -25,13 +25,13 @@ GENERATED_BYTES = 18
 PASSWORD_CHARS_SHORT = 8
 """Length below which the command warns: the broker's pauses after a failed login only slow down guessing."""
 COLUMNS = (
-    Column("user", "USER"),
-    Column("admin", "ADMIN", lambda admin: "yes" if admin else ""),
+    TableColumn("user", "USER"),
+    TableColumn("admin", "ADMIN", lambda admin: "yes" if admin else ""),
     number("grants", "GRANTS"),
 )
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def user() -> None:
     """Add, change and list the users of a broker with security.auth = "scram".
 
@@ -68,7 +68,7 @@ def _password_options(function: Any) -> Any:
 @click.option("--admin", is_flag=True, help="Allow everything.  [default: nothing, until flintmq user grant]")
 @pass_settings
 def add(
-    settings: Settings, name: str, store: str | None, generate: bool, new_password_file: str | None, admin: bool
+    settings: BrokerChoice, name: str, store: str | None, generate: bool, new_password_file: str | None, admin: bool
 ) -> None:
     """Add a user.
 
@@ -89,7 +89,7 @@ def add(
 @store_option
 @_password_options
 @pass_settings
-def passwd(settings: Settings, name: str, store: str | None, generate: bool, new_password_file: str | None) -> None:
+def passwd(settings: BrokerChoice, name: str, store: str | None, generate: bool, new_password_file: str | None) -> None:
     """Change the password of a user. Its grants stay; the broker closes its connections."""
     with open_users(settings, store) as users:
         _check_known(users, name)
@@ -103,7 +103,7 @@ def passwd(settings: Settings, name: str, store: str | None, generate: bool, new
 @store_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_settings
-def remove(settings: Settings, name: str, store: str | None, yes: bool) -> None:
+def remove(settings: BrokerChoice, name: str, store: str | None, yes: bool) -> None:
     """Remove a user and its grants. The broker closes its connections."""
     with open_users(settings, store) as users:
         _check_known(users, name)
@@ -116,7 +116,7 @@ def remove(settings: Settings, name: str, store: str | None, yes: bool) -> None:
 @user.command("list")
 @store_option
 @pass_settings
-def show(settings: Settings, store: str | None) -> None:
+def show(settings: BrokerChoice, store: str | None) -> None:
     """List the users."""
     with open_users(settings, store) as users:
         rows = [
@@ -135,7 +135,7 @@ def _check_known(users: UserStore, name: str) -> None:
 
 
 def _new_password(
-    settings: Settings, name: str, store: str | None, generate: bool, new_password_file: str | None
+    settings: BrokerChoice, name: str, store: str | None, generate: bool, new_password_file: str | None
 ) -> str:
     """Return the new password of a user.
 
@@ -160,7 +160,7 @@ def _new_password(
     return password
 
 
-def _tell(settings: Settings, name: str, what: str, password: str) -> None:
+def _tell(settings: BrokerChoice, name: str, what: str, password: str) -> None:
     if settings.is_json:
         row = {"user": name, "outcome": what} | ({"password": password} if password else {})
         settings.output.record((), row)

@@ -22,14 +22,19 @@ from ....protocol.auth.permissions import (
 from ....protocol.auth.users import check_user_name
 from ....protocol.errors import ConfigurationError
 from ....protocol.escaping import escape
-from ..command import Command, note, pass_settings
+from ..command import CliCommand, note, pass_settings
 from ..failures import nearest
-from ..output import TABLE, Column
-from ..settings import Settings
+from ..output import TABLE, TableColumn
+from ..settings import BrokerChoice
 from ..user_store import UserStore, open_users, store_option
 
-COLUMNS = (Column("actions", "MAY", ", ".join), Column("on", "ON"), Column("name", "NAME"))
-DATA_COLUMNS = (Column("actions", "MAY"), Column("on", "ON"), Column("name", "NAME"), Column("prefix", "PREFIX"))
+COLUMNS = (TableColumn("actions", "MAY", ", ".join), TableColumn("on", "ON"), TableColumn("name", "NAME"))
+DATA_COLUMNS = (
+    TableColumn("actions", "MAY"),
+    TableColumn("on", "ON"),
+    TableColumn("name", "NAME"),
+    TableColumn("prefix", "PREFIX"),
+)
 
 _OPTIONS: dict[str, tuple[str, str, str]] = {
     "publish": (PUBLISH, TOPIC, "Send to a topic."),
@@ -60,12 +65,12 @@ def _grant_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.command("grant", cls=Command)
+@click.command("grant", cls=CliCommand)
 @click.argument("name")
 @_grant_options
 @store_option
 @pass_settings
-def grant(settings: Settings, /, name: str, store: str | None, **given: Any) -> None:
+def grant(settings: BrokerChoice, /, name: str, store: str | None, **given: Any) -> None:
     """Grant permissions to a user. The broker refuses everything that is not granted.
 
     \b
@@ -82,13 +87,13 @@ def grant(settings: Settings, /, name: str, store: str | None, **given: Any) -> 
         _tell(settings, users, name, "now")
 
 
-@click.command("revoke", cls=Command)
+@click.command("revoke", cls=CliCommand)
 @click.argument("name")
 @_grant_options
 @click.option("--all", "everything", is_flag=True, help="All grants of the user.")
 @store_option
 @pass_settings
-def revoke(settings: Settings, /, name: str, store: str | None, everything: bool, **given: Any) -> None:
+def revoke(settings: BrokerChoice, /, name: str, store: str | None, everything: bool, **given: Any) -> None:
     """Revoke permissions from a user, with the same options as grant."""
     grants = None if everything else _grants(given)
     with open_users(settings, store) as users:
@@ -96,11 +101,11 @@ def revoke(settings: Settings, /, name: str, store: str | None, everything: bool
         _tell(settings, users, name, "left")
 
 
-@click.command("show", cls=Command)
+@click.command("show", cls=CliCommand)
 @click.argument("name")
 @store_option
 @pass_settings
-def show_grants(settings: Settings, name: str, store: str) -> None:
+def show_grants(settings: BrokerChoice, name: str, store: str) -> None:
     """Show the permissions of a user."""
     with open_users(settings, store) as users:
         known = users.grants()
@@ -139,7 +144,7 @@ def _grants(given: dict[str, Any]) -> list[Grant]:
     return found
 
 
-def _tell(settings: Settings, users: UserStore, name: str, when: str) -> None:
+def _tell(settings: BrokerChoice, users: UserStore, name: str, when: str) -> None:
     count = len(users.grants()[name])
     note(
         settings,

@@ -9,7 +9,7 @@ from ....protocol.storage.record import CorruptRecord, decode_record
 from ..scan import Part
 from .errors import SKIP_HINT, CorruptLog
 from .log_files import LogFile, LogFiles
-from .log_scanner import FILE_ENDS, WINDOW_BYTES, ZEROS, Stretch, Walk, judge
+from .log_scanner import FILE_ENDS, WINDOW_BYTES, ZEROS, LogRange, LogScanner, judge
 from .queues import LastUnit
 from .split_points import next_record
 
@@ -26,9 +26,9 @@ class ReadableLog:
     end: int
 
     @property
-    def stretches(self) -> list[Stretch]:
+    def stretches(self) -> list[LogRange]:
         """Each file's readable part."""
-        return [Stretch(file, file.start, min(file.end, self.end)) for file in self.log.files]
+        return [LogRange(file, file.start, min(file.end, self.end)) for file in self.log.files]
 
 
 def find_end(log: LogFiles, *, fail_on_corruption: bool = True) -> ReadableLog:
@@ -78,7 +78,7 @@ def _end_of_records(file: LogFile, fail: bool) -> int | None:
     with file.open() as fd:
         at: int | None = file.start
         while at is not None:
-            walk = Walk(Stretch(file, file.start, file.end), fd, at)
+            walk = LogScanner(LogRange(file, file.start, file.end), fd, at)
             for block in walk:
                 offsets = block.records.parts[Part.PHYSICAL_OFFSET, -_TAIL_RECORDS:].tolist()
                 places = (places + list(zip(offsets, block.records.sizes[-_TAIL_RECORDS:].tolist(), strict=True)))[

@@ -15,7 +15,7 @@ from ..columns import Column
 from ..records import RecordBlock
 from ..scan import Part, Rows
 from .errors import SKIP_HINT, CorruptLog
-from .log_scanner import Block, Stretch, Walk, why_unsound
+from .log_scanner import Block, LogRange, LogScanner, why_unsound
 from .options import ArchiveOptions
 from .split_points import next_record
 from .topics import TopicFilter
@@ -36,7 +36,7 @@ class PartitionReader:
     Afterwards ``skipped`` and ``skipped_bytes`` count the damage that was skipped (``failOnCorruption=false``).
     """
 
-    def __init__(self, stretches: Sequence[Stretch], columns: Sequence[Column], options: ArchiveOptions) -> None:
+    def __init__(self, stretches: Sequence[LogRange], columns: Sequence[Column], options: ArchiveOptions) -> None:
         self.skipped = 0
         self.skipped_bytes = 0
         self._stretches = stretches
@@ -65,13 +65,13 @@ class PartitionReader:
 
     # ---- which records
 
-    def _blocks(self, stretch: Stretch) -> Iterator[RecordBlock]:
+    def _blocks(self, stretch: LogRange) -> Iterator[RecordBlock]:
         """Yield the selected records of a stretch, verified if the options ask for it."""
         options = self._options
         with stretch.file.open() as fd:
             at: int | None = stretch.begin
             while at is not None and at < stretch.end:
-                walk = Walk(stretch, fd, at, verify=options.verify_checksums)
+                walk = LogScanner(stretch, fd, at, verify=options.verify_checksums)
                 for block in walk:
                     wanted = block.records.select(self._wanted(block.records, stretch))
                     # Checking bodies in the walk's own pass is cheaper, unless most of them belong to other topics.
@@ -82,7 +82,7 @@ class PartitionReader:
                     return
                 at = self._behind(walk.damage, stretch, fd)
 
-    def _wanted(self, block: RecordBlock, stretch: Stretch) -> Rows:
+    def _wanted(self, block: RecordBlock, stretch: LogRange) -> Rows:
         options, stored_ms = self._options, block.parts[Part.STORED_MS]
         rows = self._topics.rows(block)
         for begin, end in stretch.file.quarantined:
@@ -99,7 +99,7 @@ class PartitionReader:
 
     # ---- damage
 
-    def _verified(self, stretch: Stretch, block: Block) -> RecordBlock:
+    def _verified(self, stretch: LogRange, block: Block) -> RecordBlock:
         """Return the block without records whose bodies are damaged."""
         records = block.records
         if block.verified or not self._options.verify_checksums:
@@ -115,7 +115,7 @@ class PartitionReader:
                     self._skip(stretch.file.damaged(physical_offset, reason, _HELP), int(records.sizes[row]))
             return records.select(sound)
 
-    def _behind(self, damage: CorruptLog, stretch: Stretch, fd: int) -> int | None:
+    def _behind(self, damage: CorruptLog, stretch: LogRange, fd: int) -> int | None:
         """Return the beginning of the stretch's next sound record, or None without one."""
         if self._options.fail_on_corruption:
             raise damage

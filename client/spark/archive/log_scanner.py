@@ -35,7 +35,7 @@ _DAMAGE_HELP = f"Restore the file from a backup, or {SKIP_HINT}"
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class LogRange:
     """``[begin, end)`` of a file, in physical offsets.
 
     A record begins at ``begin``; at ``end`` a record begins, or the file or the log ends.
@@ -57,7 +57,7 @@ class Block:
         return len(self.records)
 
 
-class Walk:
+class LogScanner:
     """The records of a stretch from ``begin`` on, as blocks; iterate it once. A block is valid until the next one.
 
     The iteration ends at anything that is not a record, and ``damage`` describes it; its ``physical_offset`` is where
@@ -65,7 +65,7 @@ class Walk:
     Raises ``AmbiguousBoundary`` if the stretch's end is within a sound record.
     """
 
-    def __init__(self, stretch: Stretch, fd: int, begin: int, *, verify: bool = False) -> None:
+    def __init__(self, stretch: LogRange, fd: int, begin: int, *, verify: bool = False) -> None:
         self.verify = verify
         self.damage: CorruptLog | None = None
         self._stretch = stretch
@@ -179,7 +179,7 @@ def judge(file: LogFile, fd: int, at: int, *, check_crc: bool = False) -> tuple[
     return (size, None) if reason is None else (0, reason)
 
 
-def _ambiguous(stretch: Stretch, at: int, size: int) -> AmbiguousBoundary:
+def _ambiguous(stretch: LogRange, at: int, size: int) -> AmbiguousBoundary:
     file_bytes = stretch.file.end - stretch.file.start
     return AmbiguousBoundary(
         stretch.file.path, at - stretch.file.start, at,

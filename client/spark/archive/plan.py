@@ -11,7 +11,7 @@ from ....protocol.storage.layout import IPV6_EXTRA_BYTES, RECORD, SysFlag
 from ..errors import DataLoss, InvalidOption
 from .errors import SKIP_HINT
 from .log_end import ReadableLog
-from .log_scanner import Stretch, judge
+from .log_scanner import LogRange, judge
 from .options import ArchiveOptions
 from .queues import Queues
 from .split_points import Boundary, find_boundary
@@ -26,12 +26,12 @@ class Piece:
     """A planned stretch: ``certain`` if its beginning is, and the store time of its first record in ms (None if that
     record is damaged)."""
 
-    stretch: Stretch
+    stretch: LogRange
     certain: bool
     stored_ms: int | None
 
 
-def plan(log: ReadableLog, options: ArchiveOptions) -> list[list[Stretch]]:
+def plan(log: ReadableLog, options: ArchiveOptions) -> list[list[LogRange]]:
     """Return the stretches of each partition, in the log's order; none if no record is in the requested range.
 
     Files are skipped by the store time of their first records, which a broker never lets decrease. Raises
@@ -63,7 +63,7 @@ def _check_offsets(log: ReadableLog, options: ArchiveOptions) -> None:
             )
 
 
-def _first_piece(stretch: Stretch, options: ArchiveOptions) -> Piece:
+def _first_piece(stretch: LogRange, options: ArchiveOptions) -> Piece:
     """Return a file's piece with its first record's store time; that record must contain the file's offset."""
     with stretch.file.open() as fd:
         size, reason = judge(stretch.file, fd, stretch.begin)
@@ -77,7 +77,7 @@ def _first_piece(stretch: Stretch, options: ArchiveOptions) -> Piece:
     return Piece(stretch, True, None)
 
 
-def _store_time(stretch: Stretch, fd: int, at: int) -> int:
+def _store_time(stretch: LogRange, fd: int, at: int) -> int:
     (sys_flag,) = _I32.unpack(stretch.file.read(fd, at + RECORD.at["sys_flag"], _I32.size))
     v6 = IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0
     stored_ms: int = _I64.unpack(stretch.file.read(fd, at + RECORD.at["store_timestamp"] + v6, _I64.size))[0]
@@ -137,7 +137,7 @@ def _cut(piece: Piece, partition_bytes: int, queues: Queues) -> list[Piece]:
                 else Boundary(stretch.end, True)
             )
             pieces.append(
-                Piece(Stretch(stretch.file, begin.physical_offset, end.physical_offset), begin.certain, stored_ms)
+                Piece(LogRange(stretch.file, begin.physical_offset, end.physical_offset), begin.certain, stored_ms)
             )
             if end.physical_offset >= stretch.end:
                 break
@@ -145,9 +145,9 @@ def _cut(piece: Piece, partition_bytes: int, queues: Queues) -> list[Piece]:
     return pieces
 
 
-def _pack(stretches: list[Stretch], partition_bytes: int) -> list[list[Stretch]]:
+def _pack(stretches: list[LogRange], partition_bytes: int) -> list[list[LogRange]]:
     """Combine small neighbours into partitions."""
-    partitions: list[list[Stretch]] = []
+    partitions: list[list[LogRange]] = []
     filled = 0
     for stretch in stretches:
         size = stretch.end - stretch.begin

@@ -16,7 +16,7 @@ from ..plain_errors import plainly, plainly_each
 from ..stream import RefusedStream
 from .log_end import find_end
 from .log_files import find_log
-from .log_scanner import Stretch
+from .log_scanner import LogRange
 from .options import ArchiveOptions, archive_options
 from .plan import plan
 from .topics import check_topics
@@ -71,7 +71,7 @@ class ArchiveSource(DataSource):
 class LogPartition(InputPartition):
     """The stretches of log files that one task reads, in order."""
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[LogRange, ...]
 
 
 class ArchiveReader(DataSourceReader):

@@ -16,7 +16,7 @@ from ..raw import RawClient
 from ..spark.driver import spark_version
 
 if TYPE_CHECKING:
-    from flintmq.client.spark.partition_reader import Pulled
+    from flintmq.client.spark.partition_reader import PulledRows
 
 MESSAGES = 1_000_000
 PULL_TIMEOUT_SECONDS = 30.0
@@ -46,7 +46,7 @@ def samples(bench: Bench) -> Samples:
         yield sample
 
 
-def pull_all(address: str) -> Iterator[Pulled]:
+def pull_all(address: str) -> Iterator[PulledRows]:
     """Return the responses to pulls of all messages, of the size that a task requests."""
     from flintmq.client.spark.brokers import call, parse_bootstrap
     from flintmq.client.spark.offsets import Queue
@@ -64,7 +64,7 @@ def pull_all(address: str) -> Iterator[Pulled]:
             yield pulled
 
 
-def decode(answers: list[Pulled], scan: Callable[..., Any]) -> int:
+def decode(answers: list[PulledRows], scan: Callable[..., Any]) -> int:
     """Convert each response to a record batch with all columns, using ``scan`` to locate fields; return the rows."""
     from flintmq.client.spark import records
     from flintmq.client.spark.arrow_decoder import Decoder
