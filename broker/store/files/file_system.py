@@ -1,8 +1,8 @@
 """The seam between the store and the file system: every access goes through one ``Files`` object.
 
-A test gives the store another one, which fails at the n-th call or forgets what was not synced. Maps are written by the
-kernels directly, so the rule that makes them safe stands here too: a mapped range is allocated (``allocate``) before it
-is touched, because a hole that cannot be filled is a SIGBUS.
+Tests pass the store a ``Files`` object that fails at the n-th call or discards everything that was not synced. The
+kernels write to maps directly, under one rule: a mapped range must be allocated (``allocate``) before it is touched,
+because touching a hole that the file system cannot fill raises SIGBUS.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 READ_WRITE = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
-_LIBC = ctypes.CDLL(None, use_errno=True)  # unlike mmap.madvise, a call lets go of the interpreter
+_LIBC = ctypes.CDLL(None, use_errno=True)  # unlike mmap.madvise, a call releases the GIL
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MADV_POPULATE_READ = 22
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
@@ -28,7 +28,7 @@ class Files:
     """The operating system's files."""
 
     def open(self, path: Path, *, create: bool = False) -> int:
-        """A descriptor for reading and writing; ``create`` makes the file if it is not there."""
+        """Return a descriptor for reading and writing; ``create`` creates the file if it does not exist."""
         return os.open(path, READ_WRITE | (os.O_CREAT if create else 0), 0o644)
 
     def close(self, fd: int) -> None:
@@ -36,25 +36,25 @@ class Files:
         os.close(fd)
 
     def size(self, fd: int) -> int:
-        """The file's logical size in bytes."""
+        """Return the file's logical size in bytes."""
         return os.fstat(fd).st_size
 
     def resize(self, fd: int, size: int) -> None:
-        """Set the logical size. Never on a file that is mapped beyond it."""
+        """Set the logical size. Never shrink a file below the end of a map of it."""
         os.ftruncate(fd, size)
 
     def allocate(self, fd: int, at: int, size: int) -> None:
-        """Make sure that ``[at, at + size)`` has blocks on disk; raises OSError ENOSPC where it cannot."""
+        """Allocate disk blocks for ``[at, at + size)``. Raises OSError ENOSPC if the disk is full."""
         try:
             os.posix_fallocate(fd, at, size)
         except OSError as error:
             raise _named(error, fd) from None
 
     def read(self, fd: int, buffer: memoryview, at: int, *, wait: bool) -> int:
-        """Fill ``buffer`` from ``at``; returns the bytes read, fewer at the file's end.
+        """Fill ``buffer`` from ``at``; returns the number of bytes read, fewer at the end of the file.
 
-        With ``wait`` False returns only what is in the page cache, possibly 0 or fewer than asked for; where the file
-        system cannot tell, it reads.
+        With ``wait`` False, reads only bytes in the page cache, possibly none; if the file system cannot tell which
+        those are, reads from disk.
         """
         done = 0
         flags = 0 if wait else _NOWAIT
@@ -76,7 +76,7 @@ class Files:
         return done
 
     def write(self, fd: int, data: bytes | memoryview, at: int) -> None:
-        """Write all of ``data`` at ``at``; raises OSError ENOSPC where there is no room (part may be written)."""
+        """Write all of ``data`` at ``at``. Raises OSError ENOSPC if the disk is full; part may have been written."""
         view = memoryview(data)
         try:
             while len(view):
@@ -87,10 +87,10 @@ class Files:
             raise _named(error, fd) from None
 
     def sync_data(self, fd: int) -> None:
-        """fdatasync: also of pages that were written through a map, and without holding the GIL.
+        """Call fdatasync, which also covers pages written through a map; releases the GIL.
 
-        Where ext4 is shut down meanwhile (its device went), fdatasync may say yes for what never reached the disk. A
-        write of nothing, which changes nothing, then says EIO; it costs 0.2 µs.
+        If ext4 is shut down meanwhile (its device disappeared), fdatasync may succeed for data that never reached the
+        disk. An empty write, which changes nothing, then fails with EIO; it costs 0.2 µs.
         """
         try:
             os.fdatasync(fd)
@@ -99,7 +99,7 @@ class Files:
             raise _named(error, fd) from None
 
     def sync_folder(self, path: Path) -> None:
-        """Make the folder's entries durable."""
+        """Put the folder's entries on disk."""
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
@@ -109,14 +109,17 @@ class Files:
             os.close(fd)
 
     def map(self, fd: int, size: int) -> mmap.mmap:
-        """The file's first ``size`` bytes, shared and writable."""
+        """Map the first ``size`` bytes of the file, shared and writable."""
         return mmap.mmap(fd, size)
 
     def populate(self, fd: int, begin: int, address: int, size: int) -> None:
-        """Have pages in memory, and mapped, for ``size`` bytes of a file from ``begin`` on, which lie at ``address`` of
-        a map; both are a page's begin. They stay clean. Raises OSError, EINVAL where the system cannot (Linux before
-        5.14)."""
-        os.posix_fadvise(fd, begin, size, os.POSIX_FADV_WILLNEED)  # many pages at a time; mapping them is little then
+        """Read ``size`` bytes of a file, from ``begin`` on, into memory and map their pages, which stay clean.
+
+        ``address``: where ``begin`` is mapped; both must be page-aligned. Raises OSError, with EINVAL if the system
+        does not support it (Linux before 5.14).
+        """
+        # Reads many pages at a time; mapping them afterwards is cheap.
+        os.posix_fadvise(fd, begin, size, os.POSIX_FADV_WILLNEED)
         if _LIBC.madvise(address, size, _MADV_POPULATE_READ):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -130,7 +133,7 @@ class Files:
         path.unlink()
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder and those above it."""
+        """Create a folder and its missing parents."""
         path.mkdir(parents=True, exist_ok=True)
 
     def remove_folder(self, path: Path) -> None:
@@ -138,7 +141,7 @@ class Files:
         path.rmdir()
 
     def data_ranges(self, fd: int, at: int, end: int) -> Iterator[tuple[int, int]]:
-        """The parts of ``[at, end)`` that may hold anything but zeros."""
+        """Yield the parts of ``[at, end)`` that may contain non-zero bytes."""
         while at < end:
             try:
                 begin = os.lseek(fd, at, os.SEEK_DATA)
@@ -153,23 +156,23 @@ class Files:
             at = stop
 
     def free_bytes(self, path: Path) -> int:
-        """What an ordinary user may still write on the file system of ``path``."""
+        """Return the bytes that an unprivileged user can still write on the file system of ``path``."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
 
 def _named(error: OSError, fd: int) -> OSError:
-    """The error of a call that knows only a descriptor, with the name of the file."""
+    """Add the file's name to the error of a call that knows only a descriptor."""
     with contextlib.suppress(OSError):
         error.filename = str(Path(f"/proc/self/fd/{fd}").readlink())
     return error
 
 
 class Descriptor:
-    """An open file that is closed when nobody holds it any more.
+    """An open file that is closed when its last reference is dropped.
 
-    Retention takes files away beside readers in other threads: one that holds this keeps the number from coming to mean
-    another file while it reads.
+    Retention removes files while other threads read them. A reader that holds this object keeps the descriptor's number
+    from being reused for another file in the middle of its read.
     """
 
     __slots__ = ("_files", "fd", "used")
@@ -178,7 +181,7 @@ class Descriptor:
         self._files = files
         self.fd = fd
         self.used = True
-        """Whether it was used since somebody last looked."""
+        """Set by each use; ``OpenFiles`` clears it when it looks for a file to close."""
 
     def close(self) -> None:
         """Close now; idempotent."""
@@ -191,7 +194,7 @@ class Descriptor:
 
 
 def zero(files: Files, fd: int, at: int, end: int) -> int:
-    """Write zeros over whatever ``[at, end)`` holds; returns how far behind ``at`` anything else stood."""
+    """Overwrite ``[at, end)`` with zeros; returns the end of the last non-zero byte, relative to ``at``."""
     reached = 0
     for begin, stop in list(files.data_ranges(fd, at, end)):
         for chunk in range(begin, stop, len(ZERO_CHUNK)):
@@ -207,11 +210,11 @@ def zero(files: Files, fd: int, at: int, end: int) -> int:
 def create_whole(
     files: Files, path: Path, size: int, scratch_folder: Path, *, allocate: int = 0, head: bytes = b""
 ) -> int:
-    """Make a file of ``size`` zeros behind ``head`` that is there whole or not at all; returns its descriptor.
+    """Create a file of ``size`` bytes, ``head`` and then zeros, atomically; returns its descriptor.
 
-    It is made under another name in ``scratch_folder`` (same file system), its first ``allocate`` bytes get blocks,
-    then it is synced and renamed: a crash never leaves a file of the wrong length, which RocketMQ would refuse to start
-    on.
+    The file is made under another name in ``scratch_folder`` (on the same file system), its first ``allocate`` bytes
+    get disk blocks, and it is synced before it is renamed. A crash therefore never leaves a file of the wrong length,
+    with which RocketMQ would refuse to start.
     """
     files.make_folder(scratch_folder)
     scratch = scratch_folder / f"new-{path.parent.name}-{path.name}"
@@ -228,14 +231,14 @@ def create_whole(
         files.sync_folder(path.parent)
     except OSError:
         files.close(fd)
-        if scratch.exists():  # on a full disk it would take what others could use
+        if scratch.exists():  # on a full disk it would take space that other files need
             files.unlink(scratch)
         raise
     return fd
 
 
 def replace_file(files: Files, path: Path, content: bytes) -> None:
-    """Replace a small file so that a crash leaves the old or the new one: temp file, sync, rename, sync the folder."""
+    """Replace a small file atomically and durably: write a temporary file, sync, rename, sync the folder."""
     scratch = path.with_name(path.name + ".tmp")
     fd = files.open(scratch, create=True)
     try:
@@ -249,7 +252,7 @@ def replace_file(files: Files, path: Path, content: bytes) -> None:
 
 
 def make_durable_folder(files: Files, path: Path) -> None:
-    """Make a folder, and those above it, so that a crash does not take them back."""
+    """Create a folder and its missing parents durably."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -260,7 +263,7 @@ def make_durable_folder(files: Files, path: Path) -> None:
 
 
 def move_aside(files: Files, path: Path, aside_folder: Path, name: str) -> Path:
-    """Take a damaged file or folder out of where it is used, durably; returns where it is now."""
+    """Move a damaged file or folder into ``aside_folder``, durably; returns its new path."""
     make_durable_folder(files, aside_folder)
     target = aside_folder / f"{name}-{time.time_ns()}"
     files.rename(path, target)
@@ -270,7 +273,7 @@ def move_aside(files: Files, path: Path, aside_folder: Path, name: str) -> Path:
 
 
 def remove_content(files: Files, folder: Path) -> None:
-    """Remove whatever lies in a folder; the folder stays."""
+    """Remove everything in a folder, but not the folder itself."""
     if not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):

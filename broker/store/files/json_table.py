@@ -1,7 +1,8 @@
-"""One JSON table on disk: RocketMQ's shape, FlintMQ's checksum, and the table before it as ``.bak``.
+"""A JSON table on disk in RocketMQ's shape, with FlintMQ's checksum and its previous version as ``.bak``.
 
-RocketMQ writes tables with fastjson, whose integer keys are not quoted; both forms are read, standard JSON is written.
-It passes over the checksum when it reads, and leaves it out when it writes: it is there where FlintMQ wrote last.
+RocketMQ writes tables with fastjson, which does not quote integer keys. FlintMQ reads both forms and writes standard
+JSON. RocketMQ ignores the checksum when it reads and omits it when it writes, so a table has one only if FlintMQ was
+the last to write it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..errors import CorruptFile
 from .file_system import Files, make_durable_folder, replace_file
 
 SHAPE_ERRORS = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
-"""What reading a table of an unknown shape raises."""
+"""Exceptions that reading a table of an unexpected shape raises."""
 
 _BARE_KEY = re.compile(r'"(?:\\.|[^"\\])*"|([{,]\s*)(-?\d+)(?=\s*:)')
 
@@ -29,9 +30,9 @@ log = logging.getLogger(__name__)
 
 
 def parse_table(text: str) -> dict[str, Any]:
-    """A table's content without its checksum, from text with or without quotes around integer keys.
+    """Parse a table from text, with or without quotes around integer keys; returns it without its checksum.
 
-    Raises ``ValueError`` where it is no JSON object, or not what its checksum was made of.
+    Raises ``ValueError`` if the text is not a JSON object or does not match its checksum.
     """
 
     def quote(match: re.Match[str]) -> str:
@@ -45,8 +46,10 @@ def parse_table(text: str) -> dict[str, Any]:
 
 
 class ConfigFile:
-    """One table on disk, and the one before it as ``.bak``. ``when_empty``: what it costs to begin with an empty one,
-    for who has lost both."""
+    """One table on disk, with its previous version as ``.bak``.
+
+    ``when_empty``: what is lost by starting with an empty table, for the error message if neither can be read.
+    """
 
     def __init__(self, files: Files, path: Path, when_empty: str = "") -> None:
         self._files = files
@@ -54,18 +57,18 @@ class ConfigFile:
         self._bak = path.with_name(path.name + ".bak")
         self._when_empty = when_empty
         self._broken = False
-        """Whether the file itself could not be read: then it must not become the ``.bak``."""
+        """True if the file itself could not be read: ``save`` must not make it the ``.bak``."""
 
     @property
     def is_there(self) -> bool:
-        """Whether the file or its ``.bak`` is there, readable or not."""
+        """Return whether the file or its ``.bak`` exists, readable or not."""
         return self.path.exists() or self._bak.exists()
 
     def load(self, read: Callable[[dict[str, Any]], T]) -> T:
-        """What ``read`` makes of the table: of the file, else of its ``.bak``, of an empty one where there is neither.
+        """Return the result of ``read`` for the file, else for its ``.bak``, or for an empty table if neither exists.
 
-        A file that is there and cannot be read is named in the log. Raises ``CorruptFile`` where none can be read.
-        ``read`` says that it cannot by any of ``SHAPE_ERRORS``.
+        Logs an error for a file that exists but cannot be read. Raises ``CorruptFile`` if files exist and none can be
+        read. ``read`` raises one of ``SHAPE_ERRORS`` to reject a table.
         """
         problems = []
         for path in (self.path, self._bak):
@@ -90,7 +93,7 @@ class ConfigFile:
 
     @staticmethod
     def _parse(path: Path) -> dict[str, Any]:
-        if not path.is_file():  # looked at first: to open a pipe is to wait for who writes into it
+        if not path.is_file():  # checked before opening: opening a named pipe blocks until another process writes to it
             if os.path.lexists(path):
                 raise ValueError("it is no file")
             raise FileNotFoundError(path)
@@ -100,10 +103,10 @@ class ConfigFile:
         return parse_table(text)
 
     def save(self, table: dict[str, Any], *, backed_up: bool = False) -> None:
-        """Replace the table; the one before becomes the ``.bak``. Durable when it returns.
+        """Replace the table; its previous version becomes the ``.bak``. Durable when it returns.
 
-        ``backed_up``: the ``.bak`` is made the same as the table then, where an older one would mislead who has to take
-        it.
+        ``backed_up``: afterwards make the ``.bak`` a copy of the new table, for tables whose previous version would be
+        wrong to restore.
         """
         make_durable_folder(self._files, self.path.parent)
         if not self._broken and self.path.exists():

@@ -1,5 +1,7 @@
-"""What stands where a store has its files and folders, if it is neither: a folder in a file's place, a link that leads
-nowhere because a disk is not mounted."""
+"""Check that a store's paths are of the right kind.
+
+Finds a folder where a file belongs, or a link that is dangling because a disk is not mounted.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ _LOG_NAME = re.compile(r"\d{20}\Z", re.ASCII)
 
 
 def strange_places(store: Path) -> Iterator[tuple[Path, str]]:
-    """(path, what is wrong with it) of each place that needs a file, or a folder, and has something else.
+    """Yield (path, problem) for each path that must be a file or a folder and is something else.
 
-    Files of ConsumeQueues and index are not looked at: they can be made anew.
+    The files of ConsumeQueues and index are not checked: recovery can rebuild them.
     """
     log = store / "commitlog"
     folders = [store / name for name in _FOLDERS]
@@ -39,13 +41,13 @@ def strange_places(store: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _instead(path: Path, is_right: Callable[[int], bool]) -> str:
-    """What stands at ``path`` that is not right; empty where it is, or where nothing stands."""
+    """Return a description of a wrong object at ``path``; empty if it is right or if nothing is there."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
         return "a link that leads nowhere" if path.is_symlink() else ""
     except NotADirectoryError:
-        return ""  # the folder above it is said to be none
+        return ""  # its parent is reported instead
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise

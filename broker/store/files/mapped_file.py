@@ -1,4 +1,4 @@
-"""MappedFile and MappedFileQueue: the CommitLog as a row of equal files, each named by the offset it begins at."""
+"""MappedFile and MappedFileQueue: the CommitLog as a sequence of equal files, each named by its first offset."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 def file_name(start_offset: int) -> str:
-    """The name of the file that begins at ``start_offset``: 20 digits."""
+    """Return the name of the file that begins at ``start_offset``: 20 digits."""
     return f"{start_offset:0{NAME_DIGITS}d}"
 
 
 class MappedFile:
-    """One file of fixed size. It is read through its descriptor; only what kernels work on is mapped.
+    """One file of fixed size. Reads go through its descriptor; only kernels use the map.
 
-    No view of the map leaves the store: whoever needs the bytes elsewhere copies them.
+    No view of the map leaves the store: code that needs the bytes elsewhere copies them.
     """
 
     def __init__(self, files: Files, path: Path, fd: int, size: int, *, allocated: int = 0) -> None:
@@ -38,37 +38,40 @@ class MappedFile:
         self.size = size
         self.start_offset = int(path.name)
         self.allocated = allocated
-        """Extents exist below this; a map may be written only there."""
+        """End of the bytes that have disk blocks; only these may be written through a map."""
         self.populated = 0
-        """Below this, pages were got ready in memory, or nothing more is written."""
+        """Position below which pages are in memory already, or no more bytes will be written."""
         self._array: np.ndarray | None = None
 
     @property
     def end_offset(self) -> int:
-        """The offset of the next file."""
+        """Offset at which the next file begins."""
         return self.start_offset + self.size
 
     def array(self) -> np.ndarray:
-        """The file's bytes, mapped shared and writable."""
+        """Return the file's bytes, mapped shared and writable."""
         array = self._array
         if array is None:
             array = self._array = np.frombuffer(self.files.map(self.fd, self.size), np.uint8)
         return array
 
     def release(self) -> None:
-        """Let the map go; it ends when the last array on it does."""
+        """Drop the map; it is unmapped when the last array on it is gone."""
         self._array = None
 
     def allocate(self, end: int, step: int) -> None:
-        """Give ``[0, end)`` blocks, in steps; raises OSError ENOSPC where the disk is full."""
+        """Allocate disk blocks for ``[0, end)`` in steps. Raises OSError ENOSPC if the disk is full."""
         while self.allocated < min(end, self.size):
             size = min(step, self.size - self.allocated)
             self.files.allocate(self.fd, self.allocated, size)
             self.allocated += size
 
     def populate(self, begin: int, end: int, step: int) -> bool:
-        """Get the next ``step`` bytes of ``[begin, end)`` ready in memory that are not yet; whether there were as many,
-        or the file's last. Raises OSError."""
+        """Bring the next ``step`` bytes of ``[begin, end)`` that are not in memory yet into memory.
+
+        Returns False, and does nothing, if fewer than ``step`` are left, unless they are the last of the file. Raises
+        OSError.
+        """
         begin = max(self.populated, begin - begin % mmap.PAGESIZE)
         end = min(end, self.allocated)
         size = min(step, end - begin)
@@ -80,22 +83,22 @@ class MappedFile:
         return True
 
     def close(self) -> None:
-        """Close the descriptor and let the map go."""
+        """Close the descriptor and drop the map."""
         self._array = None
         if self.fd >= 0:
             self.files.close(self.fd)
             self.fd = -1
 
     def __del__(self) -> None:
-        # Of a file that retention took away: once the last reader lets go of it, so that its descriptor's number does
-        # not come to mean another file in the middle of a read.
+        # Retention does not close the files that it removes. The descriptor is closed only after the last reader has
+        # dropped the file, so that its number is not reused for another file in the middle of a read.
         self.close()
 
 
 class MappedFileQueue:
     """The files of a folder in order, without a gap.
 
-    ``setting``: the name of the setting that gives the files' size, for the error when one has another.
+    ``setting``: name of the setting with the file size, for the error if a file has another size.
     """
 
     def __init__(self, files: Files, folder: Path, file_bytes: int, scratch_folder: Path, setting: str) -> None:
@@ -106,18 +109,18 @@ class MappedFileQueue:
         self.setting = setting
         self.files: list[MappedFile] = []
         self._changing = threading.Lock()
-        """Held to replace ``files``: whoever reads takes the list once, and it never changes under him."""
+        """Held to replace ``files``. The list is copy-on-write: readers take a reference once and need no lock."""
         self._empty_file: Path | None = None
         self._short: list[tuple[Path, int]] = []
-        """Files that were cut short, and how many bytes they have."""
+        """Files that were cut short, each with the number of bytes it still has."""
         self._placed = False
 
     def load(self, recorded_file_bytes: int | None = None, flushed_offset: int = 0) -> None:
-        """Open what is there; changes nothing. Raises ``SettingMismatch`` or ``CorruptLog``, naming the file.
+        """Open the existing files without changing them. Raises ``SettingMismatch`` or ``CorruptLog``, naming the file.
 
-        ``recorded_file_bytes``: the size that the files are known to have been made with, None where nobody wrote it
-        down. One that is shorter is taken for cut short, where the setting is that size: see ``lengthen``.
-        ``flushed_offset``: up to where something was written; an empty last file behind that counts as none.
+        ``recorded_file_bytes``: the size that the files were created with, None if it was not recorded. If the setting
+        equals it, a shorter file counts as cut short (see ``lengthen``). ``flushed_offset``: an empty last file that
+        begins at or after it is ignored, because nothing was ever written to it.
         """
         may_be_short = recorded_file_bytes == self.file_bytes
         if not self.folder.is_dir():
@@ -138,8 +141,10 @@ class MappedFileQueue:
             self._check(self.files[-1], number)
 
     def lengthen(self) -> None:
-        """Give files that were cut short their length again, with zeros: what they lost is damage, or lay behind the
-        log's end. Raises OSError ENOSPC."""
+        """Extend files that were cut short to their full length with zeros. Raises OSError ENOSPC.
+
+        The bytes that they lost are either damage, which recovery contains, or were after the end of the log.
+        """
         for path, held in self._short:
             file = next(file for file in self.files if file.path == path)
             log.warning(
@@ -151,7 +156,7 @@ class MappedFileQueue:
         self._short.clear()
 
     def remove_empty(self) -> None:
-        """Remove the file without a byte that a RocketMQ leaves when it stops while it makes its next one."""
+        """Remove the empty file that RocketMQ leaves if it stops while it creates its next one."""
         if self._empty_file is not None:
             self.os.unlink(self._empty_file)
             self._empty_file = None
@@ -179,30 +184,30 @@ class MappedFileQueue:
 
     @property
     def start_offset(self) -> int:
-        """Where the first file begins; 0 without files."""
+        """Offset at which the first file begins; 0 without files."""
         files = self.files
         return files[0].start_offset if files else 0
 
     @property
     def end_offset(self) -> int:
-        """Where the last file ends; 0 without files."""
+        """Offset at which the last file ends; 0 without files."""
         files = self.files
         return files[-1].end_offset if files else 0
 
     def create(self, start_offset: int, allocate: int) -> MappedFile:
-        """Make the file at ``start_offset``, durably, with blocks for its first ``allocate`` bytes; in no row yet.
+        """Create the file at ``start_offset`` durably, with blocks for its first ``allocate`` bytes.
 
-        Nor in the folder: a RocketMQ that is started by mistake deletes the files there that nothing was written to,
-        before it finds the store locked.
+        The file is not yet in ``files``, nor in the folder: if RocketMQ is started on the store by mistake, it deletes
+        unwritten files in the folder before it notices that the store is locked.
         """
         path = self.scratch_folder / file_name(start_offset)
         fd = create_whole(self.os, path, self.file_bytes, self.scratch_folder, allocate=allocate)
         return MappedFile(self.os, path, fd, self.file_bytes, allocated=min(allocate, self.file_bytes))
 
     def place(self, file: MappedFile) -> None:
-        """Put a file that ``create`` made into the folder, if it is not there yet; in no row yet. Raises OSError.
+        """Move a file that ``create`` made into the folder, unless it is there already. Raises OSError.
 
-        ``sync_placed`` must run before its bytes count as on disk.
+        The file is not yet in ``files``. ``sync_placed`` must run before its bytes count as on disk.
         """
         path = self.folder / file.path.name
         if file.path != path:
@@ -211,22 +216,22 @@ class MappedFileQueue:
             self._placed = True
 
     def enter(self, file: MappedFile) -> None:
-        """Put a file that lies in the folder into the row, as its last."""
+        """Append a file that is in the folder to ``files``."""
         with self._changing:
             self.files = [*self.files, file]
 
     def sync_placed(self) -> None:
-        """Make the names of files that were placed durable."""
+        """Put the names of placed files on disk."""
         if self._placed:
             self._placed = False
             try:
                 self.os.sync_folder(self.folder)
             except OSError:
-                self._placed = True
+                self._placed = True  # so that the next call tries again
                 raise
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file that holds ``offset``."""
+        """Return the file that contains ``offset``; None if there is none."""
         files = self.files
         if not files:
             return None
@@ -234,10 +239,11 @@ class MappedFileQueue:
         return files[number] if 0 <= number < len(files) else None
 
     def read(self, offset: int, buffer: memoryview, *, hot: bool) -> None:
-        """Fill ``buffer`` from ``offset``; it does not cross a file.
+        """Fill ``buffer`` from ``offset``; the range must be within one file.
 
-        With ``hot``, raises ``WouldBlock`` where a byte is not in the page cache. Raises ``CorruptLog`` where there is
-        no such file or it ends before. What was cut off a file that waits to be lengthened is zeros already.
+        With ``hot``, raises ``WouldBlock`` if a byte is not in the page cache. Raises ``CorruptLog`` if no file
+        contains the offset or the file is too short. The missing bytes of a file that ``lengthen`` has still to extend
+        are returned as zeros.
         """
         file = self.find(offset)
         if file is None:
@@ -257,16 +263,16 @@ class MappedFileQueue:
             raise CorruptLog(f"{file.path} ends in the middle of the {len(buffer)} bytes at offset {offset:,}")
 
     def remove_first(self, count: int) -> None:
-        """Take the oldest ``count`` files away, beside readers. Their space is free once nobody reads them any more."""
+        """Remove the oldest ``count`` files while others may read them; the last reader frees their space."""
         with self._changing:
             gone, self.files = self.files[:count], self.files[count:]
-        for file in gone:  # the oldest first: stopped in between, what is left has no gap
+        for file in gone:  # oldest first: after a crash in between, the remaining files have no gap
             file.release()
             self.os.unlink(file.path)
         self.os.sync_folder(self.folder)
 
     def remove_from(self, number: int) -> list[MappedFile]:
-        """Take the files from index ``number`` on out of the row, for the caller to delete."""
+        """Take the files from index ``number`` on out of ``files``, for the caller to delete."""
         removed = self.files[number:]
         del self.files[number:]
         return removed

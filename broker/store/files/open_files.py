@@ -1,7 +1,8 @@
-"""Descriptors: how many the store keeps for itself, and which files of the ConsumeQueues are open.
+"""File descriptors: the number reserved for the store, and the pool of open ConsumeQueue files.
 
 Every queue has at least one file, so a broker with a hundred thousand queues would need more descriptors than a process
-gets. Only so many are open at a time. The others are opened again when they are read or written: some 10 µs.
+may have. The pool bounds the number of open files. A closed file is reopened when it is read or written, which takes
+about 10 µs.
 """
 
 from __future__ import annotations
@@ -15,65 +16,65 @@ from typing import Protocol
 from .file_system import Descriptor
 
 STORE_DESCRIPTORS_MIN = 4096
-"""Descriptors that connections leave to the store, or half of all where there are few."""
+"""Minimum number of descriptors reserved for the store, unless that is more than half of all."""
 _UNBOUNDED = 2**31
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
 
 
 def descriptors_max() -> int:
-    """How many descriptors the process may have."""
+    """Return the maximum number of descriptors of this process."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _UNBOUNDED if most == resource.RLIM_INFINITY else most
 
 
 def store_descriptors() -> int:
-    """How many of them are kept for the store's files."""
+    """Return the number of descriptors that are reserved for the store's files."""
     most = descriptors_max()
     return min(most // 2, max(most // 4, STORE_DESCRIPTORS_MIN))
 
 
 class HasFiles(Protocol):
-    """A row of files, some of them open."""
+    """A sequence of files, some of them open."""
 
     def shut(self, start: int) -> None:
-        """Let go of the descriptor of the file that begins at ``start``."""
+        """Drop the descriptor of the file that begins at ``start``."""
 
 
 class OpenFiles:
-    """Which files are open, at most ``files_max`` (default: half of what is kept for the store).
+    """The open files, at most ``files_max`` (default: half of the descriptors reserved for the store).
 
-    The one that goes is one that was not used for long: the clock algorithm. What was written to it stays in the page
-    cache and is put on disk by the next sync, which opens it again; an error that nobody saw is kept for who opens it
-    next (``errseq`` of Linux). A reader that is still in a file keeps its descriptor. Any thread may call.
+    The clock algorithm picks the file to close among those not used recently. Its unsynced bytes stay in the page cache
+    until the next sync, which reopens it; Linux reports a write error that happened meanwhile to the next descriptor
+    (``errseq``). A reader that is using a file keeps its descriptor. Thread-safe.
     """
 
     def __init__(self, files_max: int | None = None) -> None:
         self.files_max = store_descriptors() // 2 if files_max is None else files_max
         self.lock = threading.Lock()
-        """Held to change which descriptor stands for a file."""
+        """Held to change the descriptor of a file."""
         self._open: OrderedDict[Descriptor, tuple[HasFiles, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def opened(self, owner: HasFiles, start: int, file: Descriptor) -> None:
-        """A file was opened, and stands in its row; the lock is held."""
+        """Add an opened file, which its owner already refers to. The caller holds the lock."""
         self._open[file] = owner, start
         while len(self._open) > self.files_max and self._shut_one():
             pass
 
     def left(self, file: Descriptor) -> None:
-        """A file is in its row no more; the lock is held."""
+        """Forget a file that its owner no longer refers to. The caller holds the lock."""
         self._open.pop(file, None)
 
     def make_room(self, error: OSError) -> None:
-        """A file could not be opened: have one descriptor more for it. Raises ``error`` where that does not help."""
+        """Free one descriptor after a file could not be opened. Raises ``error`` if that would not help."""
         with self.lock:
             if error.errno not in _NONE_LEFT or not self._shut_one():
                 raise error
 
     def _shut_one(self) -> bool:
-        for _ in range(2 * len(self._open)):
+        for _ in range(2 * len(self._open)):  # the first round may find every file used, and only clears the marks
             file, (owner, start) = self._open.popitem(last=False)
             if not file.used:
                 owner.shut(start)

@@ -1,4 +1,4 @@
-"""The lock on a store's folder: a POSIX lock on its file ``lock``, which RocketMQ honours too."""
+"""The lock on a store's folder: a POSIX lock on its file ``lock``, which RocketMQ respects too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _locked_here: set[str] = set()
 
 
 class StoreLock:
-    """Held by whoever writes the store, alone (``take``), or by those who only read it (``share``)."""
+    """The lock: exclusive for the process that writes the store (``take``), shared for readers (``share``)."""
 
     def __init__(self, files: Files, store: Path) -> None:
         self._files = files
@@ -24,20 +24,22 @@ class StoreLock:
         self._fd = -1
 
     def take(self) -> None:
-        """Take it, alone; the file is made if need be. Raises ``StoreLocked``."""
+        """Take the lock exclusively; create the file if necessary. Raises ``StoreLocked``."""
         self._lock(fcntl.LOCK_EX, create=True)
         if self._files.size(self._fd) != len(LOCK_CONTENT):
             self._files.resize(self._fd, 0)
             self._files.write(self._fd, LOCK_CONTENT, 0)
 
     def share(self) -> None:
-        """Take it beside others who only read; changes nothing. Where there is no such file no broker has the store
-        open. Raises ``StoreLocked``."""
+        """Share the lock with other readers; changes nothing. Raises ``StoreLocked``.
+
+        Does nothing if the file does not exist: then no broker has the store open.
+        """
         if self._path.is_file():
             self._lock(fcntl.LOCK_SH, create=False)
 
     def _lock(self, how: int, *, create: bool) -> None:
-        # Without opening the file: closing any descriptor of it lets this process's lock go.
+        # Checked before the file is opened: closing any descriptor of the file releases this process's lock.
         if self._key in _locked_here:
             raise self._locked()
         fd = self._files.open(self._path, create=create)
@@ -56,7 +58,7 @@ class StoreLock:
         )
 
     def release(self) -> None:
-        """Let it go; idempotent."""
+        """Release the lock; idempotent."""
         if self._fd >= 0:
             _locked_here.discard(self._key)
             self._files.close(self._fd)

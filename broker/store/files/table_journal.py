@@ -1,8 +1,8 @@
-"""Changes of a JSON table that are not in it yet, appended to a file beside it: a change costs its own bytes.
+"""The journal of a JSON table: a file beside it with the changes that it lacks, so that a change costs few bytes.
 
-A line for each change: its CRC32 in eight hexadecimal digits, a blank, and JSON. The first line names the
-``dataVersion`` of the table that the changes go on from. A line that is cut off or damaged is passed over; the others
-hold.
+Each change is one line: its CRC32 in eight hexadecimal digits, a space, and JSON. The first line contains the
+``dataVersion`` of the table to which the changes apply. A reader skips lines that are cut off or damaged; the others
+remain valid.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from .file_system import Files, replace_file
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any] | None
-"""A row of the table; None: it was removed."""
+"""A row of the table; None if it was removed."""
 JOURNAL_SUFFIX = ".journal"
 _CRC_CHARS = 8
 
 
 class TableJournal:
-    """The journal of the table at ``table``. For one thread at a time."""
+    """The journal of the table at ``table``. Not thread-safe."""
 
     def __init__(self, files: Files, table: Path) -> None:
         self._files = files
         self.path = table.with_name(table.name + JOURNAL_SUFFIX)
         self.bytes = 0
-        """How long it is; 0: there is none that could be appended to."""
+        """Length of the file; 0 if there is none to append to."""
         self.problem = ""
-        """What of it could not be read."""
+        """Description of the lines that could not be read; empty if all could."""
 
     def read(self) -> tuple[Any, dict[str, Row]] | None:
-        """Return the ``dataVersion`` that it goes on from and, by name, the last row; None if there is no journal."""
+        """Return the ``dataVersion`` of its table and the last row of each name; None if there is no journal."""
         try:
             lines = self.path.read_bytes().splitlines(keepends=True)
         except FileNotFoundError:
@@ -45,7 +45,7 @@ class TableJournal:
         for number, line in enumerate(lines):
             found = _decode(line)
             if found is None:
-                # The last line may be cut off by a crash: nobody was told that it is stored.
+                # A crash may have cut off the last line: that change was never acknowledged, so it is not damage.
                 damaged += number + 1 < len(lines) or line.endswith(b"\n")
             elif "base" in found:
                 base = found["base"]
@@ -57,13 +57,13 @@ class TableJournal:
         return base, rows
 
     def begin(self, base: Any, rows: Mapping[str, Row]) -> None:
-        """Begin anew with these changes of the table that has the ``dataVersion`` ``base``. Durable; blocks."""
+        """Replace the journal with these changes of the table whose ``dataVersion`` is ``base``. Durable; blocks."""
         blob = b"".join([_encode({"base": base}), *_lines(rows)])
         replace_file(self._files, self.path, blob)
         self.bytes = len(blob)
 
     def append(self, rows: Mapping[str, Row]) -> None:
-        """Add changes. Durable when it returns; if it raises, the journal must be begun anew or removed. Blocks."""
+        """Append changes. Durable when it returns; if it raises, call ``begin`` or ``remove`` next. Blocks."""
         blob = b"".join(_lines(rows))
         fd = self._files.open(self.path)
         try:
@@ -74,7 +74,7 @@ class TableJournal:
         self.bytes += len(blob)
 
     def remove(self) -> None:
-        """Remove it, after all of it was written into the table. Blocks."""
+        """Remove the journal after all its changes were written to the table. Blocks."""
         self.bytes = 0
         if self.path.exists():
             self._files.unlink(self.path)
