@@ -201,7 +201,7 @@ def test_a_file_of_another_log_is_found(store: Path, source: Filled) -> None:
     record = [each for each in result if each.kind == "record"]
     assert record[0].path.name == f"{LOG_BYTES:020d}"
     assert record[0].position == 0
-    assert "elsewhere" in record[0].text
+    assert "the physical offset of another place" in record[0].text
 
 
 @pytest.mark.parametrize("name", ["commitlog/notes.txt", "commitlog/123", "index/tmp", "consumequeue/orders/0/x"])

@@ -437,7 +437,7 @@ def test_why_each_failed_is_kept_with_it(filled: str, group: str, peer: RawConne
 
 @pytest.mark.parametrize(("fields", "said"), [
     ({"reason": "x" * 1025}, "1024"),
-    ({"reasons": "a\x02b\x02c"}, "reasons holds 3 for 2 messages"),
+    ({"reasons": "a\x02b\x02c"}, "reasons has 3 entries for 2 messages"),
     ({"reasons": "a\x02" + "x" * 1025}, "at most 1024"),
     ({"reasons": "a\x02b", "reason": "c"}, "both reason and reasons"),
     ({"reason": 5}, "reason"),

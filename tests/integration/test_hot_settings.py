@@ -358,7 +358,7 @@ def test_the_command_line_changes_a_setting_until_the_restart(broker: Factory, t
             {"name": "retention.file_reserved_hours", "before": 72, "after": 24},
             {"name": "log.level", "before": "info", "after": "warning"},
         ]
-        assert "until the broker is started again" in done.err
+        assert "until the broker is restarted" in done.err
         (row,) = cli.run("config", "get", "retention.file_reserved_hours", "-o", "json").rows
         assert (row["value"], row["at_start"], row["hot"]) == (24, 72, True)
         assert len(cli.run("config", "list", "--changed", "-o", "plain").lines) == 2

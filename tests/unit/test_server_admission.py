@@ -49,7 +49,7 @@ async def admitted(server: Server, host: str) -> bool:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(module, "Connection", Gone)
+    monkeypatch.setattr(module, "ClientConnection", Gone)
     flags = {"limits.connections_per_address_max": 2}
     settings = load_settings(config=None, environment={}, assignments=[], flags=flags)
 
