@@ -68,7 +68,7 @@ def get(settings: BrokerChoice, name: str) -> None:
     with settings.admin() as admin:
         found = {setting.name: setting for setting in admin.settings()}
     if name not in found:
-        raise ConfigurationError(f"there is no visible setting {name}; flintmq config list shows all")
+        raise ConfigurationError(f"there is no setting {name}; flintmq config list shows all")
     settings.output.record(DATA_COLUMNS, _row(found[name]))
 
 
