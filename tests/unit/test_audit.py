@@ -1,4 +1,4 @@
-"""The audit log: one bounded line of printable ASCII for each change, and where it goes."""
+"""The audit log: one bounded line of printable ASCII for each change, and where the broker writes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES = st.recursive(
 
 @pytest.fixture
 def audit(tmp_path: Path) -> Iterator[AuditLog]:
-    """One that writes to ``tmp_path / "audit"`` and is in the year 2001."""
+    """Return an audit log that writes to ``tmp_path / "audit"``; its clock is in the year 2001."""
     found = AuditLog(str(tmp_path / "audit"), clock=lambda: 1_000_000_000.5)
     yield found
     found.close()

@@ -1,4 +1,7 @@
-"""Pauses after failed authentications: how long, for whom, and that they cannot be got round. With a clock by hand."""
+"""Pauses after failed authentications: their length, whom they affect, and that no client can get around them.
+
+The tests set the clock.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,18 @@ HOST = "192.0.2.7"
 
 
 class Handle:
-    """A call that is due."""
+    """A scheduled call."""
 
     def __init__(self) -> None:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the call."""
         self.cancelled = True
 
 
 class Loop:
-    """A clock that moves when it is told to, and calls what is due."""
+    """A clock that the test advances; it runs the calls that are due."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -42,17 +45,17 @@ class Loop:
         self._due: list[tuple[float, int, Handle, Callable[[str], None], str]] = []
 
     def time(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return self.now
 
     def call_at(self, when: float, call: Callable[[str], None], argument: str) -> Handle:
-        """Call then."""
+        """Schedule ``call`` for the time ``when``."""
         handle = Handle()
         heapq.heappush(self._due, (when, next(self._numbers), handle, call, argument))
         return handle
 
     def pass_time(self, seconds: float) -> None:
-        """So much time passes."""
+        """Advance the clock and run the calls that are due."""
         end = self.now + seconds
         while self._due and self._due[0][0] <= end:
             when, _, handle, call, argument = heapq.heappop(self._due)
@@ -193,10 +196,10 @@ def test_one_ipv6_network_is_one_address() -> None:
 
 
 class TestSameWork:
-    """A wrong password and a user that does not exist take the same steps, so that they take the same time."""
+    """A wrong password and an unknown user cost the same steps, so that they take the same time."""
 
     def hashes(self, users: UserTable, loop: Loop, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-        """The lengths of key and message of every hash that one failed attempt costs the broker."""
+        """Return the lengths of key and message of every hash that the broker computes for one failed attempt."""
         authenticator = Authenticator(users, LoginBackoff(loop.time, loop.call_at))
         exchange = ClientExchange(name, "wrong", nonce="n" * 24)
         seen: list[tuple[int, int]] = []

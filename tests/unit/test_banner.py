@@ -1,4 +1,4 @@
-"""What a start says on standard output."""
+"""The banner that a start prints to standard output."""
 
 from __future__ import annotations
 

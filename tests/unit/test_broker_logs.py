@@ -1,4 +1,4 @@
-"""The broker's own log: whatever clients named, it is text on one line."""
+"""The broker's own log: names chosen by clients appear as text on one line."""
 
 from __future__ import annotations
 

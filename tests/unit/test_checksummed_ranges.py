@@ -1,4 +1,4 @@
-"""Ranges of the log whose records must have a checksum of the whole record: they begin, end, and are cut."""
+"""Ranges of the log whose records must have a checksum of the whole record: they begin, end and are cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The 18 levels: each after its delay, through restarts, from RocketMQ's stores; and what retention keeps for them."""
+"""The 18 delay levels: each waits its delay, also over restarts and in RocketMQ's stores; retention keeps their
+records.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def delayed(tmp_path: Path) -> Iterator[DelayedStore]:
 
 
 def store_ms_of(delayed: DelayedStore) -> int:
-    """The store time of what was appended last: by it messages are due."""
+    """Return the store time of the last appended message; due times are counted from it."""
     return delayed.store.commitlog.last_store_ms
 
 
@@ -89,19 +91,19 @@ def test_a_kill_leaves_nothing_out(delayed: DelayedStore) -> None:
 
 
 def waiting_record(body: bytes, **properties: str) -> Record:
-    """A message that another broker let wait a second."""
+    """Return the record of a message for which another broker chose a delay of one second."""
     own = {"UNIQ_KEY": body.decode(), "REAL_TOPIC": "t", "REAL_QID": "0", "DELAY": "1", **properties}
     blob = "".join(f"{name}\x01{value}\x02" for name, value in own.items()).encode()
     return Record(SCHEDULE_TOPIC.encode(), body, blob, born_timestamp=1, born_host=HOST)
 
 
 def delivered_record(waiting: Record) -> Record:
-    """What becomes of it."""
+    """Return the record that is delivered for ``waiting``."""
     return replace(waiting, topic=b"t", properties=waiting.properties.replace(b"DELAY\x011\x02", b""))
 
 
 def crashed(delayed: DelayedStore) -> None:
-    """The broker that had the store ended before it wrote how far it was; a minute later another opens it."""
+    """Simulate a broker that ended before it saved its progress; another one opens the store a minute later."""
     kill(delayed.store)
     delayed.loop.close()
     delayed.open()
@@ -151,7 +153,7 @@ def test_a_message_that_is_not_its_copy_does_not_keep_one_from_being_delivered(
     delayed: DelayedStore, other: dict[str, Any]
 ) -> None:
     record = waiting_record(b"once")
-    delayed.append([replace(delivered_record(record))])  # in front of it: of an earlier one
+    delayed.append([replace(delivered_record(record))])  # before it: of an earlier message
     delayed.append([record])
     delayed.append([replace(delivered_record(record), **other)])
     delayed.dispatch()
@@ -227,7 +229,7 @@ def test_what_a_rocketmq_left_undelivered_is_delivered_as_it_would_have(tmp_path
 
 
 def what_stays(record: Record) -> tuple[object, ...]:
-    """What of a record has nothing to do with where and when it is stored."""
+    """Return the parts of a record that do not depend on where and when it is stored."""
     return (
         record.topic, record.queue_id, record.body, record.properties, record.flag, record.sys_flag,
         record.born_timestamp, record.born_host, record.reconsume_times,

@@ -1,4 +1,4 @@
-"""What a frame's common properties ask for, and where its messages go then."""
+"""Delays that a frame's common properties ask for, and the topics that its messages are stored in."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NOW_MS = 1_795_300_000_123
 
 
 def common(**properties: object) -> str:
-    """As a frame has them."""
+    """Return the properties as a frame contains them."""
     return "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
 
 
 def asked(properties: dict[str, object]) -> Delay:
-    """The delay that these ask for."""
+    """Return the delay that these properties ask for."""
     delay = delay_of(common(**properties))
     assert delay is not None
     return delay
@@ -43,7 +43,11 @@ def test_a_level_waits_in_its_queue(level: str, taken: int) -> None:
     ("name", "value", "out_ms"),
     [
         ("TIMER_DELIVER_MS", NOW_MS + 10_000, 1_795_300_010_000),
-        ("TIMER_DELIVER_MS", 1_795_300_010_000, 1_795_300_009_000),  # the second that ends then, as RocketMQ has it
+        (
+            "TIMER_DELIVER_MS",
+            1_795_300_010_000,
+            1_795_300_009_000,
+        ),  # the second in which the delay ends, as in RocketMQ
         ("TIMER_DELIVER_MS", 1_795_300_010_001, 1_795_300_010_000),
         ("TIMER_DELAY_MS", 877, 1_795_300_000_000),
         ("TIMER_DELAY_MS", 878, 1_795_300_001_000),

@@ -1,4 +1,4 @@
-"""Timed messages: due in their second, whatever their order, through restarts and retention; and what cannot be."""
+"""Timed messages: due in their second in any order, also after restarts and retention; and refused times."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_messages_of_any_times_come_in_the_order_of_their_seconds_each_once_also
         if not chance.randrange(8):
             delayed.restart()
     delayed.restart()
-    assert delayed.delays.pending_of("t") == 0  # not known before it is opened
+    assert delayed.delays.pending_of("t") == 0  # not known before the store is opened
     delayed.run()
     waiting = [body for second in sorted(expected) if second * 1000 > delayed.now_ms for body in expected[second]]
     assert delayed.delays.pending_of("t") == delayed.delays.timers.state.pending == len(waiting) > 0
@@ -88,14 +88,14 @@ def test_memory_holds_one_hour_and_the_files_of_hours_that_are_over_go(delayed: 
     delayed.run(START_MS + 3 * HOUR_MS)
     assert sum(map(len, delayed.delays.timers._seconds.values())) <= 3 * 12
     delayed.delays.persist()
-    assert len(list(folder.glob("[0-9]*"))) == 3  # with the present one
+    assert len(list(folder.glob("[0-9]*"))) == 3  # including the file of the present hour
     assert delayed.delays.timers.state.pending == 6
 
 
 def test_a_message_that_comes_when_its_time_is_over_is_delivered_at_once(delayed: DelayedStore) -> None:
     delayed.run()
     delayed.send("t", [b"a"], TIMER_DELIVER_MS=START_MS + 1_000)
-    delayed.run(START_MS + 2 * HOUR_MS)  # indexed only now
+    delayed.run(START_MS + 2 * HOUR_MS)  # indexed only now, when its time is over
     assert delayed.bodies("t") == [b"a"]
 
 
@@ -222,7 +222,7 @@ def test_messages_for_a_topic_that_was_deleted_are_parked(delayed: DelayedStore)
 
 
 def fill(delayed: DelayedStore, files: int) -> None:
-    """Make so many CommitLog files full of other messages."""
+    """Fill ``files`` CommitLog files with other messages."""
     target = len(delayed.store.commitlog.queue.files) + files
     while len(delayed.store.commitlog.queue.files) < target:
         delayed.send("other", [b"x" * 100_000] * 4)
@@ -331,7 +331,7 @@ def test_an_index_that_is_lost_is_made_anew_from_the_queue(tmp_path: Path, damag
     assert delayed.delays.timers.state.pending == 2
     delayed.run(START_MS + 3 * DAY_MS)
     counted = delayed.counted("t")
-    assert counted.pop(b"just now") in (1, 2)  # what was delivered in the last minute may come again
+    assert counted.pop(b"just now") in (1, 2)  # messages delivered in the last minute may be delivered again
     assert counted == {b"early": 1, b"late": 1, b"later": 1}
     delayed.stop()
 
@@ -361,7 +361,8 @@ def test_a_rocketmq_is_told_on_a_clean_stop_what_waits_and_the_rest_does_not_com
     assert (log.name, len(blob)) == (f"{0:020d}", MIB)
     units = [struct.unpack_from(">iqiqiqiiq", blob, 52 * number) for number in range(6)]
     assert units[5] == (0,) * 9
-    day, three_days = START_MS + DAY_MS - 1000, START_MS + 4_000 + 2 * DAY_MS  # what is due later is put off by two
+    # A message that is due later than that waits in steps of two days.
+    day, three_days = START_MS + DAY_MS - 1000, START_MS + 4_000 + 2 * DAY_MS
     for unit, body, slot_ms, magic, previous in zip(
         units,
         (b"c", b"d", b"e", b"g", b"h"),

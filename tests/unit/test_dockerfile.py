@@ -1,4 +1,4 @@
-"""The Dockerfile, read as ``scripts/dockerfile-steps`` reads it; that script carries it out."""
+"""The Dockerfile, as parsed by ``scripts/dockerfile-steps``, which runs its steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def reader() -> ModuleType:
-    """``scripts/lib/dockerfile.py``."""
+    """Return the module ``scripts/lib/dockerfile.py``."""
     spec = importlib.util.spec_from_file_location("dockerfile", ROOT / "scripts" / "lib" / "dockerfile.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""Errors: one class per result code, and what survives the way over the wire and through a pickle."""
+"""Errors: one class for each result code, and the attributes that survive the wire and a pickle."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def every_result() -> dict[int, str]:
 
 
 def over_the_wire(error: BrokerError) -> BrokerError:
-    """``error`` as the peer of the one who raised it sees it."""
+    """Return ``error`` as the peer receives it."""
     data = encode_frame(RESPONSE, error.code, 1, error.fields())
     parser = FrameParser()
     parser.writable()[: len(data)] = data

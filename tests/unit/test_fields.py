@@ -1,4 +1,4 @@
-"""Fields of requests and answers: what is checked on arrival, and what the error says."""
+"""Fields of requests and responses: the checks on arrival, and the error messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flintmq.protocol.fields import boolean, decode_fields, encode_fields, field
 
 @dataclass(slots=True)
 class Example:
-    """One field of each type, with and without a default."""
+    """A header with one field of each type, with and without a default."""
 
     name: str = text("a text", 5, 2)
     number: int = integer("an integer", -1, 10)

@@ -1,4 +1,4 @@
-"""Filters: what parses, what it means of a message, and where an error points."""
+"""Filters: the syntax, the result for a message, and the position that an error names."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ TRUE, FALSE, UNKNOWN = True, False, None
 
 
 def says(condition: str, properties: dict[str, str] = MESSAGE) -> bool | None:
-    """What the condition is of a message."""
+    """Return the result of the condition for a message."""
     if passes(condition, properties):
         return TRUE
     return FALSE if passes(f"NOT ({condition})", properties) else UNKNOWN
 
 
 def one_of(text: str, count: int) -> str:
-    """A list of so many equal strings."""
+    """Return a list of ``count`` equal strings."""
     return f"a IN ({','.join([repr(text)] * count)})"
 
 

@@ -1,4 +1,4 @@
-"""Frames: what the bytes are, what is refused, and what the parser's buffer costs."""
+"""Frames: their bytes, the refused ones, and the memory of the parser's buffer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from flintmq.protocol.frames import (
 def feed(
     parser: FrameParser, data: bytes, piece_bytes: int = 1 << 30
 ) -> list[tuple[int, int, int, dict[str, Any], bytes]]:
-    """Hand ``data`` to the parser as a driver does, in pieces of at most ``piece_bytes``; the frames, bodies copied."""
+    """Pass ``data`` to the parser in pieces of at most ``piece_bytes``, as a driver does; return the frames with copied
+    bodies.
+    """
     frames = []
     at = 0
     while at < len(data):
@@ -47,7 +49,7 @@ def raw_frame(header: bytes, body: bytes = b"") -> bytes:
 
 
 def nested(depth: int) -> bytes:
-    """msgpack of 0 inside ``depth`` arrays."""
+    """Return the msgpack of 0 inside ``depth`` arrays."""
     return b"\x91" * depth + b"\x00"
 
 

@@ -1,4 +1,4 @@
-"""``scripts/fuzz``: what it finds and says, and that the test command itself tries the same examples each time."""
+"""``scripts/fuzz``: its findings and output; and the test command tries the same examples each time."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_arguments_that_mean_nothing_are_refused(arguments: list[str]) -> None:
 
 
 def test_the_test_command_tries_the_same_examples_each_time() -> None:
-    """Neither chance, nor a database, nor the modules that other tests have loaded decide."""
+    """The examples depend neither on chance, nor on a database, nor on the modules that other tests have loaded."""
     from hypothesis.internal.conjecture import providers
 
     assert hypothesis.settings.default is not None

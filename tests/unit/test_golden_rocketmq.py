@@ -1,4 +1,4 @@
-"""A store written by Apache RocketMQ 5.3.3 reads, byte for byte, as the protocol package says."""
+"""The protocol package decodes a store written by Apache RocketMQ 5.3.3, byte for byte."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GoldenStore:
 def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, byte_count: int) -> bytes:
     content = archive.extractfile(member)
     assert content is not None
-    # In pieces: what tarfile joins of a sparse file's segments grows with the square of their number.
+    # In pieces: the time that tarfile needs to join a sparse file's segments grows with the square of their number.
     pieces = [content.read(min(1 << 16, byte_count - at)) for at in range(0, byte_count, 1 << 16)]
     return b"".join(pieces)
 
@@ -111,8 +111,11 @@ def test_a_checksum_computed_anew_is_the_one_that_rocketmq_stored(golden: Golden
 
 
 def _record_of(golden: GoldenStore, sent: dict[str, Any]) -> Record | None:
-    """The visible record of a message that was sent. Messages of one batch share the batch's UNIQ_KEY, but RocketMQ
-    tells the offset id of each; of delayed and transactional messages it tells none."""
+    """Return the visible record of a message that was sent, or None.
+
+    Messages of one batch share the batch's UNIQ_KEY, but RocketMQ reports the offset id of each; it reports none for
+    delayed and transactional messages.
+    """
     if sent["offsetMsgId"] is not None:
         parsed = parse_offset_id(sent["offsetMsgId"])
         assert parsed is not None

@@ -1,4 +1,4 @@
-"""Groups over time: members that go silent, topics that come, and what is left when all are gone."""
+"""Groups over time: members that fall silent, topics that are created, and the state after all members are gone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.store_tools import kill, make_topic, open_store
 
 
 class Clock:
-    """Time that goes by when it is told to, and what was to be called by then."""
+    """A clock that the test advances, and the calls scheduled on it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -38,7 +38,7 @@ class Clock:
         self._calls.append((self.now + seconds, call))
 
     def advance(self, seconds: float) -> None:
-        """Let time go by in steps as small as a sweep."""
+        """Advance the clock in steps as small as a sweep."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(self.now + SWEEP_SECONDS, end)
@@ -273,7 +273,7 @@ def test_a_rebalance_is_counted_where_queues_move(groups: GroupCoordinator) -> N
 
 
 def calls_of(action: Callable[[], object]) -> int:
-    """How many functions are called."""
+    """Return the number of function calls."""
     calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -297,7 +297,7 @@ def test_a_heartbeat_costs_no_more_in_a_large_group(store: MessageStore, clock: 
         for number, remote in enumerate(remotes):
             beat(groups, f"m-{number}", remote, topic="wide", seconds=300)
         clock.advance(SETTLING_SECONDS + 1)
-        for _ in range(3):  # queues pass from those who came first to the others
+        for _ in range(3):  # queues move from the members that joined first to the others
             settle(groups, remotes)
         group = groups.groups["g"]
         assert group.settled
@@ -307,7 +307,7 @@ def test_a_heartbeat_costs_no_more_in_a_large_group(store: MessageStore, clock: 
 
 
 def settle(groups: GroupCoordinator, remotes: list[FakeRemote]) -> None:
-    """Let every member send a heartbeat, and let go of what it is to give up."""
+    """Let every member send a heartbeat and release the queues that it must give up."""
     for number, remote in enumerate(remotes):
         group = groups.groups["g"]
         held = list(group.assignment(group.members[f"m-{number}"]))

@@ -76,7 +76,7 @@ def test_two_producers_of_one_process_have_different_prefixes() -> None:
 
 
 def _time_in(key: str, now: datetime.datetime) -> datetime.datetime:
-    """When a key was made, read as RocketMQ's ``MessageClientIDSetter.getNearlyTimeFromID`` reads it."""
+    """Return the time at which a key was made, as RocketMQ's ``MessageClientIDSetter.getNearlyTimeFromID`` does."""
     month_start = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return month_start + datetime.timedelta(milliseconds=int(key[20:28], 16))
 

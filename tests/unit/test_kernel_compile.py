@@ -1,4 +1,4 @@
-"""Kernels are compiled at import for exactly their types; a call with others is an error, never a compilation."""
+"""Kernels are compiled at import for exactly their types; a call with other types is an error and compiles nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KERNELS = {
     f"{module.__name__.rpartition('.')[2]}.{name.lstrip('_')}": value
     for module in (crc32, text, produce, dispatch, index, gather, sequences, deliver, search, examine)
     for name, value in vars(module).items()
-    # What is only ever inlined into kernels may still be compiled, for other types, when a kernel is.
+    # Functions that are only inlined into kernels may be compiled for further types when a kernel is compiled.
     if not getattr(value, "_can_compile", True) and value.__module__ == module.__name__
 }
 
@@ -63,7 +63,7 @@ def test_a_kernel_has_one_signature_and_runs_without_the_gil(name: str) -> None:
 
 
 def good_arguments(kernel: Any) -> list[Any]:
-    """Arguments of the right types; the values do not matter, since no call gets so far."""
+    """Return arguments of the right types; the values do not matter because no call gets that far."""
     arguments: list[Any] = []
     for kind in kernel.nopython_signatures[0].args:
         dtype = {"uint8": np.uint8, "int64": np.int64, "int32": np.int32}.get(str(getattr(kind, "dtype", "")))
@@ -72,14 +72,14 @@ def good_arguments(kernel: Any) -> list[Any]:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A copy that cannot be written."""
+    """Return a read-only copy."""
     copy = array.copy()
     copy.flags.writeable = False
     return copy
 
 
 def big_endian(array: np.ndarray) -> np.ndarray:
-    """As it would come out of a file: of words, if of bytes."""
+    """Return the array as it would come out of a file: as big-endian words, also if it is one of bytes."""
     return array.astype(f">i{max(array.itemsize, 2)}")
 
 
@@ -154,7 +154,7 @@ def test_a_folder_of_another_user_or_a_link_to_one_is_not_used(tmp_path: Path, m
     (tmp_path / "others" / jit._digest()).mkdir(parents=True, mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert jit._is_trusted(tmp_path / "others" / jit._digest(), {os.geteuid()}) is False
-    if os.getuid() != 0:  # root's are trusted: an image is made by root and run by another user
+    if os.getuid() != 0:  # root's files are trusted: an image is built by root and run by another user
         assert jit._cache_folder() is None
 
 

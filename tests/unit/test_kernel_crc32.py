@@ -1,4 +1,4 @@
-"""CRC-32 is zlib's, from any byte to any byte."""
+"""The CRC-32 kernel equals zlib's for every range of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dispatch kernels, rule by rule: records, units, keys, and why a call stops."""
+"""The dispatch kernels, rule by rule: records, units, keys, and the reasons for which a call stops."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ V6 = encode_host("2001:db8::7", 10911)
 
 
 def a_record(properties: bytes = b"", queue: QueueName = ORDERS, queue_offset: int = 0, **fields: Any) -> Record:
-    """A record with a body."""
+    """Return a record with a body."""
     return Record(queue[0], b"body", properties, queue[1], queue_offset, store_timestamp=NOW_MS, **fields)
 
 
 def run(*records: Record, queues: dict[QueueName, Queue] | None = None, index_from: int = 0, **options: Any) -> Answer:
-    """Dispatch records that lie at the beginning of a log."""
+    """Dispatch records that are at the beginning of a log."""
     log = write_log(records)
     table = Table((queues or {ORDERS: Queue(), SCHEDULE: Queue()}).items())
     return dispatch(fenced(log), 0, len(log), 0, table, index_from, **options)
 
 
 def code_of(*records: Record) -> int:
-    """The tags code of the first unit."""
+    """Return the tag code of the first unit."""
     answer = run(*records)
     (units,) = answer.units.values()
     return int(UNIT_STRUCT.unpack(units[0])[2])
 
 
 def key_names(answer: Answer, *names: str, topic: str = "orders") -> bool:
-    """Whether the answer's keys are these, in this order."""
+    """Return whether the answer has exactly these keys, in this order."""
     return [key[0] for key in answer.keys] == [index_key_hash(topic, name) for name in names]
 
 
@@ -162,7 +162,7 @@ def test_keys_hash_with_their_topic_and_may_be_any_text() -> None:
 
 
 def _text_with_hash(prefix: str, wanted: int) -> str:
-    """A text of seven characters that gives ``prefix`` + text this Java hash: digits to base 31, counted from "0"."""
+    """Return a seven-character text that, appended to ``prefix``, has the Java hash ``wanted``: digits to base 31."""
     rest = (wanted - java_hash(prefix + "0" * 7)) % 2**32
     digits = []
     for _ in range(7):
@@ -226,7 +226,7 @@ def test_records_of_a_deleted_topic_are_passed_over_and_those_behind_the_deletio
     assert key_names(answer, "b")
 
 
-# ---- why a call stops ----
+# ---- reasons to stop ----
 
 
 def test_a_queue_that_is_not_known_stops_the_call_at_its_record() -> None:
@@ -322,7 +322,7 @@ def test_what_is_no_sound_record_stops_a_scan_and_says_why(at: int, content: byt
         assert kernel.scan(array.array, 0, len(log), 0, parts.array, state.array) == (status, 0)
         assert kernel.locate(array.array, 0, len(log), 0, parts.array) == status
         answer = dispatch(array, 0, len(log), 0, Table([(ORDERS, Queue())]))
-        # Reput does not look at bodies: below the flushed offset recovery has, and consumers do.
+        # Reput does not check bodies: recovery has checked them below the flushed offset, and consumers check them.
         assert answer.status == (kernel.DONE if status == kernel.BAD_CRC else status)
         assert answer.records == (status == kernel.BAD_CRC)
 

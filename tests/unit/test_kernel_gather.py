@@ -21,7 +21,7 @@ def choose(
     count_max: int = 100,
     bytes_max: int = 1 << 20,
 ) -> tuple[tuple[int, int, int], list[int]]:
-    """(the kernel's answer, queue offsets chosen) of units from queue offset 50 on."""
+    """Return the kernel's result and the chosen queue offsets, for units from queue offset 50 on."""
     array = fenced(b"".join(UNIT_STRUCT.pack(*unit) for unit in units))
     codes = fenced(tags or (7,), np.int64)
     chosen = room(min(len(units), count_max) * kernel.CHOSEN_ROW, np.int64)
@@ -79,7 +79,7 @@ def test_a_unit_that_points_at_no_record_of_the_log_is_passed_over(unit: tuple[i
 def finish(
     record: Record, unit: tuple[int, int, int], queue_id: int = 3, body: bytes | None = None
 ) -> tuple[int, bytes]:
-    """What ``finish`` says of one record, and the size it wrote in front."""
+    """Return the code that ``finish`` gives for one record, and the size that it wrote before the record."""
     blob = record.encode() if body is None else body
     out = fenced(b"\xee" * 4 + blob)
     chosen = fenced(unit, np.int64)
@@ -113,7 +113,7 @@ def test_a_size_that_is_too_small_for_a_record_is_named_before_anything_behind_i
 def plan(
     chosen: list[tuple[int, int]], file_bytes: int = 1 << 30, span_max: int = 1 << 22
 ) -> list[tuple[int, int, int, int]]:
-    """The reads planned, with gaps of up to 4,096 bytes and up to eight times what is wanted."""
+    """Return the planned reads, with gaps of up to 4,096 bytes and up to eight times the wanted bytes."""
     rows = fenced(np.array([(at, size, 0) for at, size in chosen], np.int64).reshape(-1), np.int64)
     reads = room(len(chosen) * kernel.READ_ROW, np.int64)
     count = kernel.plan_reads(rows.array, len(chosen), file_bytes, 4096, 8, span_max, reads.array)

@@ -1,4 +1,4 @@
-"""The kernels on a store that Apache RocketMQ wrote: they find its records, and make its units and index of them."""
+"""The kernels on a store that Apache RocketMQ wrote: they find its records and rebuild its units and its index."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENTRIES_READ = 2000
 
 @dataclass
 class GoldenStore:
-    """The beginnings of its files."""
+    """The beginnings of the store's files."""
 
     log: bytes = b""
     queues: dict[QueueName, bytes] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class GoldenStore:
 def _read(archive: tarfile.TarFile, member: tarfile.TarInfo, byte_count: int) -> bytes:
     content = archive.extractfile(member)
     assert content is not None
-    # In pieces: what tarfile joins of a sparse file's segments grows with the square of their number.
+    # In pieces: the time that tarfile needs to join a sparse file's segments grows with the square of their number.
     return b"".join(content.read(min(1 << 16, byte_count - at)) for at in range(0, byte_count, 1 << 16))
 
 
@@ -65,7 +65,9 @@ def golden() -> GoldenStore:
 
 
 def dispatch_all(log: bytes) -> tuple[dict[QueueName, bytes], Answer]:
-    """Units by queue, and what the call that went through to the end answered; queues are added as they are met."""
+    """Return the units by queue and the answer of the call that reached the end; queues are added when they first
+    occur.
+    """
     queues: Queues = {}
     array = fenced(log)
     while True:

@@ -1,4 +1,4 @@
-"""The index kernels, rule by rule, with the bytes written out."""
+"""The index kernels, rule by rule, with explicit bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS: list[Key] = [
 
 
 def filled(keys: list[Key], entries: int = 20, begin_ms: int = 0, begin_physical: int = 0) -> tuple[bytes, Index]:
-    """A file with these keys, and its twin."""
+    """Return a file with these keys, and its twin."""
     twin = Index(SLOTS, entries, begin_ms, begin_physical)
     file = fenced(twin.encode())
     done = put(file, twin, keys)
@@ -37,7 +37,7 @@ def filled(keys: list[Key], entries: int = 20, begin_ms: int = 0, begin_physical
 
 
 def entries_of(blob: bytes, count: int) -> list[tuple[int, ...]]:
-    """(hash, physical offset, seconds, previous) of the first entries."""
+    """Return (hash, physical offset, seconds, previous) of the first entries."""
     return [struct.unpack_from(">iqii", blob, entry_at(SLOTS, number)) for number in range(1, count + 1)]
 
 
@@ -59,7 +59,7 @@ def test_entries_slots_and_header_are_what_the_format_says() -> None:
 
 
 def test_the_first_entry_of_a_later_file_begins_its_time() -> None:
-    """RocketMQ leaves seconds since the end of the file before in it, and cannot find it by its time."""
+    """RocketMQ stores seconds since the end of the previous file in that entry, and so cannot find it by its time."""
     blob, twin = filled(KEYS[:2], begin_ms=NOW_MS - 3_600_000, begin_physical=77)
     assert entries_of(blob, 2) == [(5, 100, 0, 0), (5, 100, 0, 1)]
     assert struct.unpack_from(">qqqqii", blob) == (NOW_MS, NOW_MS + 999, 100, 100, 1, 3)
@@ -173,7 +173,7 @@ def test_an_entry_is_written_before_its_slot_and_the_header_last() -> None:
     assert kernel.put(file, SLOTS, 20, key_array(KEYS).array, 0, len(KEYS)) == len(KEYS)
     entries_begin = entry_at(SLOTS, 0)
     kinds = ["header" if at < slot_at(0) else "slot" if at < entries_begin else "entry" for at, _ in file.writes]
-    header = kinds.index("header", kinds.index("entry", kinds.index("header") + 1))  # behind the beginnings
+    header = kinds.index("header", kinds.index("entry", kinds.index("header") + 1))  # after the beginnings
     last_slot = len(kinds) - 1 - kinds[::-1].index("slot")
     assert header > last_slot
     assert set(kinds[last_slot + 1 :]) == {"header"}

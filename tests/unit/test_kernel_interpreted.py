@@ -1,7 +1,7 @@
-"""The kernels' tests once more with the kernels interpreted, where every access is checked against its array.
+"""The kernels' tests again with interpreted kernels, where every access is checked against the bounds of its array.
 
-Compiled kernels check no bounds; the same source as plain Python raises where it leaves an array, and warns, which is
-an error here, where an integer overflows.
+Compiled kernels check no bounds. The same source as plain Python raises when it leaves an array, and warns when an
+integer overflows; here the warning is an error.
 """
 
 from __future__ import annotations

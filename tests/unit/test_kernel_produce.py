@@ -1,4 +1,4 @@
-"""The produce kernel, rule by rule: what it refuses and why, and that a refused frame leaves nothing behind."""
+"""The produce kernel, rule by rule: the frames it refuses and why, and that a refused frame leaves no trace."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ RICH_COLUMNS = pack_columns(Packer(7), [b"body", b"", b"x" * 20], [b"k1", b"", "
 
 
 def rows(*encoded: bytes) -> Batch:
-    """Rows, each encoded already."""
+    """Return a batch of rows that are already encoded."""
     return Batch(b"".join(encoded), len(encoded))
 
 
 def refused(batch: Batch, sentinel: int = 0xA5) -> Call:
-    """A call that must be refused, with nothing written."""
+    """Make a call that must be refused without writing anything; return it."""
     call = produce(batch, position=17, sentinel=sentinel)
     assert call.status != kernel.OK
     assert call.nothing_written
@@ -43,7 +43,7 @@ def refused(batch: Batch, sentinel: int = 0xA5) -> Call:
 
 
 def with_property(name: bytes, value: bytes) -> Batch:
-    """Two messages, the second with this property."""
+    """Return two messages, the second of which has this property."""
     return rows(SOUND, Packer(0).array([b"\xc4\x01x", Packer(0).map([(b"A", b"b"), (name, value)])]))
 
 

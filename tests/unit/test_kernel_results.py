@@ -1,4 +1,4 @@
-"""What kernels give to the code that calls them."""
+"""Types of the values that kernels return to their callers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ assert [type(each) for each in found] == [int] * 4, [type(each) for each in foun
 
 
 def test_kernels_give_plain_integers_compiled_and_interpreted() -> None:
-    """NumPy's would travel on into snapshots and answers, and neither JSON nor msgpack takes them."""
+    """NumPy integers would end up in snapshots and responses, and neither JSON nor msgpack accepts them."""
     for interpreted in ("0", "1"):
         environment = {**os.environ, "NUMBA_DISABLE_JIT": interpreted}
         done = subprocess.run(

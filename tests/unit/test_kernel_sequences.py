@@ -1,4 +1,4 @@
-"""The sequences kernel, rule by rule: which records are a producer's messages, and what one run is."""
+"""The sequences kernel, rule by rule: which records are a producer's messages, and which of them form one run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ def a_record(
     counter: int = 5, queue_offset: int = 0, *, prefix: str = PREFIX, key: str | None = None, more: str = "",
     topic: bytes = b"orders", queue_id: int = 0, **fields: Any,
 ) -> Record:  # fmt: skip
-    """A message as the broker stores it. ``key``: instead of the one that it makes; ``more``: properties in front."""
+    """Return a message as the broker stores it.
+
+    ``key`` replaces the generated key; ``more`` are properties before the others.
+    """
     properties = f"{more}UNIQ_KEY\x01{unique_key(prefix, counter) if key is None else key}\x02".encode()
     return Record(topic, b"body", properties, queue_id, queue_offset, **fields)
 
 
 def runs_of(*records: Record, run_room: int = 64) -> list[Run]:
-    """The runs of a log that holds these records."""
+    """Return the runs of a log with these records."""
     log = write_log(records)
     status, at, runs = call(log, 0, len(log), 0, run_room)
     assert (status, at) == (dispatch.DONE, len(log))
@@ -60,7 +63,7 @@ def test_what_does_not_follow_is_a_run_of_its_own(following: Record) -> None:
     assert second.at > 0
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # of NumPy, where kernels run interpreted
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # a NumPy integer if kernels are interpreted
 def test_the_smallest_queue_offset_does_not_follow_the_largest() -> None:
     first, second = runs_of(a_record(5, 2**63 - 1), a_record(6, -(2**63)))
     assert (first.queue_offset, second.queue_offset) == (2**63 - 1, -(2**63))

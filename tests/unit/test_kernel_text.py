@@ -1,4 +1,4 @@
-"""UTF-8 and Java's string hash, against Python's decoder and values that Java itself gave."""
+"""UTF-8 and Java's string hash, compared with Python's decoder and with values computed by Java."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ JAVA_HASHES_OF_MALFORMED = {
 
 
 def hash_of(blob: bytes, before: bytes = b"", behind: bytes = b"") -> int:
-    """The kernel's hash of bytes, wherever they lie."""
+    """Return the kernel's hash of ``blob``, with other bytes around it."""
     array = fenced(before + blob + behind)
     return int(kernel.java_hash(array.array, len(before), len(before) + len(blob)))
 

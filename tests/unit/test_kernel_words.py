@@ -1,4 +1,4 @@
-"""Loads and stores of words: big-endian, at any byte, and only there."""
+"""Loads and stores of words: big-endian, at any byte, and nowhere else."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _copy(source: np.ndarray, at: int, target: np.ndarray, target_at: int, lengt
 
 
 def _compiled(function: Callable[..., None]) -> Callable[..., Any]:
-    """The function as kernels get it: words are no functions of Python where they are compiled."""
+    """Return the function as kernels get it: compiled word functions cannot be called from Python."""
     return function if INTERPRETED else numba.njit(function)
 
 

@@ -1,4 +1,4 @@
-"""Latencies by buckets, and the quantiles that are read from them."""
+"""Latency buckets, and the quantiles computed from them."""
 
 from __future__ import annotations
 

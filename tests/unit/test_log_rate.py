@@ -1,4 +1,4 @@
-"""How many lines of one kind are logged."""
+"""Rate limit of log lines of one kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held pulls: who is given back, when, and why. The clock is the test's own."""
+"""Held pulls: which are released, when, and why. The test sets the clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flintmq.broker.background.loop_scheduler import SLICE_S, StepScheduler
 
 
 class Clock:
-    """A clock that moves when told, and calls what is due."""
+    """A clock that the test advances; it runs the calls that are due."""
 
     class Call:
         def __init__(self, at: float, function: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class Clock:
         return self.calls[-1]
 
     def turn(self) -> None:
-        """The loop's next turn."""
+        """Run the calls of the loop's next turn."""
         soon, self.soon[:] = list(self.soon), []
         for call in soon:
             call()
@@ -61,7 +61,7 @@ class Clock:
 
 
 class Tags:
-    """The tags of messages, by their offset, in every queue."""
+    """The tags of messages by offset, the same in every queue."""
 
     def __init__(self) -> None:
         self.codes: dict[int, int] = {}
@@ -198,7 +198,7 @@ def test_what_is_done_with_does_not_pile_up(service: PullRequestHoldService) -> 
 
 
 def slow(clock: Clock, log: list[tuple[str, Wake]], name: str) -> Callable[[Wake], None]:
-    """A callback that takes a third of a slice."""
+    """Return a callback that takes a third of a slice."""
 
     def call(wake: Wake) -> None:
         clock.now += SLICE_S / 3
@@ -318,7 +318,7 @@ RED, BLUE = 11, 22
 
 @pytest.fixture
 def colours() -> Iterator[None]:
-    """The first message is red, the second blue, of the third it cannot be told."""
+    """Tag the first message red and the second blue; the third has no known tag."""
     TAGS.codes = {0: RED, 1: BLUE}
     yield
     TAGS.codes = {}

@@ -1,4 +1,4 @@
-"""The catalog of metrics, and the files that speak of them: README, dashboard, alerts, compose file, unit."""
+"""The catalog of metrics, and the files that mention them: README, dashboard, alerts, compose file, unit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGET_LABELS = {"job", "instance", "le"}
 
 
 def used(expression: str) -> list[str]:
-    """The names of series in a PromQL expression."""
+    """Return the names of the series in a PromQL expression."""
     return re.findall(r"\b(?:flintmq|process)_[a-z_]+", re.sub(r'"[^"]*"', "", expression))
 
 

@@ -1,4 +1,4 @@
-"""Prometheus's text format, read back by Prometheus's own library."""
+"""Prometheus's text format, parsed by Prometheus's own library."""
 
 from __future__ import annotations
 

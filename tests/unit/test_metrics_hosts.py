@@ -1,4 +1,4 @@
-"""By which names the metrics' port may be asked."""
+"""Host names under which the metrics port may be requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names a topic or a group may have, and which topics are the broker's own."""
+"""Valid names of topics and groups, and the broker's own topics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_valid_names_are_returned(kind: str, name: str) -> None:
         "a~",
         "ключ",
         "é",
-        "a\u0661",  # an Arabic digit is a digit to some regular expressions
+        "a\u0661",  # some regular expressions accept an Arabic digit as a digit
         "$HOME",
         "*",
     ],

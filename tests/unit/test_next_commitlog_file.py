@@ -1,4 +1,4 @@
-"""How the CommitLog goes on in its next file: made ahead elsewhere, in its folder once it is sure to be written to."""
+"""The CommitLog's next file: prepared elsewhere, and moved to the log's folder when it is certain to be written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOPIC = TopicConfig("orders", 1, 1)
 
 
 class WatchedFiles(Files):
-    """The real files, with a look at each rename and folder sync before it happens."""
+    """The real file operations; a hook sees each rename and each folder sync before it happens."""
 
     def __init__(self) -> None:
         self.before_rename: Callable[[Path], None] = lambda target: None
@@ -60,7 +60,7 @@ def files() -> WatchedFiles:
 
 @pytest.fixture
 def store(tmp_path: Path, files: WatchedFiles) -> MessageStore:
-    """An open store; the test closes it."""
+    """Return an open store; the test closes it."""
     opened = MessageStore(tmp_path / "store", SETTINGS, files=files)
     opened.open()
     opened.topics.put(TOPIC)
@@ -68,7 +68,7 @@ def store(tmp_path: Path, files: WatchedFiles) -> MessageStore:
 
 
 def append_all(store: MessageStore, bodies: Sequence[object]) -> None:
-    """One frame of messages with these bodies."""
+    """Append messages with these bodies as one frame."""
     frame = bytearray(b"".join(msgpack.packb([body, {}]) for body in bodies))
     store.append(TOPIC, 0, ProduceBatch(frame, 0, len(frame), len(bodies), 0, b"", 0, b"", 0, 0, bytes(8)))
 
@@ -82,7 +82,7 @@ def log_files(store: MessageStore) -> list[str]:
 
 
 def fill_first_file(store: MessageStore) -> None:
-    """Append until the next message needs the next file, which is made already."""
+    """Append until the next message needs the next file, which exists already."""
     while store.write_offset < 4_000_000:
         append(store)
         store.commitlog.prepare_ahead()
@@ -130,7 +130,7 @@ def test_only_what_surely_goes_on_in_the_next_file_puts_it_into_the_logs_folder(
     append_all(store, [bytes(FILE_BYTES - store.write_offset - 40_000)])
     with pytest.raises(MessageIllegal, match="message 199: its body is not"):
         append_all(store, [b"x"] * 199 + ["no body"])
-    # As large as they could be for what is known before they are planned, none of the three would fit.
+    # At the maximum size known before they are planned, none of the three would fit.
     append_all(store, [b"x"] * 200)
     waiting = [Record(topic=b"orders", body=b"y" * 50) for _ in range(60)]
     store.append_records(waiting)
@@ -173,7 +173,7 @@ def test_the_files_that_are_gone_on_in_are_counted_as_they_are_filled() -> None:
 
 
 def resident(file: MappedFile) -> int:
-    """How many bytes of a file are in the page cache, from its begin on."""
+    """Return the number of bytes, from the file's beginning, that are in the page cache."""
     array = file.array()
     pages = (ctypes.c_ubyte * (file.size // mmap.PAGESIZE))()
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(file.size), pages) == 0

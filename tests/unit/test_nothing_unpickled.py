@@ -1,4 +1,4 @@
-"""Nothing that comes from outside is run: no module of the packages unpickles or evaluates anything."""
+"""No outside data is executed: no module of the packages unpickles or evaluates anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNNERS = {"eval", "exec", "compile", "__import__", "execfile"}
 
 
 def found_in(source: str) -> Iterator[str]:
-    """What a module does that it must not, each with its line."""
+    """Yield the forbidden calls of a module, each with its line."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

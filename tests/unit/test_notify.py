@@ -1,4 +1,4 @@
-"""What systemd is told, read from a socket of our own."""
+"""Notifications to systemd, received on a socket of the test."""
 
 from __future__ import annotations
 

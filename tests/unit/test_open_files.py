@@ -1,4 +1,4 @@
-"""Files of ConsumeQueues: of many only few are open, and nobody who reads or writes them can tell."""
+"""Open files of ConsumeQueues: only a few of many are open, and readers and writers do not notice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNITS_A_FILE = 2
 
 
 class CountingFiles(Files):
-    """Knows which descriptors are open; with ``descriptors_max`` there are no more."""
+    """Keeps count of the open descriptors; at ``descriptors_max`` the next open fails."""
 
     def __init__(self, descriptors_max: int = 1000) -> None:
         self.descriptors_max = descriptors_max

@@ -1,4 +1,4 @@
-"""The package as it is installed: its version, and the files for operators that come with it."""
+"""The installed package: its version, and the files for operators that it contains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_clone_that_is_not_installed_knows_its_version(tmp_path: Path) -> None
     for name in ("__init__.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / "flintmq")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import flintmq; print(flintmq.__version__)"
-    # -S: without site-packages, and so without the installed package.
+    # -S: without site-packages, and so without the installed package
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == PROJECT["project"]["version"]
 

@@ -1,4 +1,4 @@
-"""Permissions: what a grant covers, what it never covers, and grants that cannot be."""
+"""Permissions: what a grant covers and never covers, and invalid grants."""
 
 from __future__ import annotations
 

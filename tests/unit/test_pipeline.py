@@ -145,7 +145,7 @@ def test_equal_hours_do_not_differ(expected: Expected) -> None:
 
 
 def alert(expected: Expected, key: str = "B6725@2013-01-01T11:00:00Z", tags: str = "JFK", **changed: Any) -> Any:
-    """A message as the comparison looks at it."""
+    """Return a message as the comparison sees it."""
     body = json.dumps(next(iter(expected.alerts.values())) | changed).encode()
     return SimpleNamespace(keys=(key,), body=body, tags=tags, queue=0, queue_offset=0)
 
@@ -237,7 +237,7 @@ def test_a_folder_without_results_cannot_be_verified(tmp_path: Path) -> None:
 
 
 def report(rows: int, read: int, there: int, **more: Any) -> dict[str, Any]:
-    """One of Spark's reports of a micro-batch."""
+    """Return one of Spark's progress reports of a micro-batch."""
     source = {"endOffset": {"flights/0": read}, "latestOffset": {"flights/0": there, "flights/1": 5}}
     return {"durationMs": {"addBatch": 1}, "numInputRows": rows, "sources": [source], **more}
 

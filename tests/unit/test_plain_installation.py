@@ -1,4 +1,4 @@
-"""What a plain installation, without any extra, says of what it cannot do."""
+"""Messages of an installation without extras about the functions it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``plan-clean`` says what retention would do, and does nothing."""
+"""``plan-clean`` reports what retention would delete, and deletes nothing."""
 
 from __future__ import annotations
 

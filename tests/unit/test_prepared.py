@@ -1,4 +1,4 @@
-"""Prepared messages as a state machine, and what a start and retention make of it; the clock is the test's."""
+"""Staged transactions as a state machine, and the effect of a restart and of retention. The test sets the clock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TestTable:
         known = StagedBatches()
         known.prepare("a", 0, 10, TARGET, 0, 0)
         known.prepare("a", 10, 10, TARGET, 1, 0)
-        known.prepare("b", 12, 5, TARGET, 2, 0)  # of a's second frame two messages were stored
+        known.prepare("b", 12, 5, TARGET, 2, 0)  # two messages of a's second frame were stored
         known.prepare("c", 12, 5, TARGET, 3, 0)  # and of b's frame none
         known.ends_at(14)
         assert {name: attempt.messages for name, attempt in known.attempts.items()} == {"a": 12, "b": 0, "c": 2}
@@ -220,7 +220,7 @@ class TestRetention:
         assert first.kept_for == "a message that is prepared for a transaction that is not ended"
         made.commit(0, {"a": 1})
         made.run()
-        assert next(iter(made.store.expiry.old_files())).kept_for  # until that is on disk
+        assert next(iter(made.store.expiry.old_files())).kept_for  # until the note is on disk
         made.save()
         assert not next(iter(made.store.expiry.old_files())).kept_for
 

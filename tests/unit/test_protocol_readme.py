@@ -1,4 +1,4 @@
-"""``protocol/README.md`` says what the code does: its tables are the code's tables, its examples the code's bytes."""
+"""``protocol/README.md`` matches the code: its tables are the code's tables, its examples the code's bytes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _command_list() -> str:
 
 
 def _permissions() -> str:
-    """What a request takes by its fields; what its handler finds in the body or the log comes on top."""
+    """Return the table of permissions that a request's fields require; handlers check those for body and log."""
     rows: list[tuple[object, ...]] = []
     for command in COMMANDS.values():
         if command.from_broker:
@@ -425,7 +425,7 @@ def test_an_example_is_what_the_code_reads(name: str) -> None:
     frame = parser.next_frame()
     assert frame is not None
     assert parser.pending_bytes == 0
-    # The same by the words of the specification alone.
+    # The same computation, following only the text of the specification.
     frame_length, header_length = struct.unpack_from(">II", data)
     assert len(data) == 4 + frame_length
     header = msgpack.unpackb(data[8 : 8 + header_length])

@@ -62,7 +62,7 @@ class Member:
 
 
 def answer(requests: dict[str, Request], errors: dict[str, FlintError]) -> None:
-    """Answer all requests, those whose names begin with a key of ``errors`` with that error."""
+    """Answer all requests; those whose names begin with a key of ``errors`` get that error."""
     for name, (_, answered) in requests.items():
         answered(None, errors.get(name.split()[0], errors.get(name)))
 

@@ -1,4 +1,4 @@
-"""The CommitLog record: its bytes, its properties, and what is refused."""
+"""The CommitLog record: its bytes, its properties, and invalid records."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_properties_are_pairs_with_separators() -> None:
     [
         (b"", {}),
         (b"A\x01b\x02C\x01d\x02", {"A": "b", "C": "d"}),
-        (b"A\x01b\x02C\x01d", {"A": "b", "C": "d"}),  # RocketMQ 4.9.2 to 4.9.8 leave the last separator out
+        (b"A\x01b\x02C\x01d", {"A": "b", "C": "d"}),  # RocketMQ 4.9.2 to 4.9.8 omit the last separator
         (b"A\x01b\x01c\x02", {"A": "b\x01c"}),  # the value runs from the first \x01
         (b"\x01b\x02A\x01\x02B\x02\x02C\x01d\x02", {"C": "d"}),  # no name, no value, no separator, nothing
         (b"A\x011\x02A\x012\x02", {"A": "2"}),
@@ -271,6 +271,6 @@ def test_no_tags_have_code_zero() -> None:
 def test_the_hash_of_an_index_key_is_never_negative() -> None:
     assert java_hash("orders#key-0") == -686946012
     assert index_key_hash("orders", "key-0") == 686946012
-    # Java's abs of the smallest integer is negative; RocketMQ takes 0 then.
+    # Java's abs of the smallest integer is negative; RocketMQ uses 0 then.
     assert java_hash("t#2rdmwpq") == -(2**31)
     assert index_key_hash("t", "2rdmwpq") == 0

@@ -1,4 +1,4 @@
-"""``__CRC32#``: RocketMQ's bytes, and what does not check."""
+"""``__CRC32#``: RocketMQ's bytes, and records that fail the check."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLE_BEFORE = bytes.fromhex(
     "0000008bdaa320a7"  # total_size 139 = 88 + 5 + 1 + 6 + 2 + 17 + 20, magic
     "3610a68600000003fffffffb"  # crc32("hello"), queue_id, flag
     "0000000000000007000000000000100000000000"  # queue_offset, physical_offset, sys_flag
-    "0000018bcfe568007f00000100002a9f0000018bcfe5687b7f00000100002a9f"  # birth and storing
+    "0000018bcfe568007f00000100002a9f0000018bcfe5687b7f00000100002a9f"  # birth and store time and host
     "000000000000000000000000"  # reconsume_times, prepared_transaction_offset
     "0000000568656c6c6f066f7264657273"  # body, topic
     "00254b455953016f2d31025441475301657502"  # 37 bytes of properties, of which the last 20 follow
@@ -53,7 +53,7 @@ def test_a_record_with_it_is_what_the_format_says() -> None:
     "properties",
     [
         EXAMPLE.properties,
-        EXAMPLE.properties[:-1],  # some RocketMQs leave the last separator out
+        EXAMPLE.properties[:-1],  # some versions of RocketMQ omit the last separator
         EXAMPLE.properties + b"__CRC32#\x011234567890\x02",
         b"__CRC32#\x011234567890\x02" + EXAMPLE.properties,
         b"KEYS\x01o-1\x02__CRC32#\x02__CRC32#\x01\x02TAGS\x01eu\x02__CRC32#\x011",

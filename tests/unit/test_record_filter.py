@@ -1,4 +1,4 @@
-"""Which records of an answer a filter keeps, and how far it looks."""
+"""Records of a response that a filter keeps, and how far the filter looks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.store_tools import split_answer
 
 
 class Named:
-    """Keeps the records whose property ``n`` is one of these numbers; notes how many it was asked about."""
+    """Filter for records whose property ``n`` is one of these numbers; it counts the records that it is given."""
 
     def __init__(self, *wanted: int) -> None:
         self.wanted = {b"\x02n\x01%d\x02" % number for number in wanted}

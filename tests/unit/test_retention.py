@@ -1,4 +1,4 @@
-"""What retention decides: by age, by hour, and by how full the disk is."""
+"""Decisions of retention: by age, by hour, and by disk use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def old_file(age_hours: float, now: float, kept_for: str = "") -> OldFile:
 
 
 def full(percent: int, free_gib: int = 1) -> Disk:
-    """A disk that is so full, with so much free."""
+    """Return a disk with this use and this free space."""
     return Disk(used_bytes=percent * free_gib * GIB // (100 - percent), free_bytes=free_gib * GIB)
 
 
@@ -83,7 +83,7 @@ def test_the_disk_is_looked_at_as_it_is(tmp_path: Path) -> None:
 
 
 class World:
-    """A store, a service on it, and a disk and clock that the test moves."""
+    """A store and a retention service, with a disk and a clock that the test sets."""
 
     def __init__(self, store: MessageStore, **settings: Any) -> None:
         self.store = store
@@ -102,7 +102,7 @@ class World:
         self.died.append(error)
 
     def turn(self) -> None:
-        """Until there is nothing more to do."""
+        """Run the service until it has nothing more to do."""
         for _ in range(100):
             if not self.service.do_once():
                 return

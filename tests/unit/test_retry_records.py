@@ -1,4 +1,4 @@
-"""What becomes of a message that is sent back: RocketMQ's rules for its topic, level, count and properties."""
+"""Messages that are sent back: RocketMQ's rules for their topic, level, count and properties."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_reason_is_one_line_that_cannot_end_its_property() -> None:
 
 @pytest.mark.parametrize("others", [31_000, *range(31_560, 31_620), 31_720, 32_500])
 def test_a_reason_that_does_not_fit_beside_the_other_properties_is_cut_or_dropped(others: int) -> None:
-    """The others are 31,743 bytes at most as they are produced, and leave the broker 1,024 for its own."""
+    """The other properties have at most 31,743 bytes when produced, which leaves the broker 1,024 for its own."""
     record = stored(x="y" * others)
     without = len(send_back(record, "g", 0, 16).record.properties)
     back = send_back(record, "g", 0, 16, "äöü€ 12345", "")

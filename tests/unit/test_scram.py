@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256: the RFC's example, both sides against each other, and every message that is not the right one."""
+"""SCRAM-SHA-256: the RFC's example, both sides against each other, and every wrong message."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TestTheExampleOfTheRfc:
 
 
 def run(password: str, verifier: Verifier, name: str = "user") -> None:
-    """A whole exchange with fresh nonces."""
+    """Run a whole exchange with fresh nonces."""
     one, other = ClientExchange(name, prepare(password)), ServerExchange(lambda found: verifier)
     one.check(other.final(one.final(other.first(one.first()))))
     assert other.name == name
@@ -171,7 +171,7 @@ def mutated(message: str, position: int, char: str) -> str:
 
 
 class TestMutations:
-    """One character changed in any message, and the exchange fails."""
+    """The exchange fails after a change of one character in any message."""
 
     @given(st.integers(0, 10_000), st.characters(min_codepoint=0x20, max_codepoint=0x17E))
     def test_of_the_client_first(self, position: int, char: str) -> None:
@@ -214,7 +214,7 @@ class TestMutations:
 
 
 def _cheap(password: str, salt: bytes, iterations: int) -> scram.Keys:
-    """Keys that depend on everything, as the real ones do, and take no time."""
+    """Return keys that depend on every argument, as real ones do, but cost no time."""
     mixed = hashlib.sha256(f"{password},{salt.hex()},{iterations}".encode()).digest()
     return scram.Keys(mixed, hashlib.sha256(mixed).digest())
 

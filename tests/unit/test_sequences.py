@@ -1,4 +1,4 @@
-"""Which frames are known to be stored: new ones, duplicates, those that are there in part; what is forgotten when."""
+"""Frames that are known to be stored: new ones, duplicates, partly stored ones; and when they are forgotten."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def store(
     sequences: ProducerSequences, first: int, count: int, queue_offset: int | None = None, *, prefix: str = PREFIX,
     asked: str = "orders", topic: str = "orders", queue: int = 0, now: float = 0.0,
 ) -> None:  # fmt: skip
-    """A frame is stored; unless told otherwise at the queue offset that its counter says."""
+    """Store a frame; the default queue offset is the one that its counter implies."""
     offset = first if queue_offset is None else queue_offset
     sequences.stored(prefix, asked, first, count, topic, queue, offset, now)
 
 
 def find(sequences: ProducerSequences, first: int, count: int, prefix: str = PREFIX) -> StoredBefore | None:
-    """Where the frame is."""
+    """Return where the frame is stored."""
     return sequences.find(prefix, "orders", first, count)
 
 
 def cut(sequences: ProducerSequences, first: int, count: int) -> tuple[int, int]:
-    """How many of the first messages are stored, and where the frame is to be cut."""
+    """Return how many of the first messages are stored, and where the frame must be cut."""
     with pytest.raises(PartlyStored) as raised:
         find(sequences, first, count)
     assert f"Resend the first {raised.value.cut_at} " in str(raised.value)

@@ -1,4 +1,4 @@
-"""How many connections an address may have."""
+"""Maximum number of connections from one address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flintmq.protocol.frames import FrameParser
 
 
 class Gone:
-    """A connection that is there until ``lose``."""
+    """A connection that exists until ``lose`` is called."""
 
     lost = False
 
@@ -27,7 +27,7 @@ class Gone:
 
 
 async def admitted(server: Server, host: str) -> bool:
-    """Whether a connection from ``host`` is taken; the test has the other end of a real socket."""
+    """Return whether the server accepts a connection from ``host``; the test holds the other end of a real socket."""
     ours, theirs = socket.socketpair()
     server._admit(theirs, (host, 40_000))
     await asyncio.gather(*server._starting)

@@ -1,4 +1,4 @@
-"""The soak of consumer groups finds what it looks for."""
+"""The soak of consumer groups detects the failures that it looks for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def judge() -> Any:
 
 
 def lines(judge: Any, *calls: tuple[int, int, bool]) -> list[Any]:
-    """(when it began, the message's number, whether it was done), each of one tick."""
+    """Return (start, number of the message, whether it was handled) for each call; a call lasts one tick."""
     return [judge.Handled(begun, begun + 1, "a", number, done) for begun, number, done in calls]
 
 

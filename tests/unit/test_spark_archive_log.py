@@ -1,4 +1,4 @@
-"""Which files of a log the archive source takes, how far it reads, and what it says where they do not fit."""
+"""Log files that the archive source reads, where it stops, and its errors for files that do not fit together."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def records(count: int, *, topic: bytes = b"orders", size: int = 300) -> list[Re
 
 @pytest.fixture
 def log(tmp_path: Path) -> MadeLog:
-    """Some files of records, at ``tmp_path / "store"``."""
+    """Return a log of several files at ``tmp_path / "store"``."""
     made = make_log(records(40), FILE_BYTES, first_start=FILE_BYTES)
     made.write(tmp_path / "store")
     return made
@@ -43,7 +43,7 @@ def store(tmp_path: Path, log: MadeLog) -> Path:
     return tmp_path / "store"
 
 
-# ---- where the store is ----
+# ---- location of the store ----
 
 
 def test_the_store_its_commitlog_folder_and_their_uris_are_the_same(store: Path, log: MadeLog) -> None:
@@ -138,7 +138,7 @@ def test_compressed_files_beside_the_log_are_pointed_out(
     assert "00000000000000000000.gz is not read" in caplog.text
 
 
-# ---- how far ----
+# ---- end of reading ----
 
 
 def test_files_that_were_made_ahead_hold_nothing(store: Path, log: MadeLog) -> None:
@@ -210,7 +210,7 @@ def test_the_queues_of_a_store_that_was_stopped_in_order_say_where_its_log_ends(
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(10))
     store.close()
-    (tmp_path / "store" / "checkpoint").write_bytes(bytes(4096))  # as RocketMQ's: no mark
+    (tmp_path / "store" / "checkpoint").write_bytes(bytes(4096))  # as in RocketMQ's checkpoint: no mark
     if not stopped:
         (tmp_path / "store" / "abort").touch()
     with (tmp_path / "store" / "commitlog" / f"{0:020d}").open("r+b") as file:
@@ -328,7 +328,7 @@ def test_the_readme_lists_every_option() -> None:
     assert listed == {option.name: option.meaning for option in ARCHIVE_OPTIONS if option.name != "path"}
 
 
-# ---- what a broker has in quarantine ----
+# ---- quarantine of a broker ----
 
 
 def test_tombstones_are_no_rows_also_where_the_index_is_read_from_its_bak(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the archive source makes of a log's bytes: partitions, boundaries that bodies feign, damage, topics, batches."""
+"""The archive source reads a log's bytes: partitions, bodies that look like records, damage, topics, batches."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_small_files_share_a_partition_and_large_ones_are_cut(store: Path, log: 
 
 
 def test_a_log_is_planned_without_reading_it(store: Path, log: MadeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few reads for each partition, of a store whose checkpoint or last file says where it ends."""
+    """Planning takes a few reads for each partition if the store's checkpoint or last file says where the log ends."""
     read = 0
     plain_read = LogFile.read
 
@@ -108,7 +108,7 @@ def test_a_boundary_is_the_next_record(store: Path, log: MadeLog) -> None:
 
 
 def feigning(tmp_path: Path) -> MadeLog:
-    """A log in whose middle a body of 20,000 bytes holds records that say that they lie where they do."""
+    """Return a log with a body of 20,000 bytes in its middle that contains records with their own correct offsets."""
     first = records(30)
     body_at = sum(len(record.encode()) for record in first) + RECORD_HEAD_BYTES
     body = forge(body_at, 150)
@@ -147,7 +147,7 @@ def test_what_lies_before_the_wanted_range_is_walked_where_the_boundary_is_not_c
 
 
 def test_queues_tell_records_from_what_a_body_feigns(tmp_path: Path) -> None:
-    """The same with a real store: its queues know where records lie, so every cut is right."""
+    """The same with a real store: its queues know where records are, so every cut is right."""
     store = open_store(tmp_path / "store")
     sent = put(store, "orders", 0, plain(30))
     body_at = store.write_offset + RECORD_HEAD_BYTES
@@ -254,7 +254,7 @@ def test_random_damage_never_gives_a_row_that_was_not_there(tmp_path: Path) -> N
         store = log.write(tmp_path)
         damaged = set()
         for _ in range(randomness.randrange(1, 6)):
-            # Not in properties, topic, times and numbers: no checksum covers them.
+            # Not in properties, topic, times and numbers, because no checksum covers them.
             place = randomness.choice(list(sound))
             at = place + randomness.choice([*range(12), *range(28, 36), *range(84, 88), *range(88, 190)])
             overwrite(store, log, at, bytes([randomness.randrange(256)]))

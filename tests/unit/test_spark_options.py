@@ -1,4 +1,4 @@
-"""The source's options: what is taken, and what is refused with the option's name."""
+"""The source's options: valid values, and errors that name the option."""
 
 from __future__ import annotations
 

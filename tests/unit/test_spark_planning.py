@@ -1,4 +1,4 @@
-"""What a query reads, cut and limited; and filters as bounds."""
+"""The offsets that a query reads, with its partitions and limits; and filters as bounds."""
 
 from __future__ import annotations
 

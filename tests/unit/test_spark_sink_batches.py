@@ -1,4 +1,4 @@
-"""Record batches on their way to a producer: what is checked, and how rows are put together."""
+"""Record batches on their way to a producer: checks, and how rows are grouped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGE = 4 * GROUP_ROWS_MIN
 
 
 def rows(option: str | None = "orders", **columns: Any) -> SinkRows:
-    """The rows of a batch; ``option``: the topic of all."""
+    """Return the rows of a batch; ``option`` is the topic of all of them."""
     return checked_rows(pa.RecordBatch.from_pydict(columns), option, PLACE)
 
 
@@ -29,7 +29,7 @@ def bodies(count: int) -> list[bytes]:
 
 
 def flat(found: list[Any]) -> list[tuple[Any, ...]]:
-    """Of each row, in the order of the batch: body, topic, keys, tags, sharding key, queue."""
+    """Return body, topic, keys, tags, sharding key and queue of each row, in the order of the batch."""
     numbered: list[Any] = []
     for send in found:
         if isinstance(send, ColumnSend):
@@ -49,7 +49,7 @@ def _keys(entry: Any) -> tuple[str, ...]:
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
-# ---- what is in a row ----
+# ---- contents of a row ----
 
 
 def test_bodies_are_bytes_or_utf8_of_any_width() -> None:
@@ -98,7 +98,7 @@ def test_columns_that_the_broker_fills_are_not_looked_at() -> None:
     assert len(rows(body=bodies(2), queue_offset=pa.array([1, 2]), message_id=["x", "y"])) == 2
 
 
-# ---- what is refused ----
+# ---- refused rows ----
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_row_that_cannot_be_sent_is_named(columns: dict[str, Any], row: int, w
         assert word in str(raised.value)
 
 
-# ---- how rows are put together ----
+# ---- groups of rows ----
 
 
 def test_rows_that_differ_in_body_and_keys_alone_are_one_call_of_columns() -> None:
@@ -181,7 +181,7 @@ def test_the_order_of_a_queue_or_of_a_sharding_key_is_never_split_into_groups() 
         assert len(found) == 1
         assert isinstance(found[0], MessageSend)
         assert [message.body for message in found[0].messages] == bodies(LARGE)
-    # A key that always has the same tag is in one group anyway, and so are rows that nothing ties together.
+    # Rows whose key always has the same tag are in one group anyway, and so are rows without a common key.
     assert len(sends(rows(body=bodies(LARGE), tags=tags, sharding_key=tags))) == 2
     assert len(sends(rows(body=bodies(LARGE), tags=tags))) == 2
 

@@ -1,4 +1,4 @@
-"""What the sink refuses on the driver: options and columns."""
+"""Options and columns that the sink refuses on the driver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_option_is_understood_whatever_its_case() -> None:
         "password": "s3cret",
         "TLS": "true",
     }
-    files = {"passwordfile", "tlscertificate", "tlskey"}  # which have to be there
+    files = {"passwordfile", "tlscertificate", "tlskey"}  # required columns
     assert {name.lower() for name in given} == {option.name.lower() for option in WRITE_OPTIONS} - files
     options = write_options(given)
     assert (options.broker.name, options.broker.address) == ("east", "h:1")
@@ -95,7 +95,7 @@ def test_a_stream_may_have_what_spark_hands_on() -> None:
 
 @pytest.fixture
 def check() -> Any:
-    """``check("body binary, …", topic=None)``."""
+    """Return a function to be called like ``check("body binary, …", topic=None)``."""
     types = pytest.importorskip("pyspark.sql.types")
     pytest.importorskip("pyarrow")
     from flintmq.client.spark.sink_columns import check_columns

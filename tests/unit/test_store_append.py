@@ -1,4 +1,4 @@
-"""Appending: the bytes of every record, the end of a file, frames over several files, and what a refusal leaves."""
+"""Appending: the bytes of every record, the end of a file, frames over several files, and refused frames."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 def log_bytes(store: MessageStore) -> bytes:
-    """The whole log."""
+    """Return the bytes of the whole log."""
     return b"".join(path.read_bytes() for path in sorted((store.path / "commitlog").iterdir()))
 
 
 def body_that_takes(record_bytes: int) -> Message:
-    """A message whose record takes so many bytes."""
+    """Return a message whose record has this size."""
     return Message(b"x" * (record_bytes - FIXED_BYTES))
 
 
 def fill(store: MessageStore, left: int) -> None:
-    """Append to the file until so many bytes of it are left."""
+    """Append to the file until ``left`` bytes of it remain."""
     while (room := FILE_BYTES - store.write_offset % FILE_BYTES - left) > 0:
         size = min(room, 256 * 1024)
         append(store, "orders", 0, [body_that_takes(size if room - size == 0 or room - size > 1000 else size - 1000)])
@@ -99,7 +99,7 @@ def test_every_record_is_the_bytes_of_its_message(store: MessageStore) -> None:
         )  # fmt: skip
         written = decode_record(log, at)
         assert written.property_map() == record.property_map()
-        record.properties = written.properties  # in which order they stand is the kernel's to choose
+        record.properties = written.properties  # the kernel chooses their order
         assert log[at : at + len(record.encode())] == record.encode()
         assert each.physical_offset == at
         at += len(record.encode())

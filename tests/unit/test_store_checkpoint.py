@@ -1,4 +1,4 @@
-"""The checkpoint: RocketMQ's times, FlintMQ's mark, and which of them is believed."""
+"""The checkpoint: RocketMQ's times, FlintMQ's mark, and which of them recovery trusts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load(path: Path) -> StoreCheckpoint:
 
 
 def write(path: Path) -> StoreCheckpoint:
-    """A checkpoint with a mark."""
+    """Write a checkpoint with a mark."""
     checkpoint = load(path)
     checkpoint.create()
     checkpoint.reset(flushed_offset=1000, dispatched_offset=900, physic_ms=NOW_MS, logics_ms=NOW_MS - 5, index_ms=0)

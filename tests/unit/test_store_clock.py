@@ -1,4 +1,4 @@
-"""The clock of a store: what it follows, what store times it gives, and what it knows of its steps."""
+"""The clock of a store: the time it follows, the store times it gives, and the steps of the wall clock it detects."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ HOUR_MS = 3_600_000
 
 
 class Log:
-    """A clock over a log of which only store times are kept, a byte a record. ``true_ms``: when each was stored by the
-    time that nobody sets."""
+    """A clock over a log that keeps only store times, one byte for each record.
+
+    ``true_ms`` has the true time of each record, which no clock change affects.
+    """
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall_ms = START_MS
@@ -33,7 +35,7 @@ class Log:
         self.open()
 
     def open(self) -> None:
-        """Begin, or begin again."""
+        """Open the log, or open it again."""
         self.clock = SteadyClock(UnsyncedFiles(), self.path, lambda: (len(self.store_ms), self.last_ms))
         self.clock.begin(self.last_ms, len(self.store_ms))
 
@@ -42,13 +44,13 @@ class Log:
         return self.store_ms[-1] if self.store_ms else 0
 
     def append(self) -> int:
-        """Store a record; its time."""
+        """Store a record and return its store time."""
         self.store_ms.append(self.clock.store_ms(self.last_ms))
         self.true_ms.append(self.elapsed_ms)
         return self.last_ms
 
     def passes(self, ms: int, *, in_steps_of: int = 500) -> None:
-        """Time passes, and the clock is looked at."""
+        """Let time pass, reading the clock at each step."""
         while ms > 0:
             step = min(ms, in_steps_of)
             self.wall_ms += step
@@ -57,7 +59,7 @@ class Log:
             ms -= step
 
     def stored_ms(self) -> list[int]:
-        """When each record was stored, as the clock goes now."""
+        """Return the store time of each record by the clock's present correction."""
         offsets = np.arange(len(self.store_ms))
         found: list[int] = self.clock.stored_ms(offsets, np.array(self.store_ms, np.int64)).tolist()
         return found
@@ -152,7 +154,7 @@ def test_it_knows_when_each_record_was_stored_through_steps_starts_and_cuts_of_t
             log.wall_ms += rng.choice((-1, 1)) * rng.randrange(2_000, 2 * HOUR_MS)
             log.passes(HOLD_S * 1000 + 500)
         elif chance < 0.15 and log.true_ms:
-            # A start that finds the clock behind takes it that no time has passed.
+            # A start that finds the clock behind assumes that no time has passed.
             log.wall_ms, log.elapsed_ms = log.stored_ms()[-1] - rng.randrange(2_000, HOUR_MS), log.true_ms[-1]
             log.open()
         elif chance < 0.2:

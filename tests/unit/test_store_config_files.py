@@ -1,4 +1,4 @@
-"""The JSON tables: RocketMQ's dialect, backups, and what is kept of what FlintMQ does not know."""
+"""The JSON tables: RocketMQ's dialect, backups, and the unknown entries that FlintMQ keeps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROCKETMQ_TOPICS = """{
 
 
 def config_file(folder: Path, text: str | None, backup: str | None = None) -> ConfigFile:
-    """A table with such content."""
+    """Return a table with this content."""
     for name, content in (("table.json", text), ("table.json.bak", backup)):
         if content is not None:
             (folder / name).write_text(content, encoding="utf-8")
@@ -86,7 +86,7 @@ def test_a_table_comes_back_and_no_changed_bit_of_it_passes(table: dict[str, Any
             read = parse_table(changed.decode())
         except ValueError:
             continue
-        # Nothing but white space may have changed, or the name of the checksum itself.
+        # Only white space or the name of the checksum itself may have changed.
         assert {key: read.get(key) for key in table} == table, changed
 
 

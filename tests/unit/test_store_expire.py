@@ -1,4 +1,4 @@
-"""Retention in the store: the oldest CommitLog files go, and everything that pointed at them only."""
+"""Retention in the store: it deletes the oldest CommitLog files, and only the entries that refer to them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FILE_BYTES = SMALL.commitlog_file_bytes
 
 
 def fill(store: MessageStore, files: int, topic: str = "orders") -> list[Sent]:
-    """Messages in two queues until the log has so many files."""
+    """Put messages in two queues until the log has ``files`` files."""
     sent: list[Sent] = []
     for number in itertools.count():
         if len(store.commitlog.queue.files) >= files:
@@ -100,13 +100,13 @@ def test_a_vanished_offset_is_refused_with_the_new_minimum(store: MessageStore) 
 
 
 class Overtaken(UnsyncedFiles):
-    """Something else happens behind the first read of the log's file ``path``."""
+    """Files in which something else happens right after the first read of the log file ``path``."""
 
     path = Path()
     then: Callable[[], object] | None = None
 
     def read(self, fd: int, buffer: memoryview, at: int, *, wait: bool) -> int:
-        """Read, then let ``then`` happen, once."""
+        """Read, then call ``then`` once."""
         count = super().read(fd, buffer, at, wait=wait)
         if self.then is not None and Path(f"/proc/self/fd/{fd}").readlink() == self.path:
             then, self.then = self.then, None
@@ -120,7 +120,7 @@ def test_a_pull_that_retention_overtakes_is_answered_as_if_it_came_behind(tmp_pa
     sent = fill(store, 3)
     expected = min(each.queue_offset for each in sent if each.queue == 0 and each.physical_offset >= FILE_BYTES)
     files.path = store.commitlog.queue.files[0].path
-    files.then = lambda: store.expire(1)  # the units are read, and some of their records
+    files.then = lambda: store.expire(1)  # the units have been read, and some of their records
     with pytest.raises(OffsetOutOfRange) as caught:
         store.pull("orders", 0, 0, 20, 4 * MIB, None, False)
     assert caught.value.min_offset == expected
@@ -213,7 +213,7 @@ def kept_for(store: MessageStore) -> list[str]:
 
 
 def opened_with(path: Path, topic: str, queue: int, properties: list[dict[str, str]]) -> MessageStore:
-    """A store whose log begins with messages that only a broker writes."""
+    """Return a store whose log begins with messages that only a broker writes."""
     log = b""
     for number, each in enumerate(properties):
         log += Record(

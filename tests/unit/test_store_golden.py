@@ -1,4 +1,4 @@
-"""A whole store that Apache RocketMQ 5.3.3 wrote is served, and built again from its log alone, byte for byte."""
+"""FlintMQ serves a whole store of Apache RocketMQ 5.3.3, and rebuilds it byte for byte from its log alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def expected(pristine: Path) -> list[dict[str, Any]]:
 
 
 def copy_sparse(source: Path, target: Path) -> Path:
-    """A copy in which holes stay holes."""
+    """Copy the file; holes stay holes."""
     for path in sorted(source.rglob("*")):
         to = target / path.relative_to(source)
         if path.is_dir():
@@ -62,7 +62,7 @@ def copy_sparse(source: Path, target: Path) -> Path:
 
 
 def pages(path: Path) -> dict[int, bytes]:
-    """The file's pages that are not zeros, by their place."""
+    """Return the file's nonzero pages by position."""
     found = {}
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -77,31 +77,31 @@ def pages(path: Path) -> dict[int, bytes]:
 
 
 def content(path: Path) -> dict[str, tuple[int, dict[int, bytes]]]:
-    """Size and pages of every file below ``path``."""
+    """Return size and pages of every file below ``path``."""
     return {
         str(each.relative_to(path)): (each.stat().st_size, pages(each)) for each in path.rglob("*") if each.is_file()
     }
 
 
 def serve(path: Path) -> tuple[MessageStore, RecoveryReport]:
-    """Open with RocketMQ's own file sizes."""
+    """Open the store with RocketMQ's own file sizes."""
     store = MessageStore(path, StoreSettings(), files=UnsyncedFiles())
     return store, store.open()
 
 
 def body_of(record: Record) -> bytes:
-    """The body as a consumer sees it."""
+    """Return the body as a consumer sees it."""
     return zlib.decompress(record.body) if record.sys_flag & SysFlag.COMPRESSED else record.body
 
 
 def records_by_offset(store: MessageStore, topic: str) -> dict[int, Record]:
-    """Every message of a topic by its physical offset."""
+    """Return every message of a topic by its physical offset."""
     queues = range(len(store.topic_stats(topic, False)))
     return {record.physical_offset: record for queue in queues for record in pull_all(store, topic, queue)}
 
 
 def assert_complete(store: MessageStore, expected: list[dict[str, Any]]) -> None:
-    """Every message that a consumer of RocketMQ sees comes with its content, and no other; keys and ids find it."""
+    """Check that exactly RocketMQ's visible messages are delivered with their contents, and found by key and by id."""
     visible = [sent for sent in expected if sent["visible"]]
     records = records_by_offset(store, TOPIC)
     assert len(records) == len(visible) == 500
@@ -134,7 +134,7 @@ def assert_complete(store: MessageStore, expected: list[dict[str, Any]]) -> None
 
 
 def assert_dense(store: MessageStore) -> None:
-    """Every queue of every topic goes from 0 to as many messages as it has, and ends there."""
+    """Check that every queue of every topic has consecutive offsets from 0 to its number of messages."""
     for config in store.topics:
         for queue, low, high, last_ms in store.topic_stats(config.name, False):
             offsets = [record.queue_offset for record in pull_all(store, config.name, queue)]

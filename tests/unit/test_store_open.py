@@ -1,4 +1,4 @@
-"""Opening a store: its lock, its settings, what a fresh one is made of, and a stop that leaves all in order."""
+"""Opening a store: its lock, its settings, the files of a new one, and an orderly stop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ else:
 
 
 def ask_lock(path: Path) -> subprocess.Popen[str]:
-    """A process that tries for the store's lock as Java does, and keeps it if it gets it."""
+    """Start a process that requests the store's lock as Java does, and keeps it if it gets it."""
     return subprocess.Popen(
         [sys.executable, "-c", LOCK_AND_ASK, str(path / "lock")],
         stdin=subprocess.PIPE,

@@ -1,4 +1,6 @@
-"""Records of the broker's own making: appended whole, dense in their queues, over files, or not at all."""
+"""Records that the broker itself makes: appended completely or not at all, with consecutive offsets, over several
+files.
+"""
 
 from __future__ import annotations
 

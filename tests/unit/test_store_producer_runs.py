@@ -1,4 +1,4 @@
-"""What producers stored, read back from a log's tail; and where the messages of a run lie."""
+"""Producer runs, read back from a log's tail, with the places of their messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def produce(
     store: MessageStore, first: int, messages: Sequence[Message], *, topic: str = "orders", queue: int = 0,
     prefix: str = PREFIX, born_host: bytes = b"",
 ) -> list[Sent]:  # fmt: skip
-    """Store a frame of a producer; dispatched."""
+    """Store a frame of a producer and dispatch it."""
     batch = make_batch(messages, unique_prefix=prefix.encode(), unique_first=first)
     batch.born_host = born_host or batch.born_host
     sent = sent_of(store.append(make_topic(store, topic), queue, batch), topic, queue, messages)
@@ -129,7 +129,7 @@ class TestTail:
         runs = tail(store)
         count = next(counters)
         assert sum(run.messages for run in runs) == count
-        # One run for each file of the log; who takes them joins them.
+        # One run for each file of the log; the reader of the runs joins them.
         assert all(run.queue_offset == run.first for run in runs)
         assert len(runs) == len(store.commitlog.queue.files)
         assert sum(run.messages for run in tail(store, 5 * MIB)) < count
@@ -148,7 +148,7 @@ class TestTail:
         store.delete_topic("orders")
         dispatch(store)
         assert tail(store) == [run_of(0, 5, 0, topic="payments")]
-        produce(store, 5, plain(5))  # goes on where the deleted topic's offsets ended
+        produce(store, 5, plain(5))  # continues from the deleted topic's last offsets
         assert tail(store) == [run_of(0, 5, 0, topic="payments"), run_of(5, 5, 5)]
 
     def test_a_message_that_waits_belongs_to_the_topic_that_it_was_sent_to(self, store: MessageStore) -> None:

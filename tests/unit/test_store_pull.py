@@ -1,4 +1,4 @@
-"""Pulling, and the offsets of queues: what a consumer sees of the ConsumeQueues."""
+"""Pulling, and the offsets of queues: a consumer's view of the ConsumeQueues."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def offsets_of(pulled: PullResult) -> list[int]:
 
 
 def size_of(store: MessageStore, sent: Sent) -> int:
-    """Bytes of the record."""
+    """Return the size of the record."""
     pulled = store.pull(sent.topic, sent.queue, sent.queue_offset, 1, 1, None, False)
     size: int = struct.unpack_from(">I", pulled.body)[0]
     return size
@@ -221,12 +221,12 @@ def test_a_topic_may_get_more_queues_later(store: MessageStore) -> None:
 
 
 class ColdFiles(UnsyncedFiles):
-    """Nothing is in the page cache, while ``cold``."""
+    """Files that are not in the page cache while ``cold`` is set."""
 
     cold = False
 
     def read(self, fd: int, buffer: memoryview, at: int, *, wait: bool) -> int:
-        """Read only what may be waited for."""
+        """Read only if the caller may wait."""
         return 0 if self.cold and not wait else super().read(fd, buffer, at, wait=wait)
 
 

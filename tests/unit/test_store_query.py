@@ -150,7 +150,7 @@ def test_a_time_range_is_exact_to_the_millisecond_in_every_index_file(
     begin = 1_700_000_000_000
     times: list[int] = []
     for number in range(2 * ENTRIES):
-        # Long silences too, some of them right where an index file begins.
+        # Long silences too, some of them just where an index file begins.
         step = 3_600_000 if number in (50, ENTRIES, ENTRIES + 1) else 250
         times.append((times[-1] if times else begin) + step)
         monkeypatch.setattr("time.time_ns", lambda at=times[-1]: at * 1_000_000)
@@ -259,7 +259,7 @@ def test_a_message_is_found_by_a_key_of_any_characters(store: MessageStore, key:
 
 @pytest.mark.skipif(INTERPRETED, reason="kernels that are not compiled are no faster than Python")
 def test_a_long_key_is_not_hashed_character_by_character(store: MessageStore) -> None:
-    """A start looks up each open transaction by its id: 20,000 ids of 15,000 characters took a minute."""
+    """A start looks each open transaction up by its id: 20,000 ids of 15,000 characters took a minute."""
     put(store, "orders", 0, [Message(b"x", keys=("other",))])
     key = "k" * 32_000
 

@@ -1,4 +1,4 @@
-"""StoreStatsService: rates, ages, room and quantiles from its samples, on a real store with a clock of the test's."""
+"""StoreStatsService: rates, ages, space and quantiles from its samples, on a real store. The test sets the clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 class Bench:
-    """A store, the service, and what it sees: ``now`` and ``disk`` are the test's."""
+    """A store and the service; the test sets ``now`` and ``disk``."""
 
     def __init__(self, path: Path) -> None:
         self.now = 1000.0
@@ -59,8 +59,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 @pytest.mark.parametrize(
     ("used", "free", "room"),
     [
-        (10, 90, 82),  # up to the headroom of 8, which comes after the 90 %
-        (20, 20, 16),  # up to the 90 %, which come after the headroom
+        (10, 90, 82),  # up to the headroom of 8, which is reached after the 90 %
+        (20, 20, 16),  # up to the 90 %, which are reached after the headroom
         (36, 4, 0),  # refused
         (93, 7, 0),
         (85, 7, 0),  # below the headroom, at 92 %
@@ -103,7 +103,7 @@ def test_the_runway_is_the_room_at_the_rate_of_the_last_minute(bench: Bench) -> 
     assert bench.stats.runway_seconds() == 0.0
 
 
-# ---- what is behind ----
+# ---- lag ----
 
 
 def test_each_stage_is_behind_by_what_has_not_been_through_it(bench: Bench) -> None:

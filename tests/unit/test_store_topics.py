@@ -1,4 +1,4 @@
-"""Topics deleted and made anew: queue offsets go on, and what was in the old one is nowhere to be seen."""
+"""Topics that are deleted and created again: queue offsets continue, and no old message is visible."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tests.store_tools import (
 
 
 def delete(store: MessageStore, topic: str) -> None:
-    """As the broker does it."""
+    """Delete the topic as the broker does."""
     store.topics.remove(topic)
     store.delete_topic(topic)
 
 
 def assert_gone(store: MessageStore, sent: list[Sent]) -> None:
-    """The messages are to be seen in no way."""
+    """Check that no read finds the messages."""
     for each in sent:
         with pytest.raises((OffsetOutOfRange, TopicNotExist)):
             store.pull(each.topic, each.queue, each.queue_offset, 10, 1000, None, False)
@@ -51,19 +51,19 @@ def assert_gone(store: MessageStore, sent: list[Sent]) -> None:
 
 
 def remove_derived(path: Path) -> None:
-    """Queues and index are lost."""
+    """Remove queues and index."""
     shutil.rmtree(path / "consumequeue")
     shutil.rmtree(path / "index")
 
 
 def remove_checkpoint(path: Path) -> None:
-    """All that is not the log is lost, but what FlintMQ keeps itself."""
+    """Remove everything except the log and FlintMQ's own files."""
     remove_derived(path)
     (path / "checkpoint").unlink()
 
 
 def nothing(path: Path) -> None:
-    """Only the restart."""
+    """Remove nothing; only the restart is tested."""
 
 
 @pytest.mark.parametrize("end", [MessageStore.close, kill], ids=["stopped", "killed"])
@@ -164,7 +164,7 @@ def test_a_topic_may_go_and_come_many_times(tmp_path: Path) -> None:
 
 def test_a_deletion_that_cannot_be_written_takes_nothing_away(tmp_path: Path) -> None:
     class FullForState(UnsyncedFiles):
-        """No room for FlintMQ's own state."""
+        """Files without space for FlintMQ's own state."""
 
         full = False
 
@@ -208,7 +208,7 @@ def test_a_deleted_topic_does_not_come_back_with_an_older_index(tmp_path: Path) 
 
 
 def test_a_deletion_of_messages_that_a_crash_took_does_not_reach_what_comes_next(tmp_path: Path) -> None:
-    """The log ends in front of where it ended when the topic was deleted; new messages stand there."""
+    """The crash cuts the log before the end that it had at the deletion; new messages take these offsets."""
     store = open_store(tmp_path / "store")
     kept = put(store, "bills", 0, plain(5))
     append(store, "orders", 0, plain(50))

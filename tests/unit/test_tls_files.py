@@ -1,4 +1,4 @@
-"""The broker's certificate: what cannot be used is refused by its setting, and a bad new one changes nothing."""
+"""The broker's certificate: errors name the setting of an unusable file, and a bad new certificate changes nothing."""
 
 from __future__ import annotations
 

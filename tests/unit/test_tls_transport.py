@@ -1,4 +1,6 @@
-"""TLS over a pair of sockets: all bytes, no more of them in memory than the application takes, and an orderly end."""
+"""TLS over a pair of sockets: all bytes arrive, memory is bounded by what the application takes, and the end is
+orderly.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
 @pytest.fixture(scope="module")
 def contexts(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
-    """The broker's and the client's."""
+    """Return the broker's and the client's TLS contexts."""
     authority = Authority(tmp_path_factory.mktemp("tls"))
     files = authority.issue()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -29,7 +31,7 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
 
 
 class Application(asyncio.BufferedProtocol):
-    """Notes all that it is told; takes bytes into a buffer of ``buffer_bytes``."""
+    """An application that records its callbacks and receives into a buffer of ``buffer_bytes``."""
 
     def __init__(self, buffer_bytes: int = 100_000, keeps_open: bool = False) -> None:
         self.received = bytearray()
@@ -102,12 +104,12 @@ def talk(contexts: Contexts, application: Callable[[], Application], client: Tal
 
 
 def read_all(sock: ssl.SSLSocket) -> bytes:
-    """Up to the end, which must be said in TLS."""
+    """Read up to the end, which must be a TLS close."""
     return b"".join(iter(lambda: sock.recv(65_536), b""))
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Let the loop run until it holds."""
+    """Let the loop run until ``holds()`` is true."""
     async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - what is waited for is told to nobody
             await asyncio.sleep(0.001)
@@ -162,7 +164,7 @@ def test_what_the_client_has_not_taken_is_counted_and_said(contexts: Contexts) -
         transport.write(bytes(8 * MIB))
         assert app.said == ["pause"]
         assert transport.get_write_buffer_size() > 7 * MIB, "the system has little of it"
-        measured.set()  # the client reads on another thread: earlier, it would take bytes while they are counted
+        measured.set()  # not earlier: the client reads on another thread while bytes are counted
         await until(lambda: app.said == ["pause", "resume"])
         assert transport.get_write_buffer_size() <= 65_536 // 4
         transport.close()

@@ -1,4 +1,4 @@
-"""``dump`` shows what is in the log, and nothing else than was asked for."""
+"""``dump`` shows the contents of the log, and only those that were requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``flintmq-broker repair``: says what it would do, does it, and finds nothing to do the second time."""
+"""``flintmq-broker repair``: it reports what it would do, does it, and finds nothing to do the second time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLOTS = ["--index-slots", str(SMALL.index_slots)]
 
 @pytest.fixture
 def sent(tmp_path: Path) -> list[Sent]:
-    """What is in the stopped store at ``tmp_path / "store"``: three log files."""
+    """Return the messages of the stopped store at ``tmp_path / "store"``, which has three log files."""
     store = open_store(tmp_path / "store")
     sent = [
         each for number in range(24) for each in put(store, "orders", number % 2, plain(1, size=400_000, first=number))
@@ -53,7 +53,7 @@ def test_a_sound_store_is_left_as_it_is(tmp_path: Path, sent: list[Sent]) -> Non
 
 
 def test_a_dry_run_says_what_apply_then_does(tmp_path: Path, sent: list[Sent]) -> None:
-    """In a file that a start would not look at."""
+    """The damage is in a file that a start would not read."""
     path = tmp_path / "store"
     lost = sent[2]
     overwrite(path / "commitlog" / f"{0:020d}", lost.physical_offset + 200, b"!!")

@@ -1,4 +1,4 @@
-"""``verify`` finds nothing wrong with stores that are right, however they came to be, and never changes one."""
+"""``verify`` finds nothing wrong with sound stores of every origin, and never changes one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["pristine"]
 
 
 def assert_sound(path: Path, *, segment_bytes: int = 1 << 20) -> None:
-    """Nothing is found, and nothing is changed by looking."""
+    """Check that verify finds nothing and changes nothing."""
     before = everything(path)
     result = verified(path, segment_bytes=segment_bytes)
     assert list(result.findings) == []
@@ -98,7 +98,7 @@ def test_a_topic_that_was_deleted_and_made_again_is_sound(path: Path) -> None:
     store = open_store(path)
     put(store, "kept", 0, plain(30))
     put(store, "gone", 0, plain(70))
-    append(store, "gone", 1, plain(5, first=900))  # not dispatched when it is deleted
+    append(store, "gone", 1, plain(5, first=900))  # not dispatched when the topic is deleted
     store.topics.remove("gone")
     store.delete_topic("gone")
     dispatch(store)
@@ -148,7 +148,7 @@ def test_a_torn_last_write_is_a_note_and_no_finding(path: Path) -> None:
 def test_a_cut_that_falls_into_a_body_which_looks_like_a_record_changes_nothing(path: Path) -> None:
     store = open_store(path)
     put(store, "orders", 0, plain(10))
-    # The body holds records that say they lie just where they do lie.
+    # The body holds records that name the offsets at which they really are.
     inner_at = store.write_offset + 88
     inner = b""
     while len(inner) < 40_000:
@@ -171,7 +171,7 @@ def test_a_topic_that_rocketmq_deleted_and_made_again_is_sound(path: Path, segme
     put(store, "kept", 0, plain(20))
     put(store, "orders", 0, plain(40))
     put(store, "orders", 1, plain(7, first=100))
-    # RocketMQ forgets the offsets of a deleted topic: the new one counts from 0 again, and its queues are all there is.
+    # RocketMQ forgets the offsets of a deleted topic: the new topic counts from 0 again and has only its own queues.
     store._append_next["orders"] = {0: 0}
     sent = put(store, "orders", 0, plain(15, first=500))
     store.close()

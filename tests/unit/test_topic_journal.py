@@ -1,4 +1,4 @@
-"""The table of topics and its journal: a change costs its own bytes, and nothing that was confirmed is lost."""
+"""The table of topics and its journal: a change writes only its own bytes, and no confirmed change is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.store_tools import UnsyncedFiles, kill, make_topic, open_store
 
 
 class CountingFiles(UnsyncedFiles):
-    """Counts the bytes that are written, and fails when it is told to."""
+    """Counts the written bytes, and fails when told to."""
 
     def __init__(self) -> None:
         self.written = 0
@@ -45,7 +45,7 @@ def opened(files: CountingFiles, path: Path) -> TopicTable:
 
 
 def made(files: CountingFiles, path: Path, *names: str) -> TopicTable:
-    """A table that was written with the first of these topics, and has the others in its journal."""
+    """Return a table that was written with the first of these topics and has the others in its journal."""
     table = opened(files, path)
     for name in names:
         table.put(TopicConfig(name))
@@ -70,7 +70,7 @@ def test_what_is_written_grows_with_the_number_of_topics_and_not_with_its_square
         table.put(TopicConfig(f"topic-{number}"))
         table.save()
         written[number + 1] = files.written
-    # The whole table each time would be 4 times as much for twice the topics, and 700 MB in all.
+    # Writing the whole table each time would cost 4 times as much for twice the topics, and 700 MB in all.
     assert written[4_000] < 3 * written[2_000]
     assert written[4_000] < 20_000_000
     assert names(opened(files, path)) == {f"topic-{number}" for number in range(4_000)}
@@ -143,7 +143,7 @@ def test_what_could_not_be_written_is_not_there_later_if_it_was_taken_back(files
 
 
 def test_topics_that_rocketmq_did_not_know_are_added_to_what_it_wrote(files: CountingFiles, path: Path) -> None:
-    """After a crash RocketMQ reads the table without its journal, and writes it anew."""
+    """After a crash RocketMQ reads the table without its journal, and rewrites it."""
     table = made(files, path, "first", "second")
     table.remove("first")
     table.save()
@@ -160,7 +160,7 @@ def test_topics_that_rocketmq_did_not_know_are_added_to_what_it_wrote(files: Cou
 
 
 def test_a_journal_that_was_folded_already_changes_nothing(files: CountingFiles, path: Path) -> None:
-    """A crash between the table and the removal of its journal."""
+    """A crash between writing the table and removing its journal."""
     table = made(files, path, "first", "second")
     table.remove("second")
     table.save()

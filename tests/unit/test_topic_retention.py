@@ -1,4 +1,4 @@
-"""Retention by topic in the store: rules hide what is too old or too much, and hold files back that are to stay."""
+"""Retention by topic in the store: rules hide messages by age and size, and keep files whose messages must stay."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rule(store: MessageStore, topic: str, *, hours: int = 0, size: int = 0) -> N
 
 
 def put_later(store: MessageStore, topic: str, queue: int, count: int, first: int) -> list[Sent]:
-    """Put messages whose store time is after that of every message before."""
+    """Put messages whose store time is later than that of every earlier message."""
     before = store.commitlog.last_store_ms
     while time.time_ns() // 1_000_000 <= before:
         pass  # the next millisecond
@@ -51,7 +51,7 @@ def put_later(store: MessageStore, topic: str, queue: int, count: int, first: in
 
 
 def readable(store: MessageStore, topic: str) -> list[tuple[int, int, int]]:
-    """(physical offset, size, queue) of what readers find, in the order of the log."""
+    """Return (physical offset, size, queue) of the messages that readers find, in the order of the log."""
     units = []
     for queue_id, queue in store.queues.by_topic.get(topic, {}).items():
         for offset in range(store.min_offset(topic, queue_id, False), queue.max_offset):
@@ -61,7 +61,7 @@ def readable(store: MessageStore, topic: str) -> list[tuple[int, int, int]]:
 
 
 def newest_within(units: list[tuple[int, int, int]], size: int) -> list[tuple[int, int, int]]:
-    """The newest of these units whose records have at most ``size`` bytes together."""
+    """Return the newest of these units whose records together have at most ``size`` bytes."""
     kept: list[tuple[int, int, int]] = []
     for unit in reversed(units):
         size -= unit[1]
@@ -140,7 +140,7 @@ def test_a_topic_keeps_its_newest_bytes_in_the_order_of_the_log(store: MessageSt
 
 
 def all_units(store: MessageStore, topic: str) -> list[tuple[int, int, int]]:
-    """As ``readable``, without any rule."""
+    """Return the same as ``readable`` without any rule."""
     floor = store.state.floors.pop(topic, None)
     hints = [(queue, queue.min_hint) for queue in store.queues.by_topic[topic].values()]
     for queue, _ in hints:
@@ -223,7 +223,7 @@ def test_a_deleted_topic_takes_its_floor_along(store: MessageStore) -> None:
 
 class TestFilesThatStay:
     def fill(self, store: MessageStore) -> list[Sent]:
-        """A message of ``kept`` in the first file, then files of ``orders``."""
+        """Put a message of ``kept`` in the first file, then fill files with ``orders``."""
         sent = put(store, "kept", 0, plain(1))
         number = 0
         while len(store.commitlog.queue.files) < 4:

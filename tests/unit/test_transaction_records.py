@@ -1,4 +1,4 @@
-"""The records of transactions are RocketMQ's: compared with what Apache RocketMQ 5.3.3 wrote."""
+"""Records of transactions equal those that Apache RocketMQ 5.3.3 wrote."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_is_written_again_keeps_everything_but_a_stale_checksum() -> None:
     half = Half.of(record)
     assert half is not None
     assert half.check_times == 3
-    assert half.transaction_id == "0000000000000000" + "0" * 16  # without a unique key its offset id
+    assert half.transaction_id == "0000000000000000" + "0" * 16  # its offset id, since it has no unique key
     kept = {"A": "1", "REAL_TOPIC": "t", "REAL_QID": "2"}
     assert checked_again(record, 4).property_map() == kept | {"TRANSACTION_CHECK_TIMES": "4"}
     for made in (parked(record), committed(half, record)):
@@ -141,7 +141,7 @@ def test_rocketmqs_store_has_nothing_open(pristine: Path, tmp_path: Path) -> Non
 def test_a_rocketmq_that_was_killed_before_its_note_has_committed_once(
     pristine: Path, records: list[Record], tmp_path: Path
 ) -> None:
-    """Only the log up to the note is left: what was committed is known by its message."""
+    """The log ends before the note; recovery knows by the committed message that the transaction was committed."""
     path = copy_sparse(pristine / "store-pristine", tmp_path / "store")
     (note,) = of_topic(records, OP_HALF_TOPIC)
     log = path / "commitlog" / f"{0:020d}"

@@ -1,4 +1,4 @@
-"""Transactions over a real store: what is written when, who is asked, and what a start finds."""
+"""Transactions on a real store: records and when they are written, checked producers, and the state after a start."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMEOUT_S, INTERVAL_S = TIMEOUT_MS / 1000, INTERVAL_MS / 1000
 
 
 def progress(made: Parts) -> tuple[int, int]:
-    """How far both topics are done, as consumerOffset.json has it."""
+    """Return the progress of both topics as in consumerOffset.json."""
     committed = made.store.consumer_offsets.committed
     return committed(TRANSACTION_GROUP, HALF_TOPIC).get(0, 0), committed(TRANSACTION_GROUP, OP_HALF_TOPIC).get(0, 0)
 
@@ -189,7 +189,7 @@ class TestChecks:
             last.answer("commit")
             await settled()
             assert len(made.records("orders")) == 1
-            assert len(made.records(HALF_TOPIC)) == 2  # one check, however many were asked
+            assert len(made.records(HALF_TOPIC)) == 2  # one check, however many transactions were asked about
 
     async def test_all_gone_waits_for_the_next_time(self, tmp_path: Path) -> None:
         async with parts(tmp_path) as made:
@@ -241,11 +241,11 @@ class TestChecks:
 
 
 class TestColdReads:
-    """What is not in the page cache is read by another thread."""
+    """Another thread reads records that are not in the page cache."""
 
     @pytest.fixture(autouse=True)
     def disk(self, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-        """Reads from disk go on while it is set."""
+        """Return an event; reads from disk proceed while it is set."""
         read = History.record
         disk = threading.Event()
         disk.set()
@@ -317,7 +317,7 @@ class TestStart:
             ]
             producer = made.alive()
             await made.clock.advance(TIMEOUT_S - 0.001)
-            assert producer.asked == []  # its producers have as long to come back
+            assert producer.asked == []  # the time that its producers have to come back
             await made.clock.advance(0.001)
             assert [message.body for _, message, _ in producer.asked] == [b"a", b"c"]
             assert isinstance(await made.end(halves[1], commit=False), TransactionEnded)

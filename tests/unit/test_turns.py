@@ -1,4 +1,4 @@
-"""Steps on the event loop: a slice of each turn for all of them, in the order in which they came."""
+"""Steps on the event loop: together they get one slice of each turn, in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flintmq.broker.background.loop_scheduler import SHARED_S, SLICE_S, Contenti
 
 
 class FakeLoop:
-    """A loop whose turns are run by hand, and whose clock stands still between them."""
+    """A loop whose turns the test runs, and whose clock stands still between them."""
 
     def __init__(self) -> None:
         self.now = 100.0

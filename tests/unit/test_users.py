@@ -1,4 +1,4 @@
-"""The file of users: what it keeps, what is refused, and how the broker notices that it changed."""
+"""The file of users: its contents, invalid contents, and how the broker notices a change."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TestTheFile:
         assert "billing" in parse_users(json.dumps(table).encode(), "users.json").by_name
 
     def test_one_that_was_changed_is_refused_with_both_ways_on(self) -> None:
-        """By hand, to keep somebody out, or by the disk: the copy must not let him in again."""
+        """The change was made by hand to lock a user out, or by the disk: the backup must not let the user in again."""
         content = encode_users(users("billing", "gone")).encode()
         table = table_of(content.decode())
         del table["users"]["gone"]
@@ -134,7 +134,7 @@ class TestTheTable:
         return path
 
     def replace(self, path: Path, text: str) -> None:
-        """As ``flintmq user`` does it."""
+        """Replace the file as ``flintmq user`` does."""
         fresh = path.with_suffix(".new")
         fresh.write_text(text)
         os.replace(fresh, path)
