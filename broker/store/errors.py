@@ -1,4 +1,4 @@
-"""What can go wrong with a store. Every message names the file, says why, and what helps."""
+"""The store's errors. Every message names the file, the reason, and what to do."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ class CorruptLog(StoreError):
 
 
 class DamagedRecord(CorruptLog):
-    """A record is there that cannot be what was written. ``physical_offset``: where it begins; ``reason``: what is
-    wrong with it, in a few words; ``queue_offset``: which message of its queue it should be, -1 where nobody asked for
-    one."""
+    """A record of the log is damaged.
+
+    ``physical_offset``: where it begins; ``reason``: the damage in a few words; ``queue_offset``: queue offset of the
+    message that was requested, -1 if none was.
+    """
 
     def __init__(self, message: str, physical_offset: int, reason: str, queue_offset: int = -1) -> None:
         super().__init__(message)
@@ -34,16 +36,18 @@ class DamagedRecord(CorruptLog):
 
 
 class ContainmentStuck(CorruptLog):
-    """A start would contain the same place of the log again and again. None should come to this: it ends instead."""
+    """A start would contain the same place of the log again and again. Raised as a safeguard against an endless
+    loop."""
 
 
 class CorruptFile(StoreError):
-    """A configuration file of the store cannot be read, nor its backup."""
+    """Neither a configuration file of the store nor its backup can be read."""
 
 
 class StoreFailed(StoreError):
-    """A flush or a write failed; what is on disk is no longer known, and the process must end."""
+    """A flush or a write failed. Nobody knows which bytes are on disk, so the process must end."""
 
 
 class WouldBlock(Exception):
-    """Bytes are not in the page cache; the read is to be repeated where it may wait for the disk. Not an error."""
+    """Signal, not an error: the bytes are not in the page cache. Repeat the read in a thread that may wait for the
+    disk."""

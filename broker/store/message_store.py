@@ -1,8 +1,8 @@
 """MessageStore: the whole store, from the lock to the last byte of the index.
 
-No asyncio and no sockets: it opens, appends, dispatches, reads and closes in a plain script. Who may call what:
-``append`` and the topic table belong to one thread (the broker's event loop), ``flush`` to one, ``dispatch`` to whoever
-owns reput; reads and ``sync_derived`` to any.
+It uses neither asyncio nor sockets, so a plain script can open, append, dispatch, read and close. Thread ownership:
+``append`` and the topic table belong to one thread (the broker's event loop), ``flush`` to one thread, and ``dispatch``
+to the owner of reput. Any thread may read or call ``sync_derived``.
 """
 
 from __future__ import annotations
@@ -60,8 +60,11 @@ def _ignore_progress(stage: str, done: int, total: int) -> None:
 
 
 class MessageStore:
-    """A store on disk. ``store_host``: the advertised address, 8 or 20 bytes, written into every record;
-    ``steady_clock``: go by a ``SteadyClock``, as a broker does, not by the wall clock as it is."""
+    """A store on disk.
+
+    ``store_host``: the advertised address, 8 or 20 bytes, which is written into every record. ``steady_clock``: use a
+    ``SteadyClock``, as the broker does, instead of the plain wall clock.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class MessageStore:
         self.settings = settings
         self.files = files = files or Files()
         self.own_folder = own = path / OWN_FOLDER
-        """Where everything lies that RocketMQ does not know."""
+        """Folder of everything that RocketMQ does not know."""
         self.commitlog = CommitLog(files, path / "commitlog", own / "new", settings, store_host)
         if steady_clock:
             self.commitlog.clock = SteadyClock(files, own / "clock.json", self.commitlog.end)
@@ -111,20 +114,20 @@ class MessageStore:
             self.prepared,
         )
         self.ended_clean = True
-        """Whether whoever had the store before closed it; a new store was never open."""
+        """The process that had the store before closed it cleanly; also true for a new store."""
         self.failed: BaseException | None = None
-        """Why nothing is written any more."""
+        """Error that stopped all writing; None while the store is writable."""
         self.on_failure: Callable[[StoreFailed], object] = lambda failure: None
-        """Called where an append finds that the log cannot be written any more, whoever appended."""
+        """Called by every append that finds that the log can no longer be written."""
         self.refusal: Callable[[], ServiceNotAvailable] | None = None
-        """Makes the error that whoever appends gets while the disk is too full; set by retention."""
+        """Factory of the error that appends raise while the disk is too full; set by retention."""
         self._checkpoint = StoreCheckpoint(files, path / "checkpoint")
         self._lock = StoreLock(files, path)
         self._derived = DerivedFiles(
             self.commitlog, self.queues, self.index, self.dispatcher, self.state, self._checkpoint
         )
         self._append_next: dict[str, dict[int, int]] = {}
-        """The queue offset that the next message of a queue gets: RocketMQ's topicQueueTable."""
+        """Queue offset of each queue's next message. RocketMQ: topicQueueTable."""
         self._topic_bytes: dict[str, bytes] = {}
 
     # Opening and closing.
@@ -132,11 +135,13 @@ class MessageStore:
     def open(
         self, progress: Progress = _ignore_progress, *, rebuild: bool = False, verify_all: bool = False
     ) -> RecoveryReport:
-        """Lock, recover and dispatch everything. Blocks. With ``rebuild``, queues and index are made anew from the log;
-        with ``verify_all``, all of the log is checked, not only what ``verify_at_start_bytes`` says.
+        """Lock the store, recover it and dispatch everything. Blocks.
 
-        Raises ``NotAStore`` for a backup, ``StoreLocked``, ``SettingMismatch``, ``CorruptLog`` or ``CorruptFile``; then
-        nothing is open.
+        ``rebuild``: rebuild queues and index from the log. ``verify_all``: check the whole log instead of only its last
+        ``verify_at_start_bytes``.
+
+        Raises ``NotAStore`` for a backup, ``StoreLocked``, ``SettingMismatch``, ``CorruptLog`` or ``CorruptFile``; the
+        store is then closed.
         """
         started = time.perf_counter()
         refuse_backup(self.path)
@@ -203,7 +208,10 @@ class MessageStore:
         return report
 
     def _begin_changes(self) -> None:
-        """The start is not refused: make what every store has, and `abort`, which says that a broker runs."""
+        """Create the store's folders and the file ``abort``, which marks a running broker.
+
+        Recovery calls it once nothing can refuse the start any more: until then the start changes nothing.
+        """
         files = self.files
         for name in ("commitlog", "consumequeue", "index", "config", OWN_FOLDER):
             files.make_folder(self.path / name)
@@ -219,7 +227,7 @@ class MessageStore:
         files.sync_folder(self.path)
 
     def _note_what_is_there(self) -> None:
-        """Once all is dispatched and on disk: what the next start must find."""
+        """Save the state that the next start checks the store against. Everything must be dispatched and on disk."""
         self.state.take(self._derived.snapshot())
         if self.settings.record_checksum:
             self.state.checksummed.begin(self.write_offset)
@@ -234,7 +242,7 @@ class MessageStore:
         self.state.persist()
 
     def _adopt_topics(self) -> None:
-        """Topics that stand in the log but not in the table (a store that is only a log) are entered."""
+        """Add topics that are in the log but not in the table, as in a store of which only the log was kept."""
         found: dict[str, int] = {}
         for queue in self.queues:
             if self.topics.get(queue.topic) is None and queue.max_offset > queue.start_offset:
@@ -247,9 +255,10 @@ class MessageStore:
             self.topics.persist()
 
     def close(self) -> None:
-        """Flush, dispatch what is left, sync queues and index, write the tables and the checkpoint, remove ``abort``.
+        """Flush, dispatch the rest, sync queues and index, write the tables and the checkpoint, remove ``abort``.
 
-        The services must be stopped. After a failure nothing is claimed: ``abort`` stays.
+        The caller must have stopped the services. After a failure nothing is written and ``abort`` stays, so that the
+        next start recovers.
         """
         try:
             if self.failed is None:
@@ -276,32 +285,35 @@ class MessageStore:
 
     @property
     def clock(self) -> StoreClock:
-        """The time that the store goes by."""
+        """The store's clock."""
         return self.commitlog.clock
 
     @property
     def write_offset(self) -> int:
-        """Where the next record goes."""
+        """Physical offset at which the next record begins."""
         return self.commitlog.write_offset
 
     @property
     def flushed_offset(self) -> int:
-        """The log is on disk below this."""
+        """Physical offset below which the log is on disk."""
         return self.commitlog.flushed_offset
 
     @property
     def reput_offset(self) -> int:
-        """Queues and index cover the log below this."""
+        """Physical offset below which queues and index cover the log."""
         return self.dispatcher.reput_offset
 
     @property
     def min_physical_offset(self) -> int:
-        """Where the log begins."""
+        """Physical offset at which the log begins."""
         return self.commitlog.start_offset
 
     @property
     def dispatchable_offset(self) -> int:
-        """What may be dispatched: with sync flush only what is on disk, so that nothing seen can vanish in a crash."""
+        """Physical offset up to which records may be dispatched.
+
+        With sync flush only flushed records are dispatched: no consumer sees a message that a crash could take back.
+        """
         return self.flushed_offset if self.settings.flush_policy == "sync" else self.write_offset
 
     @property
@@ -314,7 +326,7 @@ class MessageStore:
         self.commitlog.store_host = host
 
     def append(self, topic: TopicConfig, queue_id: int, batch: ProduceBatch) -> Appended:
-        """Append a batch to a queue; see ``CommitLog.append``. The caller has checked topic, queue and permission."""
+        """Append a batch as ``CommitLog.append`` does. The caller has checked topic, queue and permission."""
         self.check_writable()
         queues = self._append_next.get(topic.name)
         if queues is None:
@@ -332,10 +344,11 @@ class MessageStore:
         return appended
 
     def append_records(self, records: Sequence[Record]) -> int:
-        """Append records of the broker's own making (retried, delivered, committed …), each to its own topic and queue.
+        """Append records that the broker itself makes (retried, delivered, committed …), each to its own topic and
+        queue.
 
-        All of them or none. Sets their queue offsets, physical offsets, store time and store host; returns the log's
-        end behind them. The caller has seen to it that the topics are there. Raises as ``append`` does.
+        All of them are appended, or none. Sets their queue offsets, physical offsets, store time and store host, and
+        returns the log's end after them. The caller must make sure that the topics exist. Raises as ``append`` does.
         """
         self.check_writable()
         taken: dict[tuple[bytes, int], int] = {}
@@ -356,10 +369,10 @@ class MessageStore:
         return self.commitlog.write_offset
 
     def deliver(self, waiting: PendingFlush, places: Sequence[Place | None], *, committed: bool = False) -> int:
-        """Write records anew, each group of them to its place; see ``RecordCopier``. All of them or none.
+        """Append copies of waiting records, each group to its place; see ``RecordCopier.deliver``.
 
-        The caller has seen to it that the topics and queues are there. Returns the log's end behind them. Raises as
-        ``append`` does.
+        All of them are appended, or none. Returns the log's end after them. The caller must make sure that the topics
+        and queues exist. Raises as ``append`` does.
         """
         self.check_writable()
         try:
@@ -376,26 +389,27 @@ class MessageStore:
         self.on_failure(failure)
 
     def check_writable(self) -> None:
-        """Raise ``ServiceNotAvailable`` where nothing may be appended at the moment."""
+        """Raise ``ServiceNotAvailable`` if nothing may be appended at the moment."""
         if self.failed is not None:
             raise ServiceNotAvailable(f"the store stopped writing: {self.failed}")
         if self.refusal is not None:
             raise self.refusal()
 
     def next_append_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset that the next message of a queue gets. For who appends."""
+        """Return the queue offset of a queue's next message. Only for the appending thread."""
         queue_offset = self._append_next.get(topic, {}).get(queue_id, -1)
         return queue_offset if queue_offset >= 0 else self.queue_reads.next_offset(topic, queue_id)
 
     def set_append_offset(self, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Messages were appended to a queue; its next one gets ``queue_offset``. For who appends."""
+        """Set the queue offset of a queue's next message after an append. Only for the appending thread."""
         self._append_next.setdefault(topic, {})[queue_id] = queue_offset
         self._topic_bytes[topic] = topic.encode()
 
     def flush(self, on_disk: Callable[[int], object] | None = None) -> int:
-        """fdatasync the log; returns the flushed offset. For one thread at a time; an OSError must end the process.
+        """Flush the log and return the flushed offset. One thread at a time; after an OSError the process must end.
 
-        ``on_disk``: called with the flushed offset as soon as that is true, before the checkpoint learns of it.
+        ``on_disk``: called with the flushed offset before the checkpoint is written, so that acknowledgements do not
+        wait for the checkpoint.
         """
         store_ms = self.commitlog.last_store_ms
         flushed = self.commitlog.flush()
@@ -405,23 +419,24 @@ class MessageStore:
         return flushed
 
     def dispatch(self, end_offset: int, chunk_bytes: int = 0) -> list[tuple[str, int, int]]:
-        """One step of reput; see ``Dispatcher.step``."""
+        """Dispatch one chunk of the log; see ``Dispatcher.step``. ``chunk_bytes`` 0 means ``reput_chunk_bytes``."""
         return self.dispatcher.step(end_offset, chunk_bytes or self.settings.reput_chunk_bytes)
 
     def sync_derived(self) -> None:
-        """Put queues, index and the checkpoint on disk, so that a crash leaves less to dispatch again. Blocks."""
+        """Sync queues, index and the checkpoint, so that less is dispatched again after a crash. Blocks."""
         self._derived.sync()
 
     def expire(self, count: int) -> int:
-        """Take the oldest ``count`` CommitLog files away; see ``DerivedFiles.expire``. For one thread at a time."""
+        """Delete the oldest ``count`` CommitLog files; return how many bytes of the log are gone. One thread at a
+        time."""
         gone_bytes = self._derived.expire(count)
         self.expiry.forget_below(self.commitlog.start_offset)
         return gone_bytes
 
     def delete_topic(self, *names: str) -> None:
-        """Forget topics; their queues' ends are kept, so that a new topic of the name goes on from there. Blocks.
+        """Delete topics, but keep their queues' ends: a new topic of the same name continues from there. Blocks.
 
-        The caller has taken them out of ``topics`` before, so nothing is appended to them meanwhile.
+        The caller must have removed the topics from ``topics`` first, so that nothing is appended to them meanwhile.
         """
         deleted = {}
         for name in names:
@@ -431,7 +446,7 @@ class MessageStore:
                 for queue_id in sorted({*self.queues.by_topic.get(name, {}), *appended})
             }
             deleted[name] = DeletedTopic(self.write_offset, next_offsets)
-        # The table first: stopped in between, the topics are still there, and they are found again by their messages.
+        # The table is saved first: after a stop in between, the start finds the topics again by their messages.
         self.topics.save()
         self.state.delete(deleted)
         self.dispatcher.deleted_topics.extend(names)
@@ -450,7 +465,7 @@ class MessageStore:
         records: RecordFilter | None = None,
         one_at_least: bool = True,
     ) -> PullResult:
-        """See ``Pulls.pull``."""
+        """Read messages of a queue, as ``Pulls.pull`` does."""
         return self.pulls.pull(
             topic, queue, offset, max_count, max_bytes, tags, hot=hot, records=records, one_at_least=one_at_least
         )
@@ -458,32 +473,33 @@ class MessageStore:
     def query(
         self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, hot: bool
     ) -> QueryResult:
-        """See ``Queries.query``."""
+        """Find messages of a topic by key, as ``Queries.query`` does."""
         behind = max(self.write_offset - self.reput_offset, 0)
         return self.queries.query(topic, key, begin_ms, end_ms, max_count, cursor, hot=hot, behind_bytes=behind)
 
     def view(
         self, message_id: str, topic: str, hot: bool, may_show: Callable[[str], bool] | None = None
     ) -> QueryResult:
-        """See ``Queries.view``."""
+        """Find one message by its id, as ``Queries.view`` does."""
         return self.queries.view(message_id, topic, hot=hot, visible_below=self.dispatchable_offset, may_show=may_show)
 
     def max_offset(self, topic: str, queue: int) -> int:
-        """See ``QueueReads.max_offset``."""
+        """Return the queue offset of a queue's next dispatched message."""
         return self.queue_reads.max_offset(topic, queue)
 
     def min_offset(self, topic: str, queue: int, hot: bool) -> int:
-        """See ``QueueReads.min_offset``."""
+        """Return the first queue offset that can be read."""
         return self.queue_reads.min_offset(topic, queue, hot=hot)
 
     def offset_by_time(self, topic: str, queue: int, timestamp_ms: int, hot: bool) -> int:
-        """See ``QueueReads.offset_by_time``."""
+        """Return the first queue offset whose message was stored at ``timestamp_ms`` or later."""
         return self.queue_reads.offset_by_time(topic, queue, timestamp_ms, hot=hot)
 
     def earliest_store_time(self, topic: str, queue: int, hot: bool) -> int:
-        """See ``QueueReads.earliest_store_time``."""
+        """Return the store time of a queue's first message in ms; -1 if the queue is empty."""
         return self.queue_reads.earliest_store_time(topic, queue, hot=hot)
 
     def topic_stats(self, topic: str, hot: bool) -> list[tuple[int, int, int, int]]:
-        """See ``QueueReads.topic_stats``."""
+        """Return (queue, min offset, max offset, last store time) of every queue, as ``QueueReads.topic_stats``
+        does."""
         return self.queue_reads.topic_stats(topic, hot=hot)

@@ -1,4 +1,4 @@
-"""What the store can be told. ``conf/broker.toml`` sections ``store`` and ``flush`` carry the same names."""
+"""Settings of the store. The sections ``store`` and ``flush`` of ``conf/broker.toml`` use the same names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Sizes in bytes, times in milliseconds; the defaults are RocketMQ's where RocketMQ has the setting."""
+    """Sizes in bytes, times in milliseconds. Defaults are RocketMQ's if RocketMQ has the setting."""
 
     commitlog_file_bytes: int = 1024 * MIB
     """Size of a CommitLog file, from 4 MiB, a multiple of 4096. A store keeps the size it was made with."""
@@ -24,22 +24,22 @@ class StoreSettings:
     allocate_step_bytes: int = 64 * MIB
     """Extents are allocated this far ahead of the CommitLog's write offset."""
     verify_at_start_bytes: int = 1024 * MIB
-    """How much of the newest log is read and checked at every start; what was not known to be flushed always is."""
+    """Bytes at the log's end that every start reads and checks; records not known to be flushed are always checked."""
     record_checksum: bool = False
-    """Whether every record gets a checksum over all of it, ``__CRC32#``; the body alone always has one."""
+    """Give every record a checksum over the whole record, ``__CRC32#``; the body always has one."""
     reput_chunk_bytes: int = 1 * MIB
-    """CommitLog bytes that one dispatch step covers; a larger backlog is dispatched by a thread."""
+    """CommitLog bytes that one dispatch step covers; a thread dispatches a larger backlog."""
     flush_policy: str = "sync"
     """`sync`: acknowledge after fdatasync; `async`: after the write."""
     flush_interval_ms: int = 500
-    """async: how often the CommitLog is flushed when enough pages are dirty."""
+    """async: interval of flushes of the CommitLog if enough pages are dirty."""
     flush_least_pages: int = 4
     """async: fewer dirty pages (4 KiB) than this wait for the thorough flush."""
     flush_thorough_interval_ms: int = 10_000
-    """async: at the latest after this time everything is flushed."""
+    """async: maximum time until everything is flushed."""
     flush_stall_ms: int = 5_000
-    """A flush that takes longer is a stall: no message is taken until it is over."""
+    """A flush that takes longer is a stall: the broker accepts no message until it is over."""
     flush_sync_timeout_ms: int = 5_000
-    """Who has waited longer for a flush is told that it did not finish in time."""
+    """A request that waits longer for a flush fails with ``FLUSH_DISK_TIMEOUT``."""
     checkpoint_interval_ms: int = 5_000
-    """How often ConsumeQueues, index and checkpoint are synced; what a crash leaves behind this is dispatched again."""
+    """Interval of syncing ConsumeQueues, index and checkpoint; after a crash, later records are dispatched again."""

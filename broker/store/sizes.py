@@ -1,4 +1,4 @@
-"""How large a store is: files and bytes of each kind."""
+"""Size of a store: files and bytes of each kind."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .queue.consume_queue import ConsumeQueue
 
 @dataclass(frozen=True, slots=True)
 class KindSize:
-    """``bytes``: what is in the files, without what is only allocated ahead."""
+    """``bytes``: used bytes of the files, without preallocated space."""
 
     files: int
     bytes: int
 
 
 def store_sizes(store: MessageStore, queues: Iterable[ConsumeQueue]) -> dict[str, KindSize]:
-    """By kind: commitlog, consumequeue, index. Any thread; nothing is read from disk.
+    """Return the size of each kind: commitlog, consumequeue, index. Any thread may call it; it reads nothing from disk.
 
-    ``queues``: the store's; there may be many, and the caller says how fast he goes through them.
+    ``queues``: the store's queues. There may be many, so the iterator of the caller decides how fast they are visited.
     """
     queue_files = queue_bytes = 0
     for queue in queues:

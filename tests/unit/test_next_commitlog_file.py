@@ -212,5 +212,5 @@ def test_where_the_system_cannot_get_pages_ready_all_goes_on_without(
     for _ in range(8):
         append(store)
         assert not store.commitlog.populate_ahead()
-    assert caplog.text.count("cannot be got ready ahead") == 1
+    assert caplog.text.count("cannot bring pages of the log into memory") == 1
     store.close()

@@ -1,4 +1,4 @@
-"""What is made from the log (ConsumeQueues, index): put on disk, and its oldest files taken away with the log's."""
+"""Derived files (ConsumeQueues, index): syncing them to disk, and deleting the oldest ones with the log's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class DerivedFiles:
-    """Queues and index of a recovered store, beside everything that goes on."""
+    """Queues and index of a recovered store. Runs beside appends, dispatch and reads."""
 
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, dispatcher: Dispatcher,
@@ -32,21 +32,22 @@ class DerivedFiles:
         self._checkpoint = checkpoint
         self._pending_snapshot = Snapshot()
         self._syncing = threading.Lock()
-        """Held by who puts queues and index on disk, or takes their oldest files away."""
+        """Held while queues and index are synced, or their oldest files are deleted."""
 
     def sync(self) -> None:
-        """Put queues, index and the checkpoint on disk, so that a crash leaves less to dispatch again. Blocks."""
+        """Sync queues, index and the checkpoint, so that less is dispatched again after a crash. Blocks."""
         with self._syncing:
             self._sync()
 
     def _sync(self) -> int:
-        """Returns the physical offset below which all is on disk."""
+        """Sync, and return the physical offset below which log, queues and index are on disk."""
         taken = self.snapshot()
         store_ms = self._dispatcher.last_store_ms
         dispatched = min(self._dispatcher.reput_offset, self._commitlog.flushed_offset)
         self._queues.sync()
         self._index.sync()
-        # A snapshot holds once all that it speaks of is on disk: at once where nothing is on its way, else next time.
+        # A snapshot is valid once all records that it covers are flushed and dispatched: the new one if the store is
+        # idle, otherwise the one of the last call.
         for snapshot in (taken, self._pending_snapshot):
             if 0 < snapshot.physical_offset <= dispatched:
                 self._state.take(snapshot)
@@ -60,16 +61,17 @@ class DerivedFiles:
         return dispatched
 
     def expire(self, count: int) -> int:
-        """Take the oldest ``count`` CommitLog files away, and the queue and index files that point at nothing else.
+        """Delete the oldest ``count`` CommitLog files, and the queue and index files that refer only to them.
 
-        Beside everything that goes on; for one thread at a time. Returns how many bytes of the log went: none where the
-        files behind are not dispatched and on disk yet. Blocks.
+        Runs beside all other work, on one thread at a time. Returns how many bytes of the log are gone: 0 if the
+        records of these files are not yet dispatched and synced. Blocks.
         """
         files = self._commitlog.queue.files
         assert 0 < count < len(files), "the last file never goes"
         log_start = files[count - 1].end_offset
         with self._syncing:
-            # Where a queue's offsets go on stands in its units, and only there until the snapshot has it.
+            # Until the snapshot has it, only a queue's units tell its next offset: they must be on disk, and then in
+            # the snapshot, before the records go.
             if self._sync() < log_start:
                 return 0
             index_count = self._index.expired(log_start)
@@ -85,7 +87,8 @@ class DerivedFiles:
         return log_start - files[0].start_offset
 
     def snapshot(self) -> Snapshot:
-        """Queue ends as they are now; all of their records lie below the write offset that is read behind them."""
+        """Return the queue ends as they are now. The write offset is read after them, so that it covers their
+        records."""
         names = [file.path.name for file in list(self._index.files)]
         ends: QueueEnds = {}
         for queue in self._queues:
@@ -95,7 +98,7 @@ class DerivedFiles:
 
     @staticmethod
     def _fits(write: Callable[[], None]) -> bool:
-        """Whether a small file could be written; False where the disk is full, which the broker lives through."""
+        """Write a small file; return False if the disk is full, which must not stop the broker."""
         try:
             write()
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Dispatch: CommitLog records become ConsumeQueue units and index entries.
+"""Dispatch: reads new CommitLog records and writes their ConsumeQueue units and index entries.
 
-One ``step`` is one kernel call over a chunk of the log and the writes of what it found. It belongs to whoever owns
-reput.
+One ``step`` makes one kernel call over a chunk of the log and writes the units and entries that it found. Only the
+owner of reput calls it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from ..queue.queue_table import ConsumeQueueTable
 
 UNITS_MAX = 16_384
 KEYS_MAX = 65_536
-"""More than one record can have: 32,767 bytes of properties hold at most 16,384 keys."""
+"""Keys of one kernel call. One record fits always: its 32,767 bytes of properties hold at most 16,384 keys."""
 
 GAP_MAX = 10_000_000
-"""A larger jump of a queue's offsets is damage, not lost messages."""
+"""Maximum jump of a queue's offsets that counts as lost messages; a larger one is damage."""
 
 log = logging.getLogger(__name__)
 
 
 OnGap = Callable[[ConsumeQueue, int], None]
-"""Called with a queue that ends before the queue offset of the next record, and with that offset."""
+"""Callback: receives a queue that ends before the queue offset of its next record, and that offset."""
 
 
 class Dispatcher:
-    """Where reput stands: ``reput_offset`` is published after the units and entries below it are written."""
+    """The state of reput. ``reput_offset`` is published after the units and entries below it are written."""
 
     def __init__(self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService) -> None:
         self._commitlog = commitlog
@@ -47,9 +47,9 @@ class Dispatcher:
         self.last_store_ms = 0
         """Store time of the last dispatched record."""
         self.dispatched_records = 0
-        """Records that the last step went through."""
+        """Number of records that the last step read."""
         self.derived_bytes = 0
-        """Units and entries that were derived from the log since the store was opened, in bytes."""
+        """Bytes of units and entries that were derived from the log since the store was opened."""
         self.deleted_topics: deque[str] = deque()
         """Topics deleted since the last step."""
         self._units = np.zeros(UNITS_MAX * UNIT_BYTES, np.uint8)
@@ -61,18 +61,18 @@ class Dispatcher:
         self._scratch = np.zeros(kernel.PARTS + 8, np.int64)
         self._state = np.zeros(kernel.STATE, np.int64)
         self._counts = memoryview(self._state.data)
-        """The same integers, without the price of a NumPy scalar each."""
+        """View of ``_state`` that returns Python integers: cheaper than NumPy scalars."""
         self._unfinished: _Unfinished | None = None
 
     def step(self, end_offset: int, chunk_bytes: int, *, on_gap: OnGap | None = None) -> list[tuple[str, int, int]]:
-        """Dispatch up to ``chunk_bytes`` of the log below ``end_offset``, a record's boundary.
+        """Dispatch up to ``chunk_bytes`` of the log below ``end_offset``, which must be a record's boundary.
 
-        Returns (topic, queue id, new max offset) of the queues that got units. Raises ``CorruptLog`` where a record
-        below ``end_offset`` is not sound, and OSError ENOSPC where the disk is full: then the next call goes on with
-        what was not written.
+        Returns (topic, queue id, new max offset) of the queues that got units. Raises ``CorruptLog`` if a record below
+        ``end_offset`` is damaged, and OSError ENOSPC if the disk is full; the next call then continues with the units
+        and entries that were not written.
 
-        ``on_gap``: for recovery, called before a gap in front of the record at ``reput_offset`` is closed; what it
-        raises goes on.
+        ``on_gap``: for recovery, called before a gap before the record at ``reput_offset`` is closed; its exceptions
+        propagate.
         """
         self.dispatched_records = 0
         while self.deleted_topics:
@@ -112,7 +112,7 @@ class Dispatcher:
 
     @staticmethod
     def damaged_record(file: MappedFile, position: int, status: int) -> DamagedRecord:
-        """What to raise of a place below the log's end where ``derive`` stopped because of damage."""
+        """Return the error for a position below the log's end at which ``derive`` stopped because of damage."""
         physical_offset = file.start_offset + position
         return DamagedRecord(
             f"{file.path} has {kernel.BAD_NAMES[status]} at byte {position:,} (physical offset {physical_offset:,}), "
@@ -128,8 +128,11 @@ class Dispatcher:
     def derive(
         self, array: np.ndarray, position: int, end: int, file_base: int, rows: np.ndarray, *, index_from: int
     ) -> tuple[int, int]:
-        """One call of the dispatch kernel, which writes no file: (why it stopped, where). What it found stands in
-        ``touched``, ``units`` and ``keys`` until the next call. ``rows``: the queues', as in ``ConsumeQueueTable``."""
+        """Call the dispatch kernel once, which writes no file; return (the reason why it stopped, the position).
+
+        ``touched``, ``units`` and ``keys`` return its results until the next call. ``rows``: the queues' rows, as in
+        ``ConsumeQueueTable``.
+        """
         self._counts[kernel.S_INDEX_FROM] = index_from
         status, position = kernel.dispatch(
             array, position, end, file_base, self._queues.slots, rows, self._queues.topics,
@@ -138,24 +141,24 @@ class Dispatcher:
         return status, position
 
     def touched(self) -> list[tuple[int, int, int]]:
-        """(row, first unit, units) of each queue that the last ``derive`` found units of."""
+        """Return (row, first unit, number of units) of each queue for which the last ``derive`` found units."""
         flat = self._touched[: 3 * self._counts[kernel.S_TOUCHED]]
         return [(row, first, count) for row, first, count in flat.reshape(-1, 3).tolist()]
 
     def units(self, first: int, count: int) -> memoryview:
-        """The bytes of ``count`` units of the last ``derive``."""
+        """Return the bytes of ``count`` units of the last ``derive``."""
         return self._grouped_view[first * UNIT_BYTES : (first + count) * UNIT_BYTES]
 
     def keys(self) -> np.ndarray:
-        """A row of (hash, physical offset, store ms) for each key that the last ``derive`` found."""
+        """Return a row of (hash, physical offset, store ms) for each key that the last ``derive`` found."""
         return self._keys[: self._counts[kernel.S_KEYS] * kernel.KEY_ROW].reshape(-1, kernel.KEY_ROW)
 
     def gap_row(self) -> int:
-        """The row of the queue for which the last ``derive`` stopped with ``GAP``."""
+        """Return the row of the queue for which the last ``derive`` stopped with ``GAP``."""
         return self._counts[kernel.S_GAP_QUEUE]
 
     def _finish(self, work: _Unfinished) -> list[tuple[str, int, int]]:
-        """Write the units and entries of a kernel call; on a full disk keep what is left for the next step."""
+        """Write the units and entries of a kernel call; if the disk is full, keep the rest for the next step."""
         self._unfinished = work
         rows = self._queues.rows
         while work.touched_at < len(work.touched):
@@ -172,7 +175,7 @@ class Dispatcher:
         return work.result
 
     def record_queue(self, log_array: np.ndarray, position: int) -> tuple[bytes, int, int]:
-        """(topic, queue id, queue offset) of the record at which the last ``derive`` stopped."""
+        """Return (topic, queue id, queue offset) of the record at which the last ``derive`` stopped."""
         parts = self._scratch
         topic = log_array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes()
         fields = RECORD_STRUCT.unpack(log_array[position : position + RECORD_STRUCT.size].tobytes())
@@ -191,8 +194,11 @@ class Dispatcher:
         return self._queues.add(topic.decode(), queue_id)
 
     def _close_gap(self, log_array: np.ndarray, position: int, on_gap: OnGap | None) -> None:
-        """A record's queue offset is beyond the queue's next. An empty queue begins there (retention took what was
-        before, or the topic was deleted); in the middle the gap is filled, so that later offsets stay right."""
+        """Make the queue continue at the record's queue offset, which is beyond the queue's next.
+
+        An empty queue begins there: retention or the deletion of the topic took the messages before. In the middle of a
+        queue the gap is filled, so that later units keep their queue offsets.
+        """
         queue = self._queues.rows[self._counts[kernel.S_GAP_QUEUE]]
         _, _, queue_offset = self.record_queue(log_array, position)
         if on_gap is not None:
@@ -219,7 +225,7 @@ class Dispatcher:
 
 
 class _Unfinished:
-    """What a kernel call found and how much of it is written."""
+    """The results of a kernel call, and how many of them are written."""
 
     __slots__ = ("keys", "keys_done", "next_offset", "result", "store_ms", "touched", "touched_at")
 

@@ -1,4 +1,4 @@
-"""What producers stored: runs of their counters, read back from the log's tail, and where the messages of a run lie."""
+"""Producer runs, read back from the end of the log, and the places of a run's messages."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 
 
 class StoredRun(NamedTuple):
-    """Messages of one producer that follow each other, by its counter and in the queue.
+    """Messages of one producer that are consecutive both by its counter and in the queue.
 
-    They were sent to ``asked_topic`` and are stored in ``queue`` of ``topic``, another one where they wait for their
-    delivery. ``first``, ``queue_offset``: counter and queue offset of the first of so many ``messages``.
+    The producer sent them to ``asked_topic``; they are stored in ``queue`` of ``topic``, a different topic if they wait
+    for their delivery. ``first``, ``queue_offset``: counter and queue offset of the first of ``messages`` messages.
     """
 
     prefix: str
@@ -49,9 +49,12 @@ class StoredRun(NamedTuple):
 
 @dataclass(slots=True)
 class Places:
-    """Of messages that lie behind each other in a queue: count × i64 physical offsets, the first's store time, where
-    the last record ends, and the queue that the producer was told: the one that they are delivered to, where they wait
-    for that."""
+    """Places of consecutive messages of a queue.
+
+    ``physical_offsets``: count × i64; ``store_ms``: store time of the first message; ``end_offset``: where the last
+    record ends; ``queue``: the queue in the producer's acknowledgement. Waiting messages name the queue that they will
+    be delivered to.
+    """
 
     physical_offsets: bytes
     store_ms: int
@@ -60,7 +63,7 @@ class Places:
 
 
 class ProducerRuns:
-    """Reads of a recovered store. ``tail`` is for the start; ``places`` for any thread."""
+    """Reads of a recovered store. ``tail`` runs at the start; any thread may call ``places``."""
 
     def __init__(
         self,
@@ -77,9 +80,9 @@ class ProducerRuns:
         self._state = state
 
     def places(self, topic: str, queue_id: int, queue_offset: int, count: int, *, hot: bool) -> Places:
-        """Where ``count`` messages lie from ``queue_offset`` on, all of which were stored and dispatched.
+        """Return the places of ``count`` messages from ``queue_offset`` on, all of which were stored and dispatched.
 
-        Raises ``MessageNotFound`` where retention has taken the first, and with ``hot`` ``WouldBlock``.
+        Raises ``MessageNotFound`` if retention deleted the first, and ``WouldBlock`` with ``hot``.
         """
         queue = self._queues.get(topic, queue_id)
         blob = queue.read_units(queue_offset, count, hot=hot) if queue is not None else b""
@@ -95,7 +98,7 @@ class ProducerRuns:
                 f"message {queue_offset} of queue {queue_id} of topic {topic} was stored before, and retention has "
                 "taken it away since; it was not stored again"
             )
-        # Only of a message that waits the whole record matters.
+        # The head holds the store time; a waiting message's target queue is in its properties.
         waits = topic in (SCHEDULE_TOPIC, TIMER_TOPIC, PREPARED_TOPIC)
         blob = bytearray(int(units["size"][0]) if waits else _HEAD_BYTES)
         self._commitlog.queue.read(int(offsets[0]), memoryview(blob), hot=hot)
@@ -105,12 +108,13 @@ class ProducerRuns:
         return Places(offsets.tobytes(), _store_ms(blob), end_offset, queue_id)
 
     def tail(self, tail_bytes: int, runs_max: int) -> list[StoredRun]:
-        """The runs in the last ``tail_bytes`` of the log, the oldest first; no more than the newest ``runs_max``.
+        """Return the runs in the last ``tail_bytes`` of the log, oldest first, and at most the newest ``runs_max``.
 
-        Topics that are deleted have none. Blocks.
+        Leaves out deleted topics. Blocks.
         """
         end = self._commitlog.write_offset
-        # Every record of a producer has a key, so the index knows where records begin.
+        # An offset inside a record is no place to begin. Every producer's record has a key, so the index knows the
+        # first boundary.
         begin = self._index.first_record_at(max(end - tail_bytes, self._commitlog.start_offset))
         if begin is None or begin >= end:
             return []
@@ -133,10 +137,10 @@ class ProducerRuns:
         return runs
 
     def _blocks(self, begin: int, end: int) -> Iterator[tuple[MappedFile, np.ndarray]]:
-        """The rows that the kernel finds, with the file that they speak of."""
+        """Yield the rows that the kernel finds, each block with its file."""
         rows = np.zeros(RUNS_A_CALL * kernel.RUN_ROW, np.int64)
         scratch = np.zeros(kernel.SCRATCH, np.int64)
-        # Where a topic was deleted a run ends: what lies before does not count.
+        # A run must not extend across a topic's deletion, because the records before it do not count.
         deletions = {row.physical_offset for row in self._state.deleted.values()}
         stops = sorted(offset for offset in deletions if begin < offset < end)
         at = begin
@@ -158,7 +162,7 @@ class ProducerRuns:
                     return
 
     def _named(self, file: MappedFile, rows: np.ndarray) -> list[StoredRun]:
-        """Rows as runs, but for those of topics that are not there any more."""
+        """Return the rows as runs, without those of topics that no longer exist."""
         view = file.array().data
         runs = []
         texts: dict[bytes, str] = {}
@@ -175,14 +179,14 @@ class ProducerRuns:
 
 
 def _store_ms(head: bytearray) -> int:
-    """The store time in the head of a record."""
+    """Return the store time in the head of a record."""
     sys_flag = int.from_bytes(head[RECORD.at["sys_flag"] :][:4], "big")
     at = _STORE_MS_AT + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0)
     return int.from_bytes(head[at : at + 8], "big")
 
 
 def _text(texts: dict[bytes, str], view: memoryview) -> str:
-    """A prefix or a topic's name, the same object each time: thousands of runs keep it."""
+    """Return a prefix or a topic's name, the same object each time, because thousands of runs refer to it."""
     blob = bytes(view)
     text = texts.get(blob)
     if text is None:

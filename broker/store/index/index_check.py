@@ -1,4 +1,4 @@
-"""What index files say about themselves: whether their headers and chains can be right."""
+"""Checks of index files by their own bytes: whether headers and chains are plausible."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ...kernels import index as kernel
 from .index_file import IndexFile, IndexService
 
 CHECK_BYTES_MAX = 512 * 1024 * 1024
-"""The chains of the newest file are always checked, of older ones while all in all they are no larger than this."""
+"""Chains are checked in the newest file, and in older ones as long as the files together are no larger than this."""
 
 
 def index_problem(index: IndexService, end: int, expected_names: list[str]) -> tuple[str, int]:
-    """(what is wrong with the oldest file that is not right, how many files in front of it are).
+    """Return (the problem of the oldest bad file, empty if all are sound; the number of sound files before it).
 
-    ``end``: of the log; ``expected_names``: the files that are known to have been there.
+    ``end``: the log's end; ``expected_names``: names of the files that must exist.
     """
     names = [file.path.name for file in index.files]
     missing = [name for name in expected_names if name not in names]

@@ -26,7 +26,7 @@ from ..files.file_system import Files, create_whole, move_aside
 NAME_DIGITS = 17
 _NAME = re.compile(rf"\d{{{NAME_DIGITS}}}\Z", re.ASCII)
 CHAIN_STEP = 1024
-"""Entries that one kernel call follows a chain for."""
+"""Maximum number of entries that one kernel call follows."""
 ALLOCATE_STEP_BYTES = 32 * 1024 * 1024
 BLOCK_ENTRIES = 16_384
 ENTRY_DTYPE = np.dtype([("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
@@ -47,12 +47,12 @@ class IndexHeader:
 
 
 def index_file_bytes(slots: int, entries: int) -> int:
-    """Size of an IndexFile."""
+    """Return the size of an IndexFile."""
     return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slots + INDEX_ENTRY_BYTES * entries
 
 
 class IndexFile:
-    """One file. The owner of reput writes it through its map; readers read it through the descriptor."""
+    """One IndexFile. The owner of reput writes it through its map; hot reads go through the descriptor."""
 
     def __init__(self, files: Files, path: Path, fd: int, slots: int, entries: int) -> None:
         self.files = files
@@ -67,13 +67,13 @@ class IndexFile:
         self._array: np.ndarray | None = None
         self._header: IndexHeader | None = None
         self.index_count = self.header.index_count
-        """Entries in use + 1, as the header's."""
+        """Number of entries + 1, as in the header."""
         self.end_physical_offset = self.header.end_physical_offset
-        """CommitLog offset of the last message, as the header's."""
+        """CommitLog offset of the last message, as in the header."""
 
     @property
     def header(self) -> IndexHeader:
-        """The header; read from the file after it changed."""
+        """Header of the file; read again after a change."""
         header = self._header
         if header is None:
             blob = bytearray(INDEX_HEADER_BYTES)
@@ -83,23 +83,23 @@ class IndexFile:
 
     @property
     def full(self) -> bool:
-        """Whether no entry fits any more."""
+        """Return whether the file has no room for another entry."""
         return self.index_count >= self.entries
 
     def array(self) -> np.ndarray:
-        """The file's bytes, mapped."""
+        """Return the file's bytes, mapped."""
         if self._array is None:
             self._array = np.frombuffer(self.files.map(self.fd, self.size), np.uint8)
         return self._array
 
     def release(self) -> None:
-        """Let the map go."""
+        """Unmap the file."""
         self._array = None
 
     def put(self, keys: np.ndarray, first: int, count: int) -> int:
-        """Put dispatch's keys ``[first, count)``; returns how many of ``count`` are in, fewer when the file is full.
+        """Put dispatch's keys ``[first, count)``; return how many of ``count`` are in, fewer if the file is full.
 
-        Raises OSError ENOSPC, before anything is written, where the disk is full.
+        Raises OSError ENOSPC if the disk is full, before it writes anything.
         """
         number = max(self.index_count, 1)
         end = min(self.entries_at + (number + count - first) * INDEX_ENTRY_BYTES, self.size)
@@ -116,8 +116,8 @@ class IndexFile:
         return done
 
     def check(self) -> int:
-        """Whether its chains are whole: ``kernels.index.SOUND``, ``REPAIRED`` or ``DAMAGED``. Reads the whole file."""
-        if self.index_count == 0:  # made by RocketMQ, which writes the header later
+        """Check the chains: ``kernels.index.SOUND``, ``REPAIRED`` or ``DAMAGED``. Reads the whole file."""
+        if self.index_count == 0:  # RocketMQ created it, and writes the header later
             self.files.write(self.fd, INDEX_HEADER_STRUCT.pack(0, 0, 0, 0, 0, 1), 0)
         result = kernel.check(self.array(), self.slots, self.entries, np.zeros(self.slots, np.int32))
         self._header = None
@@ -128,7 +128,7 @@ class IndexFile:
         return result
 
     def first_entry_at(self, physical_offset: int) -> int:
-        """Number of the first entry of a record at or behind ``physical_offset``; ``index_count`` if there is none."""
+        """Return the number of the first entry of a record at or after ``physical_offset``, or ``index_count``."""
         low, high = 1, max(self.index_count, 1)
         while low < high:
             middle = (low + high) // 2
@@ -139,11 +139,11 @@ class IndexFile:
         return low
 
     def physical_offset_of(self, number: int) -> int:
-        """Where the record of an entry lies."""
+        """Return the physical offset of an entry's record."""
         return int(self._read_block(number, 1)["physical_offset"][0])
 
     def read_entries(self, number: int, below: int) -> Entries:
-        """The entries from ``number`` on whose records lie below the physical offset ``below``."""
+        """Return the entries from ``number`` on whose records are below the physical offset ``below``."""
         blocks = [self._read_block(number, 0)]
         while number < self.index_count:
             block = self._read_block(number, min(BLOCK_ENTRIES, self.index_count - number))
@@ -160,26 +160,26 @@ class IndexFile:
         return np.frombuffer(blob, ENTRY_DTYPE)
 
     def holds(self, entries: Entries, keys: np.ndarray, *, first: int) -> bool:
-        """Whether ``entries``, the first of them number ``first``, are what ``put`` makes of dispatch's ``keys``."""
+        """Return whether ``entries``, numbered from ``first`` on, are the entries that ``put`` makes of ``keys``."""
         seconds = np.clip((keys[:, K_STORE_MS] - self.header.begin_timestamp) // 1000, 0, 2**31 - 1)
         same_seconds = entries["seconds"] == seconds
         if first == 1:
-            same_seconds[:1] = True  # relative to the end of the file before
+            same_seconds[:1] = True  # the first entry's time is relative to the end of the file before
         same_hash = entries["key_hash"] == keys[:, K_HASH]
         same_offset = entries["physical_offset"] == keys[:, K_PHYSICAL_OFFSET]
         return bool((same_hash & same_offset & same_seconds).all())
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
-        """Whether it may hold messages of that time."""
+        """Return whether the file may hold messages of ``[begin_ms, end_ms]``."""
         header = self.header
         return header.index_count > 1 and header.begin_timestamp <= end_ms and header.end_timestamp >= begin_ms
 
     def chain(self, key_hash: int, begin_ms: int, end_ms: int, entry: int, *, hot: bool) -> Iterator[tuple[int, int]]:
-        """(physical offset, entry number) of the entries of one hash, newest first.
+        """Yield (physical offset, entry number) of the entries of one hash, newest first.
 
-        From ``entry`` on where it is not 0, else from the slot. Entries whose second lies outside of
-        ``[begin_ms, end_ms]`` are left out; both are rounded outwards, since entries keep whole seconds. With ``hot``
-        may raise ``WouldBlock``.
+        Begins at ``entry``, or at the slot if ``entry`` is 0. Skips entries whose second is outside of
+        ``[begin_ms, end_ms]``; the limits are rounded outwards, because entries hold whole seconds. With ``hot``,
+        raises ``WouldBlock`` if the page cache does not hold an entry.
         """
         begin_timestamp = self.header.begin_timestamp
         if hot:
@@ -198,7 +198,10 @@ class IndexFile:
     def _hot_chain(
         self, begin_timestamp: int, key_hash: int, begin_ms: int, end_ms: int, entry: int
     ) -> Iterator[tuple[int, int]]:
-        """The same from the page cache alone: through the descriptor, because a page fault would hold the loop."""
+        """Yield the same from the page cache alone.
+
+        Reads through the descriptor, because a page fault in the map would block the event loop.
+        """
         number = entry or self._word(INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * (key_hash % self.slots))
         blob = bytearray(INDEX_ENTRY_BYTES)
         view = memoryview(blob)
@@ -222,7 +225,7 @@ class IndexFile:
             raise WouldBlock
 
     def sync(self) -> None:
-        """Put it on disk."""
+        """Put the file on disk."""
         if self.dirty:
             self.dirty = False
             try:
@@ -239,7 +242,7 @@ class IndexFile:
             self.fd = -1
 
     def __del__(self) -> None:
-        self.close()  # see MappedFile
+        self.close()  # expired files are closed here, when their last reader has dropped them
 
 
 class IndexService:
@@ -258,11 +261,12 @@ class IndexService:
         self._unusable: list[Path] = []
 
     def load(self, recorded_sizes: tuple[int, int] | None) -> str:
-        """Open the files that are there; changes nothing. Returns why the newest of them cannot be used, or nothing.
+        """Open the existing files, without changing anything. Returns why the newest cannot be used, or an empty text.
 
-        ``recorded_sizes``: slots and entries that the store is known to have been made with, None where nobody wrote
-        them down. A file of another size is damage where the settings are those, or where other files have it (then it
-        and those behind it are dropped by the next ``drop_from``); else raises ``SettingMismatch``.
+        ``recorded_sizes``: slots and entries that the store is known to have been created with; None if they are
+        unknown. A file of another size is damage if the settings equal the recorded sizes, or if other files have the
+        size of the settings; the next ``drop_from`` then drops it and all files after it. Otherwise raises
+        ``SettingMismatch``.
         """
         if not self.folder.is_dir():
             return ""
@@ -295,7 +299,7 @@ class IndexService:
 
     @property
     def end_physical_offset(self) -> int:
-        """Records below this are in the index; 0 without files (``IndexService.buildIndex`` compares the same)."""
+        """Physical offset of the last indexed record, 0 without files. RocketMQ: see ``IndexService.buildIndex``."""
         for file in reversed(self.files):
             if file.index_count > 1:
                 return file.end_physical_offset
@@ -303,26 +307,27 @@ class IndexService:
 
     @property
     def indexed_below(self) -> int:
-        """All keys of the records below this are in the index: recovery completes the last record's."""
+        """Physical offset below which all keys of all records are indexed; recovery completes the last record's
+        keys."""
         end = self.end_physical_offset
         return end + 1 if end or any(file.index_count > 1 for file in self.files) else 0
 
     def first_record_at(self, physical_offset: int) -> int | None:
-        """Where the first record with a key begins at or behind ``physical_offset``; None where none does."""
+        """Return the physical offset of the first record with a key at or after ``physical_offset``, or None."""
         for file in self.files:
             if file.index_count > 1 and file.end_physical_offset >= physical_offset:
                 return file.physical_offset_of(file.first_entry_at(physical_offset))
         return None
 
     def entries_of_last_record(self) -> int:
-        """How many entries the last record has that is in the index."""
+        """Return the number of index entries of the last indexed record."""
         end = self.end_physical_offset
         return sum(
             file.index_count - file.first_entry_at(end) for file in self.files if file.end_physical_offset == end
         )
 
     def put(self, keys: np.ndarray, count: int, first: int = 0) -> Iterator[int]:
-        """Put dispatch's keys, rolling to new files; yields after each file how many are in. Raises OSError ENOSPC."""
+        """Put dispatch's keys, rolling to new files; yield after each file how many are in. Raises OSError ENOSPC."""
         while first < count:
             if not self.files or self.files[-1].full:
                 self._create()
@@ -335,7 +340,8 @@ class IndexService:
             "%Y%m%d%H%M%S%f"
         )[:NAME_DIGITS]
         if self.files:
-            # The clock went back, or two files in one millisecond: the names must keep the files' order.
+            # Names must sort in the order of the files, even if the clock was set back or two files are created in
+            # one millisecond.
             name = max(name, _next_name(self.files[-1].path.name))
         path = self.folder / name
         slots_end = INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.slots
@@ -350,17 +356,18 @@ class IndexService:
         self.files.append(file)
 
     def drop_from(self, number: int) -> None:
-        """Move the files from index ``number`` on aside, durably; their messages are to be indexed again."""
+        """Move the files from ``number`` on aside, durably; the caller must index their messages again."""
         for file in self.files[number:]:
             file.close()
         gone = [file.path for file in self.files[number:]] + self._unusable
         del self.files[number:]
-        for path in reversed(gone):  # the newest first: stopped in between, what is left ends earlier and is whole
+        for path in reversed(gone):  # newest first: after a stop the remaining files have no gap
             move_aside(self._os, path, self._aside, f"index-{path.name}")
         self._unusable = []
 
     def expired(self, log_start: int) -> int:
-        """How many of the oldest files have nothing but messages in front of ``log_start``; never the last one."""
+        """Return how many of the oldest files refer only to messages before ``log_start``; the last file never
+        counts."""
         count = 0
         for file in self.files[:-1]:
             if file.end_physical_offset >= log_start:
@@ -369,7 +376,7 @@ class IndexService:
         return count
 
     def remove_first(self, count: int) -> None:
-        """Take the oldest ``count`` files away, beside readers and the owner of reput."""
+        """Delete the oldest ``count`` files. May run beside readers and the owner of reput."""
         gone = self.files[:count]
         del self.files[:count]
         for file in gone:
@@ -380,11 +387,11 @@ class IndexService:
 
     @property
     def full_end_ms(self) -> int:
-        """End time of the newest file that is full; 0 for none."""
+        """End time of the newest full file; 0 if no file is full."""
         return max((file.header.end_timestamp for file in self.files if file.full), default=0)
 
     def sync(self) -> None:
-        """Put what was written on disk."""
+        """Put written entries on disk."""
         for file in list(self.files):
             file.sync()
 
@@ -395,9 +402,9 @@ class IndexService:
 
 
 def _next_name(name: str) -> str:
-    """One millisecond later."""
+    """Return the file name of one millisecond later."""
     try:
         last = datetime.strptime(name + "000", "%Y%m%d%H%M%S%f")  # noqa: DTZ007
-    except ValueError:  # not the name of a time
+    except ValueError:  # not a time
         return f"{int(name) + 1:0{NAME_DIGITS}d}"
     return (last + timedelta(milliseconds=1)).strftime("%Y%m%d%H%M%S%f")[:NAME_DIGITS]

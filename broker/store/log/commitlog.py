@@ -27,14 +27,14 @@ _PLAN_MESSAGES = 4096
 _RECORD_OVERHEAD_BYTES = (
     RECORD_BYTES_MIN + 24 + 127 + kernel.UNIQUE_PROPERTY_BYTES + kernel.KEYS_PROPERTY_BYTES + 1 + RECORD_CRC_BYTES
 )
-"""At most what a stored message has beside its body, its own and the common properties."""
+"""Upper bound of a record's bytes besides its body and its own and common properties."""
 
 _FrameArrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""What the kernel plans a frame with: the frame, its numbers, its texts, the plan."""
+"""Arguments of the produce kernel: the frame, its numbers, its texts, the plan."""
 
 
 def count_rolls(sizes: np.ndarray, room: int, file_bytes: int) -> int:
-    """In how many further files records of these sizes go on, where the first has ``room`` bytes left for them."""
+    """Return how many further files records of these sizes take if the current file has ``room`` bytes left."""
     ends = np.cumsum(sizes)
     rolls = written = 0
     while (fit := int(np.searchsorted(ends, written + room - BLANK_BYTES_MIN, "right"))) < len(ends):
@@ -48,9 +48,9 @@ def _hexadecimal(prefix: bytes) -> bool:
 
 
 class CommitLog:
-    """The log. ``append`` belongs to the event loop; ``flush`` to one flush thread; reads to anyone.
+    """The log. ``append`` belongs to the event loop, ``flush`` to one flush thread; any thread may read.
 
-    ``write_offset`` and ``flushed_offset`` only grow and are published after the bytes they cover.
+    ``write_offset`` and ``flushed_offset`` only grow, and are published after the bytes that they cover.
     """
 
     def __init__(self, files: Files, folder: Path, scratch_folder: Path, settings: StoreSettings, host: bytes) -> None:
@@ -66,7 +66,7 @@ class CommitLog:
         self.clock = StoreClock()
         self.store_host = host
         self.checksum_bytes = RECORD_CRC_BYTES if settings.record_checksum else 0
-        """What a checksum over all of it takes of a record that is written; 0: none is."""
+        """Bytes of the checksum over the whole record in each new record; 0: records get none."""
         self._numbers_blob = bytearray(_NUMBERS.size)
         self._numbers = np.frombuffer(self._numbers_blob, np.int64)
         self._plan = np.zeros(_PLAN_MESSAGES * kernel.PLAN_WIDTH, np.int64)
@@ -79,18 +79,18 @@ class CommitLog:
 
     @property
     def start_offset(self) -> int:
-        """Where the first file begins."""
+        """Physical offset at which the first file begins."""
         return self.queue.start_offset
 
     def end(self) -> tuple[int, int]:
-        """Where the next record goes, and the store time of the last."""
+        """Return the physical offset of the next record, and the store time of the last."""
         return self.write_offset, self.last_store_ms
 
     def append(self, topic: bytes, queue_id: int, queue_offset: int, batch: ProduceBatch) -> Appended:
-        """Write the batch's messages as records with queue offsets from ``queue_offset`` on.
+        """Append the batch's messages as records with queue offsets from ``queue_offset`` on.
 
-        All or nothing: raises ``MessageIllegal`` for a message that breaks a rule and ``ServiceNotAvailable`` where the
-        disk is full, with nothing written. After ``StoreFailed`` nothing may be appended any more.
+        All of them are written, or none: raises ``MessageIllegal`` for a message that breaks a rule, and
+        ``ServiceNotAvailable`` if the disk is full. After ``StoreFailed`` the caller must append nothing more.
         """
         count = batch.count
         body_bytes = batch.body_end - batch.body_at
@@ -126,14 +126,14 @@ class CommitLog:
         return Appended(queue_offset, store_ms, bytes(memoryview(self._offsets_blob)[: 8 * count]), end_offset)
 
     def _plan_only(self, arrays: _FrameArrays, file: MappedFile, count: int) -> np.ndarray:
-        """Validate and plan a frame, and write nothing of it: the size of each record. Raises ``MessageIllegal``."""
-        self._numbers[kernel.N_RECORDS_MAX] = -1  # so the kernel refuses, and says what all of them take
+        """Validate and plan a frame without writing it; return the size of each record. Raises ``MessageIllegal``."""
+        self._numbers[kernel.N_RECORDS_MAX] = -1  # makes the kernel refuse after planning, with the size of all records
         status, message, detail = kernel.produce(*arrays, file.array(), self._offsets)
         if status != kernel.RECORDS_TOO_LONG or detail > FRAME_RECORDS_BYTES_MAX:
             raise self._refusal(status, message, detail)
         plan = self._plan[: count * kernel.PLAN_WIDTH].reshape(count, kernel.PLAN_WIDTH)
         sizes: np.ndarray = plan[:, kernel.P_BODY_BYTES] + plan[:, kernel.P_PROPERTIES_BYTES]
-        sizes += (detail - int(sizes.sum())) // count  # the rest of a record is as long in each of a frame
+        sizes += (detail - int(sizes.sum())) // count  # all records of a frame have equally long other parts
         return sizes
 
     def _refusal(self, status: int, message: int, detail: int) -> MessageIllegal:
@@ -141,10 +141,10 @@ class CommitLog:
         return refusal(status, message, detail, body_at=body_at, message_bytes_max=self.settings.message_bytes_max)
 
     def append_records(self, records: Sequence[Record]) -> None:
-        """Write whole records of the broker's own making; their topic, queue and queue offset are set already.
+        """Append records that the broker itself makes; their topic, queue and queue offset are set already.
 
-        Sets store time, store host and physical offset of each. Raises as ``append`` does; a record that cannot be
-        stored (``MessageIllegal``) is found before anything is written.
+        Sets store time, store host and physical offset of each. Raises as ``append`` does, ``MessageIllegal`` for a
+        record that cannot be stored; nothing is written then.
         """
         store_ms = self.clock.store_ms(self.last_store_ms)
         bound = largest = 0
@@ -176,7 +176,7 @@ class CommitLog:
                 blob = record.encode(checksum=self.settings.record_checksum)
             array = file.array()
             at = position + _SIZE_AND_MAGIC_BYTES
-            # Size and magic last: until then nobody takes the bytes for a record.
+            # Size and magic are written last: without them no reader and no recovery takes the bytes for a record.
             array[at : position + len(blob)] = np.frombuffer(blob, np.uint8)[_SIZE_AND_MAGIC_BYTES:]
             array[position:at] = np.frombuffer(blob, np.uint8)[:_SIZE_AND_MAGIC_BYTES]
             position += len(blob)
@@ -207,7 +207,10 @@ class CommitLog:
         )  # fmt: skip
 
     def roll(self, file: MappedFile, position: int) -> MappedFile:
-        """End ``file`` at ``position``, in the middle of a frame, and go on in the next, which is placed already."""
+        """End ``file`` with a blank at ``position``, in the middle of a frame; return the next file.
+
+        ``LogPreallocator.place_next`` has already placed that file, so this cannot fail.
+        """
         self._write_blank(file, position)
         return self.ahead.enter_next()
 
@@ -217,17 +220,17 @@ class CommitLog:
         array[position : position + 4] = np.frombuffer((file.size - position).to_bytes(4, "big"), np.uint8)
 
     def prepare_ahead(self) -> bool:
-        """See ``LogPreallocator.prepare``."""
+        """Allocate the next extents or the next file; return whether there was anything to do."""
         return self.ahead.prepare(self.write_offset)
 
     def populate_ahead(self) -> bool:
-        """See ``LogPreallocator.populate``."""
+        """Bring the next pages of the log into memory; return whether there was anything to do."""
         return self.ahead.populate(self.write_offset)
 
     def flush(self) -> int:
-        """fdatasync everything below the write offset as it is now, and publish it; returns that offset.
+        """Put everything below the current write offset on disk; publish and return that offset.
 
-        For one thread at a time. An OSError means that what is on disk is not known: the caller must end the process.
+        One thread at a time. After an OSError nobody knows which bytes are on disk: the caller must end the process.
         """
         target = self.write_offset
         begin = self.flushed_offset
@@ -241,7 +244,7 @@ class CommitLog:
         return target
 
     def release_below(self, physical_offset: int) -> None:
-        """Let go of the maps of files that end at or below ``physical_offset``."""
+        """Unmap the files that end at or below ``physical_offset``."""
         for file in self.queue.files[:-1]:
             if file.end_offset <= physical_offset:
                 file.release()

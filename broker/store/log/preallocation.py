@@ -1,4 +1,4 @@
-"""What the CommitLog has ahead of its write offset: extents, pages in memory, and the next files."""
+"""Preallocation: extents, pages in memory and files that the CommitLog has ready beyond its write offset."""
 
 from __future__ import annotations
 
@@ -14,32 +14,38 @@ from ..files.mapped_file import MappedFile, MappedFileQueue
 from ..settings import StoreSettings
 
 POPULATE_AHEAD_BYTES = 32 * 1024 * 1024
-"""So much of the log behind the write offset has its pages in memory: a tenth of a second of the fastest writes."""
+"""Maximum number of bytes beyond the write offset whose pages are in memory: 0.1 s of the fastest writes."""
 _CANNOT_POPULATE = -2
-"""The system has no call for it."""
+"""Value of ``_populate_from`` if the system has no call that populates pages."""
 POPULATE_STEP_BYTES = 8 * 1024 * 1024
-"""Each step waits for the interpreter, which a busy event loop lets go of every 5 ms."""
+"""Bytes of one step. Every step first waits for the GIL, which a busy event loop gives up every 5 ms."""
 
 log = logging.getLogger(__name__)
 
 
 class LogPreallocator:
-    """Room for what is written next. ``make``, ``place_next`` and ``enter_next`` belong to who appends, ``prepare`` and
-    ``populate`` to the allocation service, which works ahead so that an append finds all there already."""
+    """Room for the next records.
+
+    ``make``, ``place_next`` and ``enter_next`` belong to the appending thread, ``prepare`` and ``populate`` to the
+    allocation service, which works ahead so that appends seldom have to allocate.
+    """
 
     def __init__(self, files: Files, queue: MappedFileQueue, settings: StoreSettings) -> None:
         self.os = files
         self.queue = queue
         self.settings = settings
         self.prepared: list[MappedFile] = []
-        """The next files, made ahead."""
+        """The next files, created ahead."""
         self._preparing = threading.Lock()
         self._populate_from = -1
-        """The write offset when pages were first thought of; -1: not yet; ``_CANNOT_POPULATE``."""
+        """Write offset at the first ``populate``; -1 before it, or ``_CANNOT_POPULATE``."""
 
     def make(self, write_offset: int, bound: int, record_bytes: int = 0) -> MappedFile:
-        """The file to write to, with extents for ``bound`` bytes from the write offset on, in files made to follow it
-        too if need be. ``record_bytes``: the largest record. Raises as ``CommitLog.append``, with nothing written."""
+        """Return the file to write to, with extents for ``bound`` bytes from the write offset on.
+
+        Creates further files if they are needed. ``record_bytes``: size of the largest record. Raises as
+        ``CommitLog.append`` does, with nothing written.
+        """
         try:
             files = self.queue.files
             file = files[-1] if files else self.enter_next(write_offset)
@@ -51,7 +57,8 @@ class LogPreallocator:
                 with self._preparing:
                     file.allocate(position + bound, self.settings.allocate_step_bytes)
             if position + bound > file.size:
-                # Every file that a frame rolls into must be there before its first byte is written.
+                # A frame is written completely or not at all: all files that it rolls into must exist, with their
+                # blocks, before its first byte is written.
                 waste = max(self.settings.message_bytes_max, record_bytes) + BLANK_BYTES_MIN
                 self._have_next(position + bound - file.size + waste, waste)
             return file
@@ -59,8 +66,7 @@ class LogPreallocator:
             raise self._no_room(error, bound) from error
 
     def _no_room(self, error: OSError, needed_bytes: int) -> ServiceNotAvailable:
-        """The answer to a producer when extents cannot be allocated. Raises ``StoreFailed`` where the disk is not just
-        full."""
+        """Return the error for the producer if the disk is full; raise ``StoreFailed`` for any other error."""
         self._check_full(error)
         folder = self.queue.folder
         free = self.os.free_bytes(folder)
@@ -74,7 +80,7 @@ class LogPreallocator:
         )  # fmt: skip
 
     def _check_full(self, error: OSError) -> None:
-        """Raise ``StoreFailed`` unless the error is that of a full disk."""
+        """Raise ``StoreFailed`` unless the error says that the disk is full."""
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFailed(
                 f"the log in {self.queue.folder} cannot be made longer: {error}. Nothing was written; the broker ends. "
@@ -82,7 +88,10 @@ class LogPreallocator:
             ) from error
 
     def _have_next(self, rest: int, waste: int) -> None:
-        """Have files with blocks for ``rest`` bytes of records behind the last; each may leave ``waste`` unused."""
+        """Prepare files with blocks for ``rest`` bytes of records after the last file.
+
+        Each file may leave up to ``waste`` bytes unused at its end.
+        """
         with self._preparing:
             number = 0
             while rest > 0:
@@ -99,8 +108,10 @@ class LogPreallocator:
         return self.queue.create(start_offset, max(allocate, self.settings.allocate_step_bytes))
 
     def enter_next(self, first_offset: int = 0) -> MappedFile:
-        """The next file becomes the last of the log, made now where none was prepared. ``first_offset``: where a log
-        without files begins. Raises OSError, but for a file that is placed."""
+        """Make the next file the last of the log, and return it. Creates it if none was prepared.
+
+        ``first_offset``: where a log without files begins. Raises OSError, except for a file that is already placed.
+        """
         with self._preparing:
             if not self.prepared:
                 self.prepared.append(self._create_next(0, first_offset))
@@ -111,11 +122,11 @@ class LogPreallocator:
         return file
 
     def place_next(self, count: int, needed_bytes: int) -> None:
-        """Have the next ``count`` files, which ``make`` made, in the folder and mapped: what is to be written goes
-        on in them, and once it is begun nothing may fail any more.
+        """Move the next ``count`` files, which ``make`` created, into the log's folder and map them.
 
-        Only where it is sure to go on in them: a RocketMQ that is started by mistake deletes files of the folder that
-        nothing was written to. ``needed_bytes``: for the error, how much was asked for. Raises as ``make`` does.
+        After this, a write that continues in these files cannot fail. Call it only if the write will reach them: a
+        RocketMQ that is started by mistake deletes files of the folder that nothing was written to. ``needed_bytes``:
+        requested size, for the error. Raises as ``make`` does.
         """
         try:
             with self._preparing:
@@ -126,9 +137,10 @@ class LogPreallocator:
             raise self._no_room(error, needed_bytes) from error
 
     def prepare(self, write_offset: int) -> bool:
-        """For the allocation service: the next step of extents, and the next file when this one is three quarters full.
+        """Allocate the next step of extents, or the next file once this one is three quarters full.
 
-        Returns whether there was something to do. Raises OSError where the disk is full, else ``StoreFailed``.
+        Only for the allocation service. Returns whether there was anything to do. Raises OSError if the disk is full,
+        otherwise ``StoreFailed``.
         """
         try:
             return self._prepare(write_offset)
@@ -155,14 +167,16 @@ class LogPreallocator:
         return False
 
     def populate(self, write_offset: int) -> bool:
-        """For the allocation service: have the system find pages for what is written next; one step of it.
+        """Bring the next pages of the log into memory, one step at a time.
 
-        A new page costs the writer microseconds, or tens of milliseconds: where the system fills those around it with
-        zeros, too (up to the disk's ``read_ahead_kb``), while the log is synced, or where a virtual machine's host has
-        to find it. The event loop should not wait so long. As far ahead as was written since the store was
-        opened, up to ``POPULATE_AHEAD_BYTES``: an idle broker needs none. Pages are only read: zeros that were written
-        would have to be synced.
-        Returns whether there was something to do.
+        Only for the allocation service. Returns whether there was anything to do.
+
+        The first write to a page takes microseconds, but tens of milliseconds if the system must first fill the pages
+        around it with zeros (up to the disk's ``read_ahead_kb``) while the log is synced, or if a virtual machine's
+        host must find memory for it. The event loop should not wait that long.
+
+        Reaches as far ahead as was written since the store was opened, up to ``POPULATE_AHEAD_BYTES``: an idle broker
+        needs no pages. Pages are only read, because written zeros would have to be synced.
         """
         if self._populate_from == -1:
             self._populate_from = write_offset
@@ -179,11 +193,11 @@ class LogPreallocator:
             following = self.prepared[:1]
             return bool(following) and following[0].populate(0, end - file.size, POPULATE_STEP_BYTES)
         except OSError as error:
-            log.info("pages of the log cannot be got ready ahead of the writes, which take longer at times: %s", error)
+            log.info("cannot bring pages of the log into memory ahead of writes, so some writes take longer: %s", error)
             self._populate_from = _CANNOT_POPULATE
             return False
 
     def close(self) -> None:
-        """Close the files that were made."""
+        """Close the prepared files."""
         for file in self.prepared:
             file.close()

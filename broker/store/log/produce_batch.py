@@ -1,4 +1,4 @@
-"""The messages of a PRODUCE frame: what they are, where they went, and why they cannot be stored."""
+"""The messages of a PRODUCE frame: their bytes, where they were stored, and the errors of those that cannot be."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...kernels import produce as kernel
 from ...memo import remembered
 
 FRAME_RECORDS_BYTES_MAX = 64 * 1024 * 1024
-"""The records of one frame take at most this: common properties multiply, and a frame must not hold the loop for
-long."""
+"""Maximum size of all records of one frame. Common properties are copied into each record, and a frame must not occupy
+the event loop for long."""
 _MESSAGE_BYTES_MIN = (4, 3)
-"""The fewest bytes of a message in a frame, by layout."""
+"""Minimum size of a message in a frame, by layout."""
 
 _RULES = {
     kernel.TRUNCATED: "the body ends in the middle of it",
@@ -38,10 +38,10 @@ _RULES = {
 
 @dataclass(slots=True)
 class ProduceBatch:
-    """The messages of one PRODUCE frame: ``buffer[body_at:body_end]`` in ``layout``, and what they have in common.
+    """The messages of one PRODUCE frame: ``buffer[body_at:body_end]`` in ``layout``, and their common properties.
 
     ``common``: encoded properties, checked by ``common_properties``; ``unique_prefix``: 20 hex digits or empty;
-    ``born_ms``: 0 for now; ``born_host``: 8 or 20 bytes as the record keeps it.
+    ``born_ms``: 0 for now; ``born_host``: 8 or 20 bytes, as in the record.
     """
 
     buffer: bytearray
@@ -59,8 +59,8 @@ class ProduceBatch:
 
 @dataclass(slots=True)
 class Appended:
-    """Where a batch went: queue offset of its first message, store time, count × i64 physical offsets, and the log's
-    end behind it."""
+    """Where a batch was stored: queue offset of its first message, store time, count × i64 physical offsets, and the
+    log's end after it."""
 
     queue_offset: int
     store_ms: int
@@ -70,7 +70,7 @@ class Appended:
 
 @remembered(1024)
 def common_properties(text: str) -> bytes:
-    """Encode a request's common properties, each checked as a message's own. Raises ``MessageIllegal``."""
+    """Encode a request's common properties; each obeys the rules for a message's own. Raises ``MessageIllegal``."""
     if not text:
         return b""
     blob = text.encode("utf-8", "surrogatepass")
@@ -95,14 +95,16 @@ def common_properties(text: str) -> bytes:
 
 
 def check_count(count: int, layout: int, body_bytes: int) -> None:
-    """Raise ``MessageIllegal`` where a body is too short for so many messages."""
+    """Raise ``MessageIllegal`` if the body is too short for ``count`` messages."""
     if count * _MESSAGE_BYTES_MIN[layout] > body_bytes:
         raise MessageIllegal(f"count says {count} messages, but the body has {body_bytes} bytes")
 
 
 def refusal(status: int, message: int, detail: int, *, body_at: int, message_bytes_max: int) -> MessageIllegal:
-    """What ``kernels.produce`` found wrong, as the error for the producer; ``body_at``: where the frame's body begins,
-    ``message_bytes_max``: what a record may take."""
+    """Return the producer's error for a status of ``kernels.produce``.
+
+    ``body_at``: where the frame's body begins; ``message_bytes_max``: maximum size of a record.
+    """
     if status == kernel.PROPERTIES_TOO_LONG:
         limit = kernel.PRODUCED_PROPERTIES_BYTES_MAX
         return MessageIllegal(

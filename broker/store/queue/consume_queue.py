@@ -1,4 +1,4 @@
-"""ConsumeQueue: per queue of a topic, a row of 20-byte units that point into the CommitLog."""
+"""ConsumeQueue: the list of one queue's messages, as 20-byte units that point into the CommitLog."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ConsumeQueue:
     """One queue's units, in files of ``file_bytes``.
 
     ``max_offset`` is published after the units below it are written, so any thread may read below it. Only the owner of
-    reput writes; retention takes the oldest files away.
+    reput writes; retention deletes the oldest files.
     """
 
     __slots__ = (
@@ -38,26 +38,26 @@ class ConsumeQueue:
         self.row = row
         self._open_files = open_files
         self._files: dict[int, Descriptor | None] = {}
-        """The files by their first byte of units; None: not open."""
+        """Open files by the position of their first byte in the queue; None: the file is not open."""
         self._empty_file: Path | None = None
         self.start_offset = 0
-        """First queue offset that is no filling; the log may begin behind it."""
+        """First queue offset whose unit is not filling. The log may begin after that message."""
         self.max_offset = 0
         self.min_hint = 0
-        """Units below this are known to point in front of the log's start."""
+        """Queue offset below which all units point before the start of the log."""
         self._dirty: set[int] = set()
         self.folder_dirty = False
 
     @property
     def dirty(self) -> bool:
-        """Whether something was written since the last ``sync``."""
+        """Return whether anything was written since the last ``sync``."""
         return bool(self._dirty) or self.folder_dirty
 
     def load(self) -> tuple[str, Path | None]:
-        """Open the files that are there; changes nothing.
+        """Open the existing files, without changing anything.
 
-        Returns (why they cannot be used, empty where they can; the first file whose size is not ``file_bytes``). A last
-        file without a byte, which a stop may leave, counts as none.
+        Returns (the reason why they cannot be used, empty if they can; the first file whose size is not
+        ``file_bytes``). An empty last file, which a crash can leave, is ignored.
         """
         if not self.folder.is_dir():
             return "", None
@@ -84,12 +84,12 @@ class ConsumeQueue:
         return problem, wrong_size
 
     def has_whole_file(self) -> bool:
-        """Whether a file of the queue has the size that the settings say."""
+        """Return whether at least one file of the queue has the configured size."""
         files = (self._file(start) for start in list(self._files))
         return any(self.files.size(file.fd) == self.file_bytes for file in files if file is not None)
 
     def _file(self, start: int) -> Descriptor | None:
-        """The file that begins at ``start``, opened where it is not; None where there is none."""
+        """Return the file that begins at ``start``, opening it if needed; None if it does not exist."""
         try:
             file = self._files[start]
         except KeyError:
@@ -99,7 +99,7 @@ class ConsumeQueue:
             return file
         try:
             return self._enter(start, self._open(start), new=False)
-        except FileNotFoundError:  # retention took it meanwhile
+        except FileNotFoundError:  # retention deleted it meanwhile
             if start in self._files:
                 raise
             return None
@@ -116,7 +116,7 @@ class ConsumeQueue:
         file = Descriptor(self.files, fd)
         with self._open_files.lock:
             if not new and start not in self._files:
-                return file  # retention took it meanwhile; it may still be read
+                return file  # retention deleted it meanwhile; the open descriptor can still be read
             other = self._files.get(start)
             if other is not None:
                 return other  # another thread was faster
@@ -132,29 +132,31 @@ class ConsumeQueue:
         return file
 
     def shut(self, start: int) -> None:
-        """See ``HasFiles``."""
+        """Note that the pool closed the file that begins at ``start``."""
         self._files[start] = None
 
     @property
     def first_byte(self) -> int:
-        """Where the first file begins, in bytes of units."""
+        """Position of the first file's first byte in the queue."""
         return min(list(self._files), default=0)
 
     @property
     def end_byte(self) -> int:
-        """Where the last file ends, in bytes of units."""
+        """Position in the queue at which the last file ends, in bytes."""
         return max(list(self._files), default=-self.file_bytes) + self.file_bytes
 
     def size(self) -> tuple[int, int]:
-        """How many files it has, and how many bytes of units are in them."""
+        """Return the number of files, and the bytes of units in them."""
         starts = list(self._files)
         if not starts:
             return 0, 0
         return len(starts), max(self.max_offset * UNIT_BYTES - min(starts), 0)
 
     def read_units(self, queue_offset: int, count: int, *, hot: bool) -> bytearray:
-        """``count`` units from ``queue_offset`` on, fewer where the files end. With ``hot``, raises ``WouldBlock``
-        where the page cache does not hold them."""
+        """Return ``count`` units from ``queue_offset`` on, fewer if the files end before.
+
+        With ``hot``, raises ``WouldBlock`` if the page cache does not hold them.
+        """
         buffer = bytearray(count * UNIT_BYTES)
         view = memoryview(buffer)
         at = queue_offset * UNIT_BYTES
@@ -175,7 +177,7 @@ class ConsumeQueue:
         return buffer if done == len(buffer) else buffer[: done - done % UNIT_BYTES]
 
     def unit(self, queue_offset: int, *, hot: bool) -> tuple[int, int, int]:
-        """(physical offset, size, tags code) of one unit; size 0 where there is none."""
+        """Return (physical offset, size, tags code) of one unit; its size is 0 if there is no such unit."""
         blob = self.read_units(queue_offset, 1, hot=hot)
         if len(blob) < UNIT_BYTES:
             return 0, 0, 0
@@ -183,7 +185,7 @@ class ConsumeQueue:
         return physical_offset, size, tags_code
 
     def append(self, units: memoryview) -> None:
-        """Write units at ``max_offset`` and publish them. Raises OSError ENOSPC; then nothing is published."""
+        """Write units at ``max_offset``, then publish them. Raises OSError ENOSPC, publishing nothing."""
         self.write_at(self.max_offset, units)
         self.max_offset += len(units) // UNIT_BYTES
 
@@ -217,7 +219,8 @@ class ConsumeQueue:
         return self._enter(start, fd)
 
     def begin_at(self, queue_offset: int) -> None:
-        """Make an empty queue begin at ``queue_offset``; what its first file holds before is filled as by RocketMQ."""
+        """Make an empty queue begin at ``queue_offset``. RocketMQ: the first file is filled up to it with
+        pre-blanks."""
         first = queue_offset * UNIT_BYTES
         filling = (first % self.file_bytes) // UNIT_BYTES
         for start in [start for start in self._files if start != first - first % self.file_bytes]:
@@ -227,11 +230,11 @@ class ConsumeQueue:
         self.start_offset = self.max_offset = self.min_hint = queue_offset
 
     def skip_to(self, queue_offset: int) -> None:
-        """Fill a gap in the middle: units that every reader passes over."""
+        """Fill a gap up to ``queue_offset`` with units that every reader skips."""
         self.append(memoryview(_PRE_BLANK * (queue_offset - self.max_offset)))
 
     def truncate(self, queue_offset: int) -> None:
-        """End the queue at ``queue_offset``: what lies behind becomes zeros, whole files behind go. For recovery."""
+        """End the queue at ``queue_offset``: zero the units after it and delete whole files after it. For recovery."""
         end = queue_offset * UNIT_BYTES
         self._remove_empty()
         for start in sorted(self._files, reverse=True):
@@ -244,7 +247,7 @@ class ConsumeQueue:
         self.max_offset = queue_offset
 
     def remove_files(self) -> None:
-        """Take the queue back to nothing. For recovery."""
+        """Delete all files and reset the queue to empty. For recovery."""
         self._remove_empty()
         for start in sorted(self._files, reverse=True):
             self._remove(start)
@@ -264,8 +267,10 @@ class ConsumeQueue:
         self.folder_dirty = True
 
     def expire(self, log_start: int) -> int:
-        """Remove the files all of whose units point in front of ``log_start``, but never the last: it keeps where the
-        queue's offsets go on. Beside the owner and readers. Returns how many went."""
+        """Delete the files whose units all point before ``log_start``; return how many were deleted.
+
+        The last file always stays, because it holds the queue's next offset. May run beside the owner and readers.
+        """
         starts = sorted(self._files)
         gone = 0
         for start in starts[:-1]:
@@ -274,19 +279,19 @@ class ConsumeQueue:
             if size <= 0 or physical_offset >= log_start:
                 break
             self.min_hint = max(self.min_hint, behind)
-            self._leave(start)  # closed once the last reader lets go of it
+            self._leave(start)  # closed when the last reader drops its reference
             self.files.unlink(self.folder / file_name(start))
             self.folder_dirty = True
             gone += 1
         return gone
 
     def sync(self) -> None:
-        """Put what was written on disk. May run beside the owner: what it writes meanwhile is synced the next time."""
+        """Put written units on disk. May run beside the owner, whose new units then wait for the next call."""
         if self.folder_dirty:
             self.folder_dirty = False
             self.files.sync_folder(self.folder)
         for start in list(self._dirty):
-            self._dirty.discard(start)  # first: what is written from here on is dirty again
+            self._dirty.discard(start)  # before the sync: units that are written meanwhile mark the file dirty again
             file = self._file(start)
             if file is None:
                 continue

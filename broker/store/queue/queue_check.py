@@ -1,4 +1,4 @@
-"""What a ConsumeQueue's files say about themselves: where it begins and ends, and whether its units can be right."""
+"""Checks of a ConsumeQueue by its files alone: where it begins and ends, and whether its units are plausible."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from .consume_queue import ConsumeQueue
 UNIT_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 BLOCK_UNITS = 8192
 RECORD_BYTES_MAX = 64 * 1024 * 1024
-"""A unit that says its record is larger is damage."""
+"""Maximum record size that a sound unit can state."""
 
 Units = np.ndarray[Any, np.dtype[np.void]]
 
 
 def read_units(queue: ConsumeQueue, queue_offset: int, count: int) -> Units:
-    """Units as an array of (physical_offset, size, tags_code); fewer where the files end."""
+    """Return units as an array of (physical_offset, size, tags_code); fewer if the files end before."""
     return np.frombuffer(queue.read_units(queue_offset, count, hot=False), UNIT_DTYPE)
 
 
 def is_filling(units: Units) -> np.ndarray:
-    """Which units only fill a queue up to its first message, or a gap."""
+    """Return a mask of the units that only fill a gap, or the queue's first file up to the first message."""
     filling: np.ndarray = (units["size"] == PRE_BLANK_SIZE) & (units["physical_offset"] == 0)
     return filling
 
 
 def first_unit(queue: ConsumeQueue) -> int:
-    """Queue offset of the first unit that the files hold."""
+    """Return the queue offset of the first unit in the files."""
     return queue.first_byte // UNIT_BYTES
 
 
 def count_units(queue: ConsumeQueue, below: int) -> int:
-    """The first queue offset whose unit is none or points at or behind ``below``: where a queue cut there ends.
+    """Return the first queue offset whose unit is missing or points at or after ``below``: where a queue cut there
+    ends.
 
-    By binary search, which a filling in the middle can mislead: it says nothing of order. So the last unit in front of
-    the end found has to point below too.
+    A filling in the middle can mislead the binary search, because it has no place in the order of the log. So the last
+    real unit before the end that was found must point below ``below`` too; otherwise the search is repeated before it.
     """
     low, high = first_unit(queue), queue.end_byte // UNIT_BYTES
     while True:
@@ -62,7 +63,7 @@ def _search(queue: ConsumeQueue, low: int, high: int, below: int) -> int:
 
 
 def last_record_unit(queue: ConsumeQueue, end: int) -> tuple[int, int, int] | None:
-    """(queue offset, physical offset, size) of the last unit below ``end`` that is no filling; None if all are."""
+    """Return (queue offset, physical offset, size) of the last unit below ``end`` that is not filling, or None."""
     begin, block_units = first_unit(queue), 64
     while end > begin:
         at = max(end - block_units, begin)
@@ -77,7 +78,7 @@ def last_record_unit(queue: ConsumeQueue, end: int) -> tuple[int, int, int] | No
 
 
 def find_start(queue: ConsumeQueue, end: int) -> int:
-    """The first queue offset below ``end`` that is no filling; ``end`` where all are."""
+    """Return the first queue offset whose unit is not filling; ``end`` if all units below it are."""
     at = first_unit(queue)
     while at < end:
         records = np.flatnonzero(~is_filling(read_units(queue, at, min(BLOCK_UNITS, end - at))))
@@ -88,7 +89,7 @@ def find_start(queue: ConsumeQueue, end: int) -> int:
 
 
 def order_problem(queue: ConsumeQueue, begin: int, end: int) -> str:
-    """Why the units of ``[begin, end)`` cannot be right among themselves; empty where they can."""
+    """Return why the units of ``[begin, end)`` contradict each other; empty if they do not."""
     reached = 0
     for at in range(begin, end, BLOCK_UNITS):
         units = read_units(queue, at, min(BLOCK_UNITS, end - at))
@@ -96,7 +97,7 @@ def order_problem(queue: ConsumeQueue, begin: int, end: int) -> str:
         if not len(units):
             continue
         offsets, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
-        # Differences between offsets that are not negative cannot wrap.
+        # The difference of two non-negative offsets cannot overflow.
         sound = (sizes >= RECORD_BYTES_MIN) & (sizes <= RECORD_BYTES_MAX) & (offsets >= 0)
         if not sound.all() or offsets[0] < reached or (np.diff(offsets) < sizes[:-1]).any():
             return f"its units between {at:,} and {min(at + BLOCK_UNITS, end):,} do not point forward"
@@ -105,7 +106,7 @@ def order_problem(queue: ConsumeQueue, begin: int, end: int) -> str:
 
 
 def units_behind(queue: ConsumeQueue, physical_offset: int) -> Iterator[tuple[int, int, int]]:
-    """(queue offset, physical offset, size) of the units that point behind ``physical_offset``, the newest first."""
+    """Yield (queue offset, physical offset, size) of the units that point after ``physical_offset``, newest first."""
     for start in reversed(range(queue.first_byte, queue.end_byte, queue.file_bytes)):
         first = start // UNIT_BYTES
         units = read_units(queue, first, queue.file_bytes // UNIT_BYTES)

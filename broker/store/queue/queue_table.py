@@ -1,4 +1,4 @@
-"""All ConsumeQueues of a store, and what the dispatch kernel needs to know of them."""
+"""All ConsumeQueues of a store, and the arrays by which the dispatch kernel finds them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from .consume_queue import ConsumeQueue
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 LIGHT_QUEUE_PREFIX = "%LMQ%"
-"""RocketMQ's light queues: their units point at other topics' records. They are left as they are."""
+"""Prefix of RocketMQ's light queues, whose units point at other topics' records. FlintMQ leaves them alone."""
 
 _QUEUE_ID = re.compile(r"(0|[1-9]\d{0,9})\Z", re.ASCII)
 
 
 class ConsumeQueueTable:
-    """The queues by topic and queue id, and by the row that the kernel knows them by.
+    """The queues by topic and queue id, and by their row in the kernel's arrays.
 
-    Rows are added, never taken away: a deleted topic's rows stay and skip what lies below its deletion.
+    Rows are only added. The rows of a deleted topic stay, and make dispatch skip the records below its deletion.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ConsumeQueueTable:
         self._aside = aside_folder
         self._file_bytes = file_bytes
         self.deleted_below: Callable[[str], int] = lambda topic: 0
-        """At which physical offset a topic was deleted last, 0 if never."""
+        """Function: physical offset at which a topic was last deleted, 0 if never."""
         self.by_topic: dict[str, dict[int, ConsumeQueue]] = {}
         self.rows: list[ConsumeQueue] = []
         self.slots = np.zeros(64, np.int32)
@@ -62,16 +62,16 @@ class ConsumeQueueTable:
         return iter(list(self.rows))
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue, or None."""
+        """Return the queue, or None."""
         queues = self.by_topic.get(topic)
         return queues.get(queue_id) if queues is not None else None
 
     def load(self, recorded_file_bytes: int | None) -> dict[int, str]:
-        """Open every queue on disk; changes nothing. Returns why queues cannot be used, by row.
+        """Open every queue on disk, without changing anything. Returns the reasons why queues cannot be used, by row.
 
-        ``recorded_file_bytes``: the size that the store is known to have been made with, None where nobody wrote it
-        down. A file of another size is damage where the setting is that size, or where other files have it; else raises
-        ``SettingMismatch``.
+        ``recorded_file_bytes``: file size that the store is known to have been created with; None if it is unknown. A
+        file of another size is damage if the setting equals the recorded size, or if other files have the size of the
+        setting; otherwise raises ``SettingMismatch``.
         """
         problems: dict[int, str] = {}
         wrong_size: Path | None = None
@@ -106,7 +106,7 @@ class ConsumeQueueTable:
                     yield name, int(folder.name)
 
     def add(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, made empty in memory if it is new. Only the owner of reput, or before it runs."""
+        """Return the queue, creating it in memory if it is new. Only for the owner of reput, or before it runs."""
         queue = self.get(topic, queue_id)
         if queue is not None:
             return queue
@@ -153,16 +153,16 @@ class ConsumeQueueTable:
         self.slots[slot] = row + 1
 
     def sync_row(self, queue: ConsumeQueue) -> None:
-        """Tell the kernel the queue's next offset, after it was set otherwise than by the kernel."""
+        """Tell the kernel the queue's next offset after other code than the kernel changed it."""
         self.kernel_rows[queue.row, Q_NEXT] = queue.max_offset
 
     def topic_deleted(self, topic: str) -> None:
-        """Tell the kernel that records of the topic below its deletion are dispatched no more. The owner of reput."""
+        """Make the kernel skip the topic's records below its deletion. Only for the owner of reput."""
         for queue in self.by_topic.get(topic, {}).values():
             self.kernel_rows[queue.row, Q_DELETED_BELOW] = self.deleted_below(topic)
 
     def move_aside(self, queue: ConsumeQueue) -> None:
-        """Take the queue's folder out of the store, into ``flintmq/``, durably, and begin it anew."""
+        """Move the queue's folder into ``flintmq/``, durably, and reset the queue to empty."""
         queue.close()
         if queue.folder.exists():
             move_aside(self._files, queue.folder, self._aside, f"consumequeue-{queue.topic[:127]}-{queue.queue_id}")
@@ -170,7 +170,7 @@ class ConsumeQueueTable:
         self.sync_row(queue)
 
     def sync(self) -> None:
-        """Put every queue that was written on disk."""
+        """Put every changed queue on disk."""
         folders = set()
         for queue in self:
             if queue.folder_dirty:

@@ -1,4 +1,4 @@
 """Reading: pulls, queries by key and time, filters, and copies of records for redelivery.
 
-Nothing here writes to the store. Read first: ``pulls``.
+Only ``record_copies`` writes to the store: it appends the copies to the log. Read first: ``pulls``.
 """

@@ -1,8 +1,9 @@
-"""Reading records of the log by where they lie; what pulls and queries stand on.
+"""Reading records of the log at physical offsets, for pulls and queries.
 
-Every function is synchronous and takes ``hot``. With ``hot`` it answers from the page cache alone and raises
-``WouldBlock`` where it cannot; the caller repeats it with ``hot=False`` in a reader thread, so that a consumer at the
-far end of the log never holds up a producer. No view of a map leaves: records are read into a fresh buffer.
+Every function is synchronous and takes ``hot``. With ``hot`` it reads from the page cache alone, and raises
+``WouldBlock`` if that does not hold the bytes; the caller repeats the call with ``hot=False`` in a reader thread, so
+that a consumer far behind never delays a producer. Functions never return a view of a map: they read records into a
+fresh buffer.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from ..log.commitlog import CommitLog
 from ..tables.store_state import StoreState
 
 ANSWER_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX - 8
-"""The sizes and records of one answer take at most this."""
+"""Maximum bytes of the sizes and records in one response."""
 GAP_BYTES_MAX = 4096
 SPARSE_MAX = 8
 SPAN_BYTES_MAX = 4 * 1024 * 1024
 
 
 class LogReads:
-    """Records at physical offsets; any thread."""
+    """Reads of records at physical offsets. Any thread may call them."""
 
     def __init__(self, commitlog: CommitLog, state: StoreState, quarantine: Quarantine) -> None:
         self.quarantine = quarantine
@@ -35,28 +36,28 @@ class LogReads:
 
     @property
     def checksummed(self) -> ChecksummedRanges:
-        """Where every record must have a checksum over all of it."""
+        """Ranges in which every record must have a checksum over the whole record."""
         return self._state.checksummed
 
     def should_have(self, physical_offset: int) -> bool:
-        """Whether the log reaches there, and no tombstone covers it."""
+        """Return whether the offset is in the log and not covered by a tombstone."""
         commitlog = self._commitlog
         return commitlog.start_offset <= physical_offset < commitlog.write_offset and not self.quarantine.covers(
             physical_offset
         )
 
     def record_at(self, physical_offset: int, size: int = 0, *, hot: bool = False) -> Record | None:
-        """The record there, checked; None where there is none, or a tombstone. ``size``: 0 where it is not known."""
+        """Return the record at an offset, checked; None if there is none, or a tombstone. ``size``: 0 if unknown."""
         return self._decoded(self.bytes_of(physical_offset, size, hot=hot), physical_offset)
 
     def stored_ms(self, physical_offset: int, size: int, *, hot: bool = False) -> int | None:
-        """When the record there was stored, ms; of a tombstone, when the one in front of it was. None where there is
-        none."""
+        """Return the store time of the record at an offset in ms, or None. A tombstone has that of the record before
+        it."""
         record = self._decoded(self._bytes_at(physical_offset, size, hot), physical_offset)
         return record.store_timestamp if record is not None else None
 
     def bytes_of(self, physical_offset: int, size: int = 0, *, hot: bool) -> bytearray | None:
-        """The bytes of the record there, not looked at; None where there is none, or a tombstone."""
+        """Return the unchecked bytes of the record at an offset; None if there is none, or a tombstone."""
         if self.quarantine and self.quarantine.covers(physical_offset):
             return None
         return self._bytes_at(physical_offset, size, hot)
@@ -89,15 +90,17 @@ class LogReads:
         return blob
 
     def records(self, chosen: np.ndarray, *, hot: bool) -> bytearray:
-        """The bytes of records one behind the other, not looked at: ``chosen`` has a row of (physical offset, size,
-        anything) for each, within the log."""
+        """Return the unchecked bytes of records, one after the other.
+
+        ``chosen``: a row of (physical offset, size, anything) for each; all must be in the log.
+        """
         count = len(chosen) // kernel.CHOSEN_ROW
         body = bytearray(int(chosen[kernel.C_SIZE :: kernel.CHOSEN_ROW].sum()))
         self.copy(chosen, count, body, 0, hot=hot)
         return body
 
     def copy(self, chosen: np.ndarray, count: int, body: bytearray, at: int, *, hot: bool) -> None:
-        """Fill ``body`` from ``at`` on with the first ``count`` of such records."""
+        """Copy the first ``count`` records of ``chosen`` to ``body``, from ``at`` on."""
         out = np.frombuffer(body, np.uint8)
         view = memoryview(body)
         log_files = self._commitlog.queue

@@ -1,6 +1,6 @@
-"""Pulling: the records of a queue from an offset on, chosen by tags and filters.
+"""Pulls: reading the records of a queue from an offset on, chosen by tags and filters.
 
-Functions take ``hot`` as in ``log_reads``.
+``hot`` means the same as in ``log_reads``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from .record_filter import RecordFilter, keep_matching
 
 UNITS_A_STEP = 4096
 FILTERED_UNITS_MAX = 65_536
-"""A pull with tags looks at no more units than this before it answers."""
+"""Maximum number of units that a pull with tags examines before it answers."""
 FILTERED_RECORDS_MAX = 512
 FILTERED_RECORDS_MIN = 256
-"""So many records are read for a filter although fewer are wanted: it may let few of them through."""
+"""Minimum number of records that a pull with a filter reads, even if fewer are wanted: few of them may match."""
 FILTERED_BYTES_MAX = 512 * 1024
-"""A pull with a filter reads no more records and bytes than this before it answers, but for a single larger record."""
+"""Maximum bytes (with ``FILTERED_RECORDS_MAX`` records) that a pull with a filter reads before it answers; a single
+larger record is read anyway."""
 
 _NO_TAGS = np.zeros(1, np.int64)
 
 
 @dataclass(slots=True)
 class PullResult:
-    """The answer to a pull. ``body``: count × u32 sizes, then the records, in a buffer of its own."""
+    """The response to a pull. ``body``: count × u32 sizes, then the records, in a buffer of its own."""
 
     code: int
     count: int
@@ -44,7 +45,7 @@ class PullResult:
 
 
 class Pulls:
-    """What consumers read; any thread."""
+    """Reads of consumers. Any thread may call them."""
 
     def __init__(self, commitlog: CommitLog, queues: QueueReads, log: LogReads) -> None:
         self._commitlog = commitlog
@@ -55,12 +56,14 @@ class Pulls:
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
         *, hot: bool, records: RecordFilter | None = None, one_at_least: bool = True,
     ) -> PullResult:  # fmt: skip
-        """Records of a queue from ``offset`` on; with ``one_at_least`` one comes however few bytes are asked for.
+        """Return records of a queue from ``offset`` on.
 
-        ``tags``: tag codes, any of which a record must have; None: all. ``records``: what a record must match, too.
-        Where none of those that were looked at does, the code is ``PULL_RETRY_IMMEDIATELY``. Raises
-        ``OffsetOutOfRange``, ``TopicNotExist``, ``QueueNotExist``, ``CorruptLog`` where a unit's record is damaged, and
-        with ``hot`` ``WouldBlock``.
+        ``tags``: tag codes, one of which a record must have; None: all. ``records``: filter that a record must match
+        too. ``one_at_least``: return one record even if it is larger than ``max_bytes``. If no examined record matches,
+        the code is ``PULL_RETRY_IMMEDIATELY``.
+
+        Raises ``OffsetOutOfRange``, ``TopicNotExist``, ``QueueNotExist``, ``CorruptLog`` if a unit's record is damaged,
+        and ``WouldBlock`` with ``hot``.
         """
         while True:
             log_start = self._commitlog.start_offset
@@ -72,7 +75,7 @@ class Pulls:
             except CorruptLog:
                 if self._commitlog.start_offset == log_start:
                     raise
-                # Retention took the file between a unit and its record: what is there now is the answer.
+                # Retention deleted the file after its unit was read. Pull again from the log as it is now.
 
     def _pull(
         self, topic: str, queue_id: int, offset: int, max_count: int, max_bytes: int, tags: frozenset[int] | None,
@@ -98,7 +101,7 @@ class Pulls:
         body = bytearray()
         if count:
             body, sound = self._read_chosen(chosen, count, size, queue, hot)
-            if sound < count:  # what stands in front of a damaged record is delivered; the next pull says what it is
+            if sound < count:  # deliver the records before the damaged one; the next pull begins at it and raises
                 next_offset = int(chosen[sound * kernel.CHOSEN_ROW + kernel.C_QUEUE_OFFSET])
                 count = sound
         if records is not None and count:
@@ -115,7 +118,7 @@ class Pulls:
         self, queue: ConsumeQueue, offset: int, max_offset: int, max_count: int, max_bytes: int,
         tags: frozenset[int] | None, hot: bool,
     ) -> tuple[np.ndarray, int, int, int]:  # fmt: skip
-        """(chosen records, how many, their bytes, queue offset to go on from)."""
+        """Return (chosen records, their number, their bytes, queue offset to continue from)."""
         commitlog = self._commitlog
         codes = np.array(sorted(tags), np.int64) if tags else _NO_TAGS
         looked_max = FILTERED_UNITS_MAX if tags else min(max_count, max_bytes // RECORD_BYTES_MIN + 1)
@@ -141,7 +144,7 @@ class Pulls:
                 return chosen, count, size, offset
 
     def _without_quarantined(self, chosen: np.ndarray, count: int) -> tuple[np.ndarray, int, int]:
-        """The chosen records that are no tombstones, how many, and their bytes."""
+        """Return the chosen records that are not tombstones, their number and their bytes."""
         rows = chosen[: count * kernel.CHOSEN_ROW].reshape(-1, kernel.CHOSEN_ROW)
         kept = np.ascontiguousarray(rows[~self._log.quarantine.mask(rows[:, kernel.C_PHYSICAL_OFFSET])])
         return kept.reshape(-1), len(kept), int(kept[:, kernel.C_SIZE].sum())
@@ -149,7 +152,10 @@ class Pulls:
     def _read_chosen(
         self, chosen: np.ndarray, count: int, size: int, queue: ConsumeQueue, hot: bool
     ) -> tuple[bytearray, int]:
-        """The chosen records up to the first that is damaged, and how many. Raises ``DamagedRecord`` for the first."""
+        """Return the chosen records before the first damaged one, and their number.
+
+        Raises ``DamagedRecord`` if the first record is damaged.
+        """
         records_at = 4 * count
         body = bytearray(records_at + size)
         self._log.copy(chosen, count, body, records_at, hot=hot)

@@ -1,6 +1,6 @@
-"""Messages by key and by id, and whether somebody may have them.
+"""Queries: finding messages by key and by id, and deciding whether the caller may see them.
 
-Functions take ``hot`` as in ``log_reads``.
+``hot`` means the same as in ``log_reads``.
 """
 
 from __future__ import annotations
@@ -40,14 +40,17 @@ log = logging.getLogger(__name__)
 
 QUERY_PAGE_MAX = 64
 HOT_ENTRIES_MAX = 256
-"""A query that looks at more index entries than this goes on in a reader thread."""
+"""Maximum number of index entries that a hot query examines; a longer one is repeated in a reader thread."""
 
 
 @dataclass(slots=True)
 class QueryResult:
-    """The answer to a query: records as in ``pulls.Pulled``, newest first; ``cursor``: where the next page begins,
-    empty at the end; ``index_behind_bytes``: CommitLog bytes that the index does not cover yet; ``damaged``: records
-    that the index has for the key, and that cannot be read."""
+    """The response to a query.
+
+    ``body``: records as in ``pulls.PullResult``, newest first; ``cursor``: where the next page begins, empty at the end;
+    ``index_behind_bytes``: CommitLog bytes that are not indexed yet; ``damaged``: number of records that the index has
+    for the key and that cannot be read.
+    """
 
     count: int
     cursor: str
@@ -57,7 +60,7 @@ class QueryResult:
 
 
 class Queries:
-    """What is looked up; any thread."""
+    """Lookups by key and id. Any thread may call them."""
 
     def __init__(self, index: IndexService, topics: TopicTable, state: StoreState, log: LogReads) -> None:
         self._index = index
@@ -69,11 +72,11 @@ class Queries:
         self, topic: str, key: str, begin_ms: int, end_ms: int, max_count: int, cursor: str, *, hot: bool,
         behind_bytes: int = 0, visible_below: int | None = None,
     ) -> QueryResult:  # fmt: skip
-        """Messages of the topic with that key (one of KEYS, or the unique key), stored in ``[begin_ms, end_ms]``,
-        newest first.
+        """Return the topic's messages with a key (one of KEYS, or the unique key), newest first.
 
-        ``visible_below``: records at or behind this physical offset are not shown (not yet flushed). Raises
-        ``TopicNotExist``, ``InvalidParameter`` for a cursor that is none, and with ``hot`` ``WouldBlock``.
+        Only messages that were stored in ``[begin_ms, end_ms]`` count. ``visible_below``: hide records at or after this
+        physical offset, which are not flushed yet. Raises ``TopicNotExist``, ``InvalidParameter`` for an invalid
+        cursor, and ``WouldBlock`` with ``hot``.
         """
         if self._topics.get(topic) is None:
             raise TopicNotExist(f"topic {topic!r} does not exist; create it or produce to it first")
@@ -89,7 +92,7 @@ class Queries:
             if hot and entries > HOT_ENTRIES_MAX:
                 raise WouldBlock
             if seen_offset is not None and physical_offset >= seen_offset:
-                continue  # a page ends inside of a chain, and an offset can stand in it twice
+                continue  # a page can end inside a chain, and a chain can have the same offset twice
             seen_offset = physical_offset
             if visible_below is not None and physical_offset >= visible_below:
                 continue
@@ -129,8 +132,11 @@ class Queries:
     def _match(
         self, topic: str, key: str, begin_ms: int, end_ms: int, physical_offset: int, hot: bool
     ) -> bytearray | None:
-        """The record there if it really is of that topic, key and time: hashes collide, and entries keep seconds.
-        Raises ``CorruptRecord`` where no sound one is."""
+        """Return the record at an offset if it really has that topic, key and time; otherwise None.
+
+        The check is needed because hashes collide and entries hold whole seconds. Raises ``CorruptRecord`` if there is
+        no sound record.
+        """
         if physical_offset < self._state.readable_from(topic) or not self._log.should_have(physical_offset):
             return None
         blob, record = self._record(physical_offset, hot)
@@ -144,7 +150,7 @@ class Queries:
         return blob
 
     def _record(self, physical_offset: int, hot: bool) -> tuple[bytearray, Record]:
-        """The record there; its body is the client's to check. Raises ``CorruptRecord`` where there is none."""
+        """Return the record at an offset; the client checks its body. Raises ``CorruptRecord`` if there is none."""
         blob = self._log.bytes_of(physical_offset, hot=hot)
         record = decode_record(blob, check_crc=False) if blob is not None else None
         if blob is None or record is None or record.physical_offset != physical_offset:
@@ -154,7 +160,7 @@ class Queries:
         return blob, record
 
     def _may_show(self, record: Record, topic: str, may_show: Callable[[str], bool] | None) -> bool:
-        """Whether an id may lead to the record: of that topic, if one was named, and of one that is there."""
+        """Return whether a lookup by id may return the record: its topic exists, and is ``topic`` if that is given."""
         name = record.topic.decode("utf-8", "replace")
         return (
             topic in ("", name)
@@ -168,17 +174,17 @@ class Queries:
         self, message_id: str, topic: str, *, hot: bool, visible_below: int,
         may_show: Callable[[str], bool] | None = None,
     ) -> QueryResult:  # fmt: skip
-        """One message by id: first as an offset id, then as a unique key, in ``topic`` or in every user topic.
+        """Return one message by id: first as an offset id, then as a unique key, in ``topic`` or in every user topic.
 
-        ``may_show``: messages of other topics than those are as if they were not there. Raises ``MessageNotFound``, and
-        with ``hot`` ``WouldBlock``.
+        ``may_show``: predicate of a topic; messages of other topics are treated as missing. Raises ``MessageNotFound``,
+        and ``WouldBlock`` with ``hot``.
         """
         parsed = parse_offset_id(message_id)
         damaged = self._log.quarantine.find(parsed[1]) if parsed is not None else None
         if damaged is not None:
             raise MessageNotFound(self._what_was_lost(message_id, damaged))
         if parsed is not None and parsed[1] < visible_below:
-            with contextlib.suppress(CorruptRecord):  # whoever asks may have made the id up
+            with contextlib.suppress(CorruptRecord):  # the caller may have made up the id
                 blob, record = self._record(parsed[1], hot)
                 if self._may_show(record, topic, may_show):
                     return QueryResult(1, "", 0, _join([blob]))
@@ -208,7 +214,7 @@ class Queries:
         )
 
     def consumable_record(self, physical_offset: int, *, hot: bool) -> Record | None:
-        """The record there if a consumer could have it: of a topic that is there and that may be read."""
+        """Return the record at an offset if its topic exists and consumers may read it; otherwise None."""
         record = self._log.record_at(physical_offset, hot=hot)
         if record is None:
             return None
@@ -219,7 +225,7 @@ class Queries:
 
 
 def _join(records: list[bytearray]) -> bytearray:
-    """count × u32 sizes, then the records."""
+    """Return a response body: count × u32 sizes, then the records."""
     body = bytearray()
     for record in records:
         body += len(record).to_bytes(4, "big")
@@ -229,7 +235,8 @@ def _join(records: list[bytearray]) -> bytearray:
 
 
 def parse_cursor(cursor: str) -> tuple[str, int, int] | None:
-    """(index file, entry number, physical offset) of the last record of the page before; None for the first page."""
+    """Return (index file, entry number, physical offset) of the previous page's last record; None for the first
+    page."""
     if not cursor:
         return None
     name, _, rest = cursor.partition(":")
@@ -240,7 +247,7 @@ def parse_cursor(cursor: str) -> tuple[str, int, int] | None:
 
 
 def _key_hash(topic: str, key: str) -> int:
-    """Return ``index_key_hash``, for which the kernel takes microseconds: a key may have thousands of characters."""
+    """Return ``index_key_hash``, computed by the kernel: a key may have thousands of characters."""
     text = np.frombuffer(bytearray(f"{topic}#{key}", "utf-8", "surrogatepass"), np.uint8)
     return index_hash(int(java_hash(text, 0, len(text))))
 

@@ -1,6 +1,6 @@
-"""Where queues begin and end, and where they are at a time.
+"""Bounds of queues, and their offsets by time.
 
-Functions take ``hot`` as in ``log_reads``.
+``hot`` means the same as in ``log_reads``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..tables.store_state import StoreState
 from .log_reads import LogReads
 
 TAGS_LOOKED_AT_MAX = 256
-"""Of so many messages it is asked at most which tags they have, to wake the pulls that want one of them."""
+"""Maximum number of new messages whose tags are read in order to wake only the held pulls that want one of them."""
 
 
 class QueueReads:
-    """The queues of a store, as who reads them sees them; any thread."""
+    """The queues of a store as readers see them. Any thread may call these functions."""
 
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueTable, topics: TopicTable, state: StoreState, log: LogReads
@@ -34,7 +34,7 @@ class QueueReads:
         self._log = log
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue; None where it holds no message. Raises ``TopicNotExist`` or ``QueueNotExist``."""
+        """Return the queue; None if it has no message. Raises ``TopicNotExist`` or ``QueueNotExist``."""
         config = self._topics.get(topic)
         if config is None:
             raise TopicNotExist(f"topic {topic!r} does not exist; create it or produce to it first")
@@ -47,31 +47,32 @@ class QueueReads:
         return queue if queue is not None and queue.max_offset > queue.start_offset else None
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset of the queue's next message, when all that was appended is dispatched.
+        """Return the queue offset of the queue's next message, provided that all appended records are dispatched.
 
-        The ConsumeQueue's end, unless retention or a deletion took its records: then only the store's state knows.
+        It is the ConsumeQueue's end, unless retention or a deletion took its records: then only the store's state has
+        it.
         """
         queue = self._queues.get(topic, queue_id)
         return max(queue.max_offset if queue is not None else 0, self._state.next_offset(topic, queue_id))
 
     def end_offset(self, topic: str, queue_id: int) -> int:
-        """Behind the queue's last message, or where its offsets go on if it has none, whether there is such a topic or
-        not."""
+        """Return the offset after the queue's last message, or its next offset if it has none; the topic may be
+        missing."""
         queue = self._with_messages(topic, queue_id)
         return queue.max_offset if queue is not None else self.next_offset(topic, queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """The offset that the queue's next dispatched message has."""
+        """Return the queue offset of the queue's next dispatched message."""
         self.queue(topic, queue_id)
         return self.end_offset(topic, queue_id)
 
     def min_offset(self, topic: str, queue_id: int, *, hot: bool) -> int:
-        """The first offset that can be read."""
+        """Return the first queue offset that can be read."""
         queue = self.queue(topic, queue_id)
         return self.first_offset(queue, hot=hot) if queue is not None else self.next_offset(topic, queue_id)
 
     def tags_codes(self, topic: str, queue_id: int, first: int, end: int) -> frozenset[int] | None:
-        """The tag codes of the messages from ``first`` up to ``end``; None where they cannot be told at once."""
+        """Return the tag codes of the messages from ``first`` up to ``end``; None if that would take too long."""
         queue = self._queues.get(topic, queue_id)
         if queue is None or not queue.start_offset <= first < end or end - first > TAGS_LOOKED_AT_MAX:
             return None
@@ -82,7 +83,7 @@ class QueueReads:
         return frozenset(code for _, _, code in UNIT_STRUCT.iter_unpack(blob)) if len(blob) else None
 
     def first_offset(self, queue: ConsumeQueue, *, hot: bool = False) -> int:
-        """The first offset of a queue whose message is still in the log."""
+        """Return the first offset of a queue whose message is still in the log and not hidden by retention."""
         log_start = max(self._commitlog.start_offset, self._state.readable_from(queue.topic))
         low, high = queue.min_hint, queue.max_offset
         if log_start == 0 or low >= high or queue.unit(low, hot=hot)[0] >= log_start:
@@ -101,7 +102,7 @@ class QueueReads:
         return self._log.stored_ms(physical_offset, size, hot=hot) if size > 0 else None
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, *, hot: bool) -> int:
-        """The first offset whose store time is not before ``timestamp_ms``; the max offset where all are before."""
+        """Return the first offset whose message was stored at ``timestamp_ms`` or later, or the max offset."""
         queue = self.queue(topic, queue_id)
         if queue is None:
             return self.next_offset(topic, queue_id)
@@ -120,7 +121,7 @@ class QueueReads:
         return low
 
     def earliest_store_time(self, topic: str, queue_id: int, *, hot: bool) -> int:
-        """Store time of the queue's first message in ms, -1 where it is empty."""
+        """Return the store time of the queue's first message in ms; -1 if the queue is empty."""
         queue = self.queue(topic, queue_id)
         if queue is None:
             return -1
@@ -129,7 +130,7 @@ class QueueReads:
         return -1 if store_ms is None else store_ms
 
     def topic_stats(self, topic: str, *, hot: bool) -> list[tuple[int, int, int, int]]:
-        """(queue, min offset, max offset, store time of the last message or -1) of every queue of the topic."""
+        """Return (queue, min offset, max offset, store time of the last message or -1) of every queue of the topic."""
         self.queue(topic, 0)
         config = self._topics.get(topic)
         rows = []

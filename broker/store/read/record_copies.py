@@ -1,8 +1,8 @@
-"""Delivering: stored messages that wait in a topic of the broker's become messages of the topic that they are for.
+"""Record copies: messages that wait in a topic of the broker become messages of their target topic.
 
-Two steps. ``read`` takes records out of the log and finds where each goes to; any thread, since it may wait for the
-disk. ``deliver`` writes them anew at the log's end; it belongs to who appends. Neither makes an object of a message: a
-thousand of them cost two kernel calls.
+This takes two steps. ``read`` copies records out of the log and finds their targets; any thread may call it, since it
+may wait for the disk. ``deliver`` appends the new records to the log; it belongs to the appending thread. Neither step
+creates a Python object for a message: a thousand messages cost two kernel calls.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .log_reads import LogReads
 
 TOPIC_BYTES_AT_MOST = 255
 _LONGER_AT_MOST = 2 * 12 + 1 + TOPIC_BYTES_AT_MOST + 1 + RECORD_CRC_BYTES
-"""How much longer than the old record a new one can be: hosts, topic, and a checksum behind the properties."""
+"""Maximum growth of a record by its copy: hosts, topic, and a checksum after the properties."""
 
 Place = tuple[str, int]
 """A topic and a queue of it."""
 
 
 class PendingFlush:
-    """Records that were read in order to be delivered.
+    """Records that were read in order to be delivered, grouped by target.
 
-    ``targets``: the topic and queue that each group of them goes to, the first for those that do not say (None), and
-    ``counts``, how many of them there are. ``unsound``: how many are not the records that were asked for.
-    ``checksummed``: between these physical offsets a record must have a checksum over all of it, or is not sound.
+    ``targets``: topic and queue of each group; the first group (None) has the records that name no target. ``counts``:
+    number of records of each group. ``unsound``: number of records that are not the expected ones. ``checksummed``:
+    range of physical offsets in which a sound record must have a checksum over the whole record.
     """
 
     def __init__(self, body: bytearray, chosen: np.ndarray, checksummed: tuple[int, int]) -> None:
@@ -57,22 +57,22 @@ class PendingFlush:
 
     @property
     def due_ms(self) -> np.ndarray:
-        """When each is due, as its TIMER_OUT_MS says; -1 where it says nothing."""
+        """Due time of each record by its TIMER_OUT_MS; -1 if it has none."""
         return self.plan[kernel.P_DUE_MS :: kernel.PLAN_ROW]
 
     @property
     def group_of(self) -> np.ndarray:
-        """The group of each; -1: it is not sound."""
+        """Group of each record; -1: the record is not sound."""
         return self.plan[kernel.P_GROUP :: kernel.PLAN_ROW]
 
     def counts_of(self, wanted: np.ndarray) -> list[int]:
-        """How many of those that are ``wanted`` each group has."""
+        """Return how many of the ``wanted`` records each group has."""
         groups = self.group_of[wanted]
         counts: list[int] = np.bincount(groups[groups >= 0], minlength=len(self.counts)).tolist()
         return counts
 
     def lose_targets(self, which: np.ndarray) -> None:
-        """Make these some that do not say where they go to."""
+        """Move these records to the group that has no target."""
         which = which & (self.group_of != kernel.UNSOUND)
         if which.any():
             self.group_of[which] = kernel.NOWHERE
@@ -80,22 +80,22 @@ class PendingFlush:
 
     @property
     def record_bytes(self) -> int:
-        """All of them together."""
+        """Size of all records together."""
         return len(self.records)
 
 
 class RecordCopier:
-    """Reads records that are due, and writes them anew."""
+    """Reads records that are due, and appends copies of them to the log."""
 
     def __init__(self, commitlog: CommitLog, log_reads: LogReads) -> None:
         self._commitlog = commitlog
         self._log_reads = log_reads
 
     def read(self, chosen: np.ndarray, *, hot: bool) -> PendingFlush:
-        """The records of ``chosen``: a row of (physical offset, size, anything) each, in the order of the log.
+        """Return the records of ``chosen``: a row of (physical offset, size, anything) each, in the order of the log.
 
-        What lies outside of the log is left out, tombstones, and what no file could hold. With ``hot``, raises
-        ``WouldBlock`` where it would wait for the disk.
+        Leaves out records outside of the log, tombstones, and records that no file could hold. With ``hot``, raises
+        ``WouldBlock`` instead of waiting for the disk.
         """
         rows = chosen.reshape(-1, CHOSEN_ROW)
         begin, end = self._commitlog.start_offset, self._commitlog.write_offset
@@ -109,7 +109,7 @@ class RecordCopier:
         flat = np.ascontiguousarray(rows).reshape(-1)
         if not len(flat):
             return PendingFlush(bytearray(), flat, (0, 0))
-        # Records that wait lie close together: where the option was turned on among them, the last ones tell.
+        # Waiting records are close together. If ``record_checksum`` was switched among them, the last one decides.
         checksummed = self._log_reads.checksummed.around(int(flat[C_PHYSICAL_OFFSET - CHOSEN_ROW]))
         return PendingFlush(self._log_reads.records(flat, hot=hot), flat, checksummed)
 
@@ -121,11 +121,11 @@ class RecordCopier:
         *,
         committed: bool = False,
     ) -> dict[Place, int]:
-        """Write the records of each group to its place, in their order; those of a group without a place are not.
-        ``committed``: by the transaction that prepared them, which the new records say.
+        """Append the records of each group to its place, in their order; skip groups without a place.
 
-        ``next_offset``: the queue offset that a place's next message gets; returns those that follow. Raises as
-        ``CommitLog.append``, with nothing written.
+        ``next_offset``: function that returns the queue offset of a place's next message. ``committed``: mark the new
+        records as committed by their transaction. Returns the next queue offset of each place. Raises as
+        ``CommitLog.append`` does, with nothing written.
         """
         log = self._commitlog
         texts, following = self._answer_groups(waiting, places, next_offset)
@@ -155,8 +155,10 @@ class RecordCopier:
 
     @staticmethod
     def _count_rolls(waiting: PendingFlush, texts: np.ndarray, numbers: np.ndarray, bound: int) -> int:
-        """In how many further files the delivery goes on that ``numbers`` begins. It is tried in memory of its own, of
-        ``bound`` bytes: only the kernel knows how long the new records are."""
+        """Return how many further files the delivery of ``numbers`` takes.
+
+        Runs the kernel into a buffer of ``bound`` bytes, because only the kernel knows the size of the new records.
+        """
         trial, tried, groups = np.empty(bound, np.uint8), numbers.copy(), waiting.groups.copy()
         tried[[kernel.N_POSITION, kernel.N_LIMIT]] = 0, numbers[kernel.N_LIMIT] - numbers[kernel.N_POSITION]
         done = rolls = 0
@@ -170,7 +172,7 @@ class RecordCopier:
     def _answer_groups(
         self, waiting: PendingFlush, places: Sequence[Place | None], next_offset: Callable[[str, int], int]
     ) -> tuple[np.ndarray, dict[Place, int]]:
-        """Tell the kernel each group's topic, queue and first queue offset: (the texts, the offsets that follow)."""
+        """Tell the kernel each group's topic, queue and first queue offset; return (the texts, the next offsets)."""
         texts = bytearray(self._commitlog.store_host)
         following: dict[Place, int] = {}
         group_of_place: dict[Place, int] = {}
@@ -180,7 +182,8 @@ class RecordCopier:
             if place is None or not count:
                 continue
             if place in group_of_place:
-                # One row counts a queue's offsets, or they would not follow each other in the log.
+                # All records of a queue must be in one group, which counts the queue's offsets: with two counters the
+                # offsets would not be consecutive in the log.
                 waiting.group_of[waiting.group_of == number] = group_of_place[place]
                 following[place] += count
                 continue

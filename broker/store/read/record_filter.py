@@ -1,4 +1,4 @@
-"""Which of the records that were read a filter lets through."""
+"""Applying a consumer's filter to the records that a pull has read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ....protocol.storage.layout import IPV6_EXTRA_BYTES, MAGIC_V1, RECORD, RECO
 from ....protocol.storage.record import PROPERTY_SEPARATOR
 
 LOOK_S = 0.0005
-"""A look over records ends after this time: others wait for the loop, or for the interpreter."""
+"""Maximum time of filtering in one pull, because other work waits for the event loop or for the GIL."""
 CHUNK_RECORDS = 32
 CHUNK_BYTES = 16 * 1024
-"""So many records, or about so many bytes of them, are looked at between two looks at the clock."""
+"""Approximate bytes, and ``CHUNK_RECORDS`` the number of records, that are filtered between two checks of the clock."""
 
 _MAGIC_V1_END = MAGIC_V1 & 0xFF
 _MAGIC_END_AT = RECORD.at["magic"] + 3
@@ -26,20 +26,22 @@ _BODY_LENGTH_AT = RECORD.at["body_length"]
 _BORN_V6 = SysFlag.BORN_HOST_V6
 _STORE_V6 = SysFlag.STORE_HOST_V6
 _TAIL_BYTES_MIN = 3
-"""Behind a record's body: the lengths of a topic and of properties, at least."""
+"""Minimum bytes after a record's body: the lengths of the topic and of the properties."""
 
 
 class RecordFilter(Protocol):
-    """What ``Pulls.pull`` asks of a filter; ``broker.filters.Filter`` is one."""
+    """The filter that ``Pulls.pull`` takes; ``broker.filters.Filter`` implements it."""
 
     def select(self, sources: Sequence[bytes]) -> list[int]:
-        """Which of several messages are wanted, in their order. Of each the properties as its record holds them, with
-        0x02 in front, so that it stands before every name."""
+        """Return the numbers of the matching messages, in their order.
+
+        ``sources``: each message's properties as in its record, with a leading 0x02, so that 0x02 precedes every name.
+        """
 
 
 @dataclass(slots=True)
 class Kept:
-    """``body``: count × u32 sizes, then the records; ``looked``: how many were looked at, from the first on."""
+    """``body``: count × u32 sizes, then the records; ``looked``: number of examined records, from the first on."""
 
     count: int
     looked: int
@@ -56,11 +58,11 @@ def keep_matching(
     one_at_least: bool,
     clock: Callable[[], float] = time.monotonic,
 ) -> Kept:
-    """The records of an answer's ``body`` that match, in their order, until ``max_count`` or ``max_bytes`` is met or
-    ``LOOK_S`` is over; at least one record is looked at.
+    """Return the matching records of a response's ``body``, in their order.
 
-    ``one_at_least``: the first that matches is kept, however large it is. A record whose parts do not add up is kept:
-    nobody knows its properties, and who decodes it says what is wrong with it.
+    Stops at ``max_count`` or ``max_bytes``, or after ``LOOK_S``; examines at least one chunk. ``one_at_least``: keep
+    the first match, however large it is. A record whose parts do not add up is kept, because its properties cannot be
+    located; the client's decoder reports the damage.
     """
     began = clock()
     properties = _Properties(body, count)
@@ -79,7 +81,7 @@ def keep_matching(
             kept += found
             kept_bytes += sum([sizes[number] for number in found])
             continue
-        for number in found:  # one of the limits may be met
+        for number in found:  # a limit may be reached within this chunk
             if kept_bytes + sizes[number] > max_bytes and (kept or not one_at_least):
                 return Kept(len(kept), number, properties.joined(kept))
             kept.append(number)
@@ -90,7 +92,7 @@ def keep_matching(
 
 
 class _Properties:
-    """Where the properties of an answer's records lie."""
+    """Positions of the properties in a response's records."""
 
     def __init__(self, body: bytearray, count: int) -> None:
         self._body = body
@@ -103,18 +105,19 @@ class _Properties:
         begins, sound = _locate(octets, ends - sizes, ends)
         self._broken: frozenset[int] = frozenset(np.flatnonzero(~sound).tolist())
         self._begins: list[int] = (begins - 1).tolist()
-        # The byte in front of each properties becomes 0x02 in a copy: that spares putting one there each by itself.
+        # ``RecordFilter.select`` wants a 0x02 before the properties. Setting that byte in one copy of the whole body is
+        # cheaper than prepending it to each record's properties.
         were = octets[begins - 1]
         octets[begins - 1] = PROPERTY_SEPARATOR[0]
         self._marked = bytes(body)
         octets[begins - 1] = were
 
     def span_bytes(self, first: int, end: int) -> int:
-        """The bytes of the records in ``[first, end)``."""
+        """Return the bytes of the records in ``[first, end)``."""
         return self._ends[end - 1] - self._starts[first]
 
     def select(self, first: int, end: int, records: RecordFilter) -> list[int]:
-        """The numbers of the records in ``[first, end)`` that are to be kept."""
+        """Return the numbers of the records in ``[first, end)`` to keep."""
         marked = self._marked
         bounds = zip(self._begins[first:end], self._ends[first:end], strict=True)
         found = [first + place for place in records.select([marked[begin:end] for begin, end in bounds])]
@@ -123,7 +126,7 @@ class _Properties:
         return found
 
     def joined(self, numbers: list[int]) -> bytearray:
-        """An answer's body of these records."""
+        """Return a response body with these records."""
         if len(numbers) == len(self.sizes):
             return self._body
         view = memoryview(self._body)
@@ -135,12 +138,15 @@ class _Properties:
 
 
 def _locate(octets: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the properties of records begin, each record's end where its parts do not add up, and which ones do."""
+    """Return where each record's properties begin, and a mask of the records whose parts add up.
+
+    For a record whose parts do not add up, the position is the record's end.
+    """
     v2 = octets[starts + _MAGIC_END_AT] != _MAGIC_V1_END
     flags = octets[starts + _SYS_FLAG_END_AT]
     v6_hosts = (flags & _BORN_V6 > 0).astype(np.int64) + (flags & _STORE_V6 > 0)
     bodies_at = starts + RECORD_HEAD_BYTES + v6_hosts * IPV6_EXTRA_BYTES
-    # A place that lies outside of its record is not looked at: its start is, where something always is.
+    # A position outside of its record must not be read: the record's start, which always exists, stands in for it.
     sound = bodies_at + _TAIL_BYTES_MIN <= ends
     topics_at = bodies_at + _big_endian(octets, np.where(sound, bodies_at - 4, starts), 4)
     sound &= topics_at + _TAIL_BYTES_MIN <= ends
@@ -154,7 +160,7 @@ def _locate(octets: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[n
 
 
 def _big_endian(octets: np.ndarray, at: np.ndarray, size: int) -> np.ndarray:
-    """The unsigned integers of so many bytes at these places."""
+    """Return the unsigned integers of ``size`` bytes at these positions."""
     value: np.ndarray = octets[at].astype(np.int64)
     for place in range(1, size):
         value = (value << 8) | octets[at + place]

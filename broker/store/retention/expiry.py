@@ -1,7 +1,7 @@
-"""Expiry: which of the oldest CommitLog files may go, and taking them away with all that points at them only.
+"""Expiry: which of the oldest CommitLog files may be deleted.
 
-Everything here may run beside appends, dispatch and reads. What goes is always a row of the oldest files, never the
-last one, and never one that holds a message which has still to be delivered (delayed, timed, half or prepared).
+Everything here may run beside appends, dispatch and reads. Only the oldest files expire, without a gap; never the last
+file, and never one with a message that is still to be delivered (delayed, timed, half or prepared).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The oldest message that has still to be delivered: where it lies, and what it waits for. ``rolls``: it can be
-    appended again, and its old place be given up."""
+    """The oldest message of a kind that is still needed: its physical offset, and the reason. ``rolls``: it can be
+    appended again, which frees its old place."""
 
     physical_offset: int
     why: str
@@ -41,8 +41,11 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class OldFile:
-    """A CommitLog file, and until when it was written to (None: not known). ``kept_for``: for what it must stay however
-    old it is, or nothing; ``rolls``: only until that is appended again."""
+    """A CommitLog file and the store time of its newest message (None: unknown).
+
+    ``kept_for``: the reason why the file must stay however old it is, or empty; ``rolls``: it must stay only until the
+    needed messages are appended again.
+    """
 
     path: Path
     end_offset: int
@@ -53,7 +56,7 @@ class OldFile:
 
 
 class Expiry:
-    """What there is to know of a loaded log's age."""
+    """The age of a loaded log's files, and the messages that keep them."""
 
     def __init__(
         self,
@@ -76,14 +79,16 @@ class Expiry:
         self._prepared_state = prepared
         self._newest: dict[int, int] = {}
         self._timers_done = 0
-        """Timed messages below this queue offset are due."""
+        """Queue offset below which all timed messages are due."""
         self.oldest_timed: Callable[[], int | None] | None = None
-        """Where the oldest timed message lies that waits, None where none does: asked of who delivers them. Where
-        nobody does, those whose time is still to come count."""
+        """Function of the timer service: physical offset of the oldest waiting timed message, None if none waits.
+        Without the service, every timed message that is not yet due counts as waiting."""
 
     def old_files(self, now_ms: int | None = None, reserved_hours: int = 0) -> Iterator[OldFile]:
-        """Every file but the last, the oldest first. Reads from disk. ``reserved_hours``: how long the log is kept;
-        a topic that keeps its messages longer holds their files back."""
+        """Yield every file except the last, oldest first. Reads from disk.
+
+        ``reserved_hours``: how long the log is kept; a topic with a longer retention keeps the files of its messages.
+        """
         now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         pending = [*self.pending(now_ms), *self._kept_by_topics(now_ms, reserved_hours)]
         for file in self._commitlog.queue.files[:-1]:
@@ -97,11 +102,10 @@ class Expiry:
             yield OldFile(file.path, file.end_offset, file.size, newest_ms, kept_for, rolls)
 
     def newest_ms(self, file: MappedFile) -> int | None:
-        """The newest store time in a file that is no longer written to: of its last message that a queue knows; None
-        where that cannot be read.
+        """Return the newest store time in a file that is no longer written to, or None if it cannot be read.
 
-        Of a file that no queue knows anything of (its topics were deleted), the store time that the next file begins
-        with, which is no earlier.
+        It is the store time of the last message that a queue points at. If no queue points into the file (its topics
+        were deleted), it is that of the next file's first message, which is not earlier.
         """
         newest = self._newest.get(file.start_offset)
         if newest is None:
@@ -119,12 +123,12 @@ class Expiry:
         return newest
 
     def forget_below(self, log_start: int) -> None:
-        """Files in front of ``log_start`` are gone."""
+        """Forget the files before ``log_start``, which are deleted."""
         for start in [start for start in self._newest if start < log_start]:
             del self._newest[start]
 
     def _kept_by_topics(self, now_ms: int, reserved_hours: int) -> Iterator[Pending]:
-        """The oldest message of each topic whose own rule keeps it longer than the log is kept."""
+        """Yield the oldest message of each topic that keeps its messages longer than the log is kept."""
         for config in self._topics:
             hours = config.retention_hours
             if hours != RETENTION_FOREVER and hours <= reserved_hours:
@@ -138,10 +142,10 @@ class Expiry:
     def _first_stored_since(self, topic: str, since_ms: int) -> int | None:
         return first_stored_since(self._queue_reads, self._queues.by_topic.get(topic, {}).values(), since_ms)
 
-    # What has still to be delivered.
+    # Messages that are still to be delivered.
 
     def pending(self, now_ms: int) -> list[Pending]:
-        """The oldest message of each kind that has still to be delivered."""
+        """Return the oldest message of each kind that is still to be delivered."""
         return [*self._delayed(), *self._half(), *self._prepared(), *self._timed(now_ms)]
 
     def _delayed(self) -> Iterator[Pending]:

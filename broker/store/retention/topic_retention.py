@@ -1,9 +1,9 @@
-"""Retention by topic: where the messages of a topic that has a rule of its own begin.
+"""Retention by topic: where the messages of a topic with a retention rule of its own begin.
 
-All topics share the CommitLog, whose files go whole. So a rule that keeps less than the log does hides messages: each
-topic has a physical offset, its floor, and readers find nothing of it below. The bytes go with their file. A rule that
-keeps more holds files back: see ``Expiry``. Floors are derived from the topic table, the queues and the clock, and are
-computed again at each start.
+All topics share the CommitLog, whose files are deleted as a whole. So a rule that keeps less than the log hides
+messages: the topic has a physical offset, its floor, and readers find nothing of it below the floor. The bytes are
+deleted with their file. A rule that keeps more than the log keeps files; see ``Expiry``. Floors are derived from the
+topic table, the queues and the clock, and are computed again at each start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ assert _UNIT.itemsize == UNIT_BYTES
 
 @dataclass(slots=True)
 class _Held:
-    """Bytes of the records of one queue in the offsets [first, counted)."""
+    """Bytes of one queue's records with queue offsets in ``[first, counted)``."""
 
     first: int
     counted: int
@@ -37,7 +37,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Topic:
-    """What is known of a topic with a rule. ``look_at_ms``: no message is too old before that time."""
+    """State of a topic with a rule. ``look_at_ms``: no message becomes too old before this time."""
 
     hours: int
     bytes_max: int
@@ -46,7 +46,7 @@ class _Topic:
 
 
 class TopicRetention:
-    """Keeps the floors of a loaded store (``StoreState.floors``). For one thread at a time, beside all others."""
+    """Keeps the floors of a loaded store (``StoreState.floors``). One thread at a time calls it, beside all others."""
 
     def __init__(
         self, queues: ConsumeQueueTable, queue_reads: QueueReads, log_reads: LogReads, topics: TopicTable,
@@ -59,10 +59,11 @@ class TopicRetention:
         self._state = state
         self._known: dict[str, _Topic] = {}
         self._lowered: set[str] = set()
-        """Topics whose floor went away; their readers may still set a hint that knows of it."""
+        """Topics whose floor was removed in the last step. A concurrent reader may still have set a queue's
+        ``min_hint`` by the old floor, so the next step resets the hints once more."""
 
     def step(self, now_ms: int) -> None:
-        """Raise the floors to where the rules say now; take those away whose rule or topic is gone."""
+        """Raise the floors as the rules now demand; remove the floors of topics or rules that no longer exist."""
         rules = {
             config.name: config for config in self._topics if config.retention_hours > 0 or config.retention_bytes > 0
         }
@@ -121,7 +122,7 @@ class TopicRetention:
         return floor
 
     def _count(self, queue: ConsumeQueue, known: _Topic) -> None:
-        """Add the records that came since the last look; from scratch if the log's beginning moved past the first."""
+        """Count the records since the last call; count from scratch if the log's start moved past the first one."""
         first = self._queue_reads.first_offset(queue)
         held = known.held.get(queue.queue_id)
         if held is None or held.first < first:
@@ -135,8 +136,11 @@ class TopicRetention:
             held.counted += len(units)
 
     def _drop_oldest(self, queues: list[ConsumeQueue], known: _Topic, excess: int) -> tuple[int, int]:
-        """Leave out the oldest records, in the order of the log, until ``excess`` bytes are, or as far as one look into
-        each queue reaches. Return the new floor and the bytes left out."""
+        """Drop the oldest records, in the order of the log, until ``excess`` bytes are dropped.
+
+        Stops earlier if one read of units from each queue does not reach that far. Return the new floor and the dropped
+        bytes.
+        """
         looked = {}
         reach = np.iinfo(np.int64).max
         for queue in queues:

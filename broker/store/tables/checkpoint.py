@@ -1,7 +1,7 @@
-"""The checkpoint file: RocketMQ's five timestamps, and FlintMQ's mark behind them.
+"""The checkpoint file: RocketMQ's five timestamps, followed by FlintMQ's mark.
 
-RocketMQ starts its recovery a little before the timestamps; FlintMQ recovers from the offsets of its mark. The mark's
-checksum covers RocketMQ's part too, so once RocketMQ has written the file the mark is no mark.
+RocketMQ starts its recovery a little before the timestamps; FlintMQ recovers from the offsets in its mark. The mark's
+checksum covers RocketMQ's part too, so the mark becomes invalid as soon as RocketMQ writes the file.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ..files.file_system import Files
 _CRC = struct.Struct(">i")
 _OFFSETS_AT = CHECKPOINT_MARK.at["flushed_offset"]
 FUTURE_MS_MAX = 24 * 3600 * 1000
-"""Times of the file lie at most this far in the future: clocks differ."""
+"""Maximum time in the future of the file's timestamps, because clocks differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Offsets into the CommitLog: below ``flushed_offset`` it is on disk, below ``dispatched_offset`` queues and index
-    are."""
+    """Offsets into the CommitLog: the log is on disk below ``flushed_offset``, queues and index are on disk for the
+    records below ``dispatched_offset``."""
 
     flushed_offset: int
     dispatched_offset: int
 
 
 class StoreCheckpoint:
-    """The file. ``flushed`` may be called from the flush thread while another calls ``dispatched``."""
+    """The file. The flush thread may call ``flushed`` while another thread calls ``dispatched``."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files
@@ -55,10 +55,10 @@ class StoreCheckpoint:
         self.logics_msg_timestamp = 0
         self.index_msg_timestamp = 0
         self.mark: Mark | None = None
-        """What the last process left, or None where RocketMQ or nobody wrote last, or the file is damaged."""
+        """Mark of the previous FlintMQ process; None if RocketMQ wrote the file last, or it is missing or damaged."""
 
     def load(self) -> None:
-        """Read the file, if there is one; changes nothing."""
+        """Read the file if it exists; changes nothing."""
         if not self.path.is_file():
             return
         blob = bytearray(CHECKPOINT_FILE_BYTES)
@@ -90,21 +90,24 @@ class StoreCheckpoint:
         return Mark(flushed_offset, dispatched_offset) if sound and 0 <= dispatched_offset <= flushed_offset else None
 
     def create(self) -> None:
-        """Open the file for writing, made if need be. The caller syncs the folder."""
+        """Open the file for writing, creating it if needed. The caller must sync the folder."""
         self._fd = self._files.open(self.path, create=True)
         if self._files.size(self._fd) != CHECKPOINT_FILE_BYTES:
             self._files.resize(self._fd, CHECKPOINT_FILE_BYTES)
 
     def flushed(self, flushed_offset: int, store_ms: int) -> None:
-        """The CommitLog is on disk below ``flushed_offset``; its last record's store time is ``store_ms``."""
+        """Note that the CommitLog is on disk below ``flushed_offset``; ``store_ms``: store time of its last record."""
         with self._lock:
             self._flushed_offset = flushed_offset
             self.physic_msg_timestamp = max(self.physic_msg_timestamp, store_ms)
             self._write()
 
     def dispatched(self, dispatched_offset: int, store_ms: int, index_ms: int) -> None:
-        """Queues and index are on disk for all below ``dispatched_offset``, whose last record has ``store_ms``;
-        ``index_ms``: end time of the index files that are full, 0 for none. Syncs the file."""
+        """Note that queues and index are on disk for all records below ``dispatched_offset``. Syncs the file.
+
+        ``store_ms``: store time of the last of these records; ``index_ms``: end time of the newest full index file, 0
+        if no file is full.
+        """
         with self._lock:
             self._dispatched_offset = dispatched_offset
             self.logics_msg_timestamp = max(self.logics_msg_timestamp, store_ms)
@@ -115,7 +118,7 @@ class StoreCheckpoint:
     def reset(
         self, *, flushed_offset: int, dispatched_offset: int, physic_ms: int, logics_ms: int, index_ms: int
     ) -> None:
-        """For recovery: take exactly these, also where they are lower than before, and sync."""
+        """Set exactly these values, even if they are lower than before, and sync. For recovery."""
         with self._lock:
             self._flushed_offset = flushed_offset
             self._dispatched_offset = dispatched_offset

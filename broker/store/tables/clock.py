@@ -1,7 +1,7 @@
-"""The clock of a store: the time that it goes by, and the time that its records get.
+"""The store's clock: the time by which the store schedules, and the store times of its records.
 
-The wall clock can be set, by mistake too; records must never go back in time, or a search by time would miss some. So
-the broker goes by a clock of its own, ``SteadyClock``, and writes down where that clock was moved.
+The wall clock can be set, even by mistake, but store times must never decrease, or a search by time would miss records.
+So the broker uses a clock of its own, ``SteadyClock``, and saves where that clock was moved.
 """
 
 from __future__ import annotations
@@ -22,62 +22,64 @@ from ..files.json_table import ConfigFile
 log = logging.getLogger(__name__)
 
 STEP_MS = 1_000
-"""The wall clock is followed at once as long as it moves no further than this from where it should be."""
+"""Maximum deviation of the wall clock from its expected time at which the store follows it immediately."""
 HOLD_S = 60
-"""A wall clock that moved further must stay there for so long before it is believed, as NTP has it."""
+"""Time for which a wall clock that jumped further must keep its new time before the store follows it (as in NTP)."""
 PACE = 16
-"""While records have later times than the clock, store time goes on at a sixteenth of the clock's pace."""
+"""While records have later times than the clock, store time advances at 1/16 of the clock's speed."""
 STEPS_MAX = 128
-"""So many steps are remembered: no delay level is longer than so many holds."""
+"""Maximum number of remembered steps: no delay level is longer than 128 times ``HOLD_S``."""
 STEP_VALUE_MAX = 1 << 56
-"""Times and offsets of steps are no larger, so that what is computed from them fits 64 bits."""
+"""Maximum of the times and offsets in a step, so that computed values fit into 64 bits."""
 
 _NS = 1_000_000_000
 _NS_A_MS = 1_000_000
 _ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Nobody sets it, and where the system has it, it goes on while the machine is suspended."""
+"""A clock that cannot be set and that, if the system has CLOCK_BOOTTIME, continues while the machine is suspended."""
 
 
 def elapsed_ns() -> int:
-    """Nanoseconds since some moment, whatever is done to the wall clock."""
+    """Return nanoseconds since an arbitrary moment, independent of the wall clock."""
     return time.clock_gettime_ns(_ELAPSED)
 
 
 class StoreClock:
-    """The wall clock as it is, for who opens a store in a script."""
+    """The plain wall clock, for scripts that open a store."""
 
     def begin(self, last_store_ms: int, write_offset: int) -> None:
-        """A store was opened whose last record has this time."""
+        """Prepare for a store that was opened and whose last record has this store time."""
 
     def now_ms(self) -> int:
-        """The time, ms since 1970 UTC. For who appends."""
+        """Return the time in ms since 1970 UTC. Only for the appending thread."""
         return time.time_ns() // _NS_A_MS
 
     def seen_ms(self) -> int:
-        """The same for any thread."""
+        """Return the same time; any thread may call this."""
         return self.now_ms()
 
     def store_ms(self, last_store_ms: int) -> int:
-        """The store time of the next records; ``last_store_ms``: that of the last. For who appends."""
+        """Return the next records' store time; ``last_store_ms``: that of the last one. Only for the appending
+        thread."""
         return max(self.now_ms(), last_store_ms)
 
     @property
     def moved_ms(self) -> int:
-        """How far the clock was moved since the store was opened, all steps together."""
+        """Sum of all steps by which the clock was moved since the store was opened."""
         return 0
 
     def held_ms(self) -> int:
-        """How far the wall clock is from this one; 0 while it is followed."""
+        """Return how far the wall clock is from this clock; 0 while this clock follows it."""
         return 0
 
     def stored_ms(self, physical_offsets: np.ndarray, store_ms: np.ndarray) -> np.ndarray:
-        """When records were stored by the clock as it goes now: what was in front of a step moves with it."""
+        """Return the store times of records by the present clock: those of records before a step move with it."""
         return store_ms
 
 
 class Step(NamedTuple):
-    """The clock was moved by ``moved_ms`` and said ``clock_ms`` then. Records from ``physical_offset`` on came after
-    it; no record before has a later store time than ``store_ms``."""
+    """A move of the clock by ``moved_ms``, to ``clock_ms``. Records from ``physical_offset`` on were stored after it;
+    no
+    record before has a later store time than ``store_ms``."""
 
     physical_offset: int
     store_ms: int
@@ -86,15 +88,15 @@ class Step(NamedTuple):
 
     @property
     def caught_up_ms(self) -> int:
-        """From this time of the clock on, store time is the clock's again."""
+        """Time of the clock from which on store time equals the clock again."""
         return self.clock_ms + max(self.store_ms - self.clock_ms, 0) * PACE // (PACE - 1) + 1
 
 
 class SteadyClock(StoreClock):
-    """A clock that does not follow the wall clock where that jumps, before it has stayed there for ``HOLD_S``.
+    """A clock that follows a jump of the wall clock only after the wall clock has kept its new time for ``HOLD_S``.
 
-    ``log_end``: where the next record goes, and the store time of the last. Steps that are believed are kept in the
-    file ``path``.
+    ``log_end``: function that returns the next record's physical offset and the last record's store time. The file
+    ``path`` keeps the accepted steps.
     """
 
     def __init__(self, files: Files, path: Path, log_end: Callable[[], tuple[int, int]]) -> None:
@@ -105,25 +107,28 @@ class SteadyClock(StoreClock):
         self._moved_ms = 0
         self._caught_up_ms = 0
         self._base = (time.time_ns(), elapsed_ns())
-        """What both clocks said when the wall clock was last right."""
+        """Wall clock and elapsed time when the wall clock was last right."""
         self._last_ns = 0
-        """What was answered last: answers go back by a step alone."""
+        """The last returned time. Only a step makes returned times decrease."""
         self._below_ns = 0
-        """A wall clock between ``_last_ns`` and this need not be looked at."""
+        """A wall clock between ``_last_ns`` and this time is accepted without a check."""
         self._held: tuple[int, int] | None = None
-        """Since when the wall clock has been somewhere else, in elapsed time, and how far."""
+        """Elapsed time at which the wall clock jumped, and how far; None while it is followed."""
 
     # Opening.
 
     def begin(self, last_store_ms: int, write_offset: int) -> None:
-        """Take up what is known of the store's steps. The wall clock is believed, whatever it says; where it is behind
-        the last record, that is a step. Raises OSError."""
+        """Load the store's steps. Raises OSError.
+
+        The wall clock is accepted whatever it says, since there is nothing to compare it with; if it is before the last
+        record's store time, that is a step.
+        """
         try:
             steps = self._file.load(_read)
         except CorruptFile as error:
             log.warning("%s. What waits in a delay level may come late by as much as the clock was moved", error)
             steps = []
-        # What a crash took of the log came after these steps, too.
+        # Steps beyond the log's end concern records that a crash took; new records there come after these steps too.
         self._steps = [step._replace(physical_offset=min(step.physical_offset, write_offset)) for step in steps]
         if self._steps != steps:
             self._save()
@@ -144,7 +149,7 @@ class SteadyClock(StoreClock):
     # The time.
 
     def now_ms(self) -> int:
-        """See ``StoreClock``."""
+        """Return the time in ms since 1970 UTC. Only for the appending thread."""
         wall = time.time_ns()
         if self._last_ns <= wall < self._below_ns:
             self._last_ns = wall
@@ -152,18 +157,19 @@ class SteadyClock(StoreClock):
         return self._look(wall) // _NS_A_MS
 
     def seen_ms(self) -> int:
-        """See ``StoreClock``."""
+        """Return the same time; any thread may call this."""
         wall, elapsed = self._base
         return (wall + elapsed_ns() - elapsed) // _NS_A_MS
 
     def held_ms(self) -> int:
-        """See ``StoreClock``."""
+        """Return how far the wall clock is from this clock; 0 while this clock follows it."""
         return self._held[1] // _NS_A_MS if self._held is not None else 0
 
     def store_ms(self, last_store_ms: int) -> int:
-        """See ``StoreClock``."""
+        """Return the next records' store time; ``last_store_ms``: that of the last one. Only for the appending
+        thread."""
         wall = time.time_ns()
-        if self._last_ns <= wall < self._below_ns:  # as in ``now_ms``, without its call: each PRODUCE comes here
+        if self._last_ns <= wall < self._below_ns:  # inlined ``now_ms``: every PRODUCE runs this
             self._last_ns = wall
             now_ms = wall // _NS_A_MS
         else:
@@ -184,7 +190,7 @@ class SteadyClock(StoreClock):
             if wall >= self._last_ns:
                 self._base, self._last_ns = (wall, elapsed), wall
                 self._below_ns = wall + STEP_MS * _NS_A_MS
-            return self._last_ns  # a little back: the time stands still until the wall clock is there again
+            return self._last_ns  # the wall clock went back a little: time stands still until it catches up
         self._below_ns = 0
         if self._held is None or abs(off - self._held[1]) > STEP_MS * _NS_A_MS:
             self._held = elapsed, off
@@ -208,7 +214,7 @@ class SteadyClock(StoreClock):
 
     @property
     def moved_ms(self) -> int:
-        """See ``StoreClock``."""
+        """Sum of all steps by which the clock was moved since the store was opened."""
         return self._moved_ms
 
     def _note(self, step: Step) -> None:
@@ -227,7 +233,10 @@ class SteadyClock(StoreClock):
                       "broker ends before, what waits in a delay level may come late", self._path, error)  # fmt: skip
 
     def stored_ms(self, physical_offsets: np.ndarray, store_ms: np.ndarray) -> np.ndarray:
-        """See ``StoreClock``. Never too early; up to ``PACE`` ms too late where store time was ahead."""
+        """Return the store times of records by the present clock.
+
+        They are never too early, and up to ``PACE`` ms too late where store time was ahead of the clock.
+        """
         stored = store_ms
         for step in self._steps:
             after = physical_offsets >= step.physical_offset

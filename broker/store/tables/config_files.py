@@ -1,6 +1,6 @@
-"""The JSON tables in ``config/``: topics and consumer offsets, in RocketMQ's shape.
+"""The JSON tables in ``config/``: topics, consumer offsets and delay offsets, in RocketMQ's format.
 
-What a table holds beside what FlintMQ knows is kept.
+Entries of a table that FlintMQ does not know are kept.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ RETENTION_HOURS = "flintmq.retention.hours"
 RETENTION_BYTES = "flintmq.retention.bytes"
 TOPIC_GROUP_SEPARATOR = "@"
 JOURNAL_BYTES_MIN = 64 * 1024
-"""A journal of topics that is longer than this, and than half of the table, is folded into the table."""
+"""A journal that is longer than this and than half of the table is merged into the table."""
 
 
 def next_data_version(before: Any) -> dict[str, int]:
-    """The ``dataVersion`` of a table that is written again."""
+    """Return the ``dataVersion`` that follows ``before``."""
     counter = before.get("counter") if isinstance(before, dict) else None
     return {
         "counter": counter + 1 if isinstance(counter, int) else 1,
@@ -40,10 +40,11 @@ def next_data_version(before: Any) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One topic. ``perm``: 4 read + 2 write; ``extra``: what RocketMQ keeps beside.
+    """One topic. ``perm``: 4 read + 2 write; ``extra``: RocketMQ's other fields.
 
     ``retention_hours``: how long the topic's messages are kept; 0: as long as the log, ``RETENTION_FOREVER``: always.
-    ``retention_bytes``: most bytes of its records; 0: no limit. Both are among RocketMQ's attributes of the topic.
+    ``retention_bytes``: maximum bytes of its records; 0: no limit. Both are stored in RocketMQ's attributes of the
+    topic.
     """
 
     name: str
@@ -57,22 +58,22 @@ class TopicConfig:
 
     @property
     def readable(self) -> bool:
-        """Whether consumers may read it."""
+        """Return whether consumers may read the topic."""
         return bool(self.perm & PERM_READ)
 
     @property
     def writable(self) -> bool:
-        """Whether producers may write it."""
+        """Return whether producers may write to the topic."""
         return bool(self.perm & PERM_WRITE)
 
     @property
     def queues(self) -> int:
-        """How many queues it has, whether read or written."""
+        """Number of queues, readable or writable."""
         return max(self.read_queues, self.write_queues)
 
     @classmethod
     def from_json(cls, name: str, row: dict[str, Any]) -> TopicConfig:
-        """From RocketMQ's row."""
+        """Return the topic of one of RocketMQ's rows."""
         known = {"topicName", "readQueueNums", "writeQueueNums", "perm", "order"}
         attributes = row.get("attributes")
         attributes = attributes if isinstance(attributes, dict) else {}
@@ -88,7 +89,7 @@ class TopicConfig:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """RocketMQ's row."""
+        """Return the topic as one of RocketMQ's rows."""
         row: dict[str, Any] = {"topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "attributes": {}}
         row.update(self.extra)
         row.update(
@@ -105,9 +106,9 @@ class TopicConfig:
 
 
 class TopicTable:
-    """``config/topics.json``, and beside it the journal of what changed since it was written.
+    """``config/topics.json``, and the journal of the changes since it was written.
 
-    Changed on one thread; ``save`` and ``persist`` may run on others.
+    One thread changes the table; ``save`` and ``persist`` may run on others.
     """
 
     def __init__(self, files: Files, path: Path) -> None:
@@ -116,29 +117,29 @@ class TopicTable:
         )
         self._journal = TableJournal(files, path)
         self._lock = threading.Lock()
-        """Held while something is written."""
+        """Held while table or journal are written."""
         self._noting = threading.Lock()
         self._topics: dict[str, TopicConfig] = {}
         self._rest: dict[str, Any] = {}
         self._unsaved: dict[str, int] = {}
-        """Topics that were changed since they were put on disk, and in which version."""
+        """Topics with unsaved changes, and the version of each one's last change."""
         self._whole_next = False
-        """Whether the table has to be written next: a journal cannot go on from what is on disk."""
+        """The next ``save`` must write the whole table, because no journal can continue from what is on disk."""
         self.version = 0
-        """Counts the changes in memory."""
+        """Number of changes in memory."""
 
     @property
     def dirty(self) -> bool:
-        """Whether ``topics.json`` by itself says anything else than this table."""
+        """Return whether ``topics.json`` alone differs from this table."""
         return bool(self._unsaved or self._whole_next or self._journal.bytes)
 
     @property
     def problem(self) -> str:
-        """What of the journal could not be read."""
+        """Description of the unreadable part of the journal, or empty."""
         return self._journal.problem
 
     def load(self) -> None:
-        """Read the table, and what its journal adds. Raises ``CorruptFile``."""
+        """Read the table and its journal. Raises ``CorruptFile``."""
         self._topics, self._rest = self._file.load(self._read)
         if (found := self._journal.read()) is not None:
             self._replay(*found)
@@ -153,8 +154,11 @@ class TopicTable:
         return {name: TopicConfig.from_json(name, row) for name, row in rows.items()}, table
 
     def _replay(self, base: Any, rows: dict[str, dict[str, Any] | None]) -> None:
-        """Take over what a journal says. If the table is not the one that it goes on from (RocketMQ wrote it since, or
-        it was damaged and an older one is there), then only topics that the table does not have."""
+        """Apply a journal.
+
+        If the table is not the one on which the journal is based (RocketMQ has written it since, or an older version
+        replaced a damaged one), only topics that the table lacks are taken.
+        """
         follows = base is not None and base == self._rest.get("dataVersion")
         for name, row in rows.items():
             if row is None:
@@ -164,7 +168,7 @@ class TopicTable:
                 self._topics[name] = TopicConfig.from_json(name, row)  # its checksum is right: this class wrote it
 
     def get(self, name: str) -> TopicConfig | None:
-        """The topic's configuration, or None."""
+        """Return the topic's configuration, or None."""
         return self._topics.get(name)
 
     def put(self, config: TopicConfig) -> None:
@@ -176,7 +180,7 @@ class TopicTable:
         self._note(config.name)
 
     def remove(self, name: str) -> None:
-        """Forget a topic, in memory."""
+        """Remove a topic, in memory."""
         self._topics.pop(name, None)
         self._note(name)
 
@@ -192,15 +196,17 @@ class TopicTable:
         return len(self._topics)
 
     def save(self) -> None:
-        """Put what changed on disk: into the journal, or where that has become long, the whole table. Durable when it
-        returns. Blocks, for a time that does not grow with the number of topics but now and then."""
+        """Write the changes to the journal, or the whole table if the journal has become long.
+
+        Durable when it returns. Blocks; the time depends on the number of topics only when the whole table is written.
+        """
         with self._lock, self._saving() as names:
             found = {name: self._topics.get(name) for name in names}
             rows = {name: None if config is None else config.to_json() for name, config in found.items()}
             if self._whole_next or self._rest.get("dataVersion") is None or not self._file.path.exists():
                 self._write_whole()
             elif not rows:
-                return  # ``persist`` was quicker
+                return  # ``persist`` has written the changes meanwhile
             elif not self._journal.bytes:
                 self._journal.begin(self._rest.get("dataVersion"), rows)
             elif self._journal.bytes > max(JOURNAL_BYTES_MIN, self._file.path.stat().st_size // 2):
@@ -215,7 +221,7 @@ class TopicTable:
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[list[str]]:
-        """The names of the topics that changed; they are saved at the end, but for those that changed meanwhile."""
+        """Yield the names of the changed topics; on exit mark them as saved, except those that changed meanwhile."""
         with self._noting:
             taken = dict(self._unsaved)
         try:
@@ -229,14 +235,15 @@ class TopicTable:
     def _write_whole(self) -> None:
         rows = {config.name: config.to_json() for config in self}
         self._rest["dataVersion"] = next_data_version(self._rest.get("dataVersion"))
-        # The journal goes on from the .bak as well: if the table is damaged, no change is lost.
+        # With ``backed_up`` the .bak is the same version, so the next journal is valid for it too: if the table is
+        # damaged, no change is lost.
         self._file.save({**self._rest, "topicConfigTable": rows}, backed_up=True)
         self._journal.remove()
         self._whole_next = False
 
 
 class ConsumerOffsetTable:
-    """``config/consumerOffset.json``: what each group has committed per queue."""
+    """``config/consumerOffset.json``: the committed offset of each group and queue."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(
@@ -247,7 +254,7 @@ class ConsumerOffsetTable:
         self._count = 0
         self._rest: dict[str, Any] = {}
         self.dirty = False
-        """Whether something was committed since the last ``persist``."""
+        """A group committed an offset since the last ``persist``."""
 
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
@@ -256,7 +263,7 @@ class ConsumerOffsetTable:
 
     @property
     def is_missing(self) -> bool:
-        """Whether neither the file nor its ``.bak`` is there."""
+        """Return whether both the file and its ``.bak`` are missing."""
         return not self._file.is_there
 
     @staticmethod
@@ -265,21 +272,23 @@ class ConsumerOffsetTable:
         return {key: {int(queue): int(offset) for queue, offset in row.items()} for key, row in rows.items()}, table
 
     def __len__(self) -> int:
-        """How many offsets are committed, one a queue, the broker's own included."""
+        """Return the number of committed offsets, including those of the broker's own groups."""
         return self._count
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
-        """Next offset per queue of those queues that the group has committed."""
+        """Return the group's committed offsets of a topic by queue."""
         return dict(self._offsets.get(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {}))
 
     def committed_of(self, group: str, topic: str, queue: int) -> int | None:
-        """The next offset of one queue, None where the group has not committed any."""
+        """Return the group's committed offset of one queue, or None."""
         row = self._offsets.get(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}")
         return row.get(queue) if row is not None else None
 
     def all_committed(self, *, own: bool = False) -> list[tuple[str, str, int, int]]:
-        """``(group, topic, queue, next offset)`` of everything that is committed, sorted; ``own``: with the broker's
-        own. Any thread."""
+        """Return ``(group, topic, queue, next offset)`` of all committed offsets, sorted. Any thread may call it.
+
+        ``own``: include the broker's own groups.
+        """
         return sorted(
             (group, topic, queue, next_offset)
             for group, topic, row in self.rows(own=own)
@@ -287,21 +296,24 @@ class ConsumerOffsetTable:
         )
 
     def rows(self, *, own: bool = False) -> Iterator[tuple[str, str, dict[int, int]]]:
-        """``(group, topic, next offset by queue)``, in no order; ``own``: with the broker's own. Any thread."""
+        """Yield ``(group, topic, next offset by queue)`` in no particular order. Any thread may call it.
+
+        ``own``: include the broker's own groups.
+        """
         for key, row in list(self._offsets.items()):
             topic, _, group = key.partition(TOPIC_GROUP_SEPARATOR)
             if own or not group.startswith(SYSTEM_GROUP_PREFIX):
                 yield group, topic, row.copy()
 
     def commit(self, group: str, topic: str, queue: int, next_offset: int) -> None:
-        """Note a group's progress, in memory; ``persist`` makes it durable."""
+        """Set a group's committed offset, in memory; ``persist`` makes it durable."""
         row = self._offsets.setdefault(f"{topic}{TOPIC_GROUP_SEPARATOR}{group}", {})
         self._count += queue not in row
         row[queue] = next_offset
         self.dirty = True
 
     def forget(self, group: str, keep_topic: str = "") -> bool:
-        """Drop all that a group has committed, in memory, but for one topic; whether there was anything."""
+        """Remove a group's committed offsets, in memory, except those of ``keep_topic``; return whether it had any."""
         own = [(key, *key.partition(TOPIC_GROUP_SEPARATOR)[::2]) for key in self._offsets]
         keys = [key for key, topic, name in own if name == group and topic != keep_topic]
         for key in keys:
@@ -310,7 +322,7 @@ class ConsumerOffsetTable:
         return bool(keys)
 
     def clamp(self, end_of: Callable[[str, int], int]) -> None:
-        """After a crash: no group's progress lies beyond ``end_of(topic, queue)``, where the next message will be."""
+        """Reduce offsets beyond ``end_of(topic, queue)``, the next message's offset. For the start after a crash."""
         for key, row in self._offsets.items():
             topic = key.partition(TOPIC_GROUP_SEPARATOR)[0]
             for queue, next_offset in row.items():
@@ -335,14 +347,14 @@ class ConsumerOffsetTable:
 
 
 class DelayOffsetTable:
-    """``config/delayOffset.json``: how far each delay level is delivered, by copies that are on disk."""
+    """``config/delayOffset.json``: how far each delay level is delivered, counting only copies that are on disk."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(files, path, "what the levels have in the log is then delivered once more")
         self._offsets: dict[int, int] = {}
         self._rest: dict[str, Any] = {}
         self.dirty = False
-        """Whether something was delivered since the last ``persist``."""
+        """A level's offset changed since the last ``persist``."""
 
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
@@ -354,16 +366,16 @@ class DelayOffsetTable:
         return {int(level): int(next_offset) for level, next_offset in rows.items()}, table
 
     def delivered(self, level: int) -> int:
-        """The queue offset of the first message of a delay level that is not delivered."""
+        """Return the queue offset of a delay level's first message that is not delivered."""
         return self._offsets.get(level, 0)
 
     def deliver(self, level: int, next_offset: int) -> None:
-        """The level is delivered up to ``next_offset``, in memory; ``persist`` makes it durable."""
+        """Note that the level is delivered up to ``next_offset``, in memory; ``persist`` makes it durable."""
         self._offsets[level] = next_offset
         self.dirty = True
 
     def clamp(self, end_of: Callable[[int], int]) -> None:
-        """After a crash: no level's progress lies beyond ``end_of(queue)``; written where it did. Blocks."""
+        """Reduce offsets beyond ``end_of(queue)`` and persist them. For the start after a crash. Blocks."""
         beyond = {level: end for level, offset in self._offsets.items() if offset > (end := end_of(level - 1))}
         if beyond:
             self._offsets.update(beyond)

@@ -1,4 +1,4 @@
-"""``config/subscriptionGroup.json``: what is set for each consumer group, in RocketMQ's shape."""
+"""``config/subscriptionGroup.json``: the settings of each consumer group, in RocketMQ's format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class SubscriptionGroupTable:
-    """Groups that were ever there. Changed on one thread; ``persist`` may run on another."""
+    """All consumer groups that ever connected. One thread changes the table; ``persist`` may run on another."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(files, path)
@@ -37,7 +37,7 @@ class SubscriptionGroupTable:
         self._groups: dict[str, dict[str, Any]] = {}
         self._rest: dict[str, Any] = {}
         self.dirty = False
-        """Whether something was changed since the last ``persist``."""
+        """The table changed since the last ``persist``."""
 
     def load(self) -> None:
         """Read the table. Raises ``CorruptFile``."""
@@ -51,35 +51,35 @@ class SubscriptionGroupTable:
         return {name: dict(row) for name, row in rows.items()}, table
 
     def has(self, group: str) -> bool:
-        """Whether the group is in the table."""
+        """Return whether the group is in the table."""
         return group in self._groups
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def ensure(self, group: str) -> None:
-        """Enter a group that is not there."""
+        """Add the group with default settings, unless it is in the table."""
         if group not in self._groups:
             self._groups[group] = {"groupName": group, **_DEFAULTS}
             self.dirty = True
 
     def remove(self, group: str) -> bool:
-        """Forget a group, in memory; whether it was there."""
+        """Remove a group, in memory; return whether it was in the table."""
         if self._groups.pop(group, None) is None:
             return False
         self.dirty = True
         return True
 
     def retry_times_max(self, group: str) -> int:
-        """How often a message of the group is tried again before it becomes a dead letter."""
+        """Return how often a message of the group is redelivered before it becomes a dead letter."""
         return int(self._groups.get(group, _DEFAULTS).get("retryMaxTimes", RETRY_TIMES_MAX))
 
     def may_consume(self, group: str) -> bool:
-        """Whether the group is not switched off."""
+        """Return whether the group may consume, that is, whether it is not switched off."""
         return bool(self._groups.get(group, _DEFAULTS).get("consumeEnable", True))
 
     def names(self) -> list[str]:
-        """All groups, sorted."""
+        """Return the names of all groups, sorted."""
         return sorted(self._groups)
 
     def persist(self) -> None:

@@ -1,4 +1,5 @@
-"""``flintmq/prepared.json``: from where on a start reads what happened to prepared messages, and what lies before."""
+"""``flintmq/prepared.json``: a snapshot of staged transactions, and the offset from which a start replays their
+notes."""
 
 from __future__ import annotations
 
@@ -14,9 +15,8 @@ from ..files.json_table import ConfigFile
 
 @dataclass(frozen=True, slots=True)
 class PreparedSnapshot:
-    """The state behind the notes below ``next_note``. ``next_message``: the first prepared message that may still be
-    needed; both are queue offsets. ``committed``: by series, the number of its last committed transaction, the least
-    recent first."""
+    """State after the notes below ``next_note``. ``next_message``: the first prepared message that may still be needed;
+    both are queue offsets. ``committed``: number of the last committed transaction by scope, least recent first."""
 
     next_note: int = 0
     next_message: int = 0
@@ -24,7 +24,7 @@ class PreparedSnapshot:
 
 
 class PreparedState:
-    """The file. A snapshot is written once all of the log is on disk that it speaks of. Safe from threads."""
+    """The file. A snapshot is written once the log that it covers is on disk. Thread-safe."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(files, path)
@@ -32,7 +32,7 @@ class PreparedState:
         self._waiting: deque[tuple[int, PreparedSnapshot]] = deque()
         self.path = path
         self.saved = PreparedSnapshot()
-        """What is on disk."""
+        """Snapshot on disk."""
 
     def load(self) -> None:
         """Read the file. Raises ``CorruptFile``."""
@@ -44,12 +44,12 @@ class PreparedState:
         return PreparedSnapshot(int(table.get("nextNote", 0)), int(table.get("nextMessage", 0)), committed)
 
     def offer(self, end_offset: int, snapshot: PreparedSnapshot) -> None:
-        """This is the state while the log ends at ``end_offset``."""
+        """Offer a snapshot for writing: the state when the log ended at ``end_offset``."""
         with self._lock:
             self._waiting.append((end_offset, snapshot))
 
     def persist(self, flushed_offset: int) -> None:
-        """Write the newest snapshot that holds while the log is on disk below ``flushed_offset``. Blocks."""
+        """Write the newest snapshot whose part of the log is on disk below ``flushed_offset``. Blocks."""
         newest = None
         with self._lock:
             while self._waiting and self._waiting[0][0] <= flushed_offset:

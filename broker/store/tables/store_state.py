@@ -1,8 +1,8 @@
-"""``flintmq/state.json``: what FlintMQ must know of a store beyond RocketMQ's files.
+"""``flintmq/state.json``: facts about a store that RocketMQ's files do not hold.
 
 ConsumeQueues are derived from the log, except their ends: once retention or a deletion took a queue's last record, only
-this file knows where its offsets go on. It also names what was there, so that a missing file or folder, or another
-setting, is noticed.
+this file knows the queue's next offset. It also lists what existed, so that the next start notices a missing file or
+folder, or a changed setting.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ QueueEnds = dict[str, dict[int, int]]
 
 @dataclass(slots=True)
 class DeletedTopic:
-    """A deleted topic: its records below ``physical_offset`` are gone; one made anew goes on at ``next_offsets``."""
+    """A deleted topic. Its records below ``physical_offset`` are gone; a new topic of that name continues at
+    ``next_offsets``."""
 
     physical_offset: int
     next_offsets: dict[int, int]
@@ -31,17 +32,17 @@ class DeletedTopic:
 
 @dataclass(slots=True)
 class Snapshot:
-    """Queue ends and index files as they were on disk when the log ended at ``physical_offset`` at the latest."""
+    """Queue ends and index files on disk; they cover no record at or after ``physical_offset``."""
 
     physical_offset: int = 0
     next_offsets: QueueEnds = field(default_factory=dict)
     index_files: list[str] = field(default_factory=list)
     log_start: int = -1
-    """Where the log began; -1: not known."""
+    """Start of the log; -1: unknown."""
 
 
 class StoreState:
-    """The file. Safe from threads."""
+    """The file. Thread-safe."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(files, path)
@@ -50,13 +51,14 @@ class StoreState:
         self.deleted: dict[str, DeletedTopic] = {}
         self.snapshot = Snapshot()
         self.floors: dict[str, int] = {}
-        """By topic: the physical offset where its messages begin because of its own retention. Not persisted."""
+        """Physical offset by topic at which its messages begin because of its own retention. Not persisted."""
         self.kept_offsets: QueueEnds = {}
-        """Where the offsets of queues go on that have no files any more."""
+        """Next offsets of queues that no longer have files."""
         self.sizes: dict[str, int] = {}
-        """The settings that the store's files were made with, by name; empty where FlintMQ has not had it yet."""
+        """Settings by name with which the store's files were created; empty if FlintMQ has not opened the store
+        before."""
         self.checksummed = ChecksummedRanges()
-        """Where every record must have a checksum over all of it."""
+        """Ranges in which every record must have a checksum over the whole record."""
         self._saved: dict[str, Any] = {}
 
     def load(self) -> None:
@@ -80,17 +82,19 @@ class StoreState:
         self._saved = table
 
     def readable_from(self, topic: str) -> int:
-        """Return the physical offset below which nobody finds anything of the topic: it was deleted then, or its own
-        retention is over for what lies there."""
+        """Return the physical offset below which the topic has no visible messages.
+
+        Messages below it were deleted with the topic, or the topic's own retention hides them.
+        """
         return max(self.deleted_below(topic), self.floors.get(topic, 0))
 
     def deleted_below(self, topic: str) -> int:
-        """At which physical offset the topic was deleted last; 0 if never."""
+        """Return the physical offset at which the topic was last deleted; 0 if never."""
         deleted = self.deleted.get(topic)
         return deleted.physical_offset if deleted else 0
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The least queue offset that the queue's next message may get."""
+        """Return the least queue offset that the queue's next message may get."""
         deleted = self.deleted.get(topic)
         return max(
             deleted.next_offsets.get(queue_id, 0) if deleted else 0,
@@ -108,13 +112,18 @@ class StoreState:
             self.snapshot = snapshot
 
     def somebody_else_wrote(self) -> None:
-        """The checkpoint has no mark of FlintMQ's: only what the last snapshot speaks of is known to be FlintMQ's own.
-        In memory."""
+        """End the checksummed ranges at the last snapshot, in memory: the checkpoint has no mark of FlintMQ.
+
+        Another program wrote the store since, so only records before the snapshot are known to be FlintMQ's.
+        """
         self.checksummed.end(self.snapshot.physical_offset)
 
     def log_begins_at(self, physical_offset: int, index_files: list[str]) -> None:
-        """Retention is about to take away what lies before, and all index files but these; durable when it returns, in
-        the ``.bak`` too, which would else miss those files. Raises OSError, and then it must not. Blocks."""
+        """Note that retention is about to delete the log before ``physical_offset`` and all index files except these.
+
+        Durable when it returns, in the ``.bak`` too, which would otherwise report the deleted files as missing. Raises
+        OSError; retention must then delete nothing. Blocks.
+        """
         with self._lock:
             before = self.snapshot
             self.snapshot = replace(before, log_start=physical_offset, index_files=index_files)
@@ -126,14 +135,16 @@ class StoreState:
             self.checksummed.drop_below(physical_offset)
 
     def keep_offset(self, topic: str, queue_id: int, next_offset: int) -> None:
-        """Note where a queue goes on that is about to lose its files, in memory."""
+        """Note the next offset of a queue that is about to lose its files, in memory."""
         with self._lock:
             row = self.kept_offsets.setdefault(topic, {})
             row[queue_id] = max(row.get(queue_id, 0), next_offset)
 
     def log_ends_at(self, physical_offset: int) -> list[str]:
-        """After a cut: a deletion reaches no further than the log did when it was made, or what comes next would be
-        deleted too. Returns the topics concerned; in memory."""
+        """Limit deletions to the end of a log that was cut, in memory; return the topics concerned.
+
+        Otherwise, records that are appended after the cut would count as deleted too.
+        """
         self.checksummed.cut(physical_offset)
         beyond = [topic for topic, row in self.deleted.items() if row.physical_offset > physical_offset]
         for topic in beyond:
@@ -141,7 +152,7 @@ class StoreState:
         return beyond
 
     def delete(self, deleted: Mapping[str, DeletedTopic]) -> None:
-        """Note that topics are deleted; durable when it returns. Raises OSError, and then none is noted. Blocks."""
+        """Note that topics are deleted; durable when it returns. Raises OSError, noting none of them. Blocks."""
         with self._lock:
             before = {topic: self.deleted.get(topic) for topic in deleted}
             self.deleted |= deleted
@@ -156,13 +167,13 @@ class StoreState:
                 raise
 
     def persist(self) -> None:
-        """Write the file, if it would be another; durable when it returns. Blocks."""
+        """Write the file if its content changed; durable when it returns. Blocks."""
         with self._lock:
             before = self._saved.get("checksummed", [])
             if self._table() != self._saved:
                 self._save()
             if self._saved["checksummed"] != before:
-                self._save()  # once more: nor may the .bak claim checksums where there are none
+                self._save()  # again, because the .bak must not claim checksums that do not exist either
 
     def _save(self, *, backed_up: bool = False) -> None:
         table = self._table()

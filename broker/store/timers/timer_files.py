@@ -1,8 +1,8 @@
 """The index of timed messages on disk, in ``flintmq/timers``: a file of rows for each hour, and ``cursor.json``.
 
-Rows are appended in the order of the timer queue. ``cursor.json`` is written last, and says how many rows of each file
-count: what a crash leaves behind them is cut off, and indexed again from the queue. All of it can be made anew from
-there.
+Rows are appended in the order of the timer queue. ``cursor.json`` is written last, and holds how many rows of each file
+are valid: the next start cuts off rows that a crash left after them, and indexes their messages again. The whole index
+can be rebuilt from the queue.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ log = logging.getLogger(__name__)
 
 FILES_A_ROUND = 64
 ROUND_S_MAX = 60.0
-"""Events that concern more files than this wait for others, but no longer than that: each file costs a sync."""
+"""Maximum wait of events that concern more than ``FILES_A_ROUND`` files for others, because each file costs a sync."""
 REBUILD_SLACK_S = 60
-"""Where the index is made anew, what was due this long before delivery stopped is delivered again: of messages that
-came late, the queue does not say whether they were delivered."""
+"""After a rebuild of the index, messages that were due up to this long before delivery stopped are delivered again: the
+queue does not tell whether messages that arrived late were delivered."""
 
 CHECK_CHUNK_BYTES = 1 << 20
 
 STORED_ROWS = ROWS.newbyteorder(">")
 
 TIMERCHECK = struct.Struct(">qqqq")
-"""RocketMQ's ``config/timercheck``: the time that delivery reached, ms; a position in its own files; twice the queue
-offset to go on from."""
+"""RocketMQ's ``config/timercheck``: the time that delivery reached, ms; a position in RocketMQ's own files; twice the
+queue offset to continue from."""
 TIMERCHECK_BYTES = 4096
 
 _NAME = re.compile(r"\d{12}\Z")
 
 
 class TimerFiles:
-    """The files. Events are added on the event loop; ``sync`` belongs to one thread."""
+    """The files. The event loop adds events; ``sync`` belongs to one thread."""
 
     def __init__(self, files: Files, folder: Path, store_path: Path) -> None:
         self.state: TimerState | None = None
-        """As it is on disk; None before ``open``. Changed under ``lock``."""
+        """State on disk; None before ``open``. Changed under ``lock``."""
         self.lock = Lock()
         self.folder = folder
         self._files = files
@@ -62,9 +62,10 @@ class TimerFiles:
         self._dirty = False
 
     def open(self, first_offset: int, max_offset: int, now_second: int) -> TimerState:
-        """Read what is there, cut off what does not count; returns a state of the caller's own. Blocks.
+        """Read the index, cut off rows that are not valid, and return a copy of the state. Blocks.
 
-        ``first_offset``, ``max_offset``: both ends of the timer queue. Raises OSError.
+        Rebuilds the index if it is damaged, or if RocketMQ has used the store meanwhile. ``first_offset``,
+        ``max_offset``: both ends of the timer queue. Raises OSError.
         """
         make_durable_folder(self._files, self.folder)
         try:
@@ -90,11 +91,11 @@ class TimerFiles:
         return TimerState.from_json(state.to_json())
 
     def read(self) -> TimerState | None:
-        """What was put on disk last; None where nothing was. Changes nothing. Raises ``CorruptFile``."""
+        """Return the state on disk, or None; changes nothing. Raises ``CorruptFile``."""
         return self._cursor.load(lambda table: TimerState.from_json(table) if table else None)
 
     def _cut(self, state: TimerState) -> str:
-        """Give each hour's file its length; what is wrong with one that is not as it was written."""
+        """Cut each hour's file to its valid rows; return what is wrong with a damaged file, or an empty text."""
         for path in sorted(path for path in self.folder.iterdir() if _NAME.match(path.name)):
             hour = state.hours.get(int(path.name) // HOUR_SECONDS)
             if hour is None or not hour.rows:
@@ -118,7 +119,7 @@ class TimerFiles:
         return ""
 
     def _checksum_of(self, path: Path, size: int) -> int:
-        """The CRC32 of the file's first ``size`` bytes. Blocks."""
+        """Return the CRC32 of the file's first ``size`` bytes. Blocks."""
         checksum = 0
         fd = self._files.open(path)
         try:
@@ -143,16 +144,21 @@ class TimerFiles:
         return TimerState(first_offset, second, 0, min(queue_offset, max_offset), second)
 
     def _rocketmq_was_further(self, state: TimerState, max_offset: int) -> TimerState | None:
-        """What a RocketMQ has delivered, where it had the store after FlintMQ: messages below ``skip_until`` that are
-        due before ``second``; None where it had not."""
+        """Return what RocketMQ delivered after FlintMQ had the store, or None.
+
+        RocketMQ delivered the messages below ``skip_until`` that were due before ``second``.
+        """
         second, queue_offset = self._rocketmq_delivered()
         if second <= state.second - state.shift:
             return None
         return TimerState(second=second, skip_until=min(queue_offset, max_offset))
 
     def _rocketmq_delivered(self) -> tuple[int, int]:
-        """Messages due before this second and below this queue offset were delivered by a RocketMQ, as far as it wrote
-        that down."""
+        """Return (second, queue offset): RocketMQ delivered the messages below the offset that were due before the
+        second.
+
+        Both are 0 if RocketMQ left no record of it.
+        """
         try:
             blob = (self._store_path / "config" / "timercheck").read_bytes()
         except FileNotFoundError:
@@ -160,16 +166,16 @@ class TimerFiles:
         if len(blob) < TIMERCHECK.size:
             return 0, 0
         time_ms, _, *queue_offsets = TIMERCHECK.unpack_from(blob)
-        # Its time is that of the slot in TIMER_OUT_MS, which is a second before a message is due.
+        # RocketMQ's time is that of a slot, which is one second before its messages are due.
         return time_ms // 1000 + 1, min(queue_offsets)
 
     def add(self, end_offset: int, event: Event) -> None:
-        """It happened; it goes on disk once the log is there below ``end_offset``."""
+        """Add an event; it goes to disk once the log below ``end_offset`` is flushed."""
         with self.lock:
             self._waiting.append((end_offset, event))
 
     def rows(self, number: int) -> np.ndarray:
-        """All rows of an hour, in the order of the queue, delivered ones too. Blocks."""
+        """Return all rows of an hour, including delivered ones, in the order of the queue. Blocks."""
         with self.lock:
             assert self.state is not None
             hour = self.state.hours.get(number)
@@ -194,9 +200,9 @@ class TimerFiles:
         return np.concatenate([np.frombuffer(blob, STORED_ROWS).astype(ROWS), *fresh])
 
     def sync(self, flushed_offset: int, *, last: bool = False) -> None:
-        """Put on disk what happened, as far as its records are there. ``last``: however many files it takes.
+        """Put the events on disk whose records are flushed. ``last``: do so however many files it takes.
 
-        Raises OSError; then it may be called again. Blocks.
+        Raises OSError; the caller may then call it again. Blocks.
         """
         if self.state is None:
             return
@@ -231,7 +237,7 @@ class TimerFiles:
             self._remove_past()
 
     def _append(self, number: int, rows: np.ndarray) -> tuple[int, int]:
-        """Write rows behind those that count, durably; how many there are then, and the checksum of all."""
+        """Write rows after the valid ones, durably; return the number of all rows and their checksum."""
         assert self.state is not None
         hour = self.state.hours.get(number) or TimerHour()
         blob = rows.astype(STORED_ROWS).tobytes()
@@ -253,8 +259,11 @@ class TimerFiles:
         return self.folder / f"{number * HOUR_SECONDS:012d}"
 
     def first_pending(self) -> tuple[int, int] | None:
-        """(queue offset, physical offset) that no indexed message that waits lies before, as it is on disk; None where
-        none waits. Any thread."""
+        """Return a lower bound of (queue offset, physical offset) of the waiting indexed messages, by the state on
+        disk.
+
+        Returns None if no message waits. Any thread may call it.
+        """
         with self.lock:
             hours = [hour for hour in self.state.hours.values() if hour.count > 0] if self.state is not None else []
         if not hours:
@@ -262,8 +271,10 @@ class TimerFiles:
         return min(hour.first_queue_offset for hour in hours), min(hour.first_physical_offset for hour in hours)
 
     def oldest_offset(self, queue: ConsumeQueue) -> int | None:
-        """Where the oldest message of the timer queue lies that waits, as far as its delivery or its rolling is on
-        disk; None where none waits. After ``open``; any thread; reads from disk."""
+        """Return the physical offset of the oldest waiting message of the timer queue, or None if none waits.
+
+        A message waits until its delivery or its rolling is on disk. After ``open``; any thread; reads from disk.
+        """
         assert self.state is not None
         first = self.first_pending()
         offsets = [first[1]] if first is not None else []
@@ -272,11 +283,11 @@ class TimerFiles:
         return min(offsets, default=None)
 
     def tell_rocketmq(self, queue: ConsumeQueue | None) -> None:
-        """On a clean stop, after ``sync``: say where a RocketMQ goes on, so that it delivers what waits, once.
+        """On a clean stop, after ``sync``, tell RocketMQ where to continue, so that it delivers waiting messages once.
 
-        Where all of the queue waits from some message on, that is where. Else it gets a ``timerlog`` of what waits; but
-        where that would not fit into a file of it, or where the clock was set back, it goes on from the first message
-        that waits, and delivers again what was delivered behind it. Blocks; raises OSError.
+        If every message from some queue offset on waits, RocketMQ continues there. Otherwise it gets a ``timerlog`` of
+        the waiting messages. If that does not fit into one file, or if the clock was set back, RocketMQ continues from
+        the first waiting message, and repeats messages after it that were already delivered. Blocks; raises OSError.
         """
         state = self.state
         check = self._store_path / "config" / "timercheck"
@@ -310,7 +321,7 @@ class TimerFiles:
         replace_file(self._files, path, blob.ljust(TIMERCHECK_BYTES, b"\0"))
 
     def _waiting_rows(self) -> np.ndarray:
-        """The rows of all messages that wait, as it is on disk, in the order of their queue. Blocks."""
+        """Return the rows of all waiting messages, by the state on disk, in the order of their queue. Blocks."""
         state = self.state
         assert state is not None
         found = [np.empty(0, ROWS)]

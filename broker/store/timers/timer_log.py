@@ -1,7 +1,8 @@
-"""RocketMQ's ``timerlog``: which timed messages wait, written on a clean stop for a RocketMQ that opens the store next.
+"""RocketMQ's ``timerlog``: the waiting timed messages, written on a clean stop for a RocketMQ that opens the store
+next.
 
-Its ``timerwheel`` is left out: it makes one of the log's units. What it would put off again, because it is due in more
-than two days, is marked so.
+FlintMQ writes no ``timerwheel``: RocketMQ rebuilds it from the units of the log. Units of messages that are due in more
+than two days are marked, because RocketMQ defers those again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from ..files.file_system import Files, make_durable_folder, remove_content
 
 FILE_BYTES = 100 * 1024 * 1024
-"""Its default. Where it has files already, they say the size."""
+"""RocketMQ's default file size, used if the store has no timerlog files yet."""
 ROLL_MS = 2 * 86_400_000
 PAST_MS = 3_600_000
 
@@ -26,14 +27,14 @@ _DEFAULT, _ROLL = 1, 2
 
 
 def timer_log_file_bytes(store_path: Path) -> int:
-    """How large a file of the log must be."""
+    """Return the size that a timerlog file of this store must have."""
     folder = store_path / "timerlog"
     sizes = [path.stat().st_size for path in folder.iterdir()] if folder.is_dir() else []
     return max(sizes, default=FILE_BYTES)
 
 
 def remove_timer_log(files: Files, store_path: Path) -> None:
-    """Remove wheel and log: a RocketMQ goes by its ``timercheck`` alone then, and makes both anew. Raises OSError."""
+    """Remove wheel and log, so that RocketMQ uses only its ``timercheck`` and recreates both. Raises OSError."""
     if (store_path / "timerwheel").exists():
         files.unlink(store_path / "timerwheel")
     if (store_path / "timerlog").is_dir():
@@ -44,12 +45,11 @@ def remove_timer_log(files: Files, store_path: Path) -> None:
 def write_timer_log(
     files: Files, store_path: Path, rows: np.ndarray, newest: tuple[int, int], *, read_ms: int, file_bytes: int
 ) -> bool:
-    """Write a log of one file: a unit for each of ``rows`` (``timer_state.ROWS``), in the order of their queue, and a
-    last one for the newest message of the queue, by which RocketMQ knows what is in its log: ``newest``, physical
-    offset and size.
+    """Write a timerlog of one file; return False, writing nothing, if the units do not fit. Raises OSError.
 
-    ``read_ms``: the time that RocketMQ is told it has read up to. The log was removed before. Returns whether it fits,
-    else nothing is written. Raises OSError.
+    It has a unit for each of ``rows`` (``timer_state.ROWS``), in the order of their queue, and a last one for the
+    queue's newest message, from which RocketMQ knows how far its log reaches. ``newest``: physical offset and size of
+    that message. ``read_ms``: time up to which RocketMQ shall believe it has read. The caller has removed the old log.
     """
     if (len(rows) + 1) * TIMER_LOG_UNITS.itemsize > file_bytes - _ENDING_BYTES:
         return False
@@ -68,7 +68,7 @@ def write_timer_log(
     order = np.argsort(slots_ms, kind="stable")
     follows = np.flatnonzero(slots_ms[order][1:] == slots_ms[order][:-1]) + 1
     units["previous"][order[follows]] = order[follows - 1] * TIMER_LOG_UNITS.itemsize
-    units["delay_ms"][-1] = -PAST_MS  # in a slot that is read already
+    units["delay_ms"][-1] = -PAST_MS  # in a slot that RocketMQ has already read
     units["physical_offset"][-1], units["message_bytes"][-1] = newest
     folder = store_path / "timerlog"
     make_durable_folder(files, folder)

@@ -1,7 +1,7 @@
-"""How far timed messages are: what is indexed, what is delivered, and what waits by hour and by topic.
+"""State of the timed messages: how far they are indexed and delivered, and how many wait, by hour and by topic.
 
-The state changes by events alone, in their order. It is kept twice: as it is, and as it is on disk, where an event
-arrives once the records that it speaks of are there. So what is on disk is always a state that once was.
+Only events change the state, in their order. There are two copies: the present state, and the state on disk, to which
+an event is applied once its records are flushed. So the state on disk is always one that really existed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import numpy as np
 HOUR_SECONDS = 3600
 
 ROWS = np.dtype([("due_second", "i8"), ("queue_offset", "i8"), ("physical_offset", "i8"), ("size", "i4")])
-"""A timed message in the index: when it is due, seconds since 1970 UTC, and which it is."""
+"""A timed message in the index: its due time in seconds since 1970 UTC, its queue offset, and its record."""
 
 
 @dataclass(slots=True)
 class TimerHour:
-    """Messages that are due within one hour. ``count``: how many wait; ``first_due_second``, ``first_queue_offset`` and
-    ``first_physical_offset``: none of them has less; ``rolled_below``: those that lie before have been appended again
-    and do not count; ``rows``: how many the hour's file has; ``checksum``: the CRC32 of these."""
+    """Messages that are due within one hour.
+
+    ``count``: number of waiting messages; ``first_due_second``, ``first_queue_offset`` and ``first_physical_offset``:
+    lower bounds of theirs; ``rolled_below``: messages below this physical offset have been appended again and do not
+    count; ``rows``: number of rows in the hour's file; ``checksum``: their CRC32.
+    """
 
     count: int = 0
     first_due_second: int = 0
@@ -35,15 +38,17 @@ class TimerHour:
 
 @dataclass(slots=True)
 class TimerState:
-    """``indexed``: messages of the timer queue below it are in the index. Of those due before ``second`` all are
-    delivered, and the first ``position`` of those due in it.
+    """How far indexing and delivery are.
 
-    ``shift``: seconds that delivery is ahead of the clock, whole hours; the seconds and hours here and in the rows are
-    the clock's and this, because delivery never goes back, and the clock was set back. A row that was made when there
-    was less of it comes up too soon, and is put where it belongs then.
+    ``indexed``: queue offset below which all messages of the timer queue are indexed. All messages due before
+    ``second`` are delivered, and the first ``position`` of those due in it.
 
-    ``skip_until``, ``skip_before``: messages of the queue below the one, due by the clock before the other, were
-    delivered by who had the store before.
+    ``shift``: whole hours, in seconds, by which delivery is ahead of the clock: delivery never goes back, even if the
+    clock is set back. Seconds and hours here and in the rows are the clock's plus the shift. A row that was made under
+    a smaller shift comes up too early, and is then moved to its right place.
+
+    ``skip_until``, ``skip_before``: queue messages below ``skip_until`` that were due, by the clock, before
+    ``skip_before`` were delivered by the previous owner of the store.
     """
 
     indexed: int = 0
@@ -57,22 +62,22 @@ class TimerState:
 
     @property
     def hour(self) -> int:
-        """The hour that delivery is in."""
+        """Hour that delivery has reached."""
         return self.second // HOUR_SECONDS
 
     @property
     def pending(self) -> int:
-        """How many messages wait."""
+        """Number of waiting messages."""
         return sum(hour.count for hour in list(self.hours.values()))
 
     def move_to(self, second: int, position: int) -> None:
-        """Delivery is there; hours before are over."""
+        """Move delivery to ``second`` and ``position``, and forget the hours before."""
         self.second, self.position = second, position
         for hour in [hour for hour in self.hours if hour < self.hour]:
             del self.hours[hour]
 
     def to_json(self) -> dict[str, Any]:
-        """As ``from_json`` reads it."""
+        """Return the form that ``from_json`` reads."""
         return {
             "indexed": self.indexed,
             "second": self.second,
@@ -86,7 +91,7 @@ class TimerState:
 
     @classmethod
     def from_json(cls, table: dict[str, Any]) -> TimerState:
-        """Raises one of ``SHAPE_ERRORS`` where it cannot be read."""
+        """Return the state in a JSON table. Raises one of ``SHAPE_ERRORS`` if it cannot be read."""
         return cls(
             int(table["indexed"]),
             int(table["second"]),
@@ -100,7 +105,7 @@ class TimerState:
 
 
 def add_counts(counts: Counter[str], change: Counter[str]) -> None:
-    """Count up and down, by topic; none stays that has no message."""
+    """Add ``change`` to ``counts``, and drop topics without a message."""
     for topic, count in change.items():
         left = counts[topic] + count
         if left > 0:
@@ -110,8 +115,8 @@ def add_counts(counts: Counter[str], change: Counter[str]) -> None:
 
 
 def by_hour(rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """The rows of each hour, in their order."""
-    if not len(rows):  # everything that was looked at is lost to damage, or nothing timed
+    """Return the rows of each hour, in their order."""
+    if not len(rows):  # all examined records are lost to damage, or none is a timed message
         return []
     hours = rows["due_second"] // HOUR_SECONDS
     if (hours == hours[0]).all():
@@ -125,7 +130,7 @@ def by_hour(rows: np.ndarray) -> list[tuple[int, np.ndarray]]:
 
 @dataclass(slots=True)
 class Indexed:
-    """Messages up to ``indexed`` were looked at, and these are to be delivered."""
+    """Event: messages below ``indexed`` were read, and ``rows`` of them wait for delivery."""
 
     indexed: int
     rows: np.ndarray
@@ -153,7 +158,7 @@ class Indexed:
 
 @dataclass(slots=True)
 class Reached:
-    """Delivery moved on to ``second`` and ``position``, past ``count`` messages of ``hour``."""
+    """Event: delivery advanced to ``second`` and ``position``, past ``count`` messages of ``hour``."""
 
     second: int
     position: int
@@ -171,7 +176,7 @@ class Reached:
 
 @dataclass(slots=True)
 class Rolled:
-    """``count`` messages of ``hour``, all that waited below the physical offset ``below``, were appended again."""
+    """Event: all ``count`` messages of ``hour`` that waited below the physical offset ``below`` were appended again."""
 
     hour: int
     below: int
@@ -188,7 +193,7 @@ class Rolled:
 
 @dataclass(slots=True)
 class Shifted:
-    """The clock was set back: delivery is ``shift`` seconds ahead of it from now on."""
+    """Event: the clock was set back, and delivery is now ``shift`` seconds ahead of it."""
 
     shift: int
 
