@@ -47,7 +47,7 @@ HOT_ENTRIES_MAX = 256
 class QueryResult:
     """The response to a query.
 
-    ``body``: records as in ``pulls.PullResult``, newest first; ``cursor``: where the next page begins, empty at the end;
+    ``body``: records as in ``pulls.PullResult``, newest first; ``cursor``: start of the next page, empty at the end;
     ``index_behind_bytes``: CommitLog bytes that are not indexed yet; ``damaged``: number of records that the index has
     for the key and that cannot be read.
     """
