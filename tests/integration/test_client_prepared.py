@@ -118,7 +118,7 @@ def test_an_attempt_that_nobody_commits_expires(broker: BrokerFactory) -> None:
         producer.send_bulk("t", [b"one"], prepare="a")
         while metrics(running)['flintmq_prepared_attempts_ended_total{outcome="expire"}'] == 0:
             pass
-        with pytest.raises(PreparedIncomplete, match=r"attempt a is not there.*prepared_timeout_ms is 300"):
+        with pytest.raises(PreparedIncomplete, match=r"attempt a does not exist.*prepared_timeout_ms is 300"):
             admin.commit_prepared("q", 0, {"a": 1})
     assert "expired: a;" in running.log
 
@@ -134,5 +134,5 @@ def test_the_shell_shows_and_drops_what_is_prepared(broker: BrokerFactory, tmp_p
         assert [(row["attempt"], row["topics"], row["messages"]) for row in rows] == [
             ("q/1/a", "t u", 3), ("q/1/b", "t u", 3),
         ]  # fmt: skip
-        assert "dropped 2 attempts" in cli.run("tx", "drop", "q/").err
+        assert "dropped 2 stages" in cli.run("tx", "drop", "q/").err
         assert [row["attempt"] for row in cli.run("tx", "prepared", "-o", "json").rows] == ["r/1/a"]

@@ -214,7 +214,7 @@ def test_the_command_line_changes_users_at_the_broker(running: RunningBroker, tm
     (tmp_path / "secret").write_text("a password of its own\n")
     assert cli.run("user", "add", "second", "--admin", "--new-password-file", str(tmp_path / "secret")).code == 0
     granted = cli.run("user", "grant", "shop", "--publish", "orders")
-    assert "user shop has 1 grant now; a running broker goes by it at once" in granted.err
+    assert "user shop has 1 grant now; a running broker applies it at once" in granted.err
     send(running, "shop", made.lines[0])
     assert cli.run("user", "list", "-o", "json").rows == [
         {"user": "ops", "admin": True, "grants": 1},
