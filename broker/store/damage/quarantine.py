@@ -1,7 +1,7 @@
-"""``flintmq/quarantine/``: what was damaged in the CommitLog, kept aside, and which messages it was.
+"""``flintmq/quarantine/``: copies of the damaged ranges of the CommitLog, and an index of the messages lost in them.
 
-``<physical offset>-<bytes>.bin`` are the bytes as they were found, never changed afterwards; ``index.json`` says of
-each what it was. Where they were found the log now has tombstones (``tombstones``), which nobody is given.
+A file ``<physical offset>-<bytes>.bin`` has the bytes as they were found and never changes; ``index.json`` describes
+each of them. The log itself now has tombstones there (``tombstones``), which are never delivered.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ COPY_CHUNK_BYTES = 1 << 20
 log = logging.getLogger(__name__)
 
 ReadLog = Callable[[int, memoryview], None]
-"""Fills a buffer with the bytes of the log at a physical offset."""
+"""Function that fills a buffer with the log's bytes at a physical offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRange:
-    """A stretch of the log that was damaged. ``reason``: what was wrong at its beginning; ``found_ms``: when that was
-    found; ``store_ms``: the store time of its tombstones; ``lost``: the messages that are known to have been there;
-    ``file``: the name of the copy; ``filled``: whether the log has the tombstones, and queues and index know it.
-    ``ends_file``: a blank record ends it and its file; ``checksum``: its tombstones have a ``__CRC32#``."""
+    """A damaged range of the log.
+
+    ``reason``: what was wrong at its beginning; ``found_ms``: when it was found; ``store_ms``: store time of its
+    tombstones; ``lost``: the messages that are known to have been in it; ``file``: name of the copy; ``filled``: the
+    log has the tombstones, and queues and index agree with them. ``ends_file``: the range ends with a blank and with
+    its file; ``checksum``: its tombstones have a ``__CRC32#``.
+    """
 
     physical_offset: int
     bytes: int
@@ -50,11 +53,11 @@ class QuarantinedRange:
 
     @property
     def end_offset(self) -> int:
-        """The physical offset behind it."""
+        """Physical offset of the first byte after the range."""
         return self.physical_offset + self.bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Its row in ``index.json``."""
+        """Return the range's row of ``index.json``."""
         return {
             "physicalOffset": self.physical_offset,
             "bytes": self.bytes,
@@ -73,7 +76,7 @@ class QuarantinedRange:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> QuarantinedRange:
-        """From such a row. Raises one of ``SHAPE_ERRORS``."""
+        """Parse a row of ``index.json``. Raises one of ``SHAPE_ERRORS``."""
         if not _COPY_NAME.match(row["file"]):
             raise ValueError(f"{row['file']!r} is no copy's name")
         return cls(
@@ -94,7 +97,7 @@ class QuarantinedRange:
 
 
 class Quarantine:
-    """The folder. Changed by recovery alone; any thread may ask."""
+    """The quarantine folder and its index. Only recovery changes it; any thread may read it."""
 
     def __init__(self, files: Files, folder: Path) -> None:
         self._files = files
@@ -108,10 +111,10 @@ class Quarantine:
         self._bounds = np.zeros(0, np.int64)
         self._lost: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self.lost_messages = 0
-        """How many messages are known to have been in them."""
+        """Number of messages that are known to have been in the ranges."""
 
     def load(self) -> None:
-        """Read the index. One that cannot be read counts as empty: ``unlisted`` says what it may lack."""
+        """Read the index. An unreadable one counts as empty: ``unlisted`` then yields the copies that it lacks."""
         try:
             ranges = self._file.load(lambda table: [QuarantinedRange.from_json(row) for row in table.get("holes", [])])
         except CorruptFile as error:
@@ -120,7 +123,7 @@ class Quarantine:
         self._take(ranges)
 
     def unlisted(self) -> Iterator[tuple[str, int, int, int]]:
-        """(name, physical offset, bytes, found at ms) of copies that the index does not know."""
+        """Yield (name, physical offset, bytes, time found in ms) of copies that are not in the index."""
         known = {each.file for each in self.ranges}
         for path in sorted(self.folder.glob("*.bin")) if self.folder.is_dir() else ():
             match = _COPY_NAME.match(path.name)
@@ -148,10 +151,10 @@ class Quarantine:
     def __iter__(self) -> Iterator[QuarantinedRange]:
         return iter(self.ranges)
 
-    # What is in it?
+    # Queries.
 
     def find(self, physical_offset: int) -> QuarantinedRange | None:
-        """The range that holds the physical offset, the newest where several do."""
+        """Return the range that contains the physical offset, the newest if several do; None if none does."""
         if not self.covers(physical_offset):
             return None
         return max(
@@ -160,28 +163,30 @@ class Quarantine:
         )
 
     def covers(self, physical_offset: int) -> bool:
-        """Whether what lies there is a tombstone."""
+        """Return whether the physical offset is in a quarantined range, so that the record there is a tombstone."""
         number = bisect.bisect_right(self._begins, physical_offset) - 1
         return number >= 0 and physical_offset < self._ends[number]
 
     def mask(self, physical_offsets: np.ndarray) -> np.ndarray:
-        """Which of the physical offsets ``covers`` is true of."""
+        """Return an array with the result of ``covers`` for each of the physical offsets."""
         inside: np.ndarray = np.searchsorted(self._bounds, physical_offsets, side="right") % 2 == 1
         return inside
 
     @property
     def bytes(self) -> int:
-        """Bytes of the log that are in quarantine."""
+        """Number of bytes of the log that are in quarantine."""
         return sum(end - begin for begin, end in zip(self._begins, self._ends, strict=True))
 
     def lost_between(self, topic: str, queue: int, begin: int, end: int) -> list[tuple[int, int]]:
-        """The messages of a queue in ``[begin, end)`` that are known to be lost: (first queue offset, the one behind
-        the last), in their order."""
+        """Return the lost messages of a queue with queue offsets in ``[begin, end)``.
+
+        They are half-open ranges (first queue offset, end), in ascending order.
+        """
         ranges = self._lost.get((topic, queue), ())
         return [(max(first, begin), min(stop, end)) for first, stop in ranges if first < end and stop > begin]
 
     def _lost_by_queue(self) -> dict[tuple[str, int], list[tuple[int, int]]]:
-        """The lost messages by queue: ranges that neither touch nor overlap, in their order."""
+        """Return the lost messages by queue: ascending ranges that neither touch nor overlap."""
         joined: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for topic, queue, first, count in sorted(each for hole in self.ranges for each in hole.lost):
             row = joined.setdefault((topic, queue), [])
@@ -191,10 +196,13 @@ class Quarantine:
                 row.append((first, first + count))
         return joined
 
-    # Changes, each durable when it returns.
+    # Changes: each is durable when the call returns.
 
     def add(self, holes: list[QuarantinedRange], read: ReadLog) -> list[QuarantinedRange]:
-        """Copy what is in the holes and enter them, not filled yet. Returns them with the names of their copies."""
+        """Copy the bytes of the holes and add the holes to the index, as not filled yet.
+
+        Returns them with the names of their copies.
+        """
         make_durable_folder(self._files, self.folder)
         added = [replace(hole, file=self._copy(hole, read)) for hole in holes]
         self._files.sync_folder(self.folder)
@@ -202,20 +210,20 @@ class Quarantine:
         return added
 
     def set_filled(self) -> None:
-        """All of them are filled."""
+        """Mark all ranges as filled."""
         if not all(each.filled for each in self.ranges):
             self._save([replace(each, filled=True) for each in self.ranges])
 
     def enter(self, ranges: list[QuarantinedRange]) -> None:
-        """Enter ranges whose copies and tombstones are there already."""
+        """Add ranges to the index whose copies and tombstones exist already."""
         self._save([*self.ranges, *ranges])
 
     def drop(self, ranges: list[QuarantinedRange]) -> None:
-        """Take ranges out of the index; the copies stay."""
+        """Remove ranges from the index; their copies stay."""
         self._save([each for each in self.ranges if each not in ranges])
 
     def forget(self, ranges: list[QuarantinedRange]) -> None:
-        """Take ranges out of the index, and remove the copies: retention has taken the messages around them."""
+        """Remove ranges from the index, and their copies too: retention has deleted that part of the log."""
         self.drop(ranges)
         for each in ranges:
             path = self.folder / each.file
@@ -227,7 +235,7 @@ class Quarantine:
         self._take(ranges)
 
     def _copy(self, hole: QuarantinedRange, read: ReadLog) -> str:
-        """Keep the bytes of a hole; the name of the file. One that is there already is not written over."""
+        """Copy the bytes of a hole to a file and return its name. Never overwrites an existing copy."""
         stem = f"{hole.physical_offset:020d}-{hole.bytes}"
         name, number = f"{stem}.bin", 1
         while (self.folder / name).exists():
@@ -242,7 +250,7 @@ class Quarantine:
             for at, size in _chunks(hole.bytes):
                 chunk = bytearray(size)
                 read(hole.physical_offset + at, memoryview(chunk))
-                if np.frombuffer(chunk, np.uint8).any():  # of a lost file nothing is there: that need not take room
+                if np.frombuffer(chunk, np.uint8).any():  # zeros, as of a lost file, stay sparse
                     self._files.write(fd, bytes(chunk), at)
             self._files.resize(fd, hole.bytes)
             self._files.sync_data(fd)
@@ -252,7 +260,7 @@ class Quarantine:
         return name
 
     def holds(self, name: str, hole: QuarantinedRange, read: ReadLog) -> bool:
-        """Whether the copy ``name`` has exactly the bytes that ``read`` gives."""
+        """Return whether the copy ``name`` has exactly the bytes that ``read`` returns."""
         fd = self._files.open(self.folder / name)
         try:
             if self._files.size(fd) != hole.bytes:
@@ -269,6 +277,6 @@ class Quarantine:
 
 
 def _chunks(size: int) -> Iterator[tuple[int, int]]:
-    """(position, bytes) of pieces of so many bytes."""
+    """Yield (position, bytes) of the chunks of ``size`` bytes."""
     for at in range(0, size, COPY_CHUNK_BYTES):
         yield at, min(COPY_CHUNK_BYTES, size - at)

@@ -1,9 +1,10 @@
-"""What is written where records were lost: tombstones, so that every reader of the log, RocketMQ too, reads on.
+"""Tombstones: records that replace lost ones, so that every reader of the log, RocketMQ included, can read past a hole.
 
-One for each lost message: its topic, queue and queue offset, no properties, a body of zeros whose checksum is right.
-What room is left goes into the body of the last; where that is more than a message may have, or no message is known to
-be lost, into records that look rolled back (sys_flag 0xC), which take no place in a queue; at a file's end into its
-blank record. The layout follows from its arguments alone, so that a fill that was interrupted is repeated to the byte.
+Each lost message gets one, with its topic, queue and queue offset, no properties, and a body of zeros with a correct
+checksum. The body of the last one takes up the remaining bytes. If these are more than a message may have, or if no
+message is known to be lost, they go into records that look rolled back (sys_flag 0xC), which have no place in a queue;
+at the end of a file they go into its blank. The layout depends only on the arguments, so an interrupted fill can be
+repeated byte for byte.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from ....protocol.storage.record import Record, record_size
 from ....protocol.storage.record_crc import RECORD_CRC_BYTES
 
 SURPLUS_TOPIC = b"rmq_sys_flintmq_lost"
-"""Topic of the records that only take up room; nothing of it is ever in a queue."""
+"""Topic of the records that only fill space; it never has a queue."""
 HOLE_BYTES_MIN = RECORD_BYTES_MIN + 1
-"""The least room for a record whose topic has a name."""
+"""Minimum size of a record whose topic name is not empty."""
 SURPLUS_BYTES_MAX = 4 * 1024 * 1024
-"""No tombstone is made larger than RocketMQ lets a message be."""
+"""Maximum size of a tombstone: RocketMQ's limit for a message."""
 
 
 class LostRange(NamedTuple):
-    """``messages`` of a queue, from queue offset ``first`` on."""
+    """A number of ``messages`` of a queue, from queue offset ``first`` on."""
 
     topic: str
     queue: int
@@ -34,7 +35,7 @@ class LostRange(NamedTuple):
 
 
 class Tombstone(NamedTuple):
-    """One record of a fill, before it is encoded; ``physical_offset`` and ``size``: where it lies."""
+    """One record that fills a hole, not encoded yet; ``physical_offset`` and ``size`` are its place in the log."""
 
     topic: bytes
     queue: int
@@ -45,11 +46,11 @@ class Tombstone(NamedTuple):
 
     @property
     def has_unit(self) -> bool:
-        """Whether it stands for a lost message."""
+        """Return whether it replaces a lost message, which has a unit, and does not only fill space."""
         return self.sys_flag == 0
 
     def encode(self, store_ms: int, *, checksum: bool) -> bytes:
-        """The record's bytes. ``checksum``: with a ``__CRC32#``, where there is room for it."""
+        """Return the record's bytes. ``checksum``: with a ``__CRC32#``, if there is space for it."""
         checksum = checksum and _bytes_min(len(self.topic), checksum=True) <= self.size
         body = bytes(self.size - _bytes_min(len(self.topic), checksum=checksum))
         record = Record(
@@ -64,7 +65,7 @@ def _bytes_min(topic_bytes: int, *, checksum: bool) -> int:
 
 
 def that_fit(lost: Iterable[LostRange], room_bytes: int, *, ends_file: bool, checksum: bool) -> list[LostRange]:
-    """As many of the lost messages as there is room for tombstones, those of the first ranges first; by queue."""
+    """Return the lost messages whose tombstones fit in ``room_bytes``, by queue; earlier ranges have priority."""
     room_bytes -= BLANK_BYTES_MIN if ends_file else 0
     fitting = []
     for each in lost:
@@ -79,10 +80,10 @@ def that_fit(lost: Iterable[LostRange], room_bytes: int, *, ends_file: bool, che
 def plan(
     physical_offset: int, size: int, lost: Sequence[LostRange], *, ends_file: bool, checksum: bool
 ) -> Iterator[Tombstone]:
-    """The records that take the place of the ``size`` bytes at ``physical_offset``, one behind the other.
+    """Yield the records that replace the ``size`` bytes at ``physical_offset``, in their order in the log.
 
-    ``lost``: as ``that_fit`` returned. With ``ends_file`` they leave at least the room of a blank record, which ends
-    the file; see ``blank``.
+    ``lost``: a result of ``that_fit``. With ``ends_file`` they leave enough space for the blank that ends the file (see
+    ``blank``).
     """
     needed = sum(each.messages * _bytes_min(len(each.topic.encode()), checksum=checksum) for each in lost)
     left_over = size - needed
@@ -101,7 +102,7 @@ def plan(
 
 
 def _surplus(at: int, end: int, *, checksum: bool) -> Iterator[Tombstone]:
-    """Records without a message that fill ``[at, end)``."""
+    """Yield records without a message that fill ``[at, end)``."""
     if at == end:
         return
     count = -((at - end) // SURPLUS_BYTES_MAX)
@@ -114,5 +115,5 @@ def _surplus(at: int, end: int, *, checksum: bool) -> Iterator[Tombstone]:
 
 
 def blank(size: int) -> bytes:
-    """The head of a blank record, which says that the ``size`` bytes up to the file's end are not used."""
+    """Return the head of a blank, which marks the ``size`` bytes up to the end of the file as unused."""
     return struct.pack(">ii", size, MAGIC_BLANK)

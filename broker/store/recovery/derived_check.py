@@ -1,4 +1,4 @@
-"""Queues and index against the log: derive a stretch of it again, and compare with what the files hold."""
+"""Check of queues and index against the log: derive a range of the log again, and compare it with the files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNKNOWN = -1
 
 
 class Derived:
-    """What one call of the dispatch kernel found in the log, without touching a file.
+    """The units and keys that one call of the dispatch kernel derived from the log, without changing a file.
 
     ``units``: (row, first queue offset, the units' bytes); ``keys``: a row of (hash, physical offset, store ms) each.
     """
@@ -36,11 +36,11 @@ def derive(
     commitlog: CommitLog, queues: ConsumeQueueTable, dispatcher: Dispatcher, begin: int, end: int, missing: set[int],
     impossible: list[DamagedRecord],
 ) -> Iterator[Derived]:  # fmt: skip
-    """Derive units and keys of ``[begin, end)``, both a record's boundary, as dispatch would; stops at the first record
-    that is not sound.
+    """Derive the units and keys of ``[begin, end)`` as dispatch would, up to the first record that is not sound.
 
-    What is yielded lasts until the next step. Rows of queues that were not there go to ``missing``, and records whose
-    parts are sound, but which no queue can have, to ``impossible``; these are left out.
+    Both bounds must be record boundaries. A yielded object is valid until the next step. Adds the rows of queues that
+    do not exist to ``missing``. Adds records whose parts are sound but which no queue can have to ``impossible``, and
+    skips them.
     """
     rows = queues.kernel_rows.copy()
     rows[:, kernel.Q_NEXT] = UNKNOWN
@@ -80,7 +80,7 @@ def derive(
 
 
 class DerivedCheck:
-    """Compares what queues and index hold with what the log says. Changes nothing."""
+    """Compares queues and index with the log. Changes nothing."""
 
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueTable, index: IndexService, dispatcher: Dispatcher
@@ -90,20 +90,22 @@ class DerivedCheck:
         self._index = index
         self._dispatcher = dispatcher
         self.impossible: list[DamagedRecord] = []
-        """Records that no queue can have, which the last ``compare`` met."""
+        """Records found by the last ``compare`` that no queue can have."""
 
     def compare(
         self, begin: int, end: int, problems: dict[int, str], counts: dict[int, int], index_files: int,
         progress: Progress,
         on_gap: Callable[[int, int, int], str],
     ) -> tuple[str, int]:  # fmt: skip
-        """Compare ``[begin, end)`` with every queue that has no entry in ``problems`` yet, which gets one for each that
-        differs, and with the first ``index_files`` index files: returns (what is wrong there, how many are right).
-        ``counts``: how many units of each of these queues point below ``end``, by row.
+        """Compare ``[begin, end)`` with the queues and with the first ``index_files`` index files.
 
-        The index may reach further than ``end``, and is compared as far: what it holds is not put into it again.
-        ``on_gap(row, first, behind)``: told of queue offsets that units have, or records behind them prove, but no
-        record has; returns what is wrong with the queue, if that is.
+        Returns (problem of the index, number of index files that are right). Skips queues that have an entry in
+        ``problems`` already, and adds one for each queue that differs. ``counts``: number of units of each compared
+        queue that point below ``end``, by row.
+
+        Index entries past ``end`` are compared too, because they will not be inserted again.
+        ``on_gap(row, first, behind)`` is called for queue offsets ``[first, behind)`` that no record has, although
+        there are units for them or later records; it returns the problem of the queue, empty if it has none.
         """
         self.impossible = []
         following: dict[int, int] = {}
@@ -128,7 +130,7 @@ class DerivedCheck:
             progress("checking queues and index", derived.end - begin, reach - begin)
         for row, count in counts.items():
             look_between(row, following[row] if row in following else self._count_below(row, begin, count), count)
-        for row in missing & following.keys():  # a queue of rolled back messages alone has none, and is right
+        for row in missing & following.keys():  # a queue of only rolled back messages rightly has no files
             problems.setdefault(row, "it has no files")
         for derived in self._derive(max(begin, end), reach, set()):
             if not index_problem:
@@ -136,7 +138,7 @@ class DerivedCheck:
         return index_problem, index_files
 
     def _count_below(self, row: int, physical_offset: int, without_files: int) -> int:
-        """How many units of a queue point below a physical offset; ``without_files`` where it has no files."""
+        """Return the number of units of a queue below a physical offset; ``without_files`` if it has no files."""
         queue = self._queues.rows[row]
         return count_units(queue, physical_offset) if queue.end_byte else without_files
 
@@ -149,7 +151,7 @@ class DerivedCheck:
             problems[row] = f"units between {first:,} and {first + count:,} are not those of the log"
 
     def keys_of(self, physical_offset: int) -> np.ndarray | None:
-        """The keys of the record there, a row of (hash, physical offset, store ms) each; None where there is none."""
+        """Return the record's keys, as rows (hash, physical offset, store ms); None if there is no record there."""
         found = []
         for derived in self._derive(physical_offset, physical_offset + 1, set()):
             if derived.end > physical_offset:
@@ -157,7 +159,7 @@ class DerivedCheck:
         return np.concatenate(found) if found else None
 
     def first_key_offset(self) -> int | None:
-        """Physical offset of the first record with a key, looked for in the first chunk of the log."""
+        """Return the physical offset of the first record with a key; None if the log's first chunk has none."""
         begin = self._commitlog.start_offset
         end = min(begin + CHUNK_BYTES, self._commitlog.write_offset)
         for derived in self._derive(begin, end, set()):
@@ -167,13 +169,13 @@ class DerivedCheck:
 
 
 class IndexCursor:
-    """Goes through the entries of the first ``file_count`` index files in order, beside the log."""
+    """Reads the entries of the first ``file_count`` index files in order, in step with the log."""
 
     def __init__(self, index: IndexService, file_count: int, begin: int) -> None:
         self._files = index.files[:file_count]
         ends = [file.end_physical_offset for file in self._files if file.index_count > 1]
         self.reach = ends[-1] + 1 if ends else 0
-        """Behind where the last record begins that has an entry."""
+        """One more than the physical offset of the last record that has an entry."""
         self._file = 0
         self._number = 1
         while self._file + 1 < file_count and self._files[self._file].end_physical_offset < begin:
@@ -182,7 +184,7 @@ class IndexCursor:
             self._number = self._files[self._file].first_entry_at(begin)
 
     def compare(self, derived: Derived) -> tuple[int, str]:
-        """Compare the entries of the records in front of ``derived.end``; (files that are right, what is wrong)."""
+        """Compare the entries of the records before ``derived.end``; returns (number of right files, problem)."""
         keys = derived.keys
         reached = self._file
         wanted = np.unique(keys[:, kernel.K_PHYSICAL_OFFSET])
@@ -191,7 +193,7 @@ class IndexCursor:
             file = self._files[self._file]
             entries, first = file.read_entries(self._number, derived.end), self._number
             self._number += len(entries)
-            # Records of deleted topics have entries and are derived no more.
+            # Records of deleted topics still have entries but are no longer derived, so their entries are skipped.
             is_shown = np.isin(entries["physical_offset"], wanted)
             shown = entries[is_shown]
             expected = keys[at : at + len(shown)]

@@ -1,4 +1,4 @@
-"""What is right of queues and index at a start, and what has to be filled again from the log."""
+"""Examination of queues and index at a start: what is sound, and what must be refilled from the log."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .log_recovery import LogRecovery, Progress
 
 LIARS_LOOKED_FOR_MAX = 1000
 QUEUE_CHECK_BYTES_MAX = 64 * 1024 * 1024
-"""All units are checked where the queues are this small in all; otherwise those of each queue's last file."""
+"""If the queues are at most this large together, all units are checked, otherwise only each queue's last file."""
 
 _REBUILT = "it is made anew"
 
 
 def sound_queues(queues: ConsumeQueueTable, problems: dict[int, str]) -> list[ConsumeQueue]:
-    """The queues of which nothing is known to be wrong; ``problems``: what is, by row."""
+    """Return the queues without an entry in ``problems``, which has the known problems by row."""
     return [queue for queue in queues if queue.row not in problems]
 
 
 class Examination:
-    """Holds queues and index against themselves, against what is known to have been there, and against the log.
+    """Checks that queues and index are consistent, complete as far as the store has recorded, and agree with the log.
 
-    ``queue_problems``: why queues cannot be used, by row, which grows; ``index_problem``: the same of the newest index
-    files; ``rebuild``: use none of them. ``is_unknown(topic)``: whether nobody knows the topic any more; ``note``:
-    called with each problem, in words; ``is_tombstone(physical_offset)``: whether a start wrote the record there in the
-    place of what it had lost.
+    ``queue_problems``: why queues cannot be used, by row; the examination adds to it. ``index_problem``: why the newest
+    index files cannot be used; ``rebuild``: discard all of them. ``is_unknown(topic)``: predicate: was the topic
+    deleted by RocketMQ? ``note``: called with the text of each problem. ``is_tombstone(physical_offset)``: predicate:
+    did a recovery write the record there to replace a lost one?
     """
 
     def __init__(
@@ -57,16 +57,15 @@ class Examination:
         self.index_problem = index_problem
         self._rebuild = rebuild
         self.changed_from = 1 << 62
-        """From here on the log may be another than queues and index know."""
+        """Physical offset from which the log may differ from the one that queues and index were derived from."""
         self.liars: dict[int, DamagedRecord] = {}
-        """Records that say they are other messages than the queues know them as, or that no queue can have, by physical
-        offset."""
+        """Records, by physical offset, whose queue or queue offset contradicts the queues' units or is impossible."""
 
     def examine(self, dispatched: int, end: int) -> tuple[dict[int, int], int]:
-        """(units that stay, by row; how many index files stay). Problems are noted.
+        """Return (number of units to keep, by row; number of index files to keep), and note the problems.
 
-        Finds all ``liars`` in one go: what one says is evidence against another, so they have to be contained together.
-        While there are any, nothing else that was found counts.
+        Finds all ``liars`` in one pass: each is evidence against others, so they must be contained together. If there
+        are any, all other results are void.
         """
         self.liars = {}
         counts = self._examine_queues(dispatched)
@@ -79,7 +78,7 @@ class Examination:
             wrong, keep = "the index does not reach back to the first message with a key", 0
             self.index_problem = self.index_problem or wrong
         keep = self._drop_unfounded(self._drop_changed(keep))
-        # Also from the checkpoint's mark on: of the index files behind it, a newer one may have reached the disk alone.
+        # From the checkpoint's mark at the latest: of the index files after it, only a newer one may be on disk.
         begin = max(min(self._log.checked_from, self.changed_from, dispatched), self._commitlog.start_offset)
         problems = dict(self.queue_problems)
         wrong, keep = self._check.compare(
@@ -98,11 +97,11 @@ class Examination:
         return counts, keep
 
     def _leave_all(self, counts: dict[int, int]) -> tuple[dict[int, int], int]:
-        """For a rebuild: no queue and no index file stays."""
+        """Discard all queues and index files, for a rebuild."""
         for queue in self._queues:
             last = last_record_unit(queue, counts.get(queue.row, 0))
             if last is not None and last[1] < self._commitlog.start_offset:
-                # Its messages are gone: where its offsets go on stands nowhere else.
+                # Retention deleted all its messages, so only the queue itself knows its next offset.
                 self._state.keep_offset(queue.topic, queue.queue_id, counts[queue.row])
             self.queue_problems[queue.row] = _REBUILT
         self._state.persist()
@@ -131,8 +130,10 @@ class Examination:
         return "" if last[1] in self.liars else problem or f"unit {last[0]:,} points at no record of the queue"
 
     def _look_for_liars(self, row: int, first: int, behind: int) -> str:
-        """No record of the checked log has these queue offsets: do their units say which should have? Returns what is
-        wrong with the queue, if that is wrong instead."""
+        """Judge the units of queue offsets ``[first, behind)``, which no record of the checked log has.
+
+        Adds records that should have them to ``liars``. Returns the problem of the queue if that is wrong instead.
+        """
         queue = self._queues.rows[row]
         problem = ""
         for queue_offset in range(first, min(behind, queue.end_byte // UNIT_BYTES, first + LIARS_LOOKED_FOR_MAX)):
@@ -142,8 +143,11 @@ class Examination:
         return problem
 
     def _judge(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> str:
-        """Hold a unit against the record that it points at. Where that says it is another message, either it is one of
-        ``liars``, or, where it is a tombstone, the queue is wrong: returns what is wrong with the queue."""
+        """Compare a unit with the record that it points at; returns the problem of the queue, empty if it has none.
+
+        If the record says it is another message, it is one of ``liars``, unless it is a tombstone: then the queue is
+        wrong.
+        """
         queue_offset, physical_offset, _ = unit
         if not self._says_it_is_another(queue, unit):
             return ""
@@ -157,8 +161,7 @@ class Examination:
         return ""
 
     def _says_it_is_another(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
-        """Whether a record is exactly where the unit points, says that it is another message, and that message's own
-        unit knows nothing of it."""
+        """Return whether the unit's record says it is another message, whose own unit does not point at it."""
         queue_offset, physical_offset, size = unit
         said = self._log.record_there(physical_offset, size)
         if said is None or said == (queue.topic.encode(), queue.queue_id, queue_offset):
@@ -167,7 +170,7 @@ class Examination:
         return other is None or said[2] < 0 or other.unit(said[2], hot=False)[:2] != unit[1:]
 
     def _find_short_queues(self, dispatched: int, counts: dict[int, int]) -> None:
-        """A queue that ends before where it is known to have ended has lost its folder or a file."""
+        """Note the queues that end before their recorded end: they have lost their folder or a file."""
         for topic, queue_id, next_offset in self._noted_ends(dispatched):
             queue = self._queues.add(topic, queue_id)
             held = counts.get(queue.row, 0)
@@ -175,7 +178,7 @@ class Examination:
                 self.queue_problems.setdefault(queue.row, f"it ends at {held:,}, not at {next_offset:,}")
 
     def is_a_queue_short(self, dispatched: int) -> bool:
-        """Whether any queue lacks units of what was dispatched below ``dispatched``. Changes nothing."""
+        """Return whether any queue lacks units of records below ``dispatched``. Changes nothing."""
         for topic, queue_id, next_offset in self._noted_ends(dispatched):
             queue = self._queues.get(topic, queue_id)
             if queue is None or queue.row in self.queue_problems or count_units(queue, dispatched) < next_offset:
@@ -183,7 +186,7 @@ class Examination:
         return False
 
     def _noted_ends(self, dispatched: int) -> Iterator[tuple[str, int, int]]:
-        """(topic, queue, where it ended) of each queue that must be there, as FlintMQ noted last."""
+        """Yield (topic, queue, recorded end) of each queue that must exist, as FlintMQ last recorded it."""
         snapshot = self._state.snapshot
         for topic, row in snapshot.next_offsets.items():
             gone = max(self._commitlog.start_offset, self._state.deleted_below(topic)) >= snapshot.physical_offset
@@ -192,7 +195,7 @@ class Examination:
                     yield topic, queue_id, next_offset
 
     def _expected_index_files(self) -> list[str]:
-        """The index files that were there. RocketMQ, if it wrote last, may have removed the oldest, which expire."""
+        """Return the recorded index files. If RocketMQ wrote last, omits the oldest, which it may have expired."""
         names = self._state.snapshot.index_files
         if self._log.mark is not None:
             return names
@@ -207,7 +210,7 @@ class Examination:
         return not files or files[0].header.begin_physical_offset > first
 
     def _drop_changed(self, keep: int) -> int:
-        """Leave out the files that may have keys of messages that are lost, or lack those of restored ones."""
+        """Drop files that may have keys of lost messages or lack keys of restored ones; returns how many to keep."""
         first = self.changed_from
         stay = next((k for k in range(keep) if self._index.files[k].end_physical_offset >= first), keep)
         if stay < keep:
@@ -215,7 +218,10 @@ class Examination:
         return stay
 
     def _drop_unfounded(self, keep: int) -> int:
-        """Leave out files whose last message, where indexing would go on, is not in the log."""
+        """Drop files whose last message is not in the log, because indexing would continue there.
+
+        Returns how many to keep.
+        """
         files, start_offset = self._index.files, self._commitlog.start_offset
         while keep and files[keep - 1].index_count > 1:
             last = files[keep - 1].end_physical_offset
@@ -226,6 +232,6 @@ class Examination:
         return keep
 
     def index_from(self, keep: int, dispatched: int) -> int:
-        """From where on the log has to be indexed again, when the first ``keep`` index files stay."""
+        """Return the physical offset to index the log from if the first ``keep`` index files stay."""
         ends = [file.end_physical_offset for file in self._index.files[:keep] if file.index_count > 1]
         return min(ends[-1], dispatched) if ends else 0

@@ -1,7 +1,7 @@
-"""Containing damage of the CommitLog: what was there is kept in the quarantine, tombstones take its place.
+"""Containment of damage in the CommitLog: copy the damaged bytes to the quarantine, and write tombstones over them.
 
-The order of writing makes a stop at any point harmless: the copies, the index that says what will be filled with what,
-the tombstones, queues and index, and at last that it is done. Whoever starts in between does the rest.
+The order of writing makes a crash at any point harmless: first the copies, then the quarantine's index with the planned
+tombstones, the tombstones, queues and index, and last the ``filled`` flag. The next start completes what is missing.
 """
 
 from __future__ import annotations
@@ -32,23 +32,26 @@ log = logging.getLogger(__name__)
 
 
 class HoleFiller:
-    """Fills holes of a log, and keeps what was in them. For recovery."""
+    """Fills holes of a log after copying their bytes to the quarantine. Used by recovery."""
 
     def __init__(self, commitlog: CommitLog, quarantine: Quarantine, checksummed: ChecksummedRanges) -> None:
         self._commitlog = commitlog
         self._checksummed = checksummed
         self._quarantine = quarantine
         self.pending: list[QuarantinedRange] = []
-        """Ranges of the index that are not known to be filled."""
+        """Ranges of the quarantine's index that are not known to be filled."""
         self.restored: list[QuarantinedRange] = []
-        """Ranges of the index in whose place the log has something sound again."""
+        """Ranges of the quarantine's index where the log has sound content again."""
         self.expired: list[QuarantinedRange] = []
-        """Ranges of the index that retention has taken from the log."""
+        """Ranges of the quarantine's index that retention has deleted from the log."""
         self.unlisted: list[QuarantinedRange] = []
-        """Ranges that the index has lost."""
+        """Ranges with a copy and tombstones that the quarantine's index lacks."""
 
     def look(self) -> None:
-        """Compare the index with the log: ``pending``, ``restored``, ``expired``, ``unlisted``. Changes nothing."""
+        """Compare the quarantine's index with the log; changes no file.
+
+        Fills ``pending``, ``restored``, ``expired`` and ``unlisted``.
+        """
         self.find_unlisted()
         for each in self._quarantine:
             file = self._file(each)
@@ -62,7 +65,7 @@ class HoleFiller:
                 self.restored.append(each)
 
     def find_unlisted(self) -> None:
-        """Look for tombstones of which there is a copy, but which the index has lost: ``unlisted``. Changes nothing."""
+        """Fill ``unlisted`` with the tombstones that have a copy but no row in the index. Changes no file."""
         for name, physical_offset, size, found_ms in self._quarantine.unlisted():
             found = self._tombstones_at(physical_offset, size)
             if found is not None:
@@ -75,8 +78,10 @@ class HoleFiller:
                 )  # fmt: skip
 
     def _tombstones_at(self, begin: int, size: int) -> tuple[list[LostRange], int, bool] | None:
-        """(the messages, the store time, whether a blank record follows) of the tombstones that fill a range exactly;
-        None where something else is there, too."""
+        """Return (messages, store time, whether a blank follows) of the tombstones that fill a range exactly.
+
+        Returns None if the range contains anything else.
+        """
         file = self._commitlog.queue.find(begin)
         if file is None or begin + size > file.end_offset:
             return None
@@ -110,7 +115,7 @@ class HoleFiller:
         return self._commitlog.queue.find(each.physical_offset)
 
     def _is_half_filled(self, each: QuarantinedRange) -> bool:
-        """Whether every byte is the one that was kept, or that of the tombstones: else somebody changed the file."""
+        """Return whether every byte is that of the copy or of the tombstones: otherwise the file was changed since."""
         path = self._quarantine.folder / each.file
         if not path.is_file():
             return True
@@ -129,7 +134,7 @@ class HoleFiller:
             files.close(fd)
 
     def _is_filled(self, file: MappedFile, each: QuarantinedRange) -> bool:
-        """Whether its first tombstone is there, or at least nothing sound: then it is damaged again, and found so."""
+        """Return whether the range has its first tombstone, or no sound record: then the scan finds the new damage."""
         _, blob = next(_pieces(each))
         size = min(int.from_bytes(blob[:4], "big"), len(blob))
         held = bytearray(size)
@@ -141,7 +146,7 @@ class HoleFiller:
         return at >= len(array) or kernel.locate(array, at, len(array), each.physical_offset, parts) != kernel.DONE
 
     def _held(self, file: MappedFile) -> np.ndarray:
-        """The bytes of a file of the log; of one that was cut short, and has not got its length back, those it has."""
+        """Return the bytes of a log file; only the existing ones if it was cut short and is not extended yet."""
         files = self._commitlog.os
         size = files.size(file.fd)
         if size >= file.size:
@@ -157,10 +162,10 @@ class HoleFiller:
     def contain(
         self, holes: Iterable[Hole], lost: Iterable[list[LostRange]], next_store_ms: Iterable[int]
     ) -> list[QuarantinedRange]:
-        """Keep what is in the holes and fill them, and those that are pending; all of these, by physical offset.
+        """Copy and fill the holes, and fill the pending ranges; returns all of them by physical offset.
 
-        ``lost``: the messages of each hole; ``next_store_ms``: the store time of what follows each, for one with
-        nothing in front. They count as filled once ``Quarantine.set_filled`` is called.
+        ``lost``: the messages of each hole; ``next_store_ms``: the store time of the record after each hole, used if
+        no record precedes it. The ranges count as filled after ``Quarantine.set_filled``.
         """
         if self.restored:
             for each in self.restored:
@@ -224,8 +229,7 @@ class HoleFiller:
         )  # fmt: skip
 
     def patch_units(self, queues: ConsumeQueueTable, ranges: Iterable[QuarantinedRange]) -> None:
-        """Have the units of lost messages point at their tombstones, where their queues have units for them: the
-        queues need not be filled again."""
+        """Point the existing units of lost messages at their tombstones, so that the queues need not be refilled."""
         for each in ranges:
             run: list[Tombstone] = []
             for tombstone in _plan(each):
@@ -239,7 +243,7 @@ class HoleFiller:
 
 
 def _patch(queues: ConsumeQueueTable, run: list[Tombstone]) -> None:
-    """Write the units of tombstones whose queue offsets follow each other."""
+    """Write the units of tombstones with consecutive queue offsets."""
     queue = queues.get(run[0].topic.decode("utf-8", "replace"), run[0].queue) if run else None
     if queue is None:
         return
@@ -255,7 +259,7 @@ def _plan(each: QuarantinedRange) -> Iterator[Tombstone]:
 
 
 def _pieces(each: QuarantinedRange) -> Iterator[tuple[int, bytes]]:
-    """(physical offset, bytes) of all that fills a range, in pieces."""
+    """Yield (physical offset, bytes) of everything that fills a range: its records, then zeros."""
     reached = each.physical_offset
     for at, blob in _records_of(each):
         yield at, blob
@@ -265,8 +269,10 @@ def _pieces(each: QuarantinedRange) -> Iterator[tuple[int, bytes]]:
 
 
 def _records_of(each: QuarantinedRange) -> Iterator[tuple[int, bytes]]:
-    """(physical offset, bytes) of the records that fill a range, the blank one at the file's end too, in pieces of
-    whole ones; behind them are zeros."""
+    """Yield (physical offset, bytes) of the records that fill a range, in pieces of whole records.
+
+    Includes the blank at the end of the file; the bytes after them are zeros.
+    """
     at, blob = each.physical_offset, bytearray()
     for tombstone in _plan(each):
         blob += tombstone.encode(each.store_ms, checksum=each.checksum)
@@ -280,7 +286,7 @@ def _records_of(each: QuarantinedRange) -> Iterator[tuple[int, bytes]]:
 
 
 def lost_text(lost: Iterable[LostRange]) -> str:
-    """Which messages are lost, in a sentence without its full stop."""
+    """Return a sentence, without its full stop, that names the lost messages."""
     ranges = list(lost)
     count = sum(each.messages for each in ranges)
     if not count:

@@ -1,11 +1,13 @@
-"""Where damage of the CommitLog ends: the next record that is sound and in its place.
+"""Search for the end of damage in the CommitLog: the next record that is sound and in its place.
 
-In this order: where the damaged record itself says that it ends, if the log goes on there; where the lowest
-ConsumeQueue unit behind it points, if a record of that queue is there, or at a record in front of that which a search
-finds, because its own unit is lost; else by a search through the bytes. A body may hold what looks like records, so
-whatever lies inside of a record that a unit knows is none, and what a search finds must go on: record after record,
-each queue's offsets rising, never over the place that a unit points at, up to where the hole may reach at most, or for
-longer than any message is.
+The finder tries, in this order: the end that the damaged record itself states, if the log continues there; the lowest
+ConsumeQueue unit after it that points at a sound record of its queue, or an earlier record, without a unit, that a byte
+search finds; then the byte search alone.
+
+A body may contain bytes that look like records. Bytes inside a record that a unit points at are therefore never taken
+for one, and a record found by the search must begin a chain: record after record, with ascending offsets in each queue,
+never across a position that a unit points at, up to the furthest possible end of the hole or for longer than any
+message.
 """
 
 from __future__ import annotations
@@ -26,18 +28,21 @@ from ..queue.queue_check import RECORD_BYTES_MAX, count_units, is_filling, read_
 
 WINDOW_BYTES = 8 * 1024 * 1024
 FORGERY_BYTES_MAX = 4 * 1024 * 1024 + 256 * 1024
-"""No record of RocketMQ's or FlintMQ's is larger, so what a body can forge reaches no further than this."""
+"""Maximum length of a forged chain: no record of RocketMQ or FlintMQ is larger, so no body can contain more."""
 CHAIN_RECORDS_MAX = 65_536
 
 
 RecordIsSound = Callable[[int, int, bytes, int, int], bool]
-"""Whether a record lies at a physical offset with this size, topic, queue and queue offset, and is sound."""
+"""Predicate: is there a sound record at a physical offset with this size, topic, queue and queue offset?"""
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A stretch of the log without a sound record. ``reason``: what is wrong at its beginning; ``store_ms``: store time
-    of the last record in front of it, 0 where none was looked at."""
+    """A range of the log without a sound record.
+
+    ``reason``: what is wrong at its beginning; ``store_ms``: store time of the last record before it, 0 if none was
+    read.
+    """
 
     begin: int
     end: int
@@ -46,7 +51,7 @@ class Hole:
 
 
 class KnownRecord(NamedTuple):
-    """A record as a ConsumeQueue unit speaks of it."""
+    """A record as its ConsumeQueue unit describes it."""
 
     physical_offset: int
     size: int
@@ -55,7 +60,7 @@ class KnownRecord(NamedTuple):
 
 
 class UnitEvidence:
-    """What the units of queues say of a stretch of the log. ``queues``: gives those whose files can be used."""
+    """The records of a range of the log according to the units of queues. ``queues``: returns the usable queues."""
 
     def __init__(self, queues: Callable[[], Iterable[ConsumeQueue]]) -> None:
         self.queues = queues
@@ -63,7 +68,7 @@ class UnitEvidence:
         self._window: list[KnownRecord] = []
 
     def between(self, begin: int, end: int) -> list[KnownRecord]:
-        """The records that begin in ``[begin, end)``, by physical offset."""
+        """Return the records that begin in ``[begin, end)``, by physical offset."""
         if begin < self._begin or end > self._end:
             self._begin, self._end = begin, max(end, begin + WINDOW_BYTES)
             self._window = sorted(
@@ -74,7 +79,7 @@ class UnitEvidence:
 
     @staticmethod
     def of_queue(queue: ConsumeQueue, begin: int, end: int) -> list[KnownRecord]:
-        """The same of one queue, in its order."""
+        """Return the records of one queue that begin in ``[begin, end)``, by queue offset."""
         first, behind = count_units(queue, begin), count_units(queue, end)
         if not 0 < behind - first <= (end - begin) // RECORD_BYTES_MIN + 1:
             return []
@@ -89,7 +94,7 @@ class UnitEvidence:
 
 
 class HoleFinder:
-    """Finds ends of holes; changes nothing."""
+    """Finds the ends of holes. Changes nothing."""
 
     def __init__(self, commitlog: CommitLog, evidence: UnitEvidence, record_is_sound: RecordIsSound) -> None:
         self._files = commitlog.queue
@@ -98,9 +103,9 @@ class HoleFinder:
         self._parts = np.zeros(kernel.PARTS, np.int64)
 
     def end_of(self, begin: int, limit: int, store_ms: int) -> int:
-        """Where the hole at ``begin`` ends: at ``limit`` at the latest, which lies in the same file.
+        """Return the end of the hole at ``begin``, at most ``limit``, which must be in the same file.
 
-        ``store_ms``: the store time of the last record in front of it.
+        ``store_ms``: the store time of the last record before it.
         """
         file = self._files.find(begin)
         assert file is not None
@@ -111,7 +116,7 @@ class HoleFinder:
         return self._search(file, begin, limit, store_ms, known)
 
     def _end_by_itself(self, file: MappedFile, begin: int, limit: int, store_ms: int) -> int | None:
-        """Where the damaged record says it ends, if the log goes on, or ends, there."""
+        """Return the end that the damaged record states, if the log continues or ends there; otherwise None."""
         array, position = file.array(), begin - file.start_offset
         head = array[position : position + 8].tobytes()
         size, magic = int.from_bytes(head[:4], "big", signed=True), int.from_bytes(head[4:], "big", signed=True)
@@ -123,7 +128,7 @@ class HoleFinder:
         return end if self._goes_on(file, end, store_ms) else None
 
     def _goes_on(self, file: MappedFile, at: int, store_ms: int) -> bool:
-        """Whether a sound record or the file's blank record begins at ``at``."""
+        """Return whether a sound record or the file's blank begins at ``at``."""
         array, position = file.array(), at - file.start_offset
         status = kernel.locate(array, position, len(array), at, self._parts)
         if status == kernel.DONE:
@@ -142,7 +147,7 @@ class HoleFinder:
         return None
 
     def _is_inside(self, begin: int, physical_offset: int) -> bool:
-        """Whether the place lies strictly inside of a record that a unit knows of, which begins in the hole."""
+        """Return whether the position is strictly inside a record that a unit points at and that begins in the hole."""
         return any(
             each.physical_offset < physical_offset < each.physical_offset + each.size
             for each in self._evidence.between(begin, physical_offset)
@@ -151,9 +156,11 @@ class HoleFinder:
     # Search.
 
     def _search(self, file: MappedFile, begin: int, limit: int, store_ms: int, known: int | None) -> int:
-        """The first sound record behind ``begin``: ``known``, which a unit points at, or one in front of it. Of the
-        records between them no unit is left, as where a queue was lost too."""
-        from ...kernels import search  # here alone: who has no damage need not compile it
+        """Return the first sound record after ``begin``: ``known``, which a unit points at, or an earlier one.
+
+        Earlier records may have no unit left, for example because a queue was lost too.
+        """
+        from ...kernels import search  # imported only here, so that a start without damage need not compile it
 
         extents = {each.physical_offset: each.size for each in self._evidence.between(begin, begin + 1)}
         last = limit if known is None else known
@@ -173,13 +180,13 @@ class HoleFinder:
         return last
 
     def _forged_up_to(self, file: MappedFile, begin: int, candidate: int, limit: int, border: int) -> int:
-        """The last record of the chain that begins at ``candidate`` that cannot be one; -1 where all can.
+        """Return the last record of the chain from ``candidate`` that cannot be a real one; -1 if all can.
 
-        ``border``: a place where a record begins, or the log ends; a chain that passes over it is none.
+        ``border``: a position where a record begins or the log ends; a chain that crosses it is not real.
 
-        A body can hold a chain of records, and even one that ends where its own record does, so that the log goes on.
-        But a forged message takes the queue offset of another, which comes behind it; and a chain that breaks off may
-        all lie in one body.
+        A body can contain a chain of records, even one that ends exactly at the end of its own record, so that the log
+        continues after it. But a forged message has the queue offset of a later, real message; and a chain that breaks
+        off may be entirely in one body.
         """
         array, forged, at, count = file.array(), -1, candidate, 0
         seen: dict[tuple[bytes, int], tuple[int, int]] = {}
@@ -208,7 +215,7 @@ class HoleFinder:
         return forged
 
     def _last_offset(self, queue: tuple[bytes, int], below: int) -> int:
-        """The last queue offset of the queue in front of a physical offset, as its units say; -1 where they do not."""
+        """Return the last queue offset of the queue below a physical offset from its units; -1 if it has none."""
         for known in self._evidence.queues():
             if (known.topic.encode(), known.queue_id) == queue:
                 return count_units(known, below) - 1
@@ -216,8 +223,7 @@ class HoleFinder:
 
 
 def _ends_file(array: np.ndarray, position: int) -> bool:
-    """Whether a blank record at ``position`` reaches to the file's end, and no further than a message that did not fit
-    makes it."""
+    """Return whether a blank at ``position`` covers the rest of the file and is no longer than the longest message."""
     size = int.from_bytes(array[position : position + 4].tobytes(), "big")
     return size == len(array) - position and size <= FORGERY_BYTES_MAX
 

@@ -1,8 +1,7 @@
-"""Recovery of the CommitLog: which files belong to it, where it has holes, where it truly ends, and the cut behind that
-end.
+"""Recovery of the CommitLog: check its files, find its holes and its true end, and cut everything after that end.
 
-Finding holes and end changes nothing but the length of files that were cut short, and that once the start is not
-refused any more.
+Finding holes and end changes only the length of files that were cut short, and only after the checks that can refuse
+the start because of missing or foreign files.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class FileHead:
         size, magic, self.physical_offset, sys_flag = fields[0], fields[1], fields[6], fields[7]
         self.is_record = size > 0 and magic in (MAGIC_V1, MAGIC_V2)
         self.begun = self.is_record or (size > 0 and magic == MAGIC_BLANK)
-        """Whether something that can be read begins here."""
+        """True if the file begins with a record or a blank."""
         at = RECORD.at["store_timestamp"] + (IPV6_EXTRA_BYTES if sys_flag & SysFlag.BORN_HOST_V6 else 0)
         self.store_ms = int.from_bytes(blob[at : at + 8], "big", signed=True)
         self.empty = not any(blob)
@@ -64,10 +63,10 @@ class FileHead:
 class LogRecovery:
     """Finds the holes and the end of the log (``find_end``), then makes it the end (``cut``).
 
-    ``log_start``: where the log is known to have begun, -1 where it is not known. ``proves_hole(physical_offset)``:
-    whether something outside of the log proves that sound records lie behind it; asked in a store without a mark.
-    ``checksummed``: where records must have a checksum over all of them.
-    ``passed_over``: (begin, end) of holes that are known already; what lies in them is not looked at.
+    ``log_start``: recorded first offset of the log, -1 if unknown. ``proves_hole(physical_offset)``: predicate: does
+    anything outside the log prove that sound records follow? Called only in a store without a mark.
+    ``checksummed``: ranges whose records must carry a checksum over the whole record.
+    ``passed_over``: (begin, end) of holes that are known already; the scan skips them.
     """
 
     def __init__(
@@ -87,18 +86,20 @@ class LogRecovery:
         self._passed_over = dict(passed_over)
         self._verify_all = verify_all
         self.holes: list[Hole] = []
-        """What ``find_end`` found in the middle of the log, by physical offset."""
+        """Holes that ``find_end`` found in the middle of the log, by physical offset."""
         self.mark: Mark | None = checkpoint.mark
         self.checked_from = 0
-        """From here on every record was checked."""
+        """Physical offset from which every record was checked."""
         self.messages_checked = 0
         self.last_store_ms = 0
         """Store time of the last record."""
         self.cut_bytes = 0
 
     def find_end(self) -> int:
-        """The physical offset at which the log ends. Raises ``CorruptLog`` where a file is missing or belongs to
-        another log; then nothing is changed."""
+        """Return the physical offset at which the log ends.
+
+        Raises ``CorruptLog``, before any change, if a file is missing or belongs to another log.
+        """
         self._check_presence()
         heads = [FileHead(file) for file in self._files.files]
         self._check_heads(heads)
@@ -133,8 +134,7 @@ class LogRecovery:
             )
 
     def _check_heads(self, heads: list[FileHead]) -> None:
-        """A file that belongs to another log is refused; where only its first record lies about its place, that is
-        damage."""
+        """Refuse a file of another log. If only the offset in its first record is wrong, that record is damaged."""
         for file, head in zip(self._files.files, heads, strict=True):
             if head.is_record and head.physical_offset != file.start_offset and not self._has_record(file):
                 raise CorruptLog(
@@ -144,23 +144,26 @@ class LogRecovery:
                 )
 
     def _has_record(self, file: MappedFile) -> bool:
-        """Whether any sound record of the file lies where it says."""
-        from ...kernels import search  # here alone: who has no damage need not compile it
+        """Return whether the file has any sound record whose offset is right."""
+        from ...kernels import search  # imported only here, so that a start without damage need not compile it
 
         size = file.files.size(file.fd)
         if size < file.size:
-            return True  # it was cut short, so it belonged here; it must not be mapped as it is
+            return True  # it was cut short, so it belongs here; mapping it beyond its end would raise SIGBUS
         parts = np.zeros(kernel.PARTS, np.int64)
         return bool(search.find_record(file.array(), 0, size, file.start_offset, 0, parts) < size)
 
     def _check_behind(self, end: int, heads: list[FileHead]) -> None:
-        """After an orderly stop, nothing but the next file, made ahead and all zeros, lies behind the last record."""
+        """Refuse files with content after the end of a log that was closed in an orderly way.
+
+        Only the preallocated next file, all zeros, may follow the last record then.
+        """
         if not self._clean or self.mark is None:
             return
         for file, head in zip(self._files.files, heads, strict=True):
             if file.start_offset >= end and not head.empty:
                 where = f"{file.path} holds something at byte 0 (physical offset {file.start_offset:,}), but the log"
-                if end > self.mark.flushed_offset:  # an orderly stop flushed all: the checkpoint is of another time
+                if end > self.mark.flushed_offset:  # an orderly stop flushes everything: this checkpoint is older
                     raise CorruptLog(
                         f"{where} is damaged at {end:,}, and {self._checkpoint.path}, which should say that it goes on "
                         f"behind that, is an old one. Move it away, and start again: then the queues say it. Nothing "
@@ -174,8 +177,10 @@ class LogRecovery:
     # Where is the end?
 
     def _scan_from(self, heads: list[FileHead]) -> int:
-        """Where checking begins: at a file's start, so that the newest ``verify_at_start_bytes`` are checked, and all
-        that is not known to be flushed."""
+        """Return the offset to check from, normally the start of a file.
+
+        The check covers about the newest ``verify_at_start_bytes`` and all bytes that are not known to be flushed.
+        """
         files = self._files.files
         verify_bytes = self._commitlog.settings.verify_at_start_bytes
         number = len(files) - 1
@@ -200,7 +205,10 @@ class LogRecovery:
         return self.file_before(self._checkpoint.physic_msg_timestamp, heads)
 
     def file_before(self, store_ms: int, heads: list[FileHead] | None = None) -> int:
-        """Start of the newest file whose first record was stored well before ``store_ms``; the log's start if none."""
+        """Return the start of the newest file whose first record was stored ``CLOCK_MARGIN_MS`` before ``store_ms``.
+
+        Returns the start of the log if there is none.
+        """
         heads = heads or [FileHead(file) for file in self._files.files]
         for file, head in zip(reversed(self._files.files), reversed(heads), strict=True):
             if head.is_record and 0 < head.store_ms <= store_ms - CLOCK_MARGIN_MS:
@@ -208,7 +216,7 @@ class LogRecovery:
         return self._files.start_offset
 
     def _scan(self, begin: int, heads: list[FileHead]) -> int:
-        """Check every record from ``begin`` on, and note the holes; the offset of the first that is none."""
+        """Check every record from ``begin`` on and note the holes; returns the offset at which the log ends."""
         state, parts = np.zeros(kernel.STATE, np.int64), np.zeros(kernel.PARTS, np.int64)
         flushed = self.mark.flushed_offset if self.mark else 0
         total = max(flushed, self._files.files[-1].start_offset) - begin
@@ -228,7 +236,8 @@ class LogRecovery:
             if status == kernel.DONE:
                 continue
             if status == kernel.BAD_RECORD_CRC and self.mark is None:
-                self._checksummed.end(at)  # RocketMQ, which wrote last, may have cut the log and written this
+                # RocketMQ wrote last: it may have cut the log here and appended records with old checksums.
+                self._checksummed.end(at)
                 continue
             if status == kernel.NO_RECORD and at != flushed and _lost_its_tail(file.array(), position, parts):
                 position -= int(parts[kernel.R_SIZE])
@@ -236,7 +245,7 @@ class LogRecovery:
                 status = kernel.BAD_PARTS
                 state[kernel.S_RECORDS] -= 1
             if status == kernel.BLANK and not _reaches_the_end(file.array(), position):
-                status = kernel.BAD_LENGTH  # what lies behind it belongs to the log
+                status = kernel.BAD_LENGTH  # the file continues after it, so it is not the blank of this file
             if status == kernel.BLANK:
                 file.release()
                 at = file.end_offset
@@ -255,7 +264,7 @@ class LogRecovery:
         return min((begin for begin in self._passed_over if begin > physical_offset), default=1 << 62)
 
     def _is_hole(self, physical_offset: int, heads: list[FileHead]) -> bool:
-        """Whether the log goes on behind a place without a sound record."""
+        """Return whether the log continues after a position without a sound record."""
         if self.mark is not None:
             return physical_offset < self.mark.flushed_offset
         if self._proves_hole(physical_offset):
@@ -265,22 +274,24 @@ class LogRecovery:
         return begins_file and any(head.begun for file, head in files if file.start_offset > physical_offset)
 
     def _note_hole(self, file: MappedFile, begin: int, status: int, store_ms: int) -> int:
-        """Where the hole ends that begins there: with its file at the latest, and with what was flushed."""
+        """Note the hole that begins there; returns its end: at most the end of its file and the flushed offset."""
         limit = min(file.end_offset, self.mark.flushed_offset) if self.mark is not None else file.end_offset
         end = self._finder.end_of(begin, limit, store_ms)
         end = min(end, self._next_passed_over(begin))
         before = self.holes[-1] if self.holes else None
         if before is not None and before.end == begin > file.start_offset:
-            # Nothing sound lies between: which of both a missing message lay in, nobody can say, and one may be too
-            # small for the tombstones of all.
+            # No sound record separates the two holes, so a missing message may have been in either, and one of them
+            # may be too small for all tombstones. They are contained as one.
             self.holes[-1] = dataclasses.replace(before, end=end)
         else:
             self.holes.append(Hole(begin, end, kernel.BAD_NAMES[status], store_ms))
         return end
 
     def holes_of(self, damaged: Iterable[DamagedRecord]) -> list[Hole]:
-        """The holes that records make which cannot be right although their parts check, by physical offset. Neither
-        touches another, for the same reason as in ``_note_hole``."""
+        """Return the holes of records that cannot be right although their parts are valid, by physical offset.
+
+        Holes that touch are joined, for the same reason as in ``_note_hole``.
+        """
         holes: list[Hole] = []
         for each in sorted(damaged, key=lambda each: each.physical_offset):
             begin = each.physical_offset
@@ -296,7 +307,7 @@ class LogRecovery:
     # The cut.
 
     def cut(self, end: int) -> None:
-        """Make ``end`` the end, on disk: what lies behind becomes zeros, whole files behind go."""
+        """Make ``end`` the end of the log on disk: remove the files after it, and zero the rest of its own file."""
         queue = self._files
         queue.remove_empty()
         kept = max(sum(1 for file in queue.files if file.start_offset < end), 1)
@@ -330,7 +341,7 @@ class LogRecovery:
             file.allocated = written if written == file.size else written // 4096 * 4096
 
     def record_is_sound(self, physical_offset: int, size: int, topic: bytes, queue_id: int, queue_offset: int) -> bool:
-        """Whether the record that a ConsumeQueue unit speaks of is there, of that queue and offset, and sound."""
+        """Return whether a sound record of this size, topic, queue and queue offset is at the physical offset."""
         file = self._files.find(physical_offset)
         if file is None or size < RECORD_HEAD_BYTES or physical_offset + size > file.end_offset:
             return False
@@ -344,13 +355,12 @@ class LogRecovery:
         return found == (size, topic, queue_id, queue_offset)
 
     def has_record_of(self, queue: ConsumeQueue, unit: tuple[int, int, int]) -> bool:
-        """Whether the record that a unit of the queue (queue offset, physical offset, size) speaks of is there, and
-        sound."""
+        """Return whether a unit of the queue (queue offset, physical offset, size) points at its own sound record."""
         queue_offset, physical_offset, size = unit
         return self.record_is_sound(physical_offset, size, queue.topic.encode(), queue.queue_id, queue_offset)
 
     def record_there(self, physical_offset: int, size: int) -> tuple[bytes, int, int] | None:
-        """(topic, queue, queue offset) that a sound record of this size says it has; None where there is none."""
+        """Return (topic, queue, queue offset) from the sound record of this size there; None if there is none."""
         file = self._files.find(physical_offset)
         if file is None:
             return None
@@ -363,8 +373,10 @@ class LogRecovery:
         return array[parts[kernel.R_TOPIC_AT] : parts[kernel.R_TOPIC_END]].tobytes(), fields[3], fields[5]
 
     def store_ms_behind(self, physical_offset: int) -> int:
-        """Store time of the first sound record from a record's boundary on, 0 where none comes before damage or the
-        log's end."""
+        """Return the store time of the first sound record at or after a record boundary.
+
+        Returns 0 if damage or the end of the log comes first.
+        """
         parts = np.zeros(kernel.PARTS, np.int64)
         while (file := self._files.find(physical_offset)) is not None:
             array, position = file.array(), physical_offset - file.start_offset
@@ -377,8 +389,10 @@ class LogRecovery:
         return 0
 
     def following_queue_offsets(self, physical_offset: int, end: int) -> list[int]:
-        """The queue offsets of the next records, up to ``LOOK_AHEAD_RECORDS_MAX``, behind the one at
-        ``physical_offset`` that have its topic and queue."""
+        """Return the queue offsets of the next records after ``physical_offset`` that have its topic and queue.
+
+        Looks at most ``LOOK_AHEAD_BYTES_MAX`` ahead and returns at most ``LOOK_AHEAD_RECORDS_MAX``.
+        """
         found: list[int] = []
         parts = np.zeros(kernel.PARTS, np.int64)
         end = min(end, physical_offset + LOOK_AHEAD_BYTES_MAX)
@@ -403,15 +417,15 @@ class LogRecovery:
 
 
 def _reaches_the_end(array: np.ndarray, position: int) -> bool:
-    """Whether the blank record at ``position`` is as long as what is left of its file, as each is that was written."""
+    """Return whether the blank at ``position`` covers the rest of its file, as every valid blank does."""
     return int.from_bytes(array[position : position + 4].tobytes(), "big") == len(array) - position
 
 
 def _lost_its_tail(array: np.ndarray, end: int, parts: np.ndarray) -> bool:
-    """Whether the last record, which ends at ``end`` in front of zeros, itself ends in zeros that it never had.
+    """Return whether the last record, which ends at ``end`` before zeros, has lost its own last bytes to zeros.
 
-    Its last page may not have reached the disk. No checksum covers what stands behind the body; but properties end with
-    a separator or a text, and a topic with a letter.
+    Its last page may not have reached the disk. No checksum covers the bytes after the body, but neither properties
+    nor a topic can end with a zero byte.
     """
     if parts[kernel.R_SIZE] == 0:
         return False

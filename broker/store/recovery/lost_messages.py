@@ -1,5 +1,7 @@
-"""Which messages lay in a hole of the CommitLog: those whose ConsumeQueue units point into it, and those that are
-missing between the records around it."""
+"""Search for the messages that were lost in a hole of the CommitLog.
+
+These are the messages whose ConsumeQueue units point into it, and those missing between the records around it.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,12 @@ from .hole_finder import Hole, KnownRecord, RecordIsSound, UnitEvidence
 
 
 class LostMessages:
-    """``holes``: all that there are between ``dispatched``, below which every record has its unit, and the log's
-    ``end``, and others before. ``begins_at(topic, queue)``: the queue offset of a queue's first message, where no unit
-    says. Changes nothing but the table of queues, in memory."""
+    """Finds the messages that were lost in ``holes``. Changes only the table of queues in memory.
+
+    ``holes`` must include all holes between ``dispatched``, below which every record has its unit, and ``end``, the end
+    of the log; it may include earlier ones. ``begins_at(topic, queue)``: returns the first queue offset of a queue, for
+    queues without units.
+    """
 
     def __init__(
         self, commitlog: CommitLog, queues: ConsumeQueueTable, dispatcher: Dispatcher, evidence: UnitEvidence,
@@ -36,17 +41,22 @@ class LostMessages:
         self._dispatched = dispatched
         self._end = end
         self._next: dict[tuple[str, int], int] = {}
-        """The queue offset that comes next, by queue, at the point of the log that was reached."""
+        """Next queue offset of each queue at the current position in the log."""
 
     def find(self) -> list[list[LostRange]]:
-        """The messages of each hole, in the order of the holes. In each come the queues first whose units name them,
-        for what is merely missing may have been elsewhere; of a queue the oldest message is first."""
+        """Return the lost messages of each hole, by physical offset of the holes.
+
+        Each list begins with the queues whose units point into the hole, because messages that are merely missing may
+        have been elsewhere; the messages of a queue are in ascending order.
+        """
         if not self._holes:
             return []
         by_units = [self._by_units(hole) for hole in self._holes]
         begin = max(self._dispatched, self._commitlog.start_offset)
         if any(not lost and hole.begin < begin for hole, lost in zip(self._holes, by_units, strict=True)):
-            begin = self._commitlog.start_offset  # it may be that its units are damaged too: what is missing says it
+            # The units of this hole may be damaged too. Only the gaps between records show its messages then, and
+            # these must be counted from the beginning of the log.
+            begin = self._commitlog.start_offset
         for queue in self._evidence.queues():
             count = count_units(queue, begin)
             if count:
@@ -74,8 +84,10 @@ class LostMessages:
         return _joined(ranges, [])
 
     def _from_to(self, queue: ConsumeQueue, known: Sequence[KnownRecord]) -> list[int]:
-        """The queue offsets of units that point into a hole, and of damaged ones between them: a queue's messages lie
-        in the log in its order."""
+        """Return the queue offsets of the units that point into a hole, and of damaged units between them.
+
+        The damaged ones count because the log has a queue's messages in the order of their queue offsets.
+        """
         pointing = {each.queue_offset for each in known}
         return [
             queue_offset
@@ -84,8 +96,10 @@ class LostMessages:
         ]
 
     def _is_right(self, queue: ConsumeQueue, *beside: int) -> bool:
-        """Whether the units beside those that point into a hole are right, if the log still has their records: a queue
-        that is damaged too must not take other messages for lost."""
+        """Return whether the units beside those that point into a hole are right, if the log still has their records.
+
+        Without this check, a queue that is damaged too would report messages as lost that are not.
+        """
         for queue_offset in beside:
             physical_offset, size, _ = queue.unit(queue_offset, hot=False) if queue_offset >= 0 else (0, 0, 0)
             if (
@@ -102,9 +116,10 @@ class LostMessages:
         return True
 
     def _spans(self, begin: int, end: int) -> dict[tuple[str, int], tuple[int, int]]:
-        """(first queue offset, the one behind the last) of every queue with a record in ``[begin, end)``."""
+        """Return (first queue offset, end) of every queue with a record in ``[begin, end)``."""
         spans: dict[tuple[str, int], tuple[int, int]] = {}
-        # A record whose topic or queue offset cannot be one is contained later, when it is compared or dispatched.
+        # Records with an impossible topic or queue offset are ignored here: they are contained later, when they are
+        # compared or dispatched.
         for derived in derive(self._commitlog, self._queues, self._dispatcher, begin, end, set(), []):
             for row, first, units in derived.units:
                 queue = self._queues.rows[row]
@@ -118,7 +133,7 @@ class LostMessages:
             self._next[name] = max(self._next.get(name, 0), behind)
 
     def _by_gaps(self, behind: dict[tuple[str, int], tuple[int, int]]) -> list[LostRange]:
-        """What is missing in front of the records that follow the hole."""
+        """Return the messages that are missing before the records that follow the hole."""
         ranges = []
         for (topic, queue), (first, _) in behind.items():
             known = self._next.get((topic, queue), -1)
@@ -130,12 +145,12 @@ class LostMessages:
 
 
 def _is_filling(physical_offset: int, size: int) -> bool:
-    """Whether a unit stands for no message: what was there before the queue began, or a gap."""
+    """Return whether a unit has no message: it fills the space before the queue's beginning, or a gap."""
     return size == PRE_BLANK_SIZE and physical_offset == 0
 
 
 def _joined(by_units: Sequence[LostRange], by_gaps: Sequence[LostRange]) -> list[LostRange]:
-    """The ranges by queue, those that touch or overlap as one."""
+    """Return the ranges by queue, with those that touch or overlap joined."""
     joined: list[LostRange] = []
     for each in sorted([*by_units, *by_gaps]):
         last = joined[-1] if joined else None

@@ -2,18 +2,19 @@
 
 The rules, in the order they are applied:
 
-1. Below the checkpoint's flushed offset everything was on disk: a record there that does not check is a hole, up to the
-   next sound one. Above it the first bad record is the end, because nothing behind it was ever acknowledged under
-   sync flush. A store without FlintMQ's mark (RocketMQ wrote last) has no such line: there, ConsumeQueue units that
-   point at sound records behind a bad one prove that it is a hole.
-2. What is in a hole is kept in ``flintmq/quarantine/``, and tombstones take its place (``containing``).
-3. What lies behind the end becomes zeros, on disk, before the first write: no ghost of an old record can come back.
-4. Queues and index are trusted below the dispatched offset as far as they agree with themselves, with what is known to
-   have been there, and with that part of the log that was checked; the rest of the log is dispatched again. One that is
-   missing or damaged is moved aside, and the log is dispatched from its beginning, which fills only what is missing.
+1. Everything below the checkpoint's flushed offset was on disk: an invalid record there begins a hole, which extends to
+   the next sound record. Above it, the first invalid record is the end of the log, because under sync flush nothing
+   after it was ever acknowledged. A store without FlintMQ's mark (RocketMQ wrote last) has no flushed offset: there,
+   ConsumeQueue units that point at sound records after an invalid one prove that it is a hole.
+2. Recovery copies the bytes of each hole to ``flintmq/quarantine/`` and replaces them with tombstones
+   (``hole_filler``).
+3. Bytes after the end are zeroed on disk before the first write, so that no old record can reappear.
+4. Queues and index are trusted below the dispatched offset if they are consistent, complete as far as the store has
+   recorded, and agree with the part of the log that was checked; the rest of the log is dispatched again. A queue that
+   is missing or damaged is moved aside, and the log is dispatched from its beginning, which adds only missing units.
 
-Until a start is sure not to be refused, nothing is changed. Before something derived is taken away the checkpoint says
-so: killed at any point, recovery starts over and comes to the same result.
+Recovery changes nothing until it is certain that the start will not be refused. It updates the checkpoint before it
+removes derived data: if it is killed at any point, the next start runs it again with the same result.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class IncompleteQueue(Exception):
-    """A queue lacks units in front of a record of the log."""
+    """A queue lacks units that precede a record of the log."""
 
     def __init__(self, queue: ConsumeQueue) -> None:
         super().__init__(f"{queue.topic}/{queue.queue_id}")
@@ -65,9 +66,9 @@ class IncompleteQueue(Exception):
 class Recovery:
     """One recovery of a locked store whose log, queues and index are loaded.
 
-    ``queue_problems``: why queues cannot be used, by row; ``index_problem``: the same of the newest index files;
-    ``rebuild``: use none of them, whether they are right or not; ``verify_all``: check all of the log.
-    ``before_changes`` is called when the start is not refused any more, before the first byte is changed.
+    ``queue_problems``: why queues cannot be used, by row; ``index_problem``: why the newest index files cannot be used;
+    ``rebuild``: discard all queues and index files, even sound ones; ``verify_all``: check the whole log.
+    ``before_changes`` is called once the start can no longer be refused, before the first byte is changed.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class Recovery:
         )  # fmt: skip
         self._changed(each.physical_offset for each in self._container.restored)
         self._refilled: set[int] = set()
-        """Rows of the queues that were filled again from the log's beginning."""
+        """Rows of the queues that were refilled from the beginning of the log."""
         self.report = RecoveryReport(clean)
 
     def run(self) -> RecoveryReport:
-        """Recover. Raises ``CorruptLog``, with nothing changed, where a file of the log is missing or foreign."""
+        """Recover the store. Raises ``CorruptLog``, before any change, if a log file is missing or foreign."""
         self._check_log_is_there()
         end = self._log.find_end()
         self._before_changes()
@@ -129,15 +130,18 @@ class Recovery:
         return self.report
 
     def _find_damaged(self, end: int) -> list[DamagedRecord]:
-        """One pass of ``_derive``."""
+        """Run ``_derive`` once; returns the damaged records that it found, none if queues and index agree now."""
         try:
             return self._derive(end)
         except DamagedRecord as damaged:
             return [damaged]
 
     def _derive(self, end: int) -> list[DamagedRecord]:
-        """Make queues and index agree with the log. Returns records of it that cannot be right; while there are any,
-        queues and index do not agree with it yet. Raises ``DamagedRecord`` for one that is met at dispatch."""
+        """Make queues and index agree with the log.
+
+        Returns log records that cannot be right; if there are any, queues and index do not agree with the log yet.
+        Raises ``DamagedRecord`` for such a record that dispatch finds.
+        """
         begin = self._commitlog.start_offset
         dispatched = min(max(self._first_undispatched(end), begin), end)
         examination = self._examination
@@ -154,8 +158,11 @@ class Recovery:
         return []
 
     def _check_progress(self, damaged: Iterable[DamagedRecord]) -> None:
-        """Containment ends because each pass contains a place that none of this start's passes contained: what was
-        written there is sound, and there is only so much log. Raises ``ContainmentStuck`` where that does not hold."""
+        """Raise ``ContainmentStuck`` if a damaged record is in a range that this start has already contained.
+
+        The loop of ``run`` ends because each pass contains a new part of the log: tombstones are sound, and the log is
+        finite.
+        """
         for each in damaged:
             at = each.physical_offset
             if any(hole.physical_offset <= at < hole.end_offset for hole in self.report.quarantined):
@@ -167,7 +174,7 @@ class Recovery:
                 )
 
     def _contain(self, holes: list[Hole], end: int) -> None:
-        """Fill holes of the log, and let the units of what was in them point at what is there now."""
+        """Fill holes of the log, and point the units of lost messages at their tombstones."""
         lost = LostMessages(
             self._commitlog, self._queues, self._dispatcher, self._evidence, self._log.record_is_sound,
             self._first_queue_offset, holes, self._first_trusted(), end,
@@ -178,7 +185,7 @@ class Recovery:
         self._changed(each.physical_offset for each in contained)
 
     def _store_times_behind(self, holes: list[Hole]) -> list[int]:
-        """The store time of what follows each hole; where that is another hole, of what follows that one."""
+        """Return, for each hole, the store time of the first record after it; holes in between are skipped."""
         times: list[int] = []
         store_ms = self._log.last_store_ms
         for hole in reversed(holes):
@@ -187,23 +194,23 @@ class Recovery:
         return times[::-1]
 
     def _changed(self, physical_offsets: Iterable[int]) -> None:
-        """The log is another there than queues and index know."""
+        """Note that the log no longer has the content there that queues and index were derived from."""
         self._examination.changed_from = min([self._examination.changed_from, *physical_offsets])
 
     def _first_trusted(self) -> int:
-        """Below which physical offset every record has its unit; 0 where units are missing or wrong."""
+        """Return the physical offset below which every record has its unit; 0 if units are missing or wrong."""
         mark = self._log.mark
         if mark is None or self._queue_problems or self._examination.is_a_queue_short(mark.dispatched_offset):
             return 0
         return mark.dispatched_offset
 
     def _first_queue_offset(self, topic: str, queue_id: int) -> int:
-        """Where a queue's offsets begin: behind those that it had before its topic was deleted."""
+        """Return a queue's first offset: the one after those that it had before its topic was deleted."""
         deleted = self._state.deleted.get(topic)
         return deleted.next_offsets.get(queue_id, 0) if deleted is not None else 0
 
     def _mark(self, end: int, dispatched: int) -> None:
-        """Have the checkpoint say that queues and index are whole below ``dispatched``, on disk."""
+        """Record in the checkpoint that queues and index are complete on disk below ``dispatched``."""
         last_ms = self._log.last_store_ms
         mark = self._checkpoint.mark
         whole = dispatched == end
@@ -211,7 +218,8 @@ class Recovery:
             flushed_offset=end,
             dispatched_offset=dispatched,
             physic_ms=last_ms,
-            # RocketMQ goes by times. Where only an offset is known, it has to begin with its first file.
+            # RocketMQ uses times to find where to dispatch from. If only an offset is known, the time is 0, so that it
+            # begins with the first file.
             logics_ms=last_ms
             if whole
             else min(self._checkpoint.logics_msg_timestamp, last_ms)
@@ -224,10 +232,10 @@ class Recovery:
         self.report.rebuilt.append(reason)
         log.warning("to be filled again from the log: %s", reason)
 
-    # A store without FlintMQ's mark: what the queues prove.
+    # A store without FlintMQ's mark: evidence from the queues.
 
     def _check_log_is_there(self) -> None:
-        """Refuse a log whose last file is missing, where the queues say so."""
+        """Refuse a log if the queues prove that its last file is missing."""
         if self._log.mark is not None:
             return
         files = self._commitlog.queue
@@ -244,7 +252,7 @@ class Recovery:
                 )
 
     def _units_prove_records_behind(self, physical_offset: int) -> bool:
-        """Whether a ConsumeQueue unit points at a sound record behind ``physical_offset``."""
+        """Return whether a ConsumeQueue unit points at a sound record after ``physical_offset``."""
         return any(
             self._log.has_record_of(queue, unit)
             for queue in sound_queues(self._queues, self._queue_problems)
@@ -252,12 +260,12 @@ class Recovery:
         )
 
     def _is_unknown(self, topic: str) -> bool:
-        """Whether RocketMQ deleted the topic: it takes it out of the table and removes its queues, and tells nobody."""
+        """Return whether RocketMQ deleted the topic: it removes the topic's row and queues and leaves no trace."""
         known = self._log.mark is not None or len(self._topics) == 0 or self._topics.get(topic) is not None
         return not known and not is_system_topic(topic)
 
     def _leave_deleted_topics(self, end: int) -> None:
-        """Have no queues made for the records of topics that RocketMQ deleted."""
+        """Keep dispatch from creating queues for the records of topics that RocketMQ deleted."""
         state, deleted_below = self._state, self._queues.deleted_below
 
         def below(topic: str) -> int:
@@ -273,7 +281,7 @@ class Recovery:
             return self._log.mark.dispatched_offset
         if not self.report.clean:
             return self._log.file_before(self._checkpoint.logics_msg_timestamp)
-        # RocketMQ dispatches in order: after an orderly stop all is there up to the newest unit.
+        # RocketMQ dispatches in log order: after an orderly stop every record up to the newest unit was dispatched.
         newest = self._commitlog.start_offset
         for queue in sound_queues(self._queues, self._queue_problems):
             last = last_record_unit(queue, count_units(queue, end))
@@ -296,7 +304,8 @@ class Recovery:
     def _cut(self, queue: ConsumeQueue, count: int) -> None:
         begin = first_unit(queue)
         if begin and count == begin:
-            # Nothing stays of it. Its first message in the log says where it begins; if there is none, its files did.
+            # No unit remains. The queue's first message in the log will give its first offset; if there is none, only
+            # the removed files knew it, so the state keeps it.
             self._state.keep_offset(queue.topic, queue.queue_id, begin)
             queue.remove_files()
             return
@@ -304,7 +313,7 @@ class Recovery:
         queue.start_offset = queue.min_hint = find_start(queue, count)
 
     def _complete_last_keys(self) -> None:
-        """A stop between two index files may have kept out keys of the last record that is in the index."""
+        """Add missing keys of the last indexed record: a stop between two index files may have separated them."""
         if not self._index.indexed_below:
             return
         keys = self._check.keys_of(self._index.end_physical_offset)
@@ -331,11 +340,15 @@ class Recovery:
         dispatcher.reput_offset = end
 
     def _check_gap(self, queue: ConsumeQueue, queue_offset: int) -> None:
-        """Before units are left out in front of a record: does it tell the truth, and were they not just lost?"""
+        """Check a record before which dispatch would leave a gap in the queue.
+
+        Raises ``DamagedRecord`` if the records after it prove its queue offset wrong, and ``IncompleteQueue`` if the
+        missing units may merely have been lost.
+        """
         physical_offset = self._dispatcher.reput_offset
         following = self._log.following_queue_offsets(physical_offset, self._commitlog.write_offset)
         below = [each for each in following if each <= queue_offset]
-        if 2 * len(below) > len(following):  # a single one of them may lie itself
+        if 2 * len(below) > len(following):  # a majority, because any single one of them may be the wrong one
             file = self._commitlog.queue.find(physical_offset)
             raise DamagedRecord(
                 f"{file.path if file else self._commitlog.queue.folder}: the record at physical offset "
@@ -343,7 +356,7 @@ class Recovery:
                 f"but message {below[0]:,} comes behind it",
                 physical_offset, "a record that says it is another message",
             )  # fmt: skip
-        # Its units in front of the gap were lost: fill it from the log, once. A gap that is still there then is in the
-        # log itself.
+        # The queue's units before the record may have been lost: refill the queue from the log, once. A gap that
+        # remains after that is in the log itself.
         if queue.max_offset > queue.start_offset and queue.row not in self._refilled:
             raise IncompleteQueue(queue)

@@ -1,4 +1,4 @@
-"""What a start did to a store, for whoever started it."""
+"""The report of a recovery: what it found in the store and what it changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from ..damage.quarantine import Quarantine, QuarantinedRange
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What a start found: whether the stop before was orderly, records checked and dispatched, bytes cut, and why
-    queues or index files were rebuilt. ``seconds``: what it took."""
+    """The result of one recovery.
+
+    ``clean``: the previous stop was orderly; ``seconds``: duration; then the records checked and dispatched, and the
+    bytes cut. ``rebuilt``: the reasons why queues or index files were rebuilt.
+    """
 
     clean: bool
     seconds: float = 0.0
@@ -20,12 +23,12 @@ class RecoveryReport:
     quarantined: list[QuarantinedRange] = field(default_factory=list)
     """Holes of the log that this start contained."""
     damage: str = ""
-    """All that are known, in a line for whoever starts a broker; empty where there are none."""
+    """One line about all known holes, shown when a broker starts; empty if there are none."""
     rebuilt: list[str] = field(default_factory=list)
 
 
 def damage_line(kept: Quarantine, new: int) -> str:
-    """What of the log is damaged; empty where nothing is. ``new``: holes that this start found."""
+    """Return one line about the damage of the log; empty if there is none. ``new``: holes that this start found."""
     if not kept:
         return ""
     holes = len(kept.ranges)
