@@ -52,7 +52,7 @@ class DerivedFiles:
             if 0 < snapshot.physical_offset <= dispatched:
                 self._state.take(snapshot)
                 if not self._fits(self._state.persist):
-                    log.warning("no room for %s: it is written when there is", self._state.path)
+                    log.warning("no room for %s: it is written as soon as there is room", self._state.path)
                 break
         else:
             self._pending_snapshot = taken

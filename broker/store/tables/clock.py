@@ -126,7 +126,7 @@ class SteadyClock(StoreClock):
         try:
             steps = self._file.load(_read)
         except CorruptFile as error:
-            log.warning("%s. What waits in a delay level may come late by as much as the clock was moved", error)
+            log.warning("%s. Delayed messages may be late by as much as the clock was moved", error)
             steps = []
         # Steps beyond the log's end concern records that a crash took; new records there come after these steps too.
         self._steps = [step._replace(physical_offset=min(step.physical_offset, write_offset)) for step in steps]
@@ -185,7 +185,7 @@ class SteadyClock(StoreClock):
         off = wall - expected
         if abs(off) <= STEP_MS * _NS_A_MS:
             if self._held is not None:
-                log.warning("the wall clock is right again; that it was wrong meanwhile has changed nothing")
+                log.warning("the wall clock is right again; its jump had no effect")
                 self._held = None
             if wall >= self._last_ns:
                 self._base, self._last_ns = (wall, elapsed), wall

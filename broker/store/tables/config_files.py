@@ -247,7 +247,7 @@ class ConsumerOffsetTable:
 
     def __init__(self, files: Files, path: Path) -> None:
         self._file = ConfigFile(
-            files, path, "every group then begins anew, where its first consumer says, until its offsets are reset"
+            files, path, "every group then begins where its first consumer's start rule says, or where it is reset to"
         )
         self._lock = threading.Lock()
         self._offsets: dict[str, dict[int, int]] = {}

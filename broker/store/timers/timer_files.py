@@ -78,7 +78,7 @@ class TimerFiles:
                 log.warning("the index of timed messages in %s is made anew from their queue: %s", self.folder, problem)
             state = self._begin_anew(state, first_offset, max_offset, now_second)
         elif (taken := self._rocketmq_was_further(state, max_offset)) is not None:
-            log.info("a RocketMQ delivered timed messages meanwhile: what waits in their queue is indexed anew")
+            log.info("a RocketMQ delivered timed messages meanwhile: the index is rebuilt from their queue")
             remove_content(self._files, self.folder)
             self._dirty = True
             state = TimerState(first_offset, taken.second, 0, taken.skip_until, taken.second)
@@ -194,8 +194,8 @@ class TimerFiles:
             if read < len(blob) or zlib.crc32(blob) != checksum:
                 wrong = f"has {read} bytes of {len(blob)}" if read < len(blob) else "has a wrong checksum"
                 raise CorruptFile(
-                    f"{self._path(number)} {wrong}. Start the broker again: it makes the index of timed messages anew "
-                    "from the log"
+                    f"{self._path(number)} {wrong}. Start the broker again: it rebuilds the index of timed "
+                    "messages from the log"
                 )
         return np.concatenate([np.frombuffer(blob, STORED_ROWS).astype(ROWS), *fresh])
 
