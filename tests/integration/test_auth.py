@@ -29,7 +29,7 @@ from tests.security_tools import PASSWORD, SCRAM, authenticate, set_user
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker with the user `billing`, for tests that change nothing."""
+    """A broker with the user `billing`, for tests that do not change its users."""
     folder = tmp_path_factory.mktemp("guarded")
     set_user(folder / "store", "billing")
     brokers = Brokers(folder)
@@ -123,7 +123,7 @@ class TestTheCommand:
 
 @dataclass
 class Own:
-    """A user for one test, of a broker that several tests share."""
+    """A user for one test, on a broker that several tests share."""
 
     running: RunningBroker
     name: str
@@ -131,7 +131,7 @@ class Own:
 
     @property
     def log(self) -> str:
-        """The broker's log since the test began."""
+        """Return the broker's log since the test began."""
         return self.running.log[self.log_from :]
 
     def set(self, password: str | None) -> None:

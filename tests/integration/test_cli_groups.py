@@ -1,4 +1,4 @@
-"""``flintmq group`` against a real broker, and what the protocol answers to the same."""
+"""``flintmq group`` against a real broker, compared with the protocol's responses."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.integration.test_retention import SOON, fill, wait_for_min_offset
 
 @pytest.fixture
 def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """The command line, with the shared broker."""
+    """Return a command line connected to the shared broker."""
     with Cli(tmp_path, shared_broker.address) as cli:
         yield cli
 
 
 @pytest.fixture
 def filled(shared_broker: RunningBroker, topic: str) -> str:
-    """A topic of two queues with three messages each."""
+    """Create a topic of two queues with three messages each."""
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
         admin.create_topic(topic, queues=2)
         for queue in (0, 1):
@@ -41,7 +41,7 @@ def filled(shared_broker: RunningBroker, topic: str) -> str:
 
 @pytest.fixture
 def member(shared_broker: RunningBroker, connect: ConnectionFactory, filled: str) -> Iterator[RawMember]:
-    """A member of a group of its own that holds both queues."""
+    """A member of its own group that holds both queues."""
     member = joined(connect(shared_broker), f"{filled}-g", "m-1", filled)
     yield member
     member.leave()
@@ -77,7 +77,7 @@ class TestStatus:
         with Admin(shared_broker.address) as admin:
             assert admin.group(member.group).delayed == 6
 
-    def test_a_group_that_nobody_is_in_keeps_its_progress(self, cli: Cli, filled: str) -> None:
+    def test_an_empty_group_keeps_its_progress(self, cli: Cli, filled: str) -> None:
         group = f"{filled}-empty"
         assert cli.run("group", "reset", group, filled, "--to", "1", "--queue", "1").code == EXIT_OK
         (status,) = cli.run("group", "status", group, "-o", "json").rows

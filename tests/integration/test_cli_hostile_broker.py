@@ -1,4 +1,4 @@
-"""A broker that wants to drive the terminal: whatever it answers, nothing but text is printed."""
+"""A broker that tries to control the terminal: whatever it sends, the command line prints only text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Answerer = Callable[[Command, dict[str, Any]], tuple[int, dict[str, Any], bytes]
 
 
 class HostileBroker:
-    """Speaks frames; ``answer`` makes the code, the fields and the body of every answer but that to HELLO."""
+    """A server of frames; ``answer`` makes code, fields and body of every response except that to HELLO."""
 
     def __init__(self, answer: Answerer) -> None:
         self._answer = answer
@@ -72,7 +72,7 @@ class HostileBroker:
 
 @pytest.fixture
 def hostile() -> Iterator[Callable[[Answerer], HostileBroker]]:
-    """``hostile(answer)`` starts such a broker."""
+    """Return a function that starts a broker with this ``answer``."""
     started: list[HostileBroker] = []
 
     def start(answer: Answerer) -> HostileBroker:
@@ -102,7 +102,7 @@ def check_harmless(line: list[str], done: Done) -> None:
 
 
 def run_all(broker: HostileBroker, folder: Path, mode: str) -> list[str]:
-    """Everything that was printed."""
+    """Run every command and return all that was printed."""
     printed = []
     with Cli(folder, broker.address) as cli:
         for line in LINES:
@@ -129,7 +129,7 @@ def record() -> bytes:
 
 
 def content(command: Command, fields: dict[str, Any]) -> tuple[int, dict[str, Any], bytes]:
-    """Answers that are well formed, with hostile text wherever text goes."""
+    """Return well-formed responses, with hostile text in every place for text."""
     if command is commands.GET_ALL_TOPIC_CONFIG:
         rows: Any = [
             {"topic": name, "read_queues": 1, "write_queues": 1, "perm": 6, "order": False, "system": False}

@@ -18,14 +18,14 @@ from tests.conftest import RunningBroker
 
 @pytest.fixture
 def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """The command line, with the shared broker."""
+    """Return a command line connected to the shared broker."""
     with Cli(tmp_path, shared_broker.address) as cli:
         yield cli
 
 
 @pytest.fixture
 def filled(shared_broker: RunningBroker, topic: str) -> str:
-    """A topic of two queues: in each ``b0`` to ``b4`` with keys and a tag by parity."""
+    """Create a topic of two queues; each has ``b0`` to ``b4`` with keys, and tags by parity."""
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
         admin.create_topic(topic, queues=2)
         for number in range(5):
@@ -171,7 +171,7 @@ class TestTail:
         assert cli.run("pull", filled, "--filter", condition, "--queue", "1").lines == ["b1", "b3"]
 
     @pytest.mark.parametrize("command", [["tail"], ["pull"], ["pull", "--queue", "0"]])
-    def test_a_condition_that_is_none_is_pointed_into(self, cli: Cli, filled: str, command: list[str]) -> None:
+    def test_an_invalid_condition_gets_a_pointer_to_the_error(self, cli: Cli, filled: str, command: list[str]) -> None:
         done = cli.run(*command, filled, "--filter", "a > 5 AND b LIKE 'x'")
         assert done.code == EXIT_ERROR
         error, condition, mark, *_ = done.err.splitlines()

@@ -30,14 +30,14 @@ _SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]")
 
 @pytest.fixture
 def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
-    """The command line, with the shared broker."""
+    """Return a command line connected to the shared broker."""
     with Cli(tmp_path, shared_broker.address) as cli:
         yield cli
 
 
 @pytest.fixture
 def filled(shared_broker: RunningBroker, topic: str) -> str:
-    """A topic of one queue with 20,000 numbered messages."""
+    """Create a topic of one queue with 20,000 numbered messages."""
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
         admin.create_topic(topic, queues=1)
         producer.send_bulk(topic, [b"%05d" % number for number in range(20_000)], tags="eu")
@@ -236,7 +236,7 @@ class TestTerminals:
             assert terminal.finish() == 0
             lines = _shown_lines(terminal.text)
             assert lines
-            if command != "cheat":  # lines to be copied are not broken
+            if command != "cheat":  # lines that users copy are not wrapped
                 assert max(map(len, lines)) <= columns
 
     def test_bench_shows_progress_and_a_histogram(self, cli: Cli, columns: int) -> None:

@@ -17,7 +17,7 @@ from tests.transaction_tools import GROUP, common, end, listed, messages, send_h
 
 @pytest.fixture(scope="module")
 def parking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker that parks after one check, which nobody answers."""
+    """A broker that parks a transaction after one check, which no producer answers."""
     settings = {
         "transactions.timeout_ms": 400,
         "transactions.check_interval_ms": 400,
@@ -43,7 +43,7 @@ _numbers = iter(range(1, 1_000_000))
 
 
 def parked_one(connection: RawConnection, topic: str) -> str:
-    """The id of a transaction that was parked."""
+    """Return the id of a transaction that was parked."""
     half = send_half(connection, topic, b"paid", next(_numbers))
     wait_until(lambda: half.transaction_id in [row["id"] for row in listed(connection, parked=True)], connection)
     return half.transaction_id
@@ -82,7 +82,7 @@ class TestEnds:
         assert cli.run("tx", "rollback", ids[1]).err == "rolled back 1 transaction\n"
         assert [message.body for message in messages(connection, topic)] == [b"one"]
 
-    def test_what_was_parked_is_delivered_after_all_and_once(
+    def test_a_parked_transaction_can_still_be_delivered_once(
         self, cli: Cli, connection: RawConnection, topic: str
     ) -> None:
         parked = parked_one(connection, topic)

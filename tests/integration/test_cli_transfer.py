@@ -29,7 +29,7 @@ def cli(tmp_path: Path, shared_broker: RunningBroker) -> Iterator[Cli]:
 
 @pytest.fixture
 def filled(shared_broker: RunningBroker, topic: str) -> str:
-    """A topic of three queues whose messages differ in everything that a copy has to keep."""
+    """Create a topic of three queues whose messages differ in everything that a copy must keep."""
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
         admin.create_topic(topic, queues=3)
         producer.send_many(message(topic, number) for number in range(COUNT))
@@ -61,7 +61,7 @@ def by_queue(running: RunningBroker, topic: str) -> dict[int, list[StoredMessage
 
 
 def assert_same(running: RunningBroker, topic: str, copied: str) -> None:
-    """Both topics have the same messages in the same queues, in the same order."""
+    """Check that both topics have the same messages in the same queues, in the same order."""
     before, after = by_queue(running, topic), by_queue(running, copied)
     assert before.keys() == after.keys()
     for queue, messages in before.items():
@@ -124,7 +124,7 @@ class TestCopy:
             assert cli.run("copy", topic, target, *options).code == 0
             assert [each.body for each in by_queue(shared_broker, target)[0]] == [b"after"]
 
-    def test_an_interrupted_copy_says_how_to_go_on_and_nothing_is_copied_twice(
+    def test_an_interrupted_copy_says_how_to_continue_and_nothing_is_copied_twice(
         self, cli: Cli, shared_broker: RunningBroker, topic: str
     ) -> None:
         with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
@@ -247,7 +247,7 @@ class TestExportAndImport:
 
 
 def assert_same_but_for_sharding(running: RunningBroker, topic: str, imported: str) -> None:
-    """The same messages; those without a sharding key in the same queues, those with one in the order of each key."""
+    """Check that both have the same messages: those without a sharding key by queue, the others by key, in order."""
 
     def split(found: dict[int, list[StoredMessage]]) -> tuple[object, object]:
         keyed: dict[str, list[object]] = defaultdict(list)

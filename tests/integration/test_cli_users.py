@@ -1,4 +1,4 @@
-"""`flintmq user` on a store's folder, and the command line against a broker that serves only users."""
+"""`flintmq user` on a store's folder, and the command line against a broker that serves only authenticated users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.security_tools import PASSWORD, SCRAM, set_user
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """The folder of a store, as far as the command looks."""
+    """Create the part of a store's folder that the command reads."""
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     return tmp_path / "store"
 
@@ -53,7 +53,7 @@ class TestFile:
         ]
         changed = cli.run("user", "passwd", "shop", "--generate", "-o", "json").rows
         assert changed[0]["outcome"] == "changed"
-        assert cli.run("user", "list", "-o", "json").rows[1]["grants"] == 1  # what it may do stays
+        assert cli.run("user", "list", "-o", "json").rows[1]["grants"] == 1  # its grants stay
         assert cli.run("user", "remove", "billing", "--yes").code == 0
         assert names(store) == ["shop"]
 
@@ -129,7 +129,7 @@ class TestFile:
     def test_the_copy_is_never_older_than_the_file(
         self, cli: Cli, store: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Else who was removed would get in again where it has to serve."""
+        """Otherwise a removed user could log in again after the broker has to use the copy."""
         set_user(store, "gone")
         set_user(store, "stays")
         renamed: list[str] = []
@@ -149,7 +149,7 @@ class TestFile:
         assert [row["user"] for row in cli.run("user", "list", "-o", "json").rows] == ["stays"]
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-    def test_what_root_makes_belongs_to_who_owns_the_store(self, cli: Cli, store: Path) -> None:
+    def test_files_that_root_creates_belong_to_the_stores_owner(self, cli: Cli, store: Path) -> None:
         os.chown(store, 12345, 12345)
         assert cli.run("user", "add", "billing", "--generate").code == 0
         for path in (store / "flintmq", store / USERS_FILE, backup_of(store)):

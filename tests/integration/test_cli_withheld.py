@@ -1,4 +1,4 @@
-"""``check``, ``status`` and ``top`` of a user who may not see the broker's figures: nothing unseen looks fine."""
+"""``check``, ``status`` and ``top`` for a user who may not see the broker's figures: hidden figures never look fine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stored message that is sent again: with all that its sender gave it, and nothing that the broker noted."""
+"""A stored message that is sent again: with everything that its sender set, and nothing that the broker added."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def only(address: str, topic: str) -> StoredMessage:
-    """The only message of a topic."""
+    """Return the only message of a topic."""
     with Consumer(address) as consumer:
         (message,) = consumer.iter(topic, until="latest")
         return message

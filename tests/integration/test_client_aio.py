@@ -1,6 +1,6 @@
-"""What only the asyncio client can do wrong: cancellation, blocked loops, dead tasks, foreign loops, leftovers.
+"""Faults that only the asyncio client can have: cancellation, blocked loops, dead tasks, foreign loops, leftovers.
 
-Everything that it shares with the sync client is tested for both in ``test_client_*.py``.
+``test_client_*.py`` tests the behaviour that it shares with the sync client, for both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 @pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a coroutine in each kind of loop; nothing may be left there afterwards, and nothing said of it."""
+    """Return a function that runs a coroutine in each kind of loop; nothing may be left in the loop or logged
+    afterwards.
+    """
 
     def run_in_loop(main: Coroutine[Any, Any, None]) -> None:
         complaints: list[dict[str, Any]] = []
@@ -73,7 +75,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker that may be paused: nobody else uses it."""
+    """A broker that may be paused, because no other test uses it."""
     brokers = Brokers(tmp_path_factory.mktemp("aio"))
     yield brokers.start()
     brokers.stop_all()
@@ -81,7 +83,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]
 
 @contextmanager
 def paused(running: RunningBroker) -> Iterator[None]:
-    """The broker's process does not run."""
+    """Pause the broker's process."""
     running.process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -94,7 +96,7 @@ async def read(consumer: Consumer, topic: str) -> list[StoredMessage]:
 
 
 async def turns(count: int) -> None:
-    """Let the loop go round."""
+    """Let the loop make ``count`` turns."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -169,7 +171,7 @@ class TestCancellation:
     def test_a_cancelled_call_is_done_or_not_and_the_next_one_gets_its_own_answer(
         self, run: Run, shared_broker: RunningBroker, topic: str, rounds: int
     ) -> None:
-        """After ``rounds`` turns of the loop each call is at another of its awaits."""
+        """After ``rounds`` turns of the loop each call is at a different one of its awaits."""
 
         async def main() -> None:
             async with (
@@ -361,7 +363,7 @@ class TestBlockedLoop:
 
 class TestDeath:
     @pytest.mark.parametrize("where", ["answered", "next_request", "expire"])
-    def test_an_error_nobody_foresaw_reaches_everybody_who_waits_and_who_comes(
+    def test_an_unexpected_error_reaches_every_present_and_later_call(
         self, run: Run, running: RunningBroker, topic: str, monkeypatch: pytest.MonkeyPatch, where: str
     ) -> None:
         def die(*_: object) -> None:
@@ -464,9 +466,7 @@ class TestClose:
 
         run(main())
 
-    def test_failures_that_nobody_looked_at_are_raised_once(
-        self, run: Run, shared_broker: RunningBroker, topic: str
-    ) -> None:
+    def test_unobserved_failures_are_raised_once(self, run: Run, shared_broker: RunningBroker, topic: str) -> None:
         async def main() -> None:
             async with Producer(shared_broker.address, compress_over=None) as producer:
                 seen = producer.send_async(Message(topic, b"x" * 600_000))
@@ -531,7 +531,7 @@ class TestForeignLoops:
         for _ in range(2):
             asyncio.run(use())
 
-    def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(
+    def test_after_a_fork_the_child_gets_an_error_and_the_parent_continues(
         self, shared_broker: RunningBroker, topic: str
     ) -> None:
         async def use(producer: Producer, consumer: Consumer) -> list[str]:

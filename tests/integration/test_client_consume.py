@@ -57,7 +57,7 @@ def admin(clients: Clients, shared_broker: RunningBroker) -> Iterator[Admin]:
 
 
 def fill(producer: Producer, topic: str, count: int, queues: int = 4, **fields: Any) -> None:
-    """Messages 0 to ``count``, by turns in the queues."""
+    """Send messages 0 to ``count``, to the queues in turn."""
     for queue in range(queues):
         producer.send_many(
             [Message(topic, b"%d" % number, **fields) for number in range(queue, count, queues)], queue=queue
@@ -65,7 +65,7 @@ def fill(producer: Producer, topic: str, count: int, queues: int = 4, **fields: 
 
 
 class TestPull:
-    def test_a_batch_says_where_to_go_on(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+    def test_a_batch_names_the_next_offset(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         fill(producer, topic, 100, queues=1)
         batch = consumer.pull(topic, queue=0, offset=10, max_count=20)
         assert [message.body for message in batch] == [b"%d" % number for number in range(10, 30)]
@@ -133,7 +133,7 @@ class TestPull:
     def test_a_pull_by_tag_finds_what_is_acknowledged_behind_a_backlog(
         self, producer: Producer, consumer: Consumer, topic: str
     ) -> None:
-        # Dispatch has its own thread behind so much: a pull that does not wait must not miss the last message.
+        # Dispatch lags so many messages behind: a pull that does not wait must still find the last message.
         for queue in range(4):
             producer.send_bulk(topic, [b"x"] * 60_000, tags="BB", queue=queue)
             producer.send(Message(topic, b"found", tags="Aa"), queue=queue)
@@ -159,7 +159,7 @@ class TestPull:
             producer.send(Message(topic, b"second"), queue=0)
             assert held.result(10).bodies() == [b"second"]
 
-    def test_close_interrupts_who_waits(
+    def test_close_interrupts_waiting_calls(
         self, clients: Clients, producer: Producer, admin: Admin, shared_broker: RunningBroker, topic: str
     ) -> None:
         producer.send(Message(topic, b"first"), queue=0)
@@ -190,7 +190,7 @@ class TestIter:
             mine = [number for number in numbers if number % 4 == queue]
             assert mine == sorted(mine)
 
-    def test_a_long_queue_keeps_nobody_waiting(self, producer: Producer, consumer: Consumer, topic: str) -> None:
+    def test_a_long_queue_does_not_starve_the_others(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         producer.send_bulk(topic, [b"long"] * 50_000, queue=0)
         producer.send(Message(topic, b"short"), queue=3)
         first = [message.body for message in islice(consumer.iter(topic, until="latest"), 10_000)]
@@ -280,7 +280,7 @@ class TestIter:
 
         thread = threading.Thread(target=follow)
         thread.start()
-        while not done.wait(0.1):  # until it follows, its beginning may be behind what is sent
+        while not done.wait(0.1):  # until it catches up, its beginning may be later than the messages that are sent
             producer.send(Message(topic, b"stop"))
         thread.join()
         assert set(seen) == {b"stop"}

@@ -1,4 +1,4 @@
-"""Delayed messages through the clients and the command line: sent, seen while they wait, received."""
+"""Delayed messages through the clients and the command line: sent, listed while they wait, received."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.conftest import RunningBroker
 
 
 def receive(consumer: Any, topic: str, count: int) -> list[Any]:
-    """So many messages of queue 0, waited for."""
+    """Wait for ``count`` messages of queue 0 and return them."""
     messages: list[Any] = []
     while len(messages) < count:
         batch = consumer.pull(topic, 0, len(messages), wait_ms=30_000)

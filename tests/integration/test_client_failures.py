@@ -1,4 +1,4 @@
-"""What the client does when the broker is not there, goes, comes back, is silent, or is something else."""
+"""The client's behaviour if the broker is absent, stops, returns, is silent, or is something else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def free_port() -> int:
 
 @contextmanager
 def paused(running: RunningBroker) -> Iterator[None]:
-    """The broker's process does not run."""
+    """Pause the broker's process."""
     running.process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -56,7 +56,7 @@ def paused(running: RunningBroker) -> Iterator[None]:
 
 @contextmanager
 def listener_that(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    """The address of something that listens and does ``serve`` with each connection."""
+    """Listen, run ``serve`` with each connection, and yield the address."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def accept() -> None:
@@ -79,7 +79,7 @@ def listener_that(serve: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def restart(broker: BrokerFactory, running: RunningBroker) -> RunningBroker:
-    """A broker on the same store and address."""
+    """Start a broker on the same store and address."""
     return broker("--listen", running.address, store=running.store)
 
 
@@ -112,7 +112,7 @@ class TestUnreachable:
         assert isinstance(future.exception(timeout=10), ConnectionFailed)
         producer.close()
 
-    def test_messages_that_nobody_asked_after_are_raised_at_the_end(self, clients: Clients, free_port: int) -> None:
+    def test_failures_of_unobserved_messages_are_raised_at_the_end(self, clients: Clients, free_port: int) -> None:
         producer = clients.Producer(f"127.0.0.1:{free_port}", delivery_timeout=0.4)
         producer.send_async(Message("t", b""))
         with pytest.raises(DeliveryFailed, match="1 of 1 messages"):
@@ -188,7 +188,7 @@ class TestUnreachable:
 
 
 class TestRestart:
-    def test_messages_go_on_after_a_restart(self, clients: Clients, broker: BrokerFactory) -> None:
+    def test_sending_continues_after_a_restart(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         with (
             clients.Producer(running.address, delivery_timeout=60) as producer,
@@ -241,7 +241,7 @@ class TestRestart:
                 first_time = list(dict.fromkeys(numbers))
                 assert first_time == sorted(first_time)
 
-    def test_a_follower_goes_on_after_a_restart(self, clients: Clients, broker: BrokerFactory) -> None:
+    def test_a_follower_continues_after_a_restart(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         with (
             clients.Producer(running.address, delivery_timeout=60) as producer,
@@ -352,7 +352,7 @@ class TestSilence:
             assert producer._delivery.idle
             assert producer._delivery.pending_bytes == 0
 
-    def test_a_broker_that_does_not_read_blocks_nobody_for_ever(self, clients: Clients, broker: BrokerFactory) -> None:
+    def test_a_broker_that_does_not_read_blocks_no_call_for_ever(self, clients: Clients, broker: BrokerFactory) -> None:
         running = broker()
         with clients.Producer(running.address) as producer:
             producer.send(Message("t", b"first"))
@@ -402,7 +402,7 @@ class TestUse:
         assert len(outcomes) == 4
 
     @pytest.mark.parametrize("clients", ["sync"], indirect=True)  # asyncio: tests/integration/test_client_aio.py
-    def test_after_a_fork_the_child_is_told_and_the_parent_goes_on(
+    def test_after_a_fork_the_child_gets_an_error_and_the_parent_continues(
         self, clients: Clients, shared_broker: RunningBroker, topic: str
     ) -> None:
         with clients.Producer(shared_broker.address) as producer, clients.Consumer(shared_broker.address) as consumer:

@@ -34,14 +34,16 @@ def bodies(broker: RunningBroker, topic: str) -> Counter[bytes]:
 
 
 def metrics(broker: RunningBroker) -> dict[str, float]:
-    """By name and labels."""
+    """Return the metrics by name and labels."""
     address = next(line for line in broker.output if "/metrics" in line).split("http://")[1].split("/metrics")[0]
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as page:
         lines = page.read().decode().splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
-def test_what_is_prepared_is_committed_or_dropped(clients: Clients, shared_broker: RunningBroker, topic: str) -> None:
+def test_a_staged_transaction_is_committed_or_dropped(
+    clients: Clients, shared_broker: RunningBroker, topic: str
+) -> None:
     with clients.Producer(shared_broker.address) as producer, clients.Admin(shared_broker.address) as admin:
         admin.create_topic(topic, queues=2)
         first, second, lost = (f"{topic}/{name}" for name in ("first", "second", "lost"))
@@ -92,7 +94,7 @@ def test_a_delayed_message_cannot_be_prepared(shared_broker: RunningBroker, topi
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_a_broker_that_is_killed_while_it_copies_goes_on_at_its_start(broker: BrokerFactory, flush: str) -> None:
+def test_a_broker_that_is_killed_while_it_copies_continues_at_its_start(broker: BrokerFactory, flush: str) -> None:
     count = 120_000
     running = broker("--flush", flush)
     with Producer(running.address) as producer, Admin(running.address) as admin, ThreadPoolExecutor(1) as other:
@@ -101,7 +103,7 @@ def test_a_broker_that_is_killed_while_it_copies_goes_on_at_its_start(broker: Br
             producer.send_bulk("t", [b"%s %d" % (name.encode(), number) for number in range(count // 2)], prepare=name)
         committing = other.submit(admin.commit_prepared, "q", 0, {"a": count // 2, "b": count // 2}, timeout=120)
         with Consumer(running.address) as consumer:
-            assert consumer.pull("t", queue=0, offset=0, wait_ms=60_000).messages  # the first copies are there
+            assert consumer.pull("t", queue=0, offset=0, wait_ms=60_000).messages  # the first copies exist
         running.kill()
         running = broker("--flush", flush, "--listen", running.address, store=running.store)
         assert committing.result(120) in (Committed(True, 0), Committed(False, count))
@@ -112,7 +114,7 @@ def test_a_broker_that_is_killed_while_it_copies_goes_on_at_its_start(broker: Br
     assert (figures["flintmq_prepared_messages"], figures["flintmq_prepared_attempts"]) == (0, 0)
 
 
-def test_an_attempt_that_nobody_commits_expires(broker: BrokerFactory) -> None:
+def test_an_attempt_without_a_commit_expires(broker: BrokerFactory) -> None:
     running = broker(settings={"transactions.prepared_timeout_ms": 300})
     with Producer(running.address) as producer, Admin(running.address) as admin:
         producer.send_bulk("t", [b"one"], prepare="a")

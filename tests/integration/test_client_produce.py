@@ -1,4 +1,4 @@
-"""The producer against a real broker: what was acknowledged is stored, once, where the receipt says."""
+"""The producer against a real broker: each acknowledged message is stored once, where the receipt says."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ class TestAsync:
             assert isinstance(seen.exception(timeout=10), MessageIllegal)
             producer.flush()
 
-    @pytest.mark.parametrize("clients", ["sync"], indirect=True)  # callbacks are of threads
+    @pytest.mark.parametrize("clients", ["sync"], indirect=True)  # only the threaded client has callbacks
     def test_a_callback_may_send(self, producer: Producer, consumer: Consumer, topic: str) -> None:
         followed = threading.Event()
 
@@ -332,7 +332,7 @@ class TestAsync:
         assert followed.wait(10)
         assert sorted(message.body for message in all_messages(consumer, topic)) == [b"first", b"second"]
 
-    @pytest.mark.parametrize("clients", ["sync"], indirect=True)  # callbacks are of threads
+    @pytest.mark.parametrize("clients", ["sync"], indirect=True)  # only the threaded client has callbacks
     def test_a_callback_may_flush(self, producer: Producer, topic: str) -> None:
         flushed = threading.Event()
 

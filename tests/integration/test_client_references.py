@@ -1,7 +1,7 @@
-"""Errors that a client meets hold nothing any longer than they are of use: they are in no reference cycle.
+"""A client's errors are in no reference cycle, so they keep nothing alive longer than needed.
 
-A traceback holds the frames that it names, and each of those the frame that called it, with all that is in them. What a
-program drops has to be gone then, without a garbage collection: by that a transaction's handle is left to ``check``.
+A traceback holds its frames, and each frame its caller and its locals. An object that a program drops must be freed
+without a garbage collection, because a dropped handle of a transaction leaves the decision to ``check``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check(message: StoredMessage) -> Outcome:
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """What is dropped goes by its reference count alone."""
+    """Turn garbage collection off: reference counts alone must free dropped objects."""
     gc.collect()
     gc.disable()
     try:
@@ -51,7 +51,7 @@ def no_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_cycles() -> Iterator[None]:
-    """Nothing in here may leave a traceback or an error in a reference cycle."""
+    """Check that no traceback and no error is left in a reference cycle."""
     with no_collection():
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:

@@ -1,4 +1,4 @@
-"""Bulks are spread over the queues of their topic, so that every member of a pool of workers gets some."""
+"""The client spreads bulks over the queues of their topic, so that every member of a pool of workers gets some."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def consumer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Consume
 
 
 def by_queue(receipts: Sequence[Receipt]) -> list[int]:
-    """How many messages each of the four queues got."""
+    """Return how many messages each of the four queues got."""
     counts = Counter(receipt.queue for receipt in receipts)
     return [counts[queue] for queue in range(4)]
 
 
 def bodies_at(consumer: Consumer, receipts: Sequence[Receipt]) -> list[bytes]:
-    """The bodies of the messages that the receipts name, in the order of the receipts."""
+    """Return the bodies of the messages that the receipts name, in the order of the receipts."""
     return [
         consumer.pull(receipt.topic, receipt.queue, receipt.queue_offset, max_count=1).messages[0].body
         for receipt in receipts

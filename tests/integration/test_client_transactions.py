@@ -41,7 +41,7 @@ ASKING = {
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker that asks nobody."""
+    """A broker that does not check transactions."""
     brokers = Brokers(tmp_path_factory.mktemp("quiet"))
     yield brokers.start(settings={"transactions.timeout_ms": NEVER_MS})
     brokers.stop_all()
@@ -49,14 +49,14 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker that asks soon, and over and over."""
+    """A broker that checks transactions soon and repeatedly."""
     brokers = Brokers(tmp_path_factory.mktemp("asking"))
     yield brokers.start(settings=ASKING)
     brokers.stop_all()
 
 
 def bodies(running: RunningBroker, topic: str) -> list[bytes]:
-    """The messages that consumers get."""
+    """Return the messages that consumers get."""
     with Consumer(running.address) as consumer:
         try:
             return sorted(message.body for message in consumer.iter(topic, from_="earliest", until="latest"))
@@ -74,7 +74,7 @@ def no_check(message: StoredMessage) -> Outcome:
 
 
 class Checked:
-    """A ``check`` that notes what it is asked, and answers each transaction with its outcomes in turn."""
+    """A ``check`` that records its calls, and answers each transaction with its outcomes in turn."""
 
     def __init__(self, *outcomes: Any) -> None:
         self.asked: list[StoredMessage] = []
@@ -129,7 +129,7 @@ class TestSync:
             with Admin(quiet.address) as admin:
                 for _ in range(2):
                     admin.end_transaction(transaction.message_id, "g", commit=True)
-                transaction.commit()  # it finds it committed already
+                transaction.commit()  # the transaction is committed already
                 transaction.commit()
                 with pytest.raises(TransactionEnded, match="committed"):
                     admin.end_transaction(transaction.message_id, "g", commit=False)
@@ -137,7 +137,7 @@ class TestSync:
                     admin.end_transaction(transaction.message_id, "h", commit=True)
         assert bodies(quiet, topic) == [b"paid"]
 
-    def test_one_that_was_refused_may_be_decided_anew(self, quiet: RunningBroker, topic: str) -> None:
+    def test_a_refused_transaction_may_be_decided_again(self, quiet: RunningBroker, topic: str) -> None:
         with (
             flintmq.client.TransactionProducer(quiet.address, "g", no_check) as producer,
             Admin(quiet.address) as admin,
@@ -172,7 +172,7 @@ class TestSync:
         checked = Checked(Outcome.ROLLBACK)
         with flintmq.client.TransactionProducer(asking.address, "told", checked) as producer:
             transaction = producer.send_half(Message(topic, b"paid"))
-            # The caller's time is over before the broker can be told.
+            # The caller's time runs out before the client can tell the broker.
             producer._decisions.decide(transaction.message_id, Outcome.COMMIT)
             wait_for_bodies(asking, topic, [b"paid"])
             transaction.commit()
@@ -185,7 +185,7 @@ class TestSync:
         answered = Delivery.answered
 
         def late(delivery: Delivery, answer: Any, now: float) -> None:
-            while not producer.health().checked:  # the broker asks before its answer is heard
+            while not producer.health().checked:  # the broker asks before it handles the client's outcome
                 pass
             answered(delivery, answer, now)
 

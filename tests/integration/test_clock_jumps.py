@@ -1,5 +1,6 @@
-"""A broker whose clock jumps: delayed messages keep their delays, times of delivery go by a clock that is believed, and
-store times never go back."""
+"""A broker whose clock jumps: delayed messages keep their delays, delivery times follow a trusted clock, and store
+times never go back.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ HOLD_S = 61
 
 
 class Clock:
-    """What a broker is told of the time."""
+    """The time that the broker's process sees."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,25 +51,25 @@ class Clock:
         self.jump(0)
 
     def jump(self, seconds: int) -> None:
-        """Somebody sets the wall clock."""
+        """Set the wall clock forward or back."""
         self._wall += seconds
         made = self.path.with_suffix(".new")
         made.write_text(f"{self._wall} {self._passed}")
         os.replace(made, self.path)
 
     def passes(self, seconds: int) -> None:
-        """Time passes."""
+        """Let time pass."""
         self._passed += seconds
         self.jump(seconds)
 
     def now(self) -> datetime:
-        """What the wall clock says."""
+        """Return the time of the wall clock."""
         return datetime.now(UTC) + timedelta(seconds=self._wall)
 
 
 @dataclass
 class Timed:
-    """A broker, its clock, and clients of it. All messages go to queue 0 of ``topic``."""
+    """A broker, its clock, and its clients. All messages go to queue 0 of ``topic``."""
 
     start: Callable[[], RunningBroker]
     clock: Clock
@@ -81,7 +82,7 @@ class Timed:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def connect(self) -> None:
-        """Have clients of the broker that runs now."""
+        """Connect clients to the running broker."""
         self.producer, self.consumer = Producer(self.running.address), Consumer(self.running.address)
 
     def close(self) -> None:
@@ -90,18 +91,18 @@ class Timed:
         self.consumer.close()
 
     def restart(self) -> None:
-        """Start the broker again, which has ended."""
+        """Start the broker again after it has ended."""
         self.close()
         self.running = self.start()
         self.connect()
 
     def send(self, body: str, **how: Any) -> datetime:
-        """Send a message; what the broker says that it was stored at."""
+        """Send a message; return the store time that the broker reports."""
         stored_at: datetime = self.producer.send(Message(self.topic, body.encode(), **how), queue=0).stored_at
         return stored_at
 
     def wait_for(self, *bodies: str) -> set[str]:
-        """Wait until these messages are there, for which there is time enough; the bodies of all that are there."""
+        """Wait, long enough, until these messages are stored; return the bodies of all messages that are."""
         while not set(bodies) <= {message.body.decode() for message in self.messages}:
             found = self.consumer.pull(self.topic, 0, len(self.messages), wait_ms=20_000).messages
             assert found, f"{bodies} did not come; {[message.body.decode() for message in self.messages]} did"
@@ -109,27 +110,29 @@ class Timed:
         return {message.body.decode() for message in self.messages}
 
     def pulse(self, name: str) -> set[str]:
-        """Send a message with the shortest delay of each kind, and return what else is there once both have come:
-        by then all is there that was due before."""
+        """Send a message with the shortest delay of each kind; return the other messages once both have arrived.
+
+        By then every message that was due earlier has arrived, too.
+        """
         self.send(f"{name}: level", delay_level=1)
         self.send(f"{name}: timed", delay=timedelta(seconds=2))
         return {body for body in self.wait_for(f"{name}: level", f"{name}: timed") if ": " not in body}
 
     def assert_times_go_on(self, *, once: bool) -> None:
-        """No store time is earlier than one before it; ``once``: and nothing has come twice."""
+        """Check that store times never decrease; with ``once``, also that no message was delivered twice."""
         times = [message.stored_at for message in self.messages]
         assert times == sorted(times)
         bodies = [message.body for message in self.messages]
         assert not once or len(set(bodies)) == len(bodies)
 
     def waiting(self) -> tuple[int, int]:
-        """How many messages wait for a level, and for a time."""
+        """Return how many messages wait for a level, and how many for a time."""
         with Admin(self.running.address) as admin:
             found = admin.delays()
         return sum(row.messages for row in found.levels.values()), sum(row.messages for _, row in found.hours)
 
     def believed(self) -> None:
-        """Wait until the clock is believed that was set."""
+        """Wait until the broker trusts the clock that was set."""
         self.send(f"noticed: {next(self.numbers)}")
         self.clock.passes(HOLD_S)
         self.send(f"believed: {next(self.numbers)}")
@@ -194,7 +197,7 @@ def test_a_clock_that_was_an_hour_ahead_and_believed_keeps_nothing_waiting_when_
     timed.clock.passes(540)
     timed.wait_for("ten minutes")
     timed.assert_times_go_on(once=False)
-    # Meanwhile they have gone on at a sixteenth of the pace.
+    # Meanwhile the store times have advanced at a sixteenth of the pace.
     assert timed.messages[-1].stored_at.timestamp() < start + HOUR + 2 * HOLD_S + 100
 
 
@@ -230,7 +233,7 @@ def test_a_broker_that_starts_with_a_clock_an_hour_behind_keeps_its_delays(timed
     timed.clock.jump(-HOUR)
     timed.restart()
     assert timed.pulse("behind") == set()
-    # What was delivered since the last checkpoint comes again after a kill.
+    # Messages delivered since the last checkpoint are delivered again after a kill.
     assert timed.waiting() == (1, 1) or end == "kill"
     timed.clock.passes(600)
     timed.wait_for("ten minutes")

@@ -1,4 +1,4 @@
-"""What every client logs of an outage: that the connection went, and that the broker is back, each once."""
+"""Log lines of every client about an outage: the connection broke, and the broker is back, each once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
 
 
 def events(log: pytest.LogCaptureFixture, name: str) -> list[str]:
-    """What was said of one client, in its order."""
+    """Return the log lines of one client, in order."""
     return [record.event for record in log.records if hasattr(record, "event") and record.getMessage().startswith(name)]
 
 
@@ -36,7 +36,7 @@ OUTAGE = [connection_log.CONNECTED, connection_log.LOST, connection_log.BACK]
 
 
 def changes(log: pytest.LogCaptureFixture, name: str) -> list[str]:
-    """As ``events``, but without what depends on how fast the broker was back."""
+    """Return the same as ``events``, without the parts that depend on how fast the broker was back."""
     return [event for event in events(log, name) if event != connection_log.WAITING]
 
 
@@ -55,7 +55,11 @@ def test_a_producer_says_that_it_waits_and_that_the_broker_is_back(
     said = events(log, "Producer")
     assert said in (
         [connection_log.CONNECTED, connection_log.LOST, connection_log.WAITING, connection_log.BACK],
-        [connection_log.CONNECTED, connection_log.WAITING, connection_log.BACK],  # it was idle, and went silently
+        [
+            connection_log.CONNECTED,
+            connection_log.WAITING,
+            connection_log.BACK,
+        ],  # the connection was idle when it broke
     )
 
 

@@ -1,4 +1,4 @@
-"""How far consumer groups are, over the wire and through the client."""
+"""Progress of consumer groups, over the wire and through the client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Connect: TypeAlias = Callable[..., RawConnection]
 
 @pytest.fixture
 def filled(shared_broker: RunningBroker, topic: str) -> str:
-    """A topic of two queues with three messages each, of which two groups have committed something."""
+    """Create a topic of two queues with three messages each, on which two groups have committed offsets."""
     with Admin(shared_broker.address) as admin, Producer(shared_broker.address) as producer:
         admin.create_topic(topic, queues=2)
         for queue in (0, 1):

@@ -1,4 +1,4 @@
-"""``PushConsumer.run``: programs that end in order when they are told to, with real processes and signals."""
+"""``PushConsumer.run``: programs that end in order on a signal, with real processes and signals."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ PROGRAMS = [
 
 
 class Program:
-    """One of the programs, as a process."""
+    """One of the programs, in its own process."""
 
     def __init__(self, program: str, address: str, topic: str, folder: Path) -> None:
         self.folder = folder
@@ -97,17 +97,17 @@ class Program:
             )  # fmt: skip
 
     def noted(self, name: str) -> list[str]:
-        """The messages that listeners have noted in a file."""
+        """Return the messages that listeners have written to a file."""
         file = self.folder / name
         return file.read_text().split() if file.exists() else []
 
     def signal(self, number: int) -> None:
-        """Send it the first signal; returns when the program has noticed."""
+        """Send the first signal; return when the program has noticed it."""
         self.process.send_signal(number)
         until(lambda: f"{signal.Signals(number).name}: shutting down" in self.stderr.read_text(), "noticing the signal")
 
     def end(self) -> tuple[int, str]:
-        """The exit code, and standard output."""
+        """Wait for the end; return the exit code and standard output."""
         out, _ = self.process.communicate(timeout=60)
         return self.process.returncode, out.decode()
 
@@ -117,7 +117,7 @@ Start = Callable[[str], Program]
 
 @pytest.fixture
 def start(shared_broker: RunningBroker, topic: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts programs that consume the topic; what still runs in the end is killed."""
+    """Return a function that starts programs that consume the topic; kill those still running at the end."""
     with Producer(shared_broker.address) as producer, Admin(shared_broker.address) as admin:
         admin.create_topic(topic, queues=4)
         producer.send_many([Message(topic, b"%d" % number) for number in range(40)])
@@ -136,7 +136,7 @@ def start(shared_broker: RunningBroker, topic: str, tmp_path: Path) -> Iterator[
 
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_listeners_finish_and_the_next_start_goes_on_behind_them(
+def test_a_signal_lets_listeners_finish_and_the_next_start_continues_after_them(
     program: str, number: int, start: Start, topic: str, shared_broker: RunningBroker
 ) -> None:
     first = start(program)
@@ -176,7 +176,7 @@ def test_a_signal_ends_a_consumer_that_waits_for_its_broker(program: str, tmp_pa
     assert waiting.end() == (0, "in order\n")
 
 
-def test_in_another_thread_it_runs_until_somebody_closes_it(
+def test_in_another_thread_it_runs_until_another_thread_closes_it(
     clients: Clients, shared_broker: RunningBroker, topic: str
 ) -> None:
     seen = Seen()

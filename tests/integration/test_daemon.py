@@ -1,4 +1,4 @@
-"""The process: settings, refusals at the start, the banner, signals, what a stop and a crash leave behind."""
+"""The process: settings, refused starts, the banner, signals, and the state after a stop and a crash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Connect = Callable[..., Any]
 
 
 def serve(*options: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``flintmq-broker serve`` that is expected to refuse; with an ``environment`` as users start it."""
+    """Run ``flintmq-broker serve``, which is expected to refuse; ``environment`` is as users start it."""
     if environment is None:
         return FORKS.run(["serve", *options], 60)
     return subprocess.run(
@@ -163,7 +163,7 @@ def test_ipv6_works(broker: Factory, connect: Connect) -> None:
     assert decode_host(record.born_host)[0] == "::1"
 
 
-def test_the_advertised_address_stands_in_the_records(broker: Factory, connect: Connect) -> None:
+def test_the_advertised_address_is_in_the_records(broker: Factory, connect: Connect) -> None:
     connection = connect(broker(settings={"server.advertise": "192.0.2.7:4711"}))
     connection.produce("orders", b"x", queue=0).raise_for_error()
     record = decode_record(connection.pull("orders", wait_ms=5000).body[4:])
@@ -235,7 +235,7 @@ def test_a_second_signal_does_not_wait_for_a_client_that_takes_nothing(broker: F
     assert not (running.store / "abort").exists()
 
 
-def test_what_was_acknowledged_survives_a_kill(broker: Factory, connect: Connect) -> None:
+def test_acknowledged_messages_survive_a_kill(broker: Factory, connect: Connect) -> None:
     running = broker("--flush", "sync")
     connection = connect(running)
     for number in range(50):

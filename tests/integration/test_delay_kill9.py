@@ -1,7 +1,7 @@
-"""A broker that is killed again and again delivers every delayed message that it acknowledged; one that is stopped
-orderly delivers each once.
+"""A broker that is killed repeatedly delivers every delayed message that it acknowledged; after an orderly stop it
+delivers each once.
 
-``FLINTMQ_KILL_ROUNDS`` sets how often (default below), ``FLINTMQ_SEED`` repeats a run.
+``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below), ``FLINTMQ_SEED`` repeats a run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SETTINGS = {"flush.checkpoint_interval_ms": 100, "topics.default_queues": QUEUES
 
 
 def send_until_it_ends(address: str, name: str, chance: random.Random, sent: set[bytes], count: int) -> None:
-    """Send delayed messages of every kind, so many at most, and note what is acknowledged."""
+    """Send delayed messages of every kind, at most ``count``, and record the acknowledged ones."""
     with Producer(address, delivery_timeout=1.0) as producer:
         for number in range(count):
             body = f"{name}-{number}".encode()
@@ -43,7 +43,7 @@ def send_until_it_ends(address: str, name: str, chance: random.Random, sent: set
 
 
 def received(address: str, wanted: set[bytes]) -> Counter[bytes]:
-    """Every message of the topic, once all that are wanted are there."""
+    """Return every message of the topic, once it has all that are wanted."""
     bodies: Counter[bytes] = Counter()
     offsets = dict.fromkeys(range(QUEUES), 0)
     with Consumer(address) as consumer:
@@ -74,7 +74,7 @@ def test_nothing_that_was_acknowledged_is_left_out_and_an_orderly_stop_repeats_n
             target=send_until_it_ends, args=(running.address, f"{number}", chance, sent, 10_000), daemon=True
         )
         sender.start()
-        ended.wait(chance.uniform(0.3, 1.8))  # how long it lives is what is random here
+        ended.wait(chance.uniform(0.3, 1.8))  # the time until the kill is random
         if end == "kill":
             running.kill()
         else:

@@ -1,4 +1,4 @@
-"""Delay levels through a real broker: when messages come, what they are then, and what a restart makes of them."""
+"""Delay levels through a real broker: when messages arrive, their contents then, and the effect of a restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT_MS = 60_000
 def send(
     connection: RawConnection, topic: str, common: dict[str, str], *bodies: bytes, queue: int = 0
 ) -> dict[str, int]:
-    """Produce bodies that have these properties in common; the answer's fields."""
+    """Produce bodies with these common properties; return the response's fields."""
     body = b"".join(msgpack.packb([each, {"KEYS": f"key-{each.decode()}"}]) for each in bodies)
     properties = "".join(f"{name}\x01{value}\x02" for name, value in common.items())
     fields = {"topic": topic, "count": len(bodies), "queue": queue, "common": properties}
@@ -28,7 +28,7 @@ def send(
 
 
 def receive(connection: RawConnection, topic: str, count: int, queue: int = 0) -> list[Record]:
-    """The first so many messages of a queue, waited for."""
+    """Wait for the first ``count`` messages of a queue and return them."""
     records: list[Record] = []
     while len(records) < count:
         answer = connection.pull(topic, queue, len(records), wait_ms=WAIT_MS, max_count=1000)

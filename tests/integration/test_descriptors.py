@@ -1,4 +1,4 @@
-"""A broker with few descriptors: connections leave those alone that the store needs, and its files share them."""
+"""A broker with few descriptors: connections do not use those that the store needs, and its files share them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNITS_A_FILE = 2
 
 
 def with_descriptors(count: int) -> tuple[str, str]:
-    """What Python runs for a broker that may have so many descriptors."""
+    """Return the Python arguments that start a broker with so many descriptors."""
     return (
         "-c",
         f"import resource, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({count}, {count})); "

@@ -1,4 +1,4 @@
-"""Filters through a real broker: what passes, in which order, where a pull goes on, and what a bad one is answered."""
+"""Filters through a real broker: the passing messages, their order, the next offset, and errors for bad filters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def consumer(clients: Clients, shared_broker: RunningBroker) -> Iterator[Consume
 
 
 def order(topic: str, number: int) -> Message:
-    """The message of that number; its tag says whether the number is even."""
+    """Return the message with this number; its tag says whether the number is even."""
     properties = {"amount": str(number), "half": str(number / 2)}
     region = REGIONS[number % 4]
     if region is not None:
@@ -48,7 +48,7 @@ def order(topic: str, number: int) -> Message:
 
 
 def fill(producer: Producer, topic: str, count: int, queues: int = 1) -> None:
-    """Orders 0 to ``count``, by turns in the queues."""
+    """Send orders 0 to ``count``, to the queues in turn."""
     for queue in range(queues):
         producer.send_many([order(topic, number) for number in range(queue, count, queues)], queue=queue)
 
@@ -58,8 +58,10 @@ def numbers(messages: Any) -> list[int]:
 
 
 def pulled(consumer: Consumer, topic: str, first: int = 0, **arguments: Any) -> list[int]:
-    """What as many pulls of queue 0 as it takes find from ``first`` to its end: each looks only so far, and on a busy
-    machine less far."""
+    """Return what pulls of queue 0 find from ``first`` to its end.
+
+    It takes several pulls: each looks only so far, and on a busy machine less far.
+    """
     found: list[int] = []
     offset, end = first, consumer.max_offset(topic, 0)
     while offset < end:
@@ -88,7 +90,7 @@ class TestPull:
             ("TRUE", lambda n: True),
         ],
     )
-    def test_what_passes_is_what_the_condition_says(
+    def test_the_messages_that_pass_are_those_that_the_condition_selects(
         self, producer: Producer, consumer: Consumer, topic: str, condition: str, wanted: Any
     ) -> None:
         fill(producer, topic, 100)
@@ -176,7 +178,7 @@ class TestBadFilters:
 
 
 class TestFrames:
-    def test_a_pull_looks_at_a_bounded_number_of_records_and_says_where_to_go_on(
+    def test_a_pull_looks_at_a_bounded_number_of_records_and_names_the_next_offset(
         self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
     ) -> None:
         connection = connect(shared_broker)
@@ -227,7 +229,7 @@ class TestFrames:
         self, broker: BrokerFactory, connect: ConnectionFactory, topic: str
     ) -> None:
         connection = connect(broker(settings={"limits.held_pulls_per_connection_max": 8}))
-        count = 3000  # six steps for each pull: the first takes its last step long after the last pull has come
+        count = 3000  # six steps for each pull: the first takes its last step long after the last pull has arrived
         connection.produce(topic, *[b"x"] * count, queue=0).raise_for_error()
         connection.pull(topic, 0, count - 1, wait_ms=10_000)
         fields = {"topic": topic, "queue": 0, "offset": 0, "filter": "a IS NULL", "max_count": count}
@@ -236,7 +238,7 @@ class TestFrames:
         assert codes == [SUCCESS] * 8 + [SystemBusy.code] * 12
         assert connection.pull(topic, 0, 0, filter="a IS NULL", max_count=count).fields["count"] == count
 
-    def test_a_client_that_goes_while_its_filter_looks_disturbs_nobody(
+    def test_a_client_that_leaves_while_its_filter_runs_affects_no_other(
         self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str
     ) -> None:
         staying = connect(shared_broker)
@@ -287,7 +289,9 @@ main()
 def test_long_filters_of_many_connections_are_parsed_between_the_requests_of_others(
     broker: BrokerFactory, connect: ConnectionFactory
 ) -> None:
-    """Each takes a broker some 2 ms. All of them arrive in one turn of its loop, and another request after them."""
+    """Parsing each filter takes a broker some 2 ms. All of them arrive in one turn of its loop, and another request
+    after them.
+    """
     running = broker(settings={"topics.auto_create": True})
     other = connect(running)
     other.produce("orders", b"x", queue=0).raise_for_error()

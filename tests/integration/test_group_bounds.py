@@ -1,4 +1,6 @@
-"""Names of groups: what one group's rights and members cannot reach, and how many groups and offsets there may be."""
+"""Bounds of groups: rights and members of one group do not reach another; the numbers of groups and offsets are
+limited.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def guarded(broker: BrokerFactory, tmp_path: Path) -> RunningBroker:
 
 
 class TestANameWithABar:
-    """``|`` is a letter of names."""
+    """``|`` is allowed in names."""
 
     @pytest.fixture
     def admin(self, guarded: RunningBroker, connect: ConnectionFactory) -> RawConnection:
@@ -82,7 +84,7 @@ class TestANameWithABar:
         ):
             assert answer.code == InvalidParameter.code
 
-    def test_a_member_goes_on_where_an_earlier_release_kept_it(
+    def test_a_member_continues_at_the_offset_of_an_earlier_release(
         self, broker: BrokerFactory, connect: ConnectionFactory
     ) -> None:
         running = broker()

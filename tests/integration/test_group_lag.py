@@ -1,4 +1,4 @@
-"""The lag of groups counts what they would be given, also in queues of which they have committed nothing."""
+"""The lag of a group counts the messages it would be given, also in queues for which it has committed nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cli(shared_broker: RunningBroker, tmp_path: Path) -> Cli:
 
 
 def fill(running: RunningBroker, topic: str, queues: int, each: int) -> None:
-    """Make a topic of so many queues with so many messages in each, or add to it."""
+    """Create a topic of so many queues with so many messages in each, or add to it."""
     with Admin(running.address) as admin, Producer(running.address) as producer:
         admin.create_topic(topic, queues=queues)
         for queue in range(queues):
@@ -31,7 +31,7 @@ def fill(running: RunningBroker, topic: str, queues: int, each: int) -> None:
 
 
 def lag_in_words(cli: Cli, group: str) -> tuple[int | None, int | None]:
-    """What ``group list`` and ``group status`` say."""
+    """Return the lag that ``group list`` and ``group status`` print."""
     (listed,) = cli.run("group", "list", group, "-o", "json").rows
     (status,) = cli.run("group", "status", group, "-o", "json").rows
     return listed["lag"], status["lag"]
@@ -94,7 +94,7 @@ def test_where_a_group_begins_is_said_once_for_all_queues_of_a_topic(
     """Two members that begin at the end get their queues in two heartbeats: the second gets no old messages either."""
     first = broker()
     fill(first, "orders", 4, 3)
-    first.kill()  # after a crash queues are given out when all members had time to come back
+    first.kill()  # after a crash the broker assigns queues when all members have had time to come back
     running = broker(store=first.store)
     members = [RawMember(connect(running), "g", name, start="last", session_timeout_ms=60_000) for name in ("a", "b")]
     for member in members:

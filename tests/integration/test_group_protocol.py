@@ -1,4 +1,4 @@
-"""Consumer groups over the wire: who may join, who holds what, who may commit, and what an operator may do."""
+"""Consumer groups over the wire: joining, assignments, commits, and an operator's commands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def peer(shared_broker: RunningBroker, connect: ConnectionFactory) -> RawConnect
 
 @pytest.fixture
 def filled(peer: RawConnection, topic: str) -> str:
-    """A topic of 4 queues with 3 messages in each."""
+    """Create a topic of 4 queues with 3 messages in each."""
     peer.call(commands.UPDATE_AND_CREATE_TOPIC, {"topic": topic}).raise_for_error()
     for queue in range(4):
         peer.produce(topic, b"0", b"1", b"2", queue=queue).raise_for_error()
@@ -57,7 +57,7 @@ Members = Any
 
 @pytest.fixture
 def member(shared_broker: RunningBroker, connect: ConnectionFactory, group: str) -> Members:
-    """``member(name)``: a member with a connection of its own."""
+    """Return a function ``member(name)`` that makes a member with its own connection."""
     return lambda name, **fields: RawMember(connect(shared_broker), group, name, **fields)
 
 
@@ -136,7 +136,7 @@ def test_a_name_is_free_again_when_its_connection_is_gone_and_the_one_before_is_
     first.beat(filled)
     first.connection.close()
     second.beat(filled)
-    while second.epoch == 0:  # the broker may hear of the end of the connection a little later
+    while second.epoch == 0:  # the broker may notice the end of the connection a little later
         second.beat(filled)
     assert second.queues == [0, 1, 2, 3]
     zombie = member("same")
@@ -155,7 +155,7 @@ def test_a_name_is_free_again_when_its_connection_is_gone_and_the_one_before_is_
     ({"member": ""}, InvalidParameter.code),
     ({"group": "no/slash"}, InvalidParameter.code),
 ])  # fmt: skip
-def test_a_heartbeat_that_cannot_be_is_refused_and_nobody_joins(
+def test_an_invalid_heartbeat_is_refused_and_no_member_joins(
     filled: str, member: Members, fields: dict[str, Any], code: int
 ) -> None:
     first = member("a")
@@ -238,7 +238,7 @@ def test_a_queue_is_given_up_before_the_next_member_gets_it(filled: str, member:
     assert second.pull(filled, given[0], 2).code == 0
 
 
-def test_who_leaves_is_replaced_at_once(filled: str, member: Members) -> None:
+def test_a_member_that_leaves_is_replaced_at_once(filled: str, member: Members) -> None:
     first, second = member("a"), member("b")
     first.beat(filled)
     second.beat(filled)
@@ -323,7 +323,7 @@ def test_a_commit_counts_for_the_queues_that_the_member_holds_and_names_the_othe
     assert committed == dict.fromkeys(first.queues, 2) | dict.fromkeys(second.queues, 0)
 
 
-def test_while_a_group_runs_nobody_else_commits_for_it(filled: str, member: Members, peer: RawConnection) -> None:
+def test_while_a_group_runs_no_other_client_commits_for_it(filled: str, member: Members, peer: RawConnection) -> None:
     first = member("a", start="first")
     first.beat(filled)
     fields = {"group": first.group, "topic": filled, "count": 1}
@@ -341,7 +341,7 @@ def reset(peer: RawConnection, group: str, topic: str, **fields: Any) -> Any:
     return peer.call(commands.INVOKE_BROKER_TO_RESET_OFFSET, wanted, body)
 
 
-def test_a_running_group_is_reset_by_force_alone_and_begins_anew(
+def test_a_running_group_is_reset_only_by_force_and_starts_again(
     filled: str, member: Members, peer: RawConnection
 ) -> None:
     first = member("a", start="first")
@@ -360,7 +360,7 @@ def test_a_running_group_is_reset_by_force_alone_and_begins_anew(
     assert first.commit(filled, 0, 1).code == 0
 
 
-def test_a_group_that_nobody_is_in_is_reset_to_whatever_the_queues_hold(filled: str, peer: RawConnection) -> None:
+def test_an_empty_group_is_reset_to_any_offset_that_the_queues_hold(filled: str, peer: RawConnection) -> None:
     def offsets(answer: Any) -> dict[int, int]:
         return dict(CONSUMER_OFFSET_STRUCT.iter_unpack(answer.raise_for_error().body))
 
@@ -375,7 +375,7 @@ def test_a_group_that_nobody_is_in_is_reset_to_whatever_the_queues_hold(filled: 
     assert reset(peer, group, filled, to="noon").code == InvalidParameter.code
 
 
-def test_a_group_is_shown_and_deleted_when_nobody_is_in_it(filled: str, member: Members, peer: RawConnection) -> None:
+def test_a_group_is_shown_and_deleted_when_it_is_empty(filled: str, member: Members, peer: RawConnection) -> None:
     first = member("a", start="first")
     first.beat(filled)
     first.pull(filled, 1, 0, max_count=2).raise_for_error()
@@ -406,7 +406,9 @@ def physical_offsets_of(peer: RawConnection, topic: str, queue: int = 0) -> list
     return [decode_record(blob).physical_offset for blob in split_answer(answer.body, answer.fields["count"])]
 
 
-def test_what_is_sent_back_comes_again_in_the_groups_retry_topic(filled: str, group: str, peer: RawConnection) -> None:
+def test_a_message_sent_back_is_delivered_again_in_the_groups_retry_topic(
+    filled: str, group: str, peer: RawConnection
+) -> None:
     first = physical_offsets_of(peer, filled)[0]
     done = send_back(peer, group, first, delay_level=1)
     assert done.fields == {"retried": 1, "dead": 0}
@@ -452,7 +454,7 @@ def test_reasons_that_cannot_be_kept_are_refused_and_nothing_is_sent_back(
     assert peer.pull(f"%DLQ%{group}").code == TopicNotExist.code
 
 
-def test_what_cannot_be_sent_back_is_refused_whole(
+def test_an_invalid_send_back_is_refused_as_a_whole(
     filled: str, group: str, peer: RawConnection, member: Members
 ) -> None:
     first, second = physical_offsets_of(peer, filled)[:2]
@@ -471,7 +473,7 @@ def test_what_cannot_be_sent_back_is_refused_whole(
     assert answer.code != 0
 
 
-# ---- what retention took ----
+# ---- messages deleted by retention ----
 
 
 def test_a_group_that_asks_for_what_retention_took_is_moved_on_and_that_is_kept_as_an_event(
@@ -500,12 +502,12 @@ def test_a_group_that_asks_for_what_retention_took_is_moved_on_and_that_is_kept_
         "offsetRequest": 0,
     }
     fetched = first.pull("orders", 0, next_offset)
-    while fetched.code == OffsetOutOfRange.code:  # retention goes on
+    while fetched.code == OffsetOutOfRange.code:  # retention deletes more
         fetched = first.pull("orders", 0, fetched.fields["min_offset"])
     assert fetched.code == 0
 
 
-# ---- a start of the broker ----
+# ---- start of the broker ----
 
 
 @pytest.mark.parametrize("crash", [False, True])

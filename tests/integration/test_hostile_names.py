@@ -1,4 +1,4 @@
-"""Names that want out of the store's folder, at every door: none gets anything outside, and the broker goes on."""
+"""Names that try to escape from the store's folder, in every request: none succeeds, and the broker keeps running."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ DOORS: dict[str, Door] = {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker whose store lies deep in a folder that is otherwise empty."""
+    """A broker whose store is deep in a folder that is otherwise empty."""
     folder = tmp_path_factory.mktemp("names")
     brokers = Brokers(folder)
     yield brokers.start(store=folder / "deep" / "er" / "store")
@@ -81,7 +81,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]
 
 
 def outside(store: Path) -> list[str]:
-    """What is there beside the store, up to two folders above it."""
+    """Return the entries beside the store, up to two folders above it."""
     top = store.parents[1]
     return sorted(str(path.relative_to(top)) for path in top.rglob("*") if store not in path.parents and path != store)
 
@@ -90,7 +90,7 @@ def outside(store: Path) -> list[str]:
 def test_no_name_from_a_client_makes_anything(running: RunningBroker, connect: ConnectionFactory, door: str) -> None:
     peer = connect(running)
     peer.produce("good", b"x", queue=0).raise_for_error()
-    peer.pull("good", 0, 0).raise_for_error()  # once that is answered, its queue has its folder
+    peer.pull("good", 0, 0).raise_for_error()  # when this is answered, the folder of its queue exists
     before, topics = outside(running.store), topics_of(peer)
     folders = sorted(path.name for path in (running.store / "consumequeue").iterdir())
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""Settings that are changed while a broker runs: each takes effect, none lasts, nothing else can be changed."""
+"""Settings that change while a broker runs: each takes effect, none survives a restart, and no other can be changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shown(peer: RawConnection) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A broker that these tests change."""
+    """A broker whose settings these tests change."""
     from tests.conftest import Brokers
 
     brokers = Brokers(tmp_path_factory.mktemp("hot"))
@@ -239,7 +239,7 @@ def grow_until_a_file_goes(peer: RawConnection) -> None:
 
 
 def check_retention(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
-    """A file goes that would have stayed: each of these is needed for that."""
+    """Retention deletes a file that would have stayed; each of these settings is needed for that."""
     hours = ";".join(f"{hour:02d}" for hour in range(24))
     change(
         peer, {"retention.check_interval_ms": 50, "retention.file_reserved_hours": 0, "retention.delete_when": hours}
@@ -248,7 +248,7 @@ def check_retention(running: RunningBroker, peer: RawConnection, connect: Connec
 
 
 def check_refuse_percent(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
-    """The disk counts as full by these two, and is not so any more when they are set back."""
+    """These two settings make the disk count as full; setting them back ends that."""
     change(
         peer,
         {"retention.check_interval_ms": 50, "retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60},
@@ -273,7 +273,7 @@ def check_forced(running: RunningBroker, peer: RawConnection, connect: Connect) 
 
 
 def check_clean(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
-    """A file that is old enough goes at another hour than its own, because the disk counts as rather full."""
+    """An old enough file goes outside its hour, because the disk counts as rather full."""
     percent = {"disk_force_percent": 100, "disk_clean_percent": 1, "disk_refuse_percent": 100}
     never_now = f"{(time.localtime().tm_hour + 12) % 24:02d}"
     others = {"headroom_bytes": 2**60, "file_reserved_hours": 0, "delete_when": never_now, "check_interval_ms": 50}
@@ -282,7 +282,7 @@ def check_clean(running: RunningBroker, peer: RawConnection, connect: Connect) -
 
 
 def check_connection_in_flight(running: RunningBroker, peer: RawConnection, connect: Connect) -> None:
-    """All frames are answered although only one of them fits: the connection is read on as they are flushed."""
+    """The broker answers all frames although only one of them fits: it reads on as it flushes them."""
     change(peer, {"limits.connection_in_flight_bytes_max": 4096}).raise_for_error()
     row = msgpack.packb([bytes(3000), {}])
     ids = [peer.send(PRODUCE, {"topic": "hot", "count": 1}, row) for _ in range(50)]

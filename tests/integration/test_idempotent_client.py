@@ -1,4 +1,4 @@
-"""A producer whose answers are lost stores each message once, and its receipts say where."""
+"""A producer whose responses are lost stores each message once, and its receipts say where."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ ANSWERS_A_CONNECTION = 4
 
 
 class LosingProxy:
-    """Stands in front of a broker. Each connection carries all requests to it, but only its first answers back: the
-    next one is lost, and the connection with it. With ``lossless`` set, it only carries."""
+    """A proxy in front of a broker.
+
+    Each connection carries all requests to the broker, but only its first responses back: the next one is lost, and the
+    connection with it. With ``lossless`` set, the proxy loses nothing.
+    """
 
     def __init__(self, running: RunningBroker) -> None:
         self._broker = (running.host, running.port)
@@ -90,7 +93,7 @@ def proxy(shared_broker: RunningBroker) -> Iterator[LosingProxy]:
 def check_stored(
     clients: Clients, address: str, topic: str, sent: Sequence[bytes], receipts: Sequence[Receipt]
 ) -> None:
-    """Each message is stored once, where its receipt says."""
+    """Check that each message is stored once, where its receipt says."""
     with clients.Consumer(address) as consumer:
         messages = list(consumer.iter(topic, until="latest"))
     assert Counter(message.body for message in messages) == Counter(sent)
@@ -155,7 +158,7 @@ def test_lost_answers_make_no_duplicates(
 
 
 def test_kills_make_no_duplicates_and_no_gaps(clients: Clients, broker: BrokerFactory) -> None:
-    """In pinned queues every message is there once and in order; the broker is killed while they are sent."""
+    """In pinned queues every message is stored once and in order; the broker is killed while they are sent."""
     running = broker()
     acknowledged: dict[bytes, Receipt] = {}
     stop = threading.Event()

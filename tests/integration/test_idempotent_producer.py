@@ -1,4 +1,4 @@
-"""A frame that is sent again is stored once, and answered as the first time: raw frames to a real broker."""
+"""A frame that is sent again is stored once, and gets the first response again: raw frames to a real broker."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def produce(connection: RawConnection, topic: str, *bodies: bytes, first: int = 
 
 
 def same(answer: Answer) -> tuple[int, dict[str, Any], bytes]:
-    """What two answers must have in common."""
+    """Return the parts in which two answers must agree."""
     return answer.code, answer.fields, answer.body
 
 
 def stored_in(connection: RawConnection, topic: str, queues: int = 4) -> dict[str, bytes]:
-    """All messages of a topic by their unique key; none may have it twice."""
+    """Return all messages of a topic by their unique key; no key may occur twice."""
     found: dict[str, bytes] = {}
     for queue in range(queues):
         offset = 0
-        # A pull of a queue's end waits until all that was acknowledged is dispatched.
+        # A pull of a queue's end waits until every acknowledged message is dispatched.
         while (answer := connection.pull(topic, queue, offset).raise_for_error()).fields["count"]:
             offset = answer.fields["next_offset"]
             at = 4 * answer.fields["count"]
@@ -92,7 +92,9 @@ class TestDuplicates:
     def test_those_sent_before_the_answer_came_wait_for_the_same_flush(
         self, broker: BrokerFactory, connect: ConnectionFactory, policy: str, flush: str
     ) -> None:
-        """Pipelined, between others: what is not on disk yet is not acknowledged, and answers keep their order."""
+        """Resends between other pipelined frames: no frame is acknowledged before it is on disk, and answers keep their
+        order.
+        """
         connection = connect(broker("--flush", policy))
         produce(connection, "t", b"the topic's first", first=0).raise_for_error()
         sent = []
@@ -151,7 +153,7 @@ DELIVERIES = {
 
 
 class TestWaitingMessages:
-    """Messages that are to be delivered later, or perhaps, are stored in other topics than their own."""
+    """Messages to be delivered later, or only after a commit, are stored in topics other than their own."""
 
     @pytest.mark.parametrize("common", DELIVERIES.values(), ids=DELIVERIES)
     def test_they_are_stored_once_too_also_behind_a_kill(
@@ -205,7 +207,7 @@ class TestNotStored:
         assert stored_in(connection, topic) == {keys(7, 1)[0]: b"good"}
 
     @pytest.mark.parametrize("prefix", ["short", "X" * 20])
-    def test_a_prefix_that_is_none_is_refused_each_time(
+    def test_an_invalid_prefix_is_refused_each_time(
         self, shared_broker: RunningBroker, connect: ConnectionFactory, topic: str, prefix: str
     ) -> None:
         connection = connect(shared_broker)
@@ -257,7 +259,7 @@ class TestRestart:
         answer = produce(connection, "t", *bodies, queue=1).raise_for_error()
         offsets = struct.unpack(">5q", answer.body)
         running.kill()
-        with next((running.store / "commitlog").iterdir()).open("r+b") as file:  # the disk got no more of it
+        with next((running.store / "commitlog").iterdir()).open("r+b") as file:  # the log did not grow
             file.seek(offsets[3] + 20)
             file.write(bytes(1000))
         connection = connect(broker(store=running.store))
@@ -302,7 +304,7 @@ class TestBounds:
 
 
 def metrics_of(running: RunningBroker) -> dict[str, float]:
-    """The metrics without labels."""
+    """Return the metrics without labels."""
     address = next(line for line in running.output if "/metrics" in line).split("http://")[1].split("/metrics")[0]
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as page:
         lines = page.read().decode().splitlines()

@@ -1,4 +1,4 @@
-"""A broker whose kernels run as plain Python (``NUMBA_DISABLE_JIT=1``), as where Numba cannot compile."""
+"""A broker whose kernels run as plain Python (``NUMBA_DISABLE_JIT=1``), as on machines where Numba cannot compile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A broker that is killed again and again loses nothing that it acknowledged under sync flush.
+"""A broker that is killed repeatedly loses nothing that it acknowledged under sync flush.
 
-``FLINTMQ_KILL_ROUNDS`` sets how often (default below; a hundred for the long run), ``FLINTMQ_SEED`` repeats a run.
+``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below; a hundred for the long run), ``FLINTMQ_SEED`` repeats a
+run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TOPIC = "ledger"
 
 @dataclass
 class Ledger:
-    """What was acknowledged: body by queue and queue offset, and where each lies."""
+    """The acknowledged messages: body by queue and queue offset, and the place of each."""
 
     bodies: dict[tuple[int, int], bytes] = field(default_factory=dict)
     physical_offsets: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -37,7 +38,7 @@ class Ledger:
 
 
 def _produce_until_killed(connection: Any, name: str, rng: random.Random, ledger: Ledger) -> None:
-    """Send batches of 1 to 50 messages, each with its body as its key, and note what is acknowledged."""
+    """Send batches of 1 to 50 messages, each with its body as its key, and record the acknowledged ones."""
     number = 0
     try:
         while True:
@@ -59,7 +60,7 @@ def _produce_until_killed(connection: Any, name: str, rng: random.Random, ledger
 
 
 def _check_queues(connection: Any, ledger: Ledger) -> None:
-    """Every queue is dense, and holds at each acknowledged offset what was acknowledged there."""
+    """Check that queue offsets are consecutive, and that each acknowledged offset holds the acknowledged body."""
     for queue in range(4):
         offset, found = 0, {}
         while True:

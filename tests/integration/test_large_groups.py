@@ -1,4 +1,4 @@
-"""Groups of hundreds of members: they settle, and nobody else waits for them."""
+"""Groups of hundreds of members: they settle, and no other client waits for them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_queue_is_with_its_member_after_a_few_heartbeats(
     running: RunningBroker, members: list[RawMember]
 ) -> None:
     with Admin(running.address) as admin:
-        for _ in range(10):  # a round takes longer than a large group waits for those who come after
+        for _ in range(10):  # a round takes longer than a large group waits for late members
             for member in members:
                 member.beat("wide").raise_for_error()
             if admin.group("g").state == "stable":

@@ -1,4 +1,4 @@
-"""A broker with many topics: making one more costs no more than the first, and a crash loses none."""
+"""A broker with many topics: creating one more costs no more than the first, and a crash loses none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOPICS = 1_000
 
 
 def written_bytes(running: RunningBroker) -> int:
-    """What the process has handed to the system to be written, to files and to clients."""
+    """Return the bytes that the process has written to files and sockets."""
     fields = dict(line.split(": ") for line in Path(f"/proc/{running.process.pid}/io").read_text().splitlines())
     return int(fields["wchar"])
 

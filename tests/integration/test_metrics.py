@@ -1,4 +1,4 @@
-"""The metrics' port of a real broker: what it shows, what it survives, and where it is."""
+"""The metrics port of a real broker: its pages, the bad requests it survives, and its address."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TIMEOUT_S = 30.0
 
 
 def metrics_port(broker: RunningBroker) -> int:
-    """The port that the banner names."""
+    """Return the port that the banner names."""
     (line,) = [line for line in broker.output if line.startswith("metrics: ")]
     match = re.fullmatch(r"metrics: http://127\.0\.0\.1:(\d+)/metrics", line)
     assert match, line
@@ -45,7 +45,7 @@ def metrics_port(broker: RunningBroker) -> int:
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[http.client.HTTPResponse, bytes]:
-    """The answer of a page, and its body."""
+    """Return the response for a page, and its body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         connection.request(method, path)
@@ -56,7 +56,7 @@ def ask(port: int, path: str, method: str = "GET") -> tuple[http.client.HTTPResp
 
 
 def page(broker: RunningBroker, path: str) -> tuple[int, str]:
-    """Status and text of a page."""
+    """Return status and text of a page."""
     answer, body = ask(metrics_port(broker), path)
     return answer.status, body.decode()
 
@@ -78,7 +78,7 @@ class Scrape:
         return self.samples[name, frozenset(labels.items())]
 
 
-# ---- what is shown ----
+# ---- samples ----
 
 
 def test_the_families_are_those_of_the_catalog(shared_broker: RunningBroker, connect: Connect, topic: str) -> None:
@@ -100,7 +100,7 @@ def test_the_families_are_those_of_the_catalog(shared_broker: RunningBroker, con
 
 
 def store_offset(connection: RawConnection, topic: str) -> int:
-    """Where the first message of a topic's queue 0 lies."""
+    """Return the physical offset of the first message of a topic's queue 0."""
     (blob,) = split_answer(connection.pull(topic, 0, 0, max_count=1).body, 1)
     return decode_record(blob).physical_offset
 
@@ -225,7 +225,7 @@ def test_a_group_shows_its_members_what_is_with_them_and_what_failed(
     connection.produce(topic, *[b"x"] * 10, queue=0).raise_for_error()
     before = Scrape(shared_broker)
     members = [joined(connect(shared_broker), group, name, topic) for name in ("m-1", "m-2")]
-    for member in members * 2:  # the first gives up what the second is to have
+    for member in members * 2:  # the first gives up the queues that the second is to get
         member.beat(topic, owned=()).raise_for_error()
     (holder,) = [member for member in members if (topic, 0) in member.rows]
     holder.pull(topic, 0, 0, max_count=4).raise_for_error()
@@ -256,12 +256,12 @@ def test_a_group_shows_its_members_what_is_with_them_and_what_failed(
 
 
 def members_of(scrape: Scrape) -> float:
-    """The members of all groups."""
+    """Return the number of members of all groups."""
     return sum(value for (name, _), value in scrape.samples.items() if name == "flintmq_group_members")
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
-    """Ask until it holds."""
+    """Wait until ``holds()`` is true."""
     deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < deadline
@@ -327,7 +327,7 @@ def test_a_disk_that_is_too_full_shows_as_not_ready_and_still_well(broker: Facto
     assert scrape("flintmq_disk_room_bytes") == 0
     assert scrape("flintmq_disk_runway_seconds") == 0
     info = msgpack.unpackb(connection.call(GET_BROKER_RUNTIME_INFO).body)
-    # Each says how many bytes are free at its own time.
+    # Each states how many bytes were free at its own time.
     assert re.sub(r"[\d,.]+", "#", info["write_refusal"]) in re.sub(r"[\d,.]+", "#", ready[1])
 
 
@@ -385,7 +385,7 @@ def test_what_is_not_there_is_said_so(shared_broker: RunningBroker, method: str,
 
 
 def exchange(port: int, *parts: bytes, finish: bool = False) -> bytes:
-    """Send bytes as they are; whatever comes until the broker closes."""
+    """Send bytes unchanged; return whatever arrives until the broker closes."""
     received = b""
     sock = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
     with sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -456,7 +456,7 @@ def test_silent_clients_keep_neither_the_port_nor_the_broker(broker: Factory, co
     assert page(running, "/healthz")[0] == 200
 
 
-def test_a_client_that_does_not_read_keeps_nobody(broker: Factory, connect: Connect) -> None:
+def test_a_client_that_does_not_read_delays_no_other(broker: Factory, connect: Connect) -> None:
     connection = connect(running := broker())
     for number in range(500):
         connection.send(commands.UPDATE_AND_CREATE_TOPIC, {"topic": f"{number}-{'x' * 100}"})
@@ -469,7 +469,7 @@ def test_a_client_that_does_not_read_keeps_nobody(broker: Factory, connect: Conn
         connection.produce("orders", b"x").raise_for_error()
 
 
-# ---- where it is ----
+# ---- address ----
 
 
 def test_the_port_is_the_one_behind_the_broker_s(broker: Factory) -> None:
@@ -561,7 +561,7 @@ def test_systemd_hears_of_the_start_and_the_stop(broker: Factory, tmp_path: Path
         assert b"STOPPING=1" in manager.recv(4096)
 
 
-def test_a_metrics_port_that_somebody_else_has_is_said_with_the_setting_that_fixes_it(
+def test_a_metrics_port_in_use_is_reported_with_the_setting_that_fixes_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

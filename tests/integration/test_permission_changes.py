@@ -1,4 +1,4 @@
-"""Grants that change beside a running broker, and the audit log of what users do."""
+"""Grants that change while a broker runs, and the audit log of users' actions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]
 
 @pytest.fixture
 def log_in(running: RunningBroker, connect: ConnectionFactory) -> Callable[[str], RawConnection]:
-    """``log_in(name)``: a connection of that user."""
+    """Return a function ``log_in(name)`` that opens a connection of that user."""
 
     def connected(name: str) -> RawConnection:
         connection = connect(running)
@@ -61,7 +61,7 @@ LogIn = Callable[[str], RawConnection]
 
 
 def user(running: RunningBroker, tmp_path: Path, *args: str) -> Done:
-    """``flintmq user`` on the broker's store."""
+    """Run ``flintmq user`` on the broker's store."""
     with Cli(tmp_path) as cli:
         done = cli.run("user", *args, "--store", str(running.store))
     assert done.code == 0, done.err
@@ -91,15 +91,13 @@ def test_a_grant_is_noticed_and_one_that_is_taken_away_ends_what_it_allowed(
     until(lambda: ann.produce("orders", b"x", queue=0).code == NoPermission.code, "the revocation")
 
 
-def test_who_may_not_publish_makes_no_topic(running: RunningBroker, log_in: LogIn) -> None:
+def test_a_user_who_may_not_publish_creates_no_topic(running: RunningBroker, log_in: LogIn) -> None:
     assert log_in("bob").produce("made-by-bob", b"x").code == NoPermission.code
     topics = msgpack.unpackb(log_in("admin").call(commands.GET_ALL_TOPIC_CONFIG).body)
     assert "made-by-bob" not in {row["topic"] for row in topics}
 
 
-def test_grants_that_somebody_spoiled_by_hand_allow_nothing_and_are_named_in_the_log(
-    running: RunningBroker, log_in: LogIn
-) -> None:
+def test_grants_spoiled_by_hand_allow_nothing_and_are_named_in_the_log(running: RunningBroker, log_in: LogIn) -> None:
     set_grants(running.store, {"bob": [{"actions": ["fly"], "topic": "orders"}]})
     until(lambda: "'fly' is no action" in running.log or log_in("bob").pull("orders").code == 0, "the message")
     assert log_in("bob").pull("orders").code == NoPermission.code
@@ -123,7 +121,7 @@ def test_the_clients_say_what_is_missing(running: RunningBroker) -> None:
 
 
 def audit_of(running: RunningBroker, action: str, target: str) -> list[dict[str, Any]]:
-    """The lines about an object, without their times and addresses, which are checked here."""
+    """Return the audit lines about an object without their times and addresses, which are checked here."""
     path = running.store.parent / "audit.log"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     found = []
@@ -221,7 +219,7 @@ def test_changes_of_users_are_in_the_audit_log_when_the_broker_notices(
 
 
 def audit_of_users(running: RunningBroker) -> list[tuple[str, Any, Any]]:
-    """(action, before, after) of the user ``eve``."""
+    """Return (action, before, after) of the changes of the user ``eve``."""
     lines = [json.loads(line) for line in (running.store.parent / "audit.log").read_text().splitlines()]
     return [(row["action"], row.get("before"), row.get("after")) for row in lines if row["object"] == "user eve"]
 
@@ -251,7 +249,7 @@ def test_hostile_names_stay_on_their_line(running: RunningBroker, connect: Conne
     assert json.loads(text.splitlines()[-1])["object"] == f"topic {topic}"
 
 
-# ---- the clients, with what the README says that they take
+# ---- the clients, with the grants that the README lists
 
 
 def test_a_group_consumes_and_tries_again_with_its_topic_and_group_alone(running: RunningBroker, log_in: LogIn) -> None:

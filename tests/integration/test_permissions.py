@@ -1,4 +1,4 @@
-"""Permissions over TCP: every command is refused without its grants and served with exactly these."""
+"""Permissions over TCP: the broker refuses every command without its grants, and serves it with exactly these."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def on(kind: str, name: str, *actions: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A request that does something, and the grants that it takes. Names: its own topic and group, see ``names``."""
+    """A request that does something, and the grants that it needs. Names: its own topic and group, see ``names``."""
 
     command: Command
     needs: Grants
@@ -54,7 +54,7 @@ class Case:
         return f"g-{self.name or self.command.name}"
 
     def named(self, value: Any) -> Any:
-        """``value`` with this case's topic and group in the places of T and G."""
+        """Return ``value`` with this case's topic and group in place of T and G."""
         if isinstance(value, dict):
             return {key: self.named(each) for key, each in value.items()}
         if not isinstance(value, str):
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def grants(self) -> Grants:
-        """What it needs."""
+        """Return the grants that the request needs."""
         return [self.named(grant) for grant in self.needs]
 
 
@@ -152,12 +152,12 @@ def test_every_command_has_a_rule_and_every_rule_a_case() -> None:
 
 
 def user_of(case: str, without: int | None) -> str:
-    """The user who has what the case needs, but for one grant; -1: but for all."""
+    """Return the user with the case's grants except number ``without``; None: all of them, -1: none of them."""
     return f"{case}.{'all' if without is None else 'none' if without < 0 else without}"
 
 
 def users() -> dict[str, Grants]:
-    """Everybody that the tests log in as. Who lacks a grant has all actions on everything that is called otherwise."""
+    """Return all users of the tests. A user who lacks a grant has every action on every other name."""
     found: dict[str, Grants] = {"admin": ADMIN, "changed-user": [], "removed-user": []}
     for name, case in BY_NAME.items():
         needs = case.grants
@@ -170,7 +170,7 @@ def users() -> dict[str, Grants]:
 
 
 def nearly(grant: dict[str, Any]) -> Grants:
-    """Everything that looks like the grant and is not: other actions on the object, its action on others."""
+    """Return the grants that resemble this one: other actions on its object, and its action on other objects."""
     ((kind, name),) = [(key, value) for key, value in grant.items() if key != "actions"]
     (action,) = grant["actions"]
     if kind == "broker":
@@ -204,7 +204,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]
 
 @pytest.fixture
 def log_in(guarded: RunningBroker, connect: ConnectionFactory) -> Callable[[str], RawConnection]:
-    """``log_in(name)``: a connection of that user."""
+    """Return a function ``log_in(name)`` that opens a connection of that user."""
 
     def connected(name: str) -> RawConnection:
         connection = connect(guarded)
@@ -219,14 +219,14 @@ LogIn = Callable[[str], RawConnection]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the administrator made for a case."""
+    """The objects that the administrator created for a case."""
 
     fields: dict[str, Any]
     body: bytes
 
 
 def prepare(admin: RawConnection, case: Case) -> Prepared:
-    """The case's topic, with a message, and its group, which has committed; and its request."""
+    """Create the case's topic with a message, and its group with a committed offset; return them with its request."""
     topic, group = case.topic, case.group
     key = f"KEYS\x01k\x02UNIQ_KEY\x01key-of-{topic}\x02"
     answer = admin.produce(topic, b"m", queue=0, common=key).raise_for_error()
@@ -248,7 +248,7 @@ def prepare(admin: RawConnection, case: Case) -> Prepared:
 
 
 def open_transaction(peer: RawConnection, topic: str, group: str, number: int) -> str:
-    """Open a transaction; its id."""
+    """Open a transaction; return its id."""
     unique = {"unique_prefix": PREFIX, "unique_first": number}
     peer.produce(topic, b"h", queue=0, common=HALF.format(group), **unique).raise_for_error()
     rows = msgpack.unpackb(peer.call(commands.GET_TRANSACTIONS).raise_for_error().body)
@@ -257,7 +257,7 @@ def open_transaction(peer: RawConnection, topic: str, group: str, number: int) -
 
 
 def everything(admin: RawConnection) -> Any:
-    """What the broker holds: its log's end, its topics, offsets, groups, transactions, attempts, settings."""
+    """Return the broker's state: log end, topics, offsets, groups, transactions, stages, settings."""
     info = msgpack.unpackb(admin.call(commands.GET_BROKER_RUNTIME_INFO).raise_for_error().body)
     others = [
         admin.call(command).raise_for_error().body
@@ -290,13 +290,15 @@ def test_a_command_is_refused_without_each_of_its_grants_and_served_with_exactly
         assert everything(admin) == before, user
     served = log_in(user_of(name, None)).call(case.command, prepared.fields, prepared.body)
     if case.command is commands.UNREGISTER_CLIENT and served.code == MemberUnknown.code:
-        return  # which it was asked
+        return  # the request that was sent
     served.raise_for_error()
 
 
 def check_refused(case: Case, missing: int, user: str, answer: Answer) -> None:
-    """It names the user, the action, the object and what to do; where that would tell what is none of its affairs, it
-    is answered as if that were not there."""
+    """Check that the error names the user, the action, the object and the remedy.
+
+    If that would reveal an object that the user may not know of, the response must be the same as for a missing object.
+    """
     grant = case.grants[max(missing, 0)]
     if missing >= 0 and case.command is commands.CONSUMER_SEND_MSG_BACK and "topic" in grant:
         assert answer.code == MessageNotFound.code
@@ -324,7 +326,7 @@ def says(message: str, grant: dict[str, Any]) -> bool:
     return f"{grant['actions'][0]} on {'the broker' if kind == 'broker' else f'{kind} {name}'}" in message
 
 
-# ---- lists show what one may see
+# ---- lists show only permitted objects
 
 SEEING: dict[str, Grants] = {
     "nobody": [],
@@ -339,7 +341,7 @@ SEEING: dict[str, Grants] = {
 
 @pytest.fixture
 def seen(log_in: LogIn) -> RawConnection:
-    """The administrator, who has made something to be seen and something not."""
+    """The administrator, who has created objects that the user may see and others."""
     admin = log_in("admin")
     for topic in ("seen", "hidden"):
         admin.produce(topic, b"m", queue=0).raise_for_error()
@@ -357,7 +359,7 @@ def rows(peer: RawConnection, command: Command, **fields: Any) -> list[Any]:
     return found
 
 
-def test_topics_and_groups_are_listed_for_who_has_any_right_on_them(seen: RawConnection, log_in: LogIn) -> None:
+def test_topics_and_groups_are_listed_for_users_with_any_right_on_them(seen: RawConnection, log_in: LogIn) -> None:
     seer, nobody = log_in("seer"), log_in("nobody")
     assert [row["topic"] for row in rows(seer, commands.GET_ALL_TOPIC_CONFIG)] == ["seen"]
     (group,) = rows(seer, commands.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
@@ -404,7 +406,7 @@ def test_lag_is_shown_of_groups_and_topics_that_one_may_see_both(seen: RawConnec
     assert {(row[0], row[1]) for row in found} >= {("seen-group", "seen"), ("hidden-group", "hidden")}
 
 
-def test_the_broker_itself_shows_little_to_who_may_not_query_it(seen: RawConnection, log_in: LogIn) -> None:
+def test_the_broker_shows_little_to_users_who_may_not_query_it(seen: RawConnection, log_in: LogIn) -> None:
     def info(name: str) -> dict[str, Any]:
         found: dict[str, Any] = msgpack.unpackb(log_in(name).call(commands.GET_BROKER_RUNTIME_INFO).body)
         return found
@@ -427,7 +429,7 @@ def test_transactions_and_attempts_are_listed_by_their_topics(seen: RawConnectio
     assert hidden_id in [row["id"] for row in rows(log_in("watcher"), commands.GET_TRANSACTIONS)]
     attempts = msgpack.unpackb(seer.call(commands.GET_PREPARED).raise_for_error().body)["attempts"]
     assert {row["attempt"] for row in attempts} == {"seen-attempt"}
-    # nor is anything added to what is not one's own
+    # nor may the user add to objects without a grant
     assert seer.produce("seen", b"x", prepare="hidden-attempt").code == NoPermission.code
 
 
@@ -453,7 +455,7 @@ def test_a_message_by_id_that_one_may_not_read_is_as_if_it_were_not_there(seen: 
     for answer in (by_id(id_of(hidden)), by_id(id_of(half))):
         assert answer.code == never.code == MessageNotFound.code
     assert answer.fields["message"].replace(id_of(half), "") == never.fields["message"].replace("00" * 16, "")
-    # the unique key is that of two messages, of which one may be found
+    # two messages have the unique key; the user may find one of them
     key = "AB" * 10 + f"{5:012X}"
     found = by_id(key).raise_for_error()
     assert b"shown" in found.body
@@ -462,7 +464,7 @@ def test_a_message_by_id_that_one_may_not_read_is_as_if_it_were_not_there(seen: 
 
 
 def offset_id_of(admin: RawConnection, sample: Answer, physical_offset: int) -> str:
-    """The offset id of a message; the broker's address is taken from another one."""
+    """Return the offset id of a message, with the broker's address from the id of another one."""
     pulled = admin.pull("seen", sample.fields["queue"], sample.fields["queue_offset"]).raise_for_error()
     return offset_id(decode_record(split_answer(pulled.body, pulled.fields["count"])[0]).store_host, physical_offset)
 
@@ -492,7 +494,7 @@ def test_answers_keep_their_order_where_some_frames_are_refused(log_in: LogIn) -
     assert [answer.code for answer in answers] == [0, NoPermission.code, 0, NoPermission.code, 0]
 
 
-def test_who_may_not_read_a_topic_does_not_learn_whether_it_is_there(seen: RawConnection, log_in: LogIn) -> None:
+def test_a_user_who_may_not_read_a_topic_does_not_learn_whether_it_exists(seen: RawConnection, log_in: LogIn) -> None:
     nobody = log_in("nobody")
     there, not_there = nobody.pull("hidden"), nobody.pull("nowhere")
     assert there.code == not_there.code == NoPermission.code

@@ -1,4 +1,4 @@
-"""``flintmq pipeline`` against a broker, as far as it comes without Spark."""
+"""``flintmq pipeline`` against a broker, up to the step that needs Spark."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_topic_that_holds_messages_is_not_replayed_into(
         assert sum(queue.count for queue in admin.topic_stats(topic)) == 1
 
 
-def test_a_csv_that_is_none_is_named_before_anything_is_sent(
+def test_an_invalid_csv_is_named_before_anything_is_sent(
     cli: Cli, tmp_path: Path, topic: str, shared_broker: RunningBroker
 ) -> None:
     path = tmp_path / "other.csv"
@@ -117,7 +117,7 @@ def test_without_pyspark_it_says_what_to_install(
         admin.create_topic(topic)
     for name in [name for name in sys.modules if name == "pyspark" or name.startswith("pyspark.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyspark", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "pyspark", None)  # as if Spark were not installed
     done = cli.run("pipeline", "run", "--topic", topic, "--parquet", str(tmp_path / "out"))
     assert done.code == EXIT_USAGE
     assert 'pip install "flintmq[spark]"' in done.err

@@ -1,4 +1,4 @@
-"""Prepared messages over the wire: nowhere until their commit, then all of them, once."""
+"""Staged transactions over the wire: invisible until their commit, then all messages, once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def connection(one_broker: RunningBroker, connect: ConnectionFactory) -> Iterato
 
 @pytest.fixture
 def series(topic: str) -> str:
-    """The name of a series that no other test uses."""
+    """Return a scope that no other test uses."""
     return f"series of {topic}"
 
 
@@ -61,7 +61,7 @@ def refused(answer: Any, error: type[Exception], match: str | None = None) -> No
 
 
 class TestCommit:
-    def test_what_is_prepared_is_nowhere_until_its_commit(
+    def test_staged_messages_are_invisible_until_their_commit(
         self, connection: RawConnection, topic: str, series: str
     ) -> None:
         prepared = prepare(connection, "a", topic, b"one", b"two", unique_prefix=PREFIX, unique_first=1)
@@ -257,7 +257,7 @@ class TestSentAgain:
         assert (again.fields, again.body) == (answer.fields, answer.body)
         commit(connection, 0, {"a": 2}).raise_for_error()
         assert bodies(connection, "t") == [b"one", b"two"]
-        # The copies are no messages of the producer's: what it sends next is new.
+        # The copies are no messages of the producer: the next message that it sends is new.
         prepare(connection, "b", "t", b"three", unique_prefix=PREFIX, unique_first=3)
         commit(connection, 1, {"b": 1}).raise_for_error()
         assert len(bodies(connection, "t")) == 3

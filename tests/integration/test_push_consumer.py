@@ -1,4 +1,4 @@
-"""PushConsumer against a real broker: every message once where nothing fails, and again where something does."""
+"""PushConsumer against a real broker: every message once without failures, and again after a failure."""
 
 from __future__ import annotations
 
@@ -209,9 +209,7 @@ class TestCommitting:
                 third.wait(1)
         assert third.bodies == [b"last"]
 
-    def test_what_is_committed_never_overtakes_a_message_that_runs(
-        self, clients: Clients, address: str, topic: str
-    ) -> None:
+    def test_commits_never_overtake_a_running_message(self, clients: Clients, address: str, topic: str) -> None:
         go_on = threading.Event()
         seen = Seen(lambda message: message.body == b"0" and go_on.wait(30))
         with clients.Producer(address) as producer, clients.Consumer(address) as plain:
@@ -227,7 +225,7 @@ class TestCommitting:
 
 
 class TestFailing:
-    def test_what_a_listener_raises_has_the_message_tried_again(
+    def test_a_message_is_delivered_again_after_its_listener_raises(
         self, clients: Clients, address: str, topic: str
     ) -> None:
         def fail_once(message: StoredMessage) -> None:
@@ -243,7 +241,7 @@ class TestFailing:
         assert sorted(int(m.body) for m in again) == [1, 3, 5, 7, 9]
         assert {(m.topic, m.reconsume_times, m.keys, m.properties["p"]) for m in again} == {(topic, 1, ("k",), "q")}
 
-    def test_a_message_that_fails_too_often_becomes_a_dead_letter_and_stops_nobody(
+    def test_a_message_that_fails_too_often_becomes_a_dead_letter_and_delays_no_other(
         self, clients: Clients, address: str, topic: str
     ) -> None:
         def fail(message: StoredMessage) -> None:
@@ -288,7 +286,7 @@ class TestFailing:
                 seen.wait(15)
         assert Counter(seen.bodies) == Counter(b"%d" % n for n in [*range(10), 1, 3, 5, 7, 9])
 
-    def test_broadcasting_counts_what_fails_and_goes_on(self, clients: Clients, address: str, topic: str) -> None:
+    def test_broadcasting_counts_failures_and_continues(self, clients: Clients, address: str, topic: str) -> None:
         seen = Seen(lambda message: int(message.body) and 1 // 0)
         with clients.Producer(address) as producer:
             producer.send_many(numbered(topic, 5), queue=0)
@@ -296,7 +294,7 @@ class TestFailing:
                 until(lambda: consumer.health().skipped == 4)
                 assert (consumer.health().consumed, consumer.health().retried) == (1, 0)
 
-    def test_a_listener_that_never_returns_is_given_up_and_others_go_on(
+    def test_a_listener_that_never_returns_is_given_up_and_others_continue(
         self, clients: Clients, address: str, topic: str
     ) -> None:
         forever = threading.Event()
@@ -339,7 +337,7 @@ class TestOrder:
             assert once == [f"{key}{n}" for n in range(20)]
             assert mine.count(f"{key}7") == mine.count(f"{key}17") == 2
 
-    def test_orderly_puts_a_message_that_always_fails_aside_and_goes_on(
+    def test_orderly_puts_a_message_that_always_fails_aside_and_continues(
         self, clients: Clients, address: str, topic: str
     ) -> None:
         seen = Seen(lambda message: message.body == b"1" and 1 // 0)
@@ -384,7 +382,7 @@ class TestMembers:
                 [sys.executable, "-c", script, address, topic], stdout=subprocess.PIPE, env=broker_environment()
             )
             assert process.stdout is not None
-            process.stdout.readline()  # it has got something
+            process.stdout.readline()  # it has received messages
             process.send_signal(signal.SIGKILL)
             process.wait()
             process.stdout.close()
@@ -405,7 +403,7 @@ class TestMembers:
         with pytest.raises(ConnectionFailed):
             clients.PushConsumer("127.0.0.1:1", topic, topic, seen, timeout=0.5).start()
 
-    def test_where_nobody_answers_the_start_says_so(self, clients: Clients, topic: str) -> None:
+    def test_the_start_reports_a_broker_that_does_not_answer(self, clients: Clients, topic: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = f"127.0.0.1:{silent.getsockname()[1]}"
             with pytest.raises((FlintError, TimeoutError)) as raised:

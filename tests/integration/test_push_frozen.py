@@ -1,4 +1,4 @@
-"""Clients whose process was frozen for longer than their session lasts, and then goes on."""
+"""Clients whose process is frozen for longer than their session lasts, and then continues."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Program:
         )  # fmt: skip
 
     def tell(self, line: str = "") -> dict[str, Any]:
-        """Send a line; its state after that."""
+        """Send a line; return the state after it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{line}\n")
@@ -83,15 +83,15 @@ class Program:
         return state
 
     def freeze(self) -> None:
-        """Stop it, as a machine that is suspended does."""
+        """Stop the process, as on a machine that is suspended."""
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let the process continue."""
         self.process.send_signal(signal.SIGCONT)
 
     def finish(self) -> int:
-        """Have it close its client; its exit code."""
+        """Make the program close its client; return its exit code."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(60)
@@ -99,7 +99,7 @@ class Program:
 
 @pytest.fixture
 def programs() -> Iterator[list[Program]]:
-    """Programs that are killed at the end."""
+    """Programs that are killed at the end of the test."""
     started: list[Program] = []
     yield started
     for program in started:
@@ -153,7 +153,7 @@ def test_a_member_that_was_frozen_drops_what_others_have_now_and_commits_the_res
 
 
 def nobody_asked(metrics: str) -> int:
-    """How often the broker found no live producer to ask."""
+    """Return how often the broker found no live producer to ask."""
     with urllib.request.urlopen(metrics.split()[0]) as page:
         found = re.search(r'^flintmq_transaction_checks_total{result="nobody"} (\d+)', page.read().decode(), re.M)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Listeners that are coroutine functions, plain functions, and plain functions whose result is to be awaited."""
+"""Listeners that are coroutine functions, plain functions, and plain functions that return an awaitable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lag(address: str, group: str) -> int:
 
 
 async def handle_later(message: StoredMessage) -> None:
-    """Never run."""
+    """Do nothing; no test runs it."""
 
 
 def generate(message: StoredMessage) -> Iterator[None]:
@@ -43,7 +43,7 @@ async def generate_later(message: StoredMessage) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("call", [handle_later, generate, generate_later])
-def test_what_a_listener_returns_and_nobody_runs_is_a_failure(
+def test_an_awaitable_result_that_is_never_awaited_is_a_failure(
     address: str, topic: str, call: Callable[[StoredMessage], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with warnings.catch_warnings():

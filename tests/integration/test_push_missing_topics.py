@@ -1,4 +1,4 @@
-"""Push consumers of topics that are not there: not yet, or not any more."""
+"""Push consumers of topics that do not exist yet or no longer exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAST: dict[str, Any] = {"start": "first", "session_timeout": 1.0, "commit_interv
 
 
 def wait_for_answers(consumer: Any, count: int) -> None:
-    """Wait until the broker was heard so many times."""
+    """Wait until the client has heard from the broker so many times."""
     for _ in range(count):
         longest = [0.0]
 
@@ -69,7 +69,8 @@ def test_a_topic_that_is_deleted_underneath_is_let_go_of_and_taken_again(
         for name in (topic, other):
             admin.create_topic(name, queues=1)
             producer.send(Message(name, b"first"))
-        options = {**FAST, "commit_interval": 3600.0}  # so that there is something to be committed to what is gone
+        # A long interval, so that there is an offset to be committed for the deleted topic.
+        options = {**FAST, "commit_interval": 3600.0}
         with clients.PushConsumer(address, topic, [topic, other], seen, **options) as consumer:
             seen.wait(2)
             until(lambda: consumer.health().pending_messages == 0, "both being done")

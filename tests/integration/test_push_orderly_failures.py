@@ -1,4 +1,4 @@
-"""Failures in orderly mode where the member has other things to do as well: it leaves, its queue moves, it gives up."""
+"""Failures in orderly mode while the member does other things: it leaves, its queue moves, it gives up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def send(clients: Clients, address: str, topic: str, *bodies: bytes, queue: int 
 
 
 def send_together(clients: Clients, address: str, topic: str, seen: Seen, *bodies: bytes) -> None:
-    """Send when the member knows that its listener is quick: it hands out several messages at a time then."""
+    """Send once the member knows that its listener is quick, because it then hands out several messages at a time."""
     warm_up = 30
     for number in range(warm_up):
         send(clients, address, topic, b"warm-up")

@@ -1,4 +1,4 @@
-"""What a push consumer does while its broker is away, and when it comes back having forgotten."""
+"""Push consumers while their broker is away, and after it returns without its state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_progress_that_a_killed_broker_forgot_is_told_again_although_nothing_new
             producer.send(Message("orders", b"..."), queue=0)
         with PushConsumer(running.address, "g", "orders", seen.append, start="first", commit_interval=0.05) as consumer:
             until(lambda: reader.committed("g", "orders").get(0) == 10, "the commit")
-            consumer.pause()  # or the answers to pulls would have it committed after a while
+            consumer.pause()  # or else the responses to pulls would make it commit after a while
             running.kill()
             broker("--listen", running.address, store=running.store, settings=NEVER_PERSISTED)
             until(lambda: reader.committed("g", "orders").get(0) == 10, "the commit after the broker was killed")

@@ -20,7 +20,7 @@ QUEUES = 4
 
 
 class Member:
-    """A push consumer that notes the bodies that it has handled; ``let_through`` holds its listener up while clear."""
+    """A push consumer that records the bodies it has handled; its listener waits while ``let_through`` is clear."""
 
     def __init__(self, clients: Clients, address: str, group: str, **options: Any) -> None:
         self.group = group
@@ -32,7 +32,7 @@ class Member:
         )
 
     def wait_for(self, bodies: set[bytes]) -> None:
-        """Until each was handled, once or more often."""
+        """Wait until each body was handled, once or more often."""
         until(lambda: bodies <= set(self.seen.bodies), f"handling the rest by group {self.group}")
 
 
@@ -85,8 +85,9 @@ def send(producer: Producer, sent: dict[str, set[bytes]], topic: str, what: str,
 
 
 class Breaking:
-    """Breaks the connection once, just before the first request of ``command`` goes out on it: the operating system
-    refuses to take that."""
+    """Breaks the connection once, just before the first request of ``command`` is sent on it, by a simulated system
+    error.
+    """
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -94,7 +95,7 @@ class Breaking:
         self.armed = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have all connections of this process look out for it."""
+        """Make all connections of this process watch for the request."""
         request = Connection.request
 
         def breaking(connection: Connection, command: Command, *arguments: Any) -> int:

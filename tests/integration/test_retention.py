@@ -1,4 +1,4 @@
-"""Retention in a running broker: old files go, readers move on, and writes stop before the disk is full."""
+"""Retention in a running broker: old files are deleted, readers move on, and writes stop before the disk is full."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG_S = 60.0
 
 
 def fill(running: RunningBroker, megabytes: int) -> int:
-    """Messages for a topic with one queue; how many."""
+    """Send messages to a topic with one queue; return their number."""
     count = megabytes * 10
     with Admin(running.address) as admin:
         admin.create_topic("orders", queues=1)
@@ -51,7 +51,7 @@ def test_old_files_go_and_consumers_get_the_new_minimum(broker: BrokerFactory) -
         assert caught.value.min_offset == first
         bodies = [message.body[:8] for message in consumer.iter("orders", from_="earliest", until="latest")]
     assert bodies == [b"%08d" % number for number in range(first, count)]
-    soon(lambda: "retention removed" in running.log)  # it is said once it is done
+    soon(lambda: "retention removed" in running.log)  # the broker logs it after the deletion
     assert running.stop() == 0
     again = broker(store=running.store)
     with Consumer(again.address) as consumer:
@@ -72,7 +72,7 @@ def test_plan_clean_says_beside_a_running_broker_what_would_go(broker: BrokerFac
     assert running.stop() == 0
 
 
-def test_a_follower_that_lost_messages_is_told_and_goes_on_at_the_new_minimum(broker: BrokerFactory) -> None:
+def test_a_follower_that_lost_messages_gets_an_error_and_continues_at_the_new_minimum(broker: BrokerFactory) -> None:
     running = broker(settings={**SOON, "store.commitlog_file_bytes": 4 * 1024 * 1024})
     fill(running, 2)
     with Consumer(running.address) as consumer:
@@ -89,17 +89,17 @@ def test_a_follower_that_lost_messages_is_told_and_goes_on_at_the_new_minimum(br
         assert [message.queue_offset for message in again] == list(range(first, count))
 
 
-def test_messages_are_refused_on_a_full_disk_and_reads_go_on(broker: BrokerFactory) -> None:
+def test_messages_are_refused_on_a_full_disk_and_reads_continue(broker: BrokerFactory) -> None:
     running = broker()
     fill(running, 1)
     assert running.stop() == 0
-    # Whatever this machine's disk is: it is fuller than this, and has less room than that.
+    # Any machine's disk is fuller than this, and has less free space than this.
     full = {"retention.disk_refuse_percent": 1, "retention.headroom_bytes": 2**60, "retention.check_interval_ms": 20}
     again = broker(store=running.store, settings={**full, "retention.disk_force_percent": 100})
     with Producer(again.address, delivery_timeout=0.5) as producer:
         refused = None
         deadline = time.monotonic() + LONG_S
-        while refused is None and time.monotonic() < deadline:  # the first look at the disk may be still to come
+        while refused is None and time.monotonic() < deadline:  # the broker may not have looked at the disk yet
             refused = producer.send_async(Message("orders", b"x")).exception()
     assert isinstance(refused, ServiceNotAvailable)
     assert "retention.disk_refuse_percent is 1" in str(refused)
@@ -142,7 +142,7 @@ def test_a_topic_keeps_its_newest_bytes_and_a_group_is_moved_on(broker: BrokerFa
         done = cli.run("topic", "update", "limited", "--retention-bytes", "none", "--retention", "7d", "-o", "json")
         assert [(row["retention_hours"], row["retention_bytes"]) for row in done.rows] == [(168, 0)]
         changed = cli.run("topic", "update", "limited", "--queues", "2", "-o", "json")
-        assert changed.rows[0]["retention_hours"] == 168  # as it is
+        assert changed.rows[0]["retention_hours"] == 168  # unchanged
         assert cli.run("topic", "update", "limited", "--retention", "1.5h").code == 2
         made = cli.run("topic", "create", "ever", "--retention", "forever", "-o", "json")
         assert made.rows[0]["retention_hours"] == -1

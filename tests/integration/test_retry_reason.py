@@ -1,4 +1,4 @@
-"""Why a message failed, from what the listener raises to the dead letter: with both push consumers."""
+"""The reason of a failure, from the listener's exception to the dead letter: with both push consumers."""
 
 from __future__ import annotations
 

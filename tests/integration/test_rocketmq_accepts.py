@@ -1,7 +1,6 @@
-"""Apache RocketMQ itself opens a store that FlintMQ wrote, reads all of it, goes on writing, and hands it back.
+"""Apache RocketMQ itself opens a store that FlintMQ wrote, reads all of it, continues to write, and hands it back.
 
-Optional: skipped where there is no JDK or Maven, or where Maven cannot fetch RocketMQ's jars, which it keeps in its own
-cache.
+Optional: skipped without a JDK or Maven, or if Maven cannot fetch RocketMQ's jars, which it keeps in its own cache.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def classes() -> str:
 
 @pytest.fixture
 def rocketmq(classes: str, tmp_path: Path) -> Iterator[RocketMQFactory]:
-    """``rocketmq(store, driver="StoreDriver", **settings)`` opens a store in RocketMQ."""
+    """Return a function ``rocketmq(store, driver="StoreDriver", **settings)`` that opens a store in RocketMQ."""
     started: list[RocketMQ] = []
 
     def start(store: Path, driver: str = "StoreDriver", **settings: Any) -> RocketMQ:
@@ -64,7 +63,9 @@ def rocketmq(classes: str, tmp_path: Path) -> Iterator[RocketMQFactory]:
 
 @pytest.fixture
 def writer(classes: str) -> Iterator[WriterFactory]:
-    """``writer(store, *options)`` starts a process that writes to a FlintMQ store; see ``writer.py``."""
+    """Return a function ``writer(store, *options)`` that starts a process writing to a FlintMQ store; see
+    ``writer.py``.
+    """
     started: list[Writer] = []
 
     def start(store: Path, *options: object) -> Writer:
@@ -83,7 +84,7 @@ def open_flint(path: Path) -> MessageStore:
 
 
 def log_digest(store: Path, end: int) -> str:
-    """A digest of the CommitLog's bytes below ``end``."""
+    """Return a digest of the CommitLog's bytes below ``end``."""
     digest = hashlib.sha256()
     for path in sorted((store / "commitlog").iterdir()):
         blob = path.read_bytes()
@@ -93,7 +94,7 @@ def log_digest(store: Path, end: int) -> str:
 
 
 def assert_same(read: Iterable[Message], expected: Iterable[Message]) -> None:
-    """The same messages, each with the same content, in whatever order; says which is the first to differ."""
+    """Check that both have the same messages with the same contents, in any order; report the first that differs."""
     read, expected = sorted(read, key=by_position), sorted(expected, key=by_position)
     for found, wanted in zip(read, expected, strict=False):
         assert found == wanted
@@ -101,7 +102,7 @@ def assert_same(read: Iterable[Message], expected: Iterable[Message]) -> None:
 
 
 def assert_dense(queues: Iterable[dict[str, Any]], messages: Iterable[Message]) -> None:
-    """Every queue is said to go from 0 to as many as there are, and each offset was read once."""
+    """Check that every queue is reported from 0 to its number of messages, and each offset was read once."""
     offsets = defaultdict(list)
     for message in messages:
         offsets[message["topic"], message["queue"]].append(message["queue_offset"])
@@ -112,13 +113,13 @@ def assert_dense(queues: Iterable[dict[str, Any]], messages: Iterable[Message]) 
 
 
 def assert_found(found: dict[Any, set[int]], expected: dict[Any, set[int]]) -> None:
-    """Each key gives its messages; RocketMQ's index may give others of the same hash too."""
+    """Check that each key finds its messages; RocketMQ's index may add others with the same hash."""
     missing = {key: offsets - found[key] for key, offsets in expected.items() if offsets - found[key]}
     assert not missing, f"{len(missing)} of {len(expected)} keys are not found, such as {list(missing.items())[:5]}"
 
 
 def as_stored(message: Message) -> Message:
-    """A message that RocketMQ's client pulled, without the queue's ends, which the client adds to its properties."""
+    """Return a message pulled by RocketMQ's client without the queue's ends, which the client adds as properties."""
     properties = {
         name: value for name, value in message["properties"].items() if name not in ("MIN_OFFSET", "MAX_OFFSET")
     }
@@ -252,7 +253,7 @@ def test_rocketmq_reads_on_behind_damage_that_a_start_contained(
 
 
 def append_with(running: RocketMQ, count: int, first: int) -> list[Message]:
-    """Append messages through RocketMQ to all queues of all topics in turn; as it reads them back."""
+    """Append messages through RocketMQ to all queues of all topics in turn; return them as RocketMQ reads them back."""
     queues = [(topic, queue) for topic, count in TOPICS.items() for queue in range(count)]
     appended = []
     for number in range(first, first + count):
@@ -264,7 +265,9 @@ def append_with(running: RocketMQ, count: int, first: int) -> list[Message]:
     return appended
 
 
-def test_each_goes_on_where_the_other_stopped(writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path) -> None:
+def test_each_continues_where_the_other_stopped(
+    writer: WriterFactory, rocketmq: RocketMQFactory, tmp_path: Path
+) -> None:
     store = tmp_path / "store"
     first = writer(store, "--rounds", 60)
     first.finish()
@@ -367,7 +370,7 @@ def test_what_is_written_after_rocketmq_refused_the_store_is_there_after_a_stop(
 
 
 def assert_flintmq_has(store: Path, messages: list[Message]) -> None:
-    """All of these messages, and for whatever it has each key."""
+    """Check that FlintMQ finds all of these messages, by offset and by key."""
     flint = open_flint(store)
     read = read_flint(flint)
     there = {message["physical_offset"] for message in messages}

@@ -1,6 +1,6 @@
-"""Apache RocketMQ itself holds FlintMQ's checksums over whole records against the records, and FlintMQ RocketMQ's.
+"""Apache RocketMQ itself checks FlintMQ's checksums over whole records, and FlintMQ checks RocketMQ's.
 
-Optional, as ``test_rocketmq_accepts``.
+Optional, see ``test_rocketmq_accepts``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "__CRC32#"
 
 
 def without(messages: list[Message]) -> list[Message]:
-    """The messages without the checksum, which is of the record."""
+    """Return the messages without their checksum, which covers the record."""
     return [
         {**each, "properties": {name: value for name, value in each["properties"].items() if name != NAME}}
         for each in messages
@@ -73,5 +73,5 @@ def test_rocketmq_sees_a_changed_header_by_it(
     path.write_bytes(log)
     assert {(each.kind, each.physical_offset) for each in findings(store)} == {("record-crc", at)}
     running = rocketmq(store, **ON)
-    assert running.opened == {"min": 0, "max": at}  # where it cuts the log
+    assert running.opened == {"min": 0, "max": at}  # where RocketMQ cuts the log
     running.close()

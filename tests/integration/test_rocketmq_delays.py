@@ -1,6 +1,6 @@
-"""Delayed, timed and retried messages of a store that RocketMQ and FlintMQ open in turn: each comes once.
+"""Delayed, timed and retried messages of a store that RocketMQ and FlintMQ open in turn: each is delivered once.
 
-Optional: see ``test_rocketmq_accepts``.
+Optional, see ``test_rocketmq_accepts``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATIENCE_S = 60
 
 
 class Turns:
-    """A store, and who has it open."""
+    """A store, and the broker that has it open."""
 
     def __init__(self, store: Path, flint: Callable[[], RunningBroker], rocketmq: Callable[[], RocketMQ]) -> None:
         self.store = store
@@ -39,32 +39,32 @@ class Turns:
         self._rocketmq = rocketmq
 
     def flint(self) -> Flint:
-        """FlintMQ has it."""
+        """Open the store in FlintMQ."""
         return Flint(self._flint())
 
     def rocketmq(self) -> RocketMQ:
-        """RocketMQ has it."""
+        """Open the store in RocketMQ."""
         return self._rocketmq()
 
 
 class Flint:
-    """A FlintMQ broker and what the tests do with it."""
+    """A FlintMQ broker and the operations of the tests."""
 
     def __init__(self, running: RunningBroker) -> None:
         self.running = running
 
     def create(self, topic: str) -> None:
-        """Make a topic of one queue."""
+        """Create a topic of one queue."""
         with Admin(self.running.address) as admin:
             admin.create_topic(topic, queues=1)
 
     def send(self, body: str, **how: Any) -> None:
-        """Send a message to it."""
+        """Send a message to the broker."""
         with Producer(self.running.address) as producer:
             producer.send(Message(TOPIC, body.encode(), keys=body, **how), queue=0)
 
     def bodies(self, topic: str = TOPIC) -> Counter[str]:
-        """How often each body is in queue 0."""
+        """Return how often each body is in queue 0."""
         found: Counter[str] = Counter()
         offset = 0
         with Consumer(self.running.address) as consumer:
@@ -74,7 +74,7 @@ class Flint:
         return found
 
     def wait_for(self, *bodies: str, topic: str = TOPIC) -> Counter[str]:
-        """Wait until these are there; how often each is."""
+        """Wait until these messages are delivered; return how often each is."""
         return wait_for(lambda: self.bodies(topic), *bodies)
 
     def pulse(self, name: str) -> Counter[str]:
@@ -87,7 +87,7 @@ class Flint:
 
 
 def wait_for(look: Callable[[], Counter[str]], *bodies: str) -> Counter[str]:
-    """Look until these are there."""
+    """Wait until ``look`` finds these bodies; return all that it finds."""
     deadline = time.monotonic() + PATIENCE_S
     while not set(bodies) <= set(found := look()):
         assert time.monotonic() < deadline, f"{bodies} did not come; {found} did"
@@ -96,19 +96,19 @@ def wait_for(look: Callable[[], Counter[str]], *bodies: str) -> Counter[str]:
 
 
 def in_rocketmq(running: RocketMQ, topic: str = TOPIC) -> Counter[str]:
-    """How often each message is in the topic, by its key: all that the tests send have their body as key, too."""
+    """Return how often each message is in the topic, by its key; the tests use each body also as key."""
     _, messages = running.read(topic=topic, tags="*")
     return Counter(message["properties"]["KEYS"] for message in messages)
 
 
 def found_in_rocketmq(running: RocketMQ, key: str) -> Counter[str]:
-    """The messages that its index has for a key, by their keys."""
+    """Return the messages that RocketMQ's index has for a key, by their keys."""
     found = running.call("find", topic=TOPIC, key=key)["found"]
     return Counter(message["properties"]["KEYS"] for message in found)
 
 
 def to_rocketmq(running: RocketMQ, body: str, **how: Any) -> dict[str, Any]:
-    """Send a message to it."""
+    """Send a message to RocketMQ."""
     return running.call("send", topic=TOPIC, body=body, keys=body, **how)
 
 
@@ -178,7 +178,7 @@ def test_timed_messages_come_once_over_clean_stops(turns: Turns) -> None:
 
 
 def test_what_a_rocketmq_delivered_before_it_was_killed_comes_once(turns: Turns) -> None:
-    """It writes every 10 s how far it is, so it had written nothing yet."""
+    """RocketMQ saves its progress every 10 s, so it had not saved any yet."""
     flint = turns.flint()
     flint.create(TOPIC)
     assert flint.running.stop() == 0

@@ -1,6 +1,6 @@
-"""Apache RocketMQ's own parser and evaluator against ours, on the same filters and messages.
+"""Apache RocketMQ's own parser and evaluator against FlintMQ's, on the same filters and messages.
 
-Optional, as ``test_rocketmq_accepts.py``.
+Optional, see ``test_rocketmq_accepts.py``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NEVER_TRUE_THERE = [
 
 
 def compound(draw: random.Random, terms: list[str], depth: int = 3) -> str:
-    """Some of the terms with AND, OR, NOT and parentheses between them."""
+    """Return some of the terms, joined with AND, OR, NOT and parentheses."""
     if depth == 0 or draw.random() < 0.2:
         return draw.choice(terms)
     if draw.random() < 0.2:
@@ -68,7 +68,7 @@ def compound(draw: random.Random, terms: list[str], depth: int = 3) -> str:
 
 
 def rocketmq(filters: list[str], messages: list[dict[str, str]]) -> list[dict[str, Any]]:
-    """What RocketMQ answers to each filter."""
+    """Return RocketMQ's result for each filter."""
     asked = "".join(json.dumps({"do": "evaluate", "filter": text, "messages": messages}) + "\n" for text in filters)
     done = subprocess.run(
         ["java", *JAVA_OPTIONS, "-cp", class_path(), "FilterDriver"],
@@ -93,9 +93,9 @@ def test_the_same_messages_pass(terms: list[str], messages: list[dict[str, str]]
         mine = compile_filter(text)
         for message, result in zip(messages, answer["results"], strict=True):
             seen[result] += 1
-            if result != "FAILED":  # a property that is no number of the literal's type: SQL's UNKNOWN here
+            if result != "FAILED":  # a property that is no number of the literal's type is SQL's UNKNOWN in FlintMQ
                 assert mine.matches(encode_properties(message)) is (result == "TRUE"), (text, message, result)
-    # Without a missing property nothing is UNKNOWN, but it can fail.
+    # Without a missing property nothing is UNKNOWN, but the evaluation can fail.
     expected = ("TRUE", "FALSE", "UNKNOWN" if messages is MISSING else "FAILED")
     assert all(seen[result] > 20 for result in expected), seen
 

@@ -1,4 +1,4 @@
-"""How a broker serves its connections: the order of answers, pulls that wait, topics made on the way, many at once."""
+"""Service of connections: the order of responses, held pulls, topics created on demand, and many clients at once."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def all_bodies(connection: Any, topic: str, queue: int) -> list[bytes]:
 
 
 def wait_for_messages(connection: Any, topic: str, queue: int, count: int) -> None:
-    """Dispatch runs behind an acknowledgement: wait until a queue shows ``count`` messages."""
+    """Wait until a queue shows ``count`` messages, because dispatch runs after an acknowledgement."""
     answer = connection.pull(topic, queue, count - 1, wait_ms=10_000, max_count=1)
     assert answer.code == SUCCESS
 
 
-# ---- what is produced comes back ----
+# ---- produced messages come back ----
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
@@ -139,7 +139,7 @@ def test_runtime_info_has_what_the_specification_names(broker: Factory, connect:
     assert info["flushed_offset"] == info["write_offset"] > 0
 
 
-# ---- the order of answers ----
+# ---- the order of responses ----
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
@@ -192,7 +192,7 @@ def test_a_pull_that_waits_holds_up_nothing(shared_broker: Broker, connect: Conn
     assert [record.body for record in records(connection.receive_for(waiting))] == [b"second"]
 
 
-# ---- pulls that wait ----
+# ---- held pulls ----
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
@@ -297,7 +297,9 @@ def test_a_topic_is_on_disk_before_its_first_acknowledgement(broker: Factory, co
     assert again.call(commands.GET_TOPIC_STATS_INFO, {"topic": "orders"}).code == SUCCESS
 
 
-def test_a_topic_made_anew_goes_on_behind_the_deleted_one(shared_broker: Broker, connect: Connect, topic: str) -> None:
+def test_a_topic_created_again_continues_after_the_deleted_one(
+    shared_broker: Broker, connect: Connect, topic: str
+) -> None:
     connection = connect(shared_broker)
     connection.produce(topic, b"1", b"2", queue=0)
     assert connection.call(commands.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == SUCCESS
@@ -308,7 +310,7 @@ def test_a_topic_made_anew_goes_on_behind_the_deleted_one(shared_broker: Broker,
     assert [record.body for record in records(connection.pull(topic, 0, 2))] == [b"3"]
 
 
-# ---- many at once, and much at once ----
+# ---- many clients, and much data, at once ----
 
 
 def test_clients_at_once_do_not_disturb_each_other(broker: Factory, connect: Connect) -> None:
@@ -382,8 +384,8 @@ def columns(count: int, number: int) -> bytes:
     return body
 
 
-def test_what_was_acknowledged_is_there_for_whoever_asks_at_once(broker: Factory, connect: Connect, topic: str) -> None:
-    """Dispatch runs behind acknowledgements, by whole frames when much comes at once; nobody may notice."""
+def test_acknowledged_messages_are_visible_to_an_immediate_pull(broker: Factory, connect: Connect, topic: str) -> None:
+    """Dispatch runs after acknowledgements, by whole frames under load; no client may notice the delay."""
     running = broker("--flush", "async", settings={"store.commitlog_file_bytes": 64 * 1024 * 1024})
     producer, consumer = connect(running), connect(running)
     frames, count = 40, 5000
@@ -402,7 +404,7 @@ def test_what_was_acknowledged_is_there_for_whoever_asks_at_once(broker: Factory
 
 @pytest.mark.skipif(not MEMORY_FOLDER.is_dir(), reason="no file system in memory here")
 def test_reads_that_must_wait_for_the_disk_hold_up_nothing(broker: Factory, connect: Connect, topic: str) -> None:
-    """A file system in memory cannot say what is in memory, so every read of it goes by a reader thread."""
+    """A file system in memory cannot report its page cache, so every read of it runs in a reader thread."""
     with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as folder:
         running = broker(store=Path(folder) / "store")
         connection = connect(running)

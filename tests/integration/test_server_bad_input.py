@@ -1,4 +1,4 @@
-"""What a broker makes of input that it cannot serve: a typed answer with the reason, nothing written, no one harmed."""
+"""Input that a broker cannot serve: a typed error with the reason, nothing written, no other client affected."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def running(shared_broker: Broker) -> Broker:
 
 @pytest.fixture
 def peer(running: Broker, connect: Connect, topic: str) -> Iterator[Any]:
-    """A greeted connection, which the test's topic with one message in queue 0 was made through."""
+    """A greeted connection, through which the test's topic with one message in queue 0 was created."""
     connection = connect(running)
     connection.produce(topic, b"first", queue=0).raise_for_error()
     yield connection
@@ -191,7 +191,7 @@ def test_hello_says_what_the_broker_takes(broker: Callable[..., Broker], connect
 # ---- commands and kinds ----
 
 
-def test_an_unknown_command_is_answered_and_the_connection_goes_on(peer: Any) -> None:
+def test_an_unknown_command_gets_an_error_and_the_connection_continues(peer: Any) -> None:
     assert peer.call(9999).code == UnknownCommand.code
 
 
@@ -214,7 +214,7 @@ def test_one_way_frames_are_never_answered(peer: Any, topic: str) -> None:
     peer.send_one_way(9999)
     assert info(peer)["one_way_errors"] - before == 6
     peer.produce(topic, b"behind it", queue=0)
-    pulled = peer.pull(topic, offset=2)  # at its own offset, what was acknowledged is there
+    pulled = peer.pull(topic, offset=2)  # at its own offset the acknowledged message is stored
     assert pulled.fields["max_offset"] == 3
 
 
@@ -537,7 +537,7 @@ def test_where_descriptors_run_out_it_is_said_and_who_connected_is_served_later(
     running = broker(settings={"flush.checkpoint_interval_ms": 3_600_000})
     first = connect(running)
     first.produce("orders", b"x", queue=0).raise_for_error()
-    assert first.pull("orders").fields["count"] == 1  # it is dispatched: the files that it needs are open
+    assert first.pull("orders").fields["count"] == 1  # the message is dispatched: the files that it needs are open
     pid = running.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}

@@ -1,6 +1,6 @@
 """The soak of consumer groups, for a short time: ``scripts/soak groups``.
 
-``FLINTMQ_SOAK_MINUTES`` has it go on for longer, ``FLINTMQ_SEED`` repeats a run.
+``FLINTMQ_SOAK_MINUTES`` makes it run longer, ``FLINTMQ_SEED`` repeats a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT_S = MINUTES * 60 + 500
 
 
 def soak(*options: str) -> str:
-    """What it says; fails where it does."""
+    """Run the soak and return its output; fail if it fails."""
     seed = os.environ.get("FLINTMQ_SEED", str(random.SystemRandom().randrange(1 << 31)))
     done = subprocess.run(
         [sys.executable, "-m", "soaking", "groups", "--minutes", str(MINUTES), "--seed", seed, *options],
@@ -32,7 +32,7 @@ def soak(*options: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 10)
-def test_what_is_acknowledged_is_handled_in_order_whoever_is_stopped_or_killed() -> None:
+def test_acknowledged_messages_are_handled_in_order_over_stops_and_kills() -> None:
     said = soak("--restart-every", "4", "--change-every", "0.7")
 
     (counts,) = [line for line in said.splitlines() if "messages acknowledged" in line]

@@ -1,4 +1,4 @@
-"""What the kernel saw: under sync flush an fdatasync of the CommitLog ends before each acknowledgement is sent."""
+"""The kernel's view: under sync flush an fdatasync of the CommitLog ends before each acknowledgement is sent."""
 
 from __future__ import annotations
 
@@ -49,12 +49,14 @@ def test_an_fdatasync_ends_between_each_message_and_its_acknowledgement(
         tracer.stderr.read()
     acknowledged, synced_before = _acknowledgements(trace.read_text().splitlines())
     assert acknowledged == MESSAGES
-    # Without --flush sync no acknowledgement waits for the disk: the trace can tell the difference.
+    # Without --flush sync no acknowledgement waits for the disk, which proves that the trace shows the difference.
     assert synced_before == (MESSAGES if wanted else 0)
 
 
 def _acknowledgements(lines: list[str]) -> tuple[int, int]:
-    """(answers sent, how many of them had an fdatasync that began and ended after the message arrived)."""
+    """Return the number of acknowledgements, and how many had an fdatasync that began and ended after the message
+    arrived.
+    """
     sent = synced_before = 0
     begun = synced = False
     for line in lines:

@@ -1,4 +1,4 @@
-"""TLS over TCP: certificates that are right and wrong, asked of clients, and replaced. With both drivers."""
+"""TLS over TCP: valid and invalid certificates, client certificates, and replaced certificates. With both drivers."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from tests.tls_tools import Authority
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """The CA that everybody here believes."""
+    """The CA that all brokers and clients here trust."""
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
 def encrypted(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[RunningBroker]:
-    """A broker with TLS, for tests that change nothing."""
+    """A broker with TLS, for tests that do not change it."""
     brokers = Brokers(tmp_path_factory.mktemp("encrypted"))
     yield brokers.start(settings=authority.issue().broker_settings)
     brokers.stop_all()
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until it holds."""
+    """Wait until ``holds()`` is true."""
     deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
@@ -126,7 +126,7 @@ class TestClients:
 def unfit(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, authority: Authority
 ) -> Iterator[tuple[RunningBroker, str]]:
-    """A broker whose certificate is not good, and why."""
+    """A broker with an unsuitable certificate, and the reason."""
     host, expired, why = request.param
     brokers = Brokers(tmp_path_factory.mktemp("unfit"))
     yield brokers.start(settings=authority.issue("unfit", host, expired=expired).broker_settings), why
@@ -134,7 +134,7 @@ def unfit(
 
 
 class TestWhatDoesNotFit:
-    """Each says what is wrong, and is not tried again."""
+    """Each error names the reason, and the client does not try again."""
 
     def refusal(self, clients: Clients, address: str, error: type[ConnectionFailed], tls: bool | str) -> str:
         with clients.Admin(address, timeout=600, tls=tls) as admin, pytest.raises(error) as raised:
@@ -165,7 +165,8 @@ class TestWhatDoesNotFit:
         assert "the server does not speak TLS" in said
 
     def test_a_client_without_tls(self, encrypted: RunningBroker, clients: Clients) -> None:
-        def is_said_after_another_try() -> bool:  # one try in a second is logged, and others came before this one
+        # The broker logs one attempt a second, and others came before this one.
+        def is_said_after_another_try() -> bool:
             with clients.Admin(encrypted.address, timeout=0.2) as admin, pytest.raises(ConnectionFailed) as raised:
                 admin.topics()
             assert "the broker may require TLS (tls=True)" in str(raised.value)
@@ -173,7 +174,7 @@ class TestWhatDoesNotFit:
 
         eventually(is_said_after_another_try)
 
-    def test_nobody_there_is_said_as_without_tls(self, authority: Authority, clients: Clients) -> None:
+    def test_an_absent_broker_gives_the_same_error_as_without_tls(self, authority: Authority, clients: Clients) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = f"127.0.0.1:{server.getsockname()[1]}"
         with (
@@ -205,7 +206,7 @@ class TestWhatDoesNotFit:
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[RunningBroker]:
-    """A broker that wants a certificate of its clients; it may listen anywhere."""
+    """A broker that requires client certificates; it may listen on any address."""
     settings = authority.issue("strict").broker_settings | {"security.tls_client_ca": authority.path}
     brokers = Brokers(tmp_path_factory.mktemp("strict"))
     yield brokers.start("--listen", "0.0.0.0:0", settings=settings)
@@ -237,7 +238,7 @@ class TestMutual:
                 admin.topics()
             return "the client sent no certificate" in strict.log
 
-        eventually(is_refused_and_logged)  # failures are logged once a second at most
+        eventually(is_refused_and_logged)  # the broker logs failures at most once a second
 
     def test_one_of_another_ca_does_not_help(
         self, strict: RunningBroker, authority: Authority, clients: Clients, tmp_path: Path
@@ -252,7 +253,7 @@ class TestMutual:
                 admin.topics()
             return "is not signed by security.tls_client_ca" in strict.log
 
-        eventually(is_refused_and_logged)  # failures are logged once a second at most
+        eventually(is_refused_and_logged)  # the broker logs failures at most once a second
 
     def test_a_certificate_that_was_replaced_is_taken(
         self, strict: RunningBroker, authority: Authority, tmp_path: Path
@@ -288,7 +289,7 @@ class TestNewCertificates:
             eventually(lambda: "reloaded the certificate" in running.log)
             with Admin(running.address, tls=other.path) as after:
                 after.topics()
-            before.topics()  # what stands goes on
+            before.topics()  # existing connections continue
 
     def test_sighup_reads_them_again(self, broker: BrokerFactory, authority: Authority) -> None:
         running = broker(settings=authority.issue("hup").broker_settings)
@@ -306,7 +307,9 @@ class TestNewCertificates:
 
 
 class TestHandshakes:
-    def test_who_never_begins_is_closed_and_holds_up_nobody(self, broker: BrokerFactory, authority: Authority) -> None:
+    def test_a_client_that_never_begins_is_closed_and_delays_no_other(
+        self, broker: BrokerFactory, authority: Authority
+    ) -> None:
         running = broker(settings={**authority.issue("slow").broker_settings, "security.auth_timeout_ms": 400})
         with socket.create_connection((running.host, running.port), timeout=60) as silent:
             with Admin(running.address, tls=authority.path) as admin:
@@ -323,7 +326,7 @@ class TestHandshakes:
             admin.topics()
             assert running.stop() == 0
 
-    def test_who_does_not_take_its_answers_is_not_served_and_then_closed(
+    def test_a_client_that_does_not_take_its_responses_is_not_served_and_then_closed(
         self, broker: BrokerFactory, authority: Authority
     ) -> None:
         limits = {"limits.write_buffer_bytes_max": 65_536, "limits.slow_reader_timeout_ms": 500}

@@ -1,4 +1,4 @@
-"""The offline tools as commands: beside a real broker, at the end of a pipe, interrupted, and given nonsense."""
+"""The offline tools as commands: beside a real broker, in a pipe, interrupted, and with invalid arguments."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_rebuild_says_what_it_made(store: Path) -> None:
     assert tool("verify", store).code == 0
 
 
-def test_dump_ends_silently_when_nobody_reads_on(store: Path) -> None:
+def test_dump_ends_silently_when_its_reader_closes_the_pipe(store: Path) -> None:
     with subprocess.Popen(
         command("dump", store), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=broker_environment()
     ) as process:
@@ -84,7 +84,7 @@ def test_dump_ends_silently_when_nobody_reads_on(store: Path) -> None:
 
 @pytest.fixture
 def blocked_dump(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A dump that waits for somebody to read on: it has more to say than a pipe holds."""
+    """A dump that waits for a reader of its output, because it has more to print than a pipe holds."""
     path = tmp_path / "large"
     opened = open_store(path)
     put(opened, "orders", 0, plain(100, size=30_000))
@@ -97,7 +97,7 @@ def blocked_dump(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_ctrl_c_ends_a_tool_with_130(blocked_dump: subprocess.Popen[str]) -> None:
     assert blocked_dump.stdout is not None
-    blocked_dump.stdout.readline()  # it is in the middle of it
+    blocked_dump.stdout.readline()  # it has printed a part
     os.kill(blocked_dump.pid, signal.SIGINT)
     _, errors = blocked_dump.communicate(timeout=TIMEOUT_S)
     assert blocked_dump.returncode == 130

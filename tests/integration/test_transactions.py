@@ -1,4 +1,4 @@
-"""Transactions over the wire: what is visible when, how they end, and who is asked."""
+"""Transactions over the wire: when messages become visible, how transactions end, and which producer is asked."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ SOON = {
 
 @pytest.fixture(scope="module")
 def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBroker]:
-    """A broker that asks nobody: for tests that end what they begin."""
+    """A broker that sends no checks, for tests that end the transactions they begin."""
     brokers = Brokers(tmp_path_factory.mktemp("transactions"))
     yield brokers.start(settings={"transactions.timeout_ms": NEVER_MS, "transactions.open_max": 50})
     brokers.stop_all()
@@ -86,7 +86,7 @@ _numbers = iter(range(1, 1_000_000, 100))
 
 @pytest.fixture
 def number() -> int:
-    """A counter that no other test uses; the next 99 are free too."""
+    """Return a counter that no other test uses; the next 99 are free, too."""
     return next(_numbers)
 
 
@@ -298,7 +298,7 @@ class TestBadInput:
             connection.call(PRODUCE, fields, rows).raise_for_error()
         assert transaction_id(number) not in [row["id"] for row in listed(connection)]
 
-    def test_nobody_moves_the_brokers_own_progress(self, connection: RawConnection, topic: str, number: int) -> None:
+    def test_no_client_moves_the_brokers_own_progress(self, connection: RawConnection, topic: str, number: int) -> None:
         half = send_half(connection, topic, b"pay", number)
         group = {"group": TRANSACTION_GROUP, "topic": HALF_TOPIC}
         for command, fields, body in (
@@ -320,7 +320,7 @@ class TestBadInput:
         with pytest.raises(InvalidParameter, match="as rows"):
             connection.call(PRODUCE, fields, body).raise_for_error()
 
-    def test_a_key_of_an_open_transaction_is_nobody_elses(
+    def test_a_key_of_an_open_transaction_is_refused_for_another(
         self, connection: RawConnection, topic: str, number: int
     ) -> None:
         half = send_half(connection, topic, b"pay", number)
@@ -335,7 +335,7 @@ class TestBadInput:
         end(connection, half).raise_for_error()
         assert [message.body for message in messages(connection, topic)] == [b"pay"]
 
-    def test_more_than_may_be_open_are_refused_and_others_go_on(
+    def test_transactions_over_the_limit_are_refused_and_others_continue(
         self, connection: RawConnection, topic: str, number: int
     ) -> None:
         halves = [send_half(connection, topic, b"pay", number + place) for place in range(50 - len(listed(connection)))]
@@ -385,7 +385,7 @@ class TestChecks:
         send_half(connection, "t", b"pay", 1)
         asked, other = _asked_first(first, second)
         if how == "killed":
-            asked.connection.close()  # the question is open: it goes to the other one at once
+            asked.connection.close()  # the check is open: the broker sends it to the other producer at once
         else:
             name = "p1" if asked is first else "p2"
             connection.call(UNREGISTER_CLIENT, {"group": GROUP, "member": name, "kind": "producer"}).raise_for_error()
@@ -403,7 +403,7 @@ class TestChecks:
         end(connection, half).raise_for_error()
         assert [message.body for message in messages(connection, "t")] == [b"pay"]
 
-    def test_what_nobody_can_tell_is_parked(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
+    def test_an_undecidable_transaction_is_parked(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
         running = broker(settings={**SOON, "transactions.check_times_max": 3})
         connection = connect(running)
         half = send_half(connection, "t", b"pay", 1)
@@ -416,7 +416,7 @@ class TestChecks:
         assert end(connection, half).fields["outcome"] == "parked"
         assert ": 3 checks got no decision" in running.log
 
-    def test_an_answer_that_is_none_disturbs_nobody(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
+    def test_an_invalid_answer_affects_no_other_client(self, broker: BrokerFactory, connect: ConnectionFactory) -> None:
         running = broker(settings=SOON)
         connection = connect(running)
         producer = AskedProducer(connect(running), "p1")
@@ -429,7 +429,7 @@ class TestChecks:
 
 
 def _asked_first(*producers: AskedProducer) -> tuple[AskedProducer, AskedProducer]:
-    """The one of two that gets the question, and the other one."""
+    """Return the one of two producers that gets the check, and the other one."""
     sockets = [producer.connection.sock for producer in producers]
     ready = select.select(sockets, [], [])[0][0]
     asked = producers[sockets.index(ready)]

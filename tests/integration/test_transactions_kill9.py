@@ -1,6 +1,6 @@
-"""A broker that is killed again and again commits each transaction once, whatever it was doing, and loses none.
+"""A broker that is killed repeatedly commits each transaction once, whatever it was doing, and loses none.
 
-``FLINTMQ_KILL_ROUNDS`` sets how often (default below), ``FLINTMQ_SEED`` repeats a run.
+``FLINTMQ_KILL_ROUNDS`` sets the number of kills (default below), ``FLINTMQ_SEED`` repeats a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROUNDS = int(os.environ.get("FLINTMQ_KILL_ROUNDS", "2"))
 PRODUCERS = 4
 TOPIC = "ledger"
 SETTINGS = {
-    # Checks write what is open again and again while all this goes on; nobody is there to be asked.
+    # Meanwhile checks write the open transactions again and again; no producer is connected to answer them.
     "transactions.timeout_ms": 15,
     "transactions.check_interval_ms": 15,
     "transactions.check_times_max": 10_000,
@@ -28,14 +28,14 @@ SETTINGS = {
 
 @dataclass
 class Sent:
-    """What a producer wants of a transaction, and whether its half message was acknowledged."""
+    """The outcome that a producer wants for a transaction, and whether its half message was acknowledged."""
 
     commit: bool
     stored: bool = False
 
 
 class Producer:
-    """Begins transactions and ends most of them at once, until the broker is gone."""
+    """Begins transactions, and ends most of them at once, until the broker is killed."""
 
     def __init__(self, number: int, rng: random.Random) -> None:
         self.sent: dict[int, Sent] = {}
@@ -43,7 +43,7 @@ class Producer:
         self._rng = rng
 
     def work(self, connection: RawConnection) -> None:
-        """Until the connection breaks."""
+        """Begin and end transactions until the connection breaks."""
         try:
             while True:
                 number, self._next = self._next, self._next + 1
@@ -56,7 +56,7 @@ class Producer:
             return  # killed, or about to be
 
     def finish(self, connection: RawConnection) -> None:
-        """End all of them as they were meant, whether that was done before or not."""
+        """End all transactions with their intended outcomes, even those that were ended before."""
         for number, sent in self.sent.items():
             answer = end(connection, transaction_id(number), commit=sent.commit)
             if answer.code == TransactionEnded.code:
@@ -89,5 +89,5 @@ def test_each_is_committed_once(broker: BrokerFactory, connect: ConnectionFactor
     assert all(count == 1 and sent[number].commit for number, count in found.items())
     assert {number for number, each in sent.items() if each.stored and each.commit} <= found.keys()
     assert len(sent) > 50 * ROUNDS
-    # What was never acknowledged may have been stored all the same; it was ended with the others.
+    # A message without an acknowledgement may be stored all the same; it was ended with the others.
     assert [row for row in listed(connection, max_count=1000) if int(row["id"][20:], 16) in sent] == []

@@ -1,4 +1,4 @@
-"""A producer that goes with messages that it has not delivered says so: closed, dropped, or at the end of a program."""
+"""A producer reports undelivered messages when it is closed, is dropped, or its program ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.conftest import RunningBroker
 
 @pytest.fixture
 def free_port() -> int:
-    """A port at which nobody listens."""
+    """Return a port on which no server listens."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
@@ -53,7 +53,7 @@ LOST = "100 messages of send_async are not acknowledged and may be lost"
 
 
 def run(program: str, address: str, *options: str) -> tuple[int, str]:
-    """The exit code of a program, and what it wrote on standard error."""
+    """Run a program; return its exit code and its standard error."""
     command = [sys.executable, *options, "-c", program, address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stderr

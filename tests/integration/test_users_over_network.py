@@ -238,5 +238,6 @@ def test_the_command_line_changes_users_at_the_broker(running: RunningBroker, tm
 
 def test_grants_by_file_and_by_network_are_the_same(running: RunningBroker, admin: Admin) -> None:
     set_grants(running.store, {"shop": [publish("orders").as_json()]})
-    admin.change_user("shop", grant=[publish("bills")])  # reads the file under its lock, noticed or not
+    # The broker reads the file under its lock, whether it has noticed the change or not.
+    admin.change_user("shop", grant=[publish("bills")])
     assert {each.user: each.grants for each in admin.users()}["shop"] == (publish("orders"), publish("bills"))

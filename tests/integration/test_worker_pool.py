@@ -1,4 +1,4 @@
-"""A pool of workers that share a topic: a bulk of jobs gives work to each of them."""
+"""A pool of workers that share a topic: each of them gets jobs from a bulk."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_line_says_when_who_what_to_which_object_and_how_it_went(audit: AuditL
     ]  # fmt: skip
 
 
-def test_the_file_is_its_owners_alone_and_is_made_anew_where_it_was_moved(audit: AuditLog, tmp_path: Path) -> None:
+def test_the_file_is_private_to_its_owner_and_is_created_again_after_a_move(audit: AuditLog, tmp_path: Path) -> None:
     path = tmp_path / "audit"
     audit.write("a", "b")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

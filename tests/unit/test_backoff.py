@@ -82,7 +82,7 @@ def test_pauses_double_up_to_a_bound(backoff: LoginBackoff) -> None:
     assert pause_after(10**9) == PAUSE_S_MAX
 
 
-def test_who_never_failed_waits_for_nothing(backoff: LoginBackoff) -> None:
+def test_a_client_that_never_failed_does_not_wait(backoff: LoginBackoff) -> None:
     assert not backoff.must_wait(HOST)
     backoff.failed(HOST)
     assert backoff.must_wait(HOST)
@@ -154,7 +154,7 @@ def test_one_that_is_wrong_among_them_has_the_rest_wait_again(backoff: LoginBack
     assert judged == ["right", "wrong", "last"]
 
 
-def test_who_would_wait_too_long_is_told_how_long(backoff: LoginBackoff) -> None:
+def test_a_client_that_would_wait_too_long_is_told_how_long(backoff: LoginBackoff) -> None:
     for _ in range(6):
         backoff.failed(HOST)
     backoff.wait(HOST, lambda: None)
@@ -163,7 +163,7 @@ def test_who_would_wait_too_long_is_told_how_long(backoff: LoginBackoff) -> None
     assert raised.value.retry_after_ms > WAIT_S_MAX * 1000
 
 
-def test_an_attempt_that_is_taken_back_costs_nobody_time(backoff: LoginBackoff, loop: Loop) -> None:
+def test_a_withdrawn_attempt_costs_no_one_time(backoff: LoginBackoff, loop: Loop) -> None:
     backoff.failed(HOST)
     judged: list[str] = []
     take_back = backoff.wait(HOST, lambda: judged.append("gone"))

@@ -131,7 +131,7 @@ def test_a_hundred_copies_are_found_and_what_waits_behind_them_comes_once(delaye
     assert delayed.bodies("t") == [b"%03d" % number for number in range(200)]
 
 
-def test_a_copy_stands_for_one_message_that_waits(delayed: DelayedStore) -> None:
+def test_a_copy_counts_for_one_waiting_message(delayed: DelayedStore) -> None:
     record = waiting_record(b"twice")
     delayed.append([record, replace(record)])
     delayed.append([delivered_record(record)])
@@ -178,7 +178,7 @@ def test_a_message_that_is_larger_than_a_step_is_delivered_alone(delayed: Delaye
     assert delayed.bodies("t") == bodies
 
 
-def test_copies_go_on_in_the_next_file(delayed: DelayedStore) -> None:
+def test_copies_continue_in_the_next_file(delayed: DelayedStore) -> None:
     bodies = [b"%06d" % number + b"x" * 3000 for number in range(900)]
     for at in range(0, 900, 300):
         delayed.send("t", bodies[at : at + 300], DELAY=1)

@@ -92,7 +92,7 @@ def test_a_delay_that_cannot_be_is_refused_with_its_reason(properties: dict[str,
         route(asked(properties), "orders", 0, NOW_MS, 40)
 
 
-def test_what_else_the_frame_has_is_checked_as_always() -> None:
+def test_the_frames_other_properties_are_checked_as_always() -> None:
     delay = asked({"DELAY": 3, "REAL_TOPIC": "other"})
     with pytest.raises(MessageIllegal, match="REAL_TOPIC"):
         route(delay, "orders", 0, NOW_MS, 40)

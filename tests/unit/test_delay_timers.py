@@ -144,7 +144,7 @@ def test_wherever_the_clock_goes_each_message_comes_once_and_when_its_time_has_c
     assert delayed.counted("t", 1) == Counter(due.keys())
 
 
-def test_an_index_made_anew_after_the_clock_went_back_leaves_nothing_out(delayed: DelayedStore) -> None:
+def test_an_index_rebuilt_after_the_clock_went_back_omits_nothing(delayed: DelayedStore) -> None:
     delayed.run(START_MS + HOUR_MS)
     delayed.send("t", [b"first"], TIMER_DELAY_MS=1)
     delayed.run(START_MS + HOUR_MS + 2_000)
@@ -161,7 +161,7 @@ def test_an_index_made_anew_after_the_clock_went_back_leaves_nothing_out(delayed
     assert delayed.bodies("t") == [b"first", b"second"]
 
 
-def test_a_delivered_record_is_the_waiting_one_but_for_where_it_is(delayed: DelayedStore) -> None:
+def test_a_delivered_record_is_the_waiting_one_except_its_place(delayed: DelayedStore) -> None:
     properties = {
         "UNIQ_KEY": "0" * 32, "REAL_TOPIC": "t", "REAL_QID": "3", "TIMER_OUT_MS": str(START_MS), "TAGS": "x",
     }  # fmt: skip
@@ -193,7 +193,7 @@ POISON = {
 }
 
 
-def test_what_cannot_be_delivered_is_parked_and_said_and_stalls_nobody(
+def test_an_undeliverable_message_is_parked_and_logged_and_stalls_no_other(
     delayed: DelayedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     delayed.send("t", [b"first"], TIMER_DELIVER_MS=START_MS + 1_000)
@@ -293,7 +293,7 @@ def test_the_plan_of_a_stopped_store_knows_what_was_appended_again(tmp_path: Pat
     delayed.stop()
 
 
-def test_delivery_goes_on_where_damage_took_all_the_messages_that_were_to_be_indexed(tmp_path: Path) -> None:
+def test_delivery_continues_after_damage_to_all_messages_to_be_indexed(tmp_path: Path) -> None:
     delayed = DelayedStore(tmp_path / "store")
     delayed.send("t", [b"lost"], TIMER_DELIVER_MS=START_MS + 5_000)
     delayed.dispatch()
@@ -309,7 +309,7 @@ def test_delivery_goes_on_where_damage_took_all_the_messages_that_were_to_be_ind
 
 
 @pytest.mark.parametrize("damage", ["no cursor", "broken cursor", "short file", "no folder"])
-def test_an_index_that_is_lost_is_made_anew_from_the_queue(tmp_path: Path, damage: str) -> None:
+def test_a_lost_index_is_rebuilt_from_the_queue(tmp_path: Path, damage: str) -> None:
     delayed = DelayedStore(tmp_path / "store")
     delayed.send("t", [b"early"], TIMER_DELIVER_MS=START_MS + 1_000)
     delayed.send("t", [b"just now"], TIMER_DELIVER_MS=START_MS + HOUR_MS)

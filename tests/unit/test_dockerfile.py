@@ -42,7 +42,7 @@ def test_the_broker_is_process_one_and_gets_the_signal(steps: list[Any]) -> None
     assert last(steps, "STOPSIGNAL").text == "SIGTERM"
 
 
-def test_it_runs_as_nobody_special_on_a_volume(steps: list[Any]) -> None:
+def test_it_runs_as_an_unprivileged_user_on_a_volume(steps: list[Any]) -> None:
     names = [step.name for step in steps]
     assert last(steps, "USER").text == "flintmq"
     assert names.index("USER") < names.index("ENTRYPOINT")

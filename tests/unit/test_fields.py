@@ -80,7 +80,7 @@ def test_the_bounds_themselves_are_valid(name: str, value: Any) -> None:
     assert getattr(decode_fields(Example, {**WHOLE, name: value}), name) == value
 
 
-def test_what_equals_its_default_is_left_out() -> None:
+def test_fields_equal_to_their_default_are_left_out() -> None:
     assert encode_fields(Example("abc", 3, False)) == WHOLE
     assert encode_fields(Example("abc", 3, False, size=33)) == {**WHOLE, "size": 33}
 

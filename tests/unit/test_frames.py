@@ -267,7 +267,7 @@ def test_a_body_that_is_still_held_does_not_stop_the_parser() -> None:
     assert [frame.body_end - frame.body_at for frame in held] == [10, 100_000, 10, 1_000_000, 10]
 
 
-def test_reading_on_over_whole_frames_that_nobody_took_is_a_programmers_mistake() -> None:
+def test_reading_on_over_untaken_whole_frames_is_a_programming_error() -> None:
     parser = FrameParser()
     data = raw_frame(header_with(), bytes(40_000)) * 2
     parser.writable()[:] = data[:INITIAL_BUFFER_BYTES]

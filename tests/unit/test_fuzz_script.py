@@ -67,7 +67,7 @@ def test_what_fails_is_said_once_with_its_seed_and_what_to_add(folder: Path) -> 
 
 
 @pytest.mark.slow
-def test_where_nothing_fails_it_ends_with_the_time(folder: Path) -> None:
+def test_without_failures_it_ends_when_its_time_is_up(folder: Path) -> None:
     done = fuzz("0.2", folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "over 1 files, 0 tests failed" in done.stdout

@@ -103,7 +103,7 @@ def test_every_record_decodes_and_encodes_to_the_same_bytes(golden: GoldenStore)
     assert not any(golden.log[at:])
 
 
-def test_a_checksum_computed_anew_is_the_one_that_rocketmq_stored(golden: GoldenStore) -> None:
+def test_a_recomputed_checksum_is_the_one_that_rocketmq_stored(golden: GoldenStore) -> None:
     for record in golden.records:
         stored = record.encode()
         record.body_crc = None

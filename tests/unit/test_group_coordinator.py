@@ -122,7 +122,7 @@ def test_a_topic_that_is_deleted_leaves_its_members_alone(
     assert group.settled
 
 
-def test_epochs_go_on_when_a_group_was_empty(groups: GroupCoordinator) -> None:
+def test_epochs_continue_after_a_group_was_empty(groups: GroupCoordinator) -> None:
     group, member = beat(groups, "a", FakeRemote())
     before = group.epoch
     groups.leave("g", "a", group.epoch)
@@ -210,7 +210,7 @@ def test_progress_that_an_earlier_release_kept_of_a_member_is_shown_as_its_group
     assert groups.known() == {name: {"t"} for name in ("g|m", "g|m|2", "g|other")}
 
 
-def test_a_group_too_many_is_refused_and_those_that_are_there_go_on(
+def test_a_group_too_many_is_refused_and_existing_groups_continue(
     groups: GroupCoordinator, store: MessageStore
 ) -> None:
     groups.groups_max = 2
@@ -224,7 +224,7 @@ def test_a_group_too_many_is_refused_and_those_that_are_there_go_on(
     assert store.groups.names() == ["b", "c"]
 
 
-def test_an_offset_too_many_is_refused_and_those_that_are_there_go_on(
+def test_an_offset_too_many_is_refused_and_existing_offsets_still_change(
     groups: GroupCoordinator, store: MessageStore
 ) -> None:
     offsets = store.consumer_offsets

@@ -53,7 +53,7 @@ def test_digits_may_be_of_either_case() -> None:
         "é" * 56,
     ],
 )
-def test_what_is_no_offset_id_is_none_never_an_error(text: str) -> None:
+def test_an_invalid_offset_id_is_none_never_an_error(text: str) -> None:
     assert parse_offset_id(text) is None
 
 

@@ -49,7 +49,7 @@ def key_names(answer: Answer, *names: str, topic: str = "orders") -> bool:
 # ---- units ----
 
 
-def test_a_unit_is_where_the_record_lies_its_size_and_its_tags_hash() -> None:
+def test_a_unit_has_the_records_offset_its_size_and_its_tags_hash() -> None:
     first, second = a_record(b"TAGS\x01TagA\x02"), a_record(queue_offset=1)
     answer = run(first, second)
     size = len(first.encode())
@@ -91,7 +91,7 @@ def test_a_record_that_no_consumer_may_see_gets_no_unit_and_takes_no_offset(tran
     assert len(answer.units[ORDERS]) == 1
 
 
-def test_units_stand_by_queue_in_the_order_of_the_log() -> None:
+def test_units_are_grouped_by_queue_in_the_order_of_the_log() -> None:
     other: QueueName = (b"orders", 1)
     records = [
         a_record(queue=queue, queue_offset=place) for place, queue in [(0, other), (0, ORDERS), (1, ORDERS), (1, other)]
@@ -205,9 +205,7 @@ def test_a_record_of_as_many_keys_as_properties_hold_is_indexed_in_one_call() ->
 @pytest.mark.parametrize(
     ("first", "second", "records"), [(1, 13, 1), (2, 12, 1), (13, 1, 1), (1, 12, 2), (0, 13, 2), (13, 0, 2)]
 )
-def test_a_call_stops_in_front_of_the_record_whose_keys_do_not_fit_any_more(
-    first: int, second: int, records: int
-) -> None:
+def test_a_call_stops_before_the_record_whose_keys_no_longer_fit(first: int, second: int, records: int) -> None:
     properties = [b"KEYS\x01" + b" ".join([b"k"] * count) + b"\x02" if count else b"" for count in (first, second)]
     answer = run(a_record(properties[0]), a_record(properties[1], queue_offset=1), work=Work(unit_room=8, key_room=13))
     assert (answer.status, answer.records) == (kernel.DONE if records == 2 else kernel.FULL, records)
@@ -260,7 +258,7 @@ def test_a_record_that_gets_no_unit_may_have_any_queue_offset(sys_flag: int) -> 
 
 
 @pytest.mark.parametrize("unit_room", [1, 2, 5])
-def test_a_call_stops_where_there_is_no_room_for_units_and_the_next_goes_on(unit_room: int) -> None:
+def test_a_call_stops_without_room_for_units_and_the_next_continues(unit_room: int) -> None:
     records = [a_record(queue_offset=place) for place in range(5)]
     log = fenced(write_log(records))
     table = Table([(ORDERS, Queue())])
@@ -327,7 +325,7 @@ def test_what_is_no_sound_record_stops_a_scan_and_says_why(at: int, content: byt
         assert answer.records == (status == kernel.BAD_CRC)
 
 
-def test_a_record_that_is_cut_at_any_byte_is_none() -> None:
+def test_a_record_that_is_cut_at_any_byte_is_not_dispatched() -> None:
     for properties in (b"", b"KEYS\x01k\x02"):
         for record in (
             a_record(properties),

@@ -151,7 +151,7 @@ def test_a_record_in_front_of_the_one_before_is_a_read_of_its_own() -> None:
     assert plan([(1000, 100), (0, 100), (50, 100)]) == [(1000, 100, 0, 1), (0, 100, 1, 1), (50, 100, 2, 1)]
 
 
-def test_records_are_gathered_without_what_lies_between() -> None:
+def test_records_are_gathered_without_the_bytes_between_them() -> None:
     records = [Record(b"t", bytes([place]) * place, queue_offset=place) for place in range(4)]
     log = write_log(records, file_base=500)
     wanted = [records[0], records[2], records[3]]

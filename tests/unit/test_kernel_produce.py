@@ -301,7 +301,7 @@ def test_a_record_leaves_room_for_a_blank_record_behind_it(spare: int) -> None:
     assert call.intact
 
 
-def test_what_does_not_fit_any_more_is_left_to_the_next_file() -> None:
+def test_messages_that_no_longer_fit_are_left_to_the_next_file() -> None:
     batch = rows(*[SOUND] * 5)
     size = len(make_records(batch)[0].encode())
     call = produce(batch, file_bytes=2 * size + 8, position=0)

@@ -69,7 +69,7 @@ def test_the_smallest_queue_offset_does_not_follow_the_largest() -> None:
     assert (first.queue_offset, second.queue_offset) == (2**63 - 1, -(2**63))
 
 
-def test_a_run_goes_on_behind_records_that_are_nobodys() -> None:
+def test_a_run_continues_after_records_without_a_producer() -> None:
     (run,) = runs_of(a_record(5, 0), Record(b"orders", b"x", b"KEYS\x01a\x02", 0, 0), a_record(6, 1))
     assert run.count == 2
 

@@ -122,7 +122,7 @@ def test_a_separator_or_a_bad_byte_is_found_at_every_place(length: int, at: int)
         assert array.intact
 
 
-def test_what_lies_behind_the_end_does_not_count() -> None:
+def test_bytes_after_the_end_do_not_count() -> None:
     blob = b"12345678\xc3\xa9\x01"
     array = fenced(blob).array
     assert kernel.text_status(array, 0, 8) == kernel.TEXT_OK

@@ -32,7 +32,7 @@ def test_several_are_counted_at_once() -> None:
     assert latencies.seconds == pytest.approx(1001.0)
 
 
-def test_a_quantile_lies_in_the_bucket_that_holds_it() -> None:
+def test_a_quantile_is_in_the_bucket_that_holds_it() -> None:
     latencies = Latencies()
     for _ in range(98):
         latencies.observe(0.00025)

@@ -28,7 +28,7 @@ LAYOUTS = {
 }
 
 
-def test_the_record_head_lies_as_rocketmq_writes_it() -> None:
+def test_the_record_head_has_rocketmqs_layout() -> None:
     assert RECORD.at == {
         "total_size": 0,
         "magic": 4,
@@ -49,7 +49,7 @@ def test_the_record_head_lies_as_rocketmq_writes_it() -> None:
     assert layout.RECORD_STRUCT.format == ">iiiiiqqiq8sq8siqi"
 
 
-def test_units_index_and_checkpoint_lie_as_rocketmq_writes_them() -> None:
+def test_units_index_and_checkpoint_have_rocketmqs_layout() -> None:
     assert UNIT.at == {"physical_offset": 0, "size": 8, "tags_code": 12}
     assert INDEX_HEADER.at == {
         "begin_timestamp": 0,
@@ -91,7 +91,7 @@ def test_a_producer_may_set_compression_and_multi_tags_only() -> None:
     assert layout.SysFlag.FROM_PRODUCER == 0x703
 
 
-def test_the_checkpoint_mark_lies_where_rocketmq_does_not_look() -> None:
+def test_the_checkpoint_mark_is_where_rocketmq_does_not_look() -> None:
     assert CHECKPOINT.size <= layout.CHECKPOINT_MARK_AT
     assert layout.CHECKPOINT_MARK_AT + CHECKPOINT_MARK.size <= layout.CHECKPOINT_FILE_BYTES
     assert layout.CHECKPOINT_MARK_MAGIC.to_bytes(4, "big") == b"FLMQ"

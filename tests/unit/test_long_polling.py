@@ -184,7 +184,7 @@ def test_waking_a_topic_gives_back_all_of_its_queues(service: PullRequestHoldSer
     assert [name for name, _ in log] == ["a", "b"]
 
 
-def test_what_is_done_with_does_not_pile_up(service: PullRequestHoldService) -> None:
+def test_finished_pulls_do_not_pile_up(service: PullRequestHoldService) -> None:
     log: list[tuple[str, Wake]] = []
     for number in range(20 * STALE_ENTRIES_MIN):
         service.hold("t", 0, number, 600.0, noted(log, "x"))
@@ -293,7 +293,7 @@ def test_pulls_whose_time_is_over_at_once_are_given_back_in_slices(
     assert log[-1] == ("later", Wake.EXPIRED)
 
 
-def test_a_callback_that_raises_keeps_nobody_else_waiting(service: PullRequestHoldService, clock: Clock) -> None:
+def test_a_callback_that_raises_delays_no_other(service: PullRequestHoldService, clock: Clock) -> None:
     log: list[tuple[str, Wake]] = []
 
     def fails(wake: Wake) -> None:
@@ -325,7 +325,7 @@ def colours() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("colours")
-def test_a_message_of_another_tag_wakes_nobody(service: PullRequestHoldService, clock: Clock) -> None:
+def test_a_message_with_another_tag_wakes_no_pull(service: PullRequestHoldService, clock: Clock) -> None:
     log: list[tuple[str, Wake]] = []
     for name, tags in (("red", {RED}), ("blue", {BLUE}), ("both", {RED, BLUE}), ("all", None)):
         service.hold("t", 0, 0, 10.0, noted(log, name), tags=None if tags is None else frozenset(tags))
@@ -367,7 +367,7 @@ def test_pulls_that_went_leave_no_timer(service: PullRequestHoldService, clock: 
     assert len(clock.pending) == 1, "the nearest deadline's"
 
 
-def test_a_topic_that_is_made_anew_wakes_from_its_first_message_on(service: PullRequestHoldService) -> None:
+def test_a_topic_created_again_wakes_pulls_from_its_first_message_on(service: PullRequestHoldService) -> None:
     log: list[tuple[str, Wake]] = []
     service.hold("t", 0, 100, 600.0, noted(log, "before"))
     service.hold("t", 0, 0, 600.0, noted(log, "anew"))

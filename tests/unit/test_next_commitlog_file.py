@@ -203,7 +203,7 @@ def test_pages_are_got_ready_as_far_ahead_as_was_written_and_in_the_next_file_to
     store.close()
 
 
-def test_where_the_system_cannot_get_pages_ready_all_goes_on_without(
+def test_everything_works_on_systems_that_cannot_prepare_pages(
     store: MessageStore, files: WatchedFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

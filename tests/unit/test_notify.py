@@ -35,7 +35,7 @@ def test_an_abstract_socket_is_reached() -> None:
         assert sock.recv(4096).startswith(b"READY=1\n")
 
 
-def test_a_start_that_goes_on_asks_for_more_time_but_not_all_the_time(tmp_path: Path) -> None:
+def test_a_start_that_makes_progress_extends_its_timeout_from_time_to_time(tmp_path: Path) -> None:
     with listen(str(tmp_path / "notify")) as sock:
         manager = ServiceManager(str(tmp_path / "notify"))
         for done in range(100):
@@ -45,7 +45,7 @@ def test_a_start_that_goes_on_asks_for_more_time_but_not_all_the_time(tmp_path: 
         assert sock.recv(4096).startswith(b"READY=1")
 
 
-def test_nothing_is_said_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_without_a_notify_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     manager = ServiceManager()
     manager.starting("queues", 0, 0)

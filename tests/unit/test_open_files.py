@@ -77,7 +77,7 @@ def test_what_was_written_is_read_however_few_files_are_open(
     assert not files.open_now
 
 
-def test_where_descriptors_run_out_a_queue_gives_one_of_its_own(tmp_path: Path) -> None:
+def test_a_queue_releases_a_descriptor_when_they_run_out(tmp_path: Path) -> None:
     files = CountingFiles(descriptors_max=2)
     queues = queues_of(files, OpenFiles(100), tmp_path, 5)
     for queue in queues:

@@ -73,7 +73,7 @@ def test_a_csv_reads_the_same_plain_and_compressed(csv: Path, tmp_path: Path) ->
         (f"{HEADING}\n2013-01-01T10:00:00Z,UA,1\n", "line 2, is no flight"),
     ],
 )
-def test_what_is_no_flight_is_named_with_its_file_and_line(tmp_path: Path, text: str, said: str) -> None:
+def test_an_invalid_flight_is_named_with_its_file_and_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "flights.csv"
     path.write_text(text)
     with pytest.raises(InvalidFlights, match=f"{path}.*{said}"):
@@ -99,7 +99,7 @@ def test_a_message_has_null_for_what_is_not_known_and_can_be_found_by_its_aircra
     assert cancelled.keys == ("AA1141",)
 
 
-def test_time_goes_on_after_the_last_flight_in_steps_that_close_no_hour_too_soon() -> None:
+def test_time_continues_after_the_last_flight_in_steps_that_close_no_hour_too_soon() -> None:
     beats = [json.loads(beat.body)["time_hour"] for beat in quiet_time(TEN, "flights")]
     assert beats[0] == "2013-01-01T16:00:00Z"
     last = datetime.fromisoformat(beats[-1])

@@ -172,7 +172,7 @@ class TestStart:
         assert made.counted("orders") == {b"%d" % number: 1 for number in range(10)}
 
     @pytest.mark.parametrize("steps", range(6))
-    def test_copying_goes_on_where_it_was(self, made: PreparedStore, steps: int) -> None:
+    def test_copying_continues_where_it_was(self, made: PreparedStore, steps: int) -> None:
         bodies = [b"%05d" % number + bytes(600) for number in range(3_000)]
         made.prepare("a", "orders", bodies[:1_000], queue=1)
         made.prepare("b", "others", bodies[1_000:2_000])

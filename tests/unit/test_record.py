@@ -80,7 +80,7 @@ def test_what_is_encoded_is_decoded() -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_a_record_is_decoded_where_it_lies_in_any_buffer(kind: type) -> None:
+def test_a_record_is_decoded_at_any_place_of_a_buffer(kind: type) -> None:
     decoded = decode_record(kind(b"\xff" * 33 + EXAMPLE_BYTES + b"\xff" * 10), 33)
     assert decoded.encode() == EXAMPLE_BYTES
 
@@ -198,7 +198,7 @@ def test_properties_are_read_as_rocketmq_reads_them(blob: bytes, properties: dic
     assert decode_properties(memoryview(blob)) == properties
 
 
-def test_keys_are_separated_by_one_space_and_empty_ones_are_none() -> None:
+def test_keys_are_separated_by_one_space_and_empty_keys_are_ignored() -> None:
     assert split_keys("a b") == ("a", "b")
     assert split_keys(" a  b ") == ("a", "b")
     assert split_keys("") == split_keys(None) == split_keys(" ") == ()

@@ -33,7 +33,7 @@ EXAMPLE_BEFORE = bytes.fromhex(
 )
 
 
-def test_it_is_the_last_20_bytes_and_its_digits_stand_the_least_significant_first() -> None:
+def test_it_is_the_last_20_bytes_with_the_least_significant_digit_first() -> None:
     assert record_crc_property(1_234_567) == b"__CRC32#\x017654321000\x02"
     assert record_crc_property(0) == b"__CRC32#\x010000000000\x02"
     assert record_crc_property(0x7FFFFFFF) == b"__CRC32#\x017463847412\x02"

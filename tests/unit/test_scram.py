@@ -108,7 +108,7 @@ class TestBadMessages:
             "n,,n=" + "u" * 2000 + ",r=abc",
         ],
     )  # fmt: skip
-    def test_a_first_message_that_is_none(self, message: str) -> None:
+    def test_an_invalid_first_message(self, message: str) -> None:
         with pytest.raises(ScramError):
             server().first(message)
 
@@ -120,7 +120,7 @@ class TestBadMessages:
             CLIENT_FINAL.split("p=")[0] + "p=AAAA", CLIENT_FINAL.replace("r=r", "r=R"), "v=" + "A" * 43 + "=",
         ],
     )  # fmt: skip
-    def test_a_proof_that_is_none(self, message: str) -> None:
+    def test_an_invalid_proof(self, message: str) -> None:
         exchange = server()
         exchange.first(CLIENT_FIRST)
         with pytest.raises(ScramError):
@@ -146,7 +146,7 @@ class TestBadMessages:
             ("", "not a message of SCRAM"),
         ],
     )
-    def test_a_challenge_that_is_none_costs_no_derivation(self, message: str, why: str) -> None:
+    def test_an_invalid_challenge_costs_no_derivation(self, message: str, why: str) -> None:
         def never(password: str, salt: bytes, iterations: int) -> scram.Keys:
             raise AssertionError("the keys were derived")
 

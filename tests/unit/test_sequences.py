@@ -49,7 +49,7 @@ class TestFind:
         assert find(sequences, 102, 2) == StoredBefore("orders", 3, 72)
         assert find(sequences, 104, 1) == StoredBefore("orders", 3, 74)
 
-    def test_what_lies_beside_is_new(self, sequences: ProducerSequences) -> None:
+    def test_adjacent_frames_are_new(self, sequences: ProducerSequences) -> None:
         store(sequences, 100, 5)
         store(sequences, 200, 5)
         for first, count in ((105, 95), (0, 100), (205, 1), (99, 1), (150, 10)):

@@ -42,7 +42,7 @@ def test_failures_and_what_comes_again_from_an_earlier_one_on_are_in_order(judge
     assert (verdict.problems, verdict.twice, verdict.failed, verdict.at_once) == ([], 2, 1, 0)
 
 
-def test_a_member_that_gets_a_queue_back_goes_on_behind_another_one(judge: Any) -> None:
+def test_a_member_that_gets_a_queue_back_continues_after_another_one(judge: Any) -> None:
     assert not problems(judge, lines(judge, (10, 0, True), (50, 2, True)), lines(judge, (30, 1, True)))
 
 
@@ -61,7 +61,7 @@ def test_a_message_that_overtakes_a_failed_one_is_found(judge: Any) -> None:
     assert "began a 2 before 1 was done" in found[0]
 
 
-def test_a_member_that_passes_over_what_nobody_had_meanwhile_is_found(judge: Any) -> None:
+def test_a_member_that_skips_unhandled_messages_is_found(judge: Any) -> None:
     found = problems(judge, lines(judge, (10, 0, True), (20, 1, True), (30, 0, True), (40, 2, True)))
     assert "passed over messages of a" in found[0]
 
@@ -71,7 +71,7 @@ def test_two_members_at_once_are_counted(judge: Any) -> None:
     assert judge.check_group({"a": 1}, {"one": [one], "other": [other]}, orderly=True).at_once == 1
 
 
-def test_a_message_that_nobody_sent_is_found(judge: Any) -> None:
+def test_a_message_that_was_never_sent_is_found(judge: Any) -> None:
     assert "nobody sent" in problems(judge, lines(judge, (1, 0, True), (3, 1, True), (5, 2, True), (7, 3, True)))[0]
 
 

@@ -183,7 +183,7 @@ def test_nothing_beyond_the_mark_is_read(tmp_path: Path) -> None:
     assert len(read_offsets(alone)) == 15, "files alone have no mark: up to the last sound record"
 
 
-def test_a_mark_that_rocketmq_wrote_over_is_none(tmp_path: Path) -> None:
+def test_a_mark_that_rocketmq_overwrote_does_not_count(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     put(store, "orders", 0, plain(10))
     store.close()

@@ -216,7 +216,7 @@ def test_damage_that_is_passed_over_costs_that_record_alone(
     assert f"physical offset {place:,}" in caplog.text
 
 
-def test_what_was_passed_over_is_counted(store: Path, log: MadeLog) -> None:
+def test_skipped_bytes_are_counted(store: Path, log: MadeLog) -> None:
     places = offsets_of(log)
     for number in (5, 50, 51):
         overwrite(store, log, places[number] + RECORD_HEAD_BYTES, b"\x55")

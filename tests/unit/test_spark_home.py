@@ -48,7 +48,7 @@ def test_links_that_lead_elsewhere_are_repaired(environment: dict[str, str], tmp
 
 
 @pytest.mark.parametrize("variable", ["SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"])
-def test_what_the_user_set_is_left_alone(environment: dict[str, str], variable: str) -> None:
+def test_the_users_own_setting_is_left_alone(environment: dict[str, str], variable: str) -> None:
     assert home_without_archive({**environment, variable: "/elsewhere"}) is None
 
 
@@ -56,7 +56,7 @@ def test_the_interpreter_itself_may_be_named(environment: dict[str, str]) -> Non
     assert home_without_archive({**environment, "PYSPARK_PYTHON": sys.executable}) is not None
 
 
-def test_where_workers_would_not_find_pyspark_there_is_none(
+def test_no_home_is_made_if_workers_would_not_find_pyspark(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("site.getsitepackages", list)
@@ -64,7 +64,7 @@ def test_where_workers_would_not_find_pyspark_there_is_none(
     assert home_without_archive({**environment, "PYTHONPATH": str(PACKAGE.parent)}) is not None
 
 
-def test_where_no_folder_takes_links_sparks_own_home_has_to_do(
+def test_sparks_own_home_is_used_if_no_folder_takes_links(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_the_way = tmp_path / "file"

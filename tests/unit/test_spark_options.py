@@ -13,7 +13,7 @@ from flintmq.client.spark.options import READ_OPTIONS, read_options, refuse
 LEAST = {"bootstrap": "localhost:10911", "subscribe": "orders"}
 
 
-def test_what_is_not_given_has_its_default() -> None:
+def test_options_not_given_have_their_defaults() -> None:
     options = read_options(LEAST)
     assert [(broker.name, broker.address) for broker in options.bootstrap] == [("localhost:10911", "localhost:10911")]
     assert options.subscribe == ("orders",)
@@ -106,7 +106,7 @@ def test_both_forms_of_a_time_are_the_same() -> None:
         (LEAST | {"timeoutMs": "0"}, "'timeoutMs' is '0'"),
     ],
 )
-def test_what_is_wrong_is_refused_naming_the_option(given: dict[str, str], says: str) -> None:
+def test_errors_name_the_option(given: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidOption, match=re.escape(says)):
         read_options(given)
 

@@ -16,7 +16,7 @@ LEAST = {"bootstrap": "localhost:10911", "topic": "orders"}
 # ---- options ----
 
 
-def test_what_is_not_given_has_its_default() -> None:
+def test_options_not_given_have_their_defaults() -> None:
     options = write_options({"bootstrap": "localhost:10911"})
     assert options.broker.address == "localhost:10911"
     assert options.topic is options.flush is None

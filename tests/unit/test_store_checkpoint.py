@@ -83,7 +83,7 @@ def test_times_of_rocketmq_are_taken_and_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "physic", [-1, NOW_MS * 1000, -(2**63), 2**63 - 1], ids=["negative", "microseconds", "least", "greatest"]
 )
-def test_what_is_no_time_is_believed_in_nothing(tmp_path: Path, physic: int) -> None:
+def test_an_invalid_time_invalidates_the_checkpoint(tmp_path: Path, physic: int) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(CHECKPOINT_STRUCT.pack(physic, NOW_MS, NOW_MS, 77, 88).ljust(CHECKPOINT_FILE_BYTES, b"\0"))
     checkpoint = load(path)

@@ -70,7 +70,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
     return Log(tmp_path / "clock.json", monkeypatch)
 
 
-def test_a_wall_clock_that_goes_on_is_followed_to_the_millisecond(log: Log) -> None:
+def test_a_steady_wall_clock_is_followed_to_the_millisecond(log: Log) -> None:
     for step in (0, 1, 3, 400, 999, 1_000, 5_000, 100_000):
         log.passes(step, in_steps_of=step or 1)
         assert log.clock.now_ms() == log.clock.seen_ms() == log.wall_ms

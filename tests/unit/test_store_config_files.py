@@ -56,7 +56,7 @@ def test_integer_keys_are_read_with_and_without_quotes_and_text_is_left_alone() 
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"a":1}}', "nothing", "\x00\x00", '{"a":' * 100_000, "\ud800"])
-def test_what_is_no_table_is_read_from_the_backup(tmp_path: Path, text: str) -> None:
+def test_an_invalid_table_is_read_from_the_backup(tmp_path: Path, text: str) -> None:
     (tmp_path / "table.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     assert config_file(tmp_path, None, '{"a":{1:2}}').load(as_it_is) == {"a": {"1": 2}}
 
@@ -90,7 +90,7 @@ def test_a_table_comes_back_and_no_changed_bit_of_it_passes(table: dict[str, Any
         assert {key: read.get(key) for key in table} == table, changed
 
 
-def test_who_changes_a_table_on_purpose_takes_the_checksum_out(tmp_path: Path) -> None:
+def test_removing_the_checksum_allows_a_change_by_hand(tmp_path: Path) -> None:
     file = config_file(tmp_path, None)
     file.save({"a": 17})
     text = file.path.read_text().replace("17", "18")
@@ -198,7 +198,7 @@ def test_consumer_offsets_keep_what_rocketmq_wrote_beside(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("before", [None, 5, {"counter": "x"}, {"counter": None}, {}])
-def test_a_version_that_is_none_begins_at_one(before: Any) -> None:
+def test_an_invalid_version_begins_at_one(before: Any) -> None:
     assert next_data_version(before)["counter"] == 1
 
 

@@ -141,9 +141,7 @@ def test_queue_files_go_with_the_log_but_the_last_stays(store: MessageStore) -> 
 
 
 @pytest.mark.parametrize("end", [MessageStore.close, kill])
-def test_a_queue_without_a_message_left_goes_on_where_it_was(
-    tmp_path: Path, end: Callable[[MessageStore], None]
-) -> None:
+def test_a_queue_without_messages_continues_at_its_offset(tmp_path: Path, end: Callable[[MessageStore], None]) -> None:
     store = open_store(tmp_path / "store")
     put(store, "bills", 0, plain(7))
     fill(store, 3)

@@ -148,7 +148,7 @@ def test_another_setting_is_refused_naming_file_and_setting_and_nothing_is_chang
 
 
 @pytest.mark.parametrize("changes", [{"consumequeue_file_bytes": 2000}, {"index_slots": 1000}, {"index_entries": 300}])
-def test_a_store_whose_sizes_nobody_wrote_down_is_refused_too(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_store_whose_sizes_are_not_recorded_is_refused_too(tmp_path: Path, changes: dict[str, Any]) -> None:
     store = open_store(tmp_path / "store")
     put(store, "orders", 0, plain(70))
     put(store, "orders", 1, plain(70))

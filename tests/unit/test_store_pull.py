@@ -86,7 +86,7 @@ def test_units_are_the_place_size_and_tag_of_each_message_and_files_roll(store: 
     assert set(units[120:]) == {(0, 0, 0)}
 
 
-def test_a_pull_gives_what_fits_in_order_and_says_where_to_go_on(store: MessageStore) -> None:
+def test_a_pull_returns_what_fits_in_order_and_the_next_offset(store: MessageStore) -> None:
     sent = put(store, "orders", 0, [Message(b"x" * 100)] * 30)
     size = size_of(store, sent[0])
     first = pull(store, 0, max_count=7)

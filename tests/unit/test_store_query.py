@@ -91,13 +91,13 @@ def test_colliding_hashes_never_show(store: MessageStore) -> None:
     assert_found(store, sent)
 
 
-def test_a_property_that_only_looks_like_the_key_is_none(store: MessageStore) -> None:
+def test_a_property_that_only_looks_like_the_key_does_not_match(store: MessageStore) -> None:
     put(store, "orders", 0, [Message(b"key", tags="key", properties=(("name", "key"), ("key", "x")))])
     put(store, "orders", 0, [Message(b"", keys=("key-1",)), Message(b"", keys=("a-key",))])
     assert find(store, "orders", "key") == []
 
 
-def test_index_files_roll_when_they_are_full_and_chains_go_on_behind_them(store: MessageStore) -> None:
+def test_full_index_files_roll_and_chains_continue_after_them(store: MessageStore) -> None:
     sent = put(store, "orders", 0, [Message(b"x", keys=("all", f"k{number}")) for number in range(2 * ENTRIES)])
     files = index_files(store.path)
     headers = [INDEX_HEADER_STRUCT.unpack_from(content) for content in files]
@@ -127,7 +127,7 @@ def test_pages_follow_each_other_without_a_gap_or_a_repetition(store: MessageSto
         assert seen == [each.physical_offset for each in reversed(sent)]
 
 
-def test_a_page_goes_on_where_it_ended_although_messages_came_meanwhile(store: MessageStore) -> None:
+def test_a_page_continues_where_the_last_ended_although_messages_arrived(store: MessageStore) -> None:
     sent = put(store, "orders", 0, [Message(b"x", keys=("all",))] * 10)
     first = store.query("orders", "all", 0, FOREVER, 4, "", False)
     put(store, "orders", 0, [Message(b"y", keys=("all",))] * 300)
@@ -138,7 +138,7 @@ def test_a_page_goes_on_where_it_ended_although_messages_came_meanwhile(store: M
 @pytest.mark.parametrize(
     "cursor", ["x", "20250101000000000", ":1:2", "20250101000000000:-1:2", "2025010100000000x:1:2"]
 )
-def test_what_is_no_cursor_is_refused(store: MessageStore, cursor: str) -> None:
+def test_an_invalid_cursor_is_refused(store: MessageStore, cursor: str) -> None:
     make_topic(store, "orders")
     with pytest.raises(InvalidParameter, match="is no cursor"):
         store.query("orders", "k", 0, FOREVER, 4, cursor, False)
@@ -228,7 +228,7 @@ def test_a_record_inside_of_a_body_is_no_message(store: MessageStore) -> None:
     assert find(store, "orders", "forged") == []
 
 
-def test_an_entry_that_stands_twice_shows_its_message_once(store: MessageStore) -> None:
+def test_a_duplicate_entry_shows_its_message_once(store: MessageStore) -> None:
     sent = put(store, "orders", 0, [Message(b"x", keys=("twice",))])
     key_hash = index_key_hash("orders", "twice")
     keys = np.array([key_hash, sent[0].physical_offset, sent[0].store_ms], np.int64)

@@ -68,7 +68,7 @@ def nothing(path: Path) -> None:
 
 @pytest.mark.parametrize("end", [MessageStore.close, kill], ids=["stopped", "killed"])
 @pytest.mark.parametrize("damage", [nothing, remove_derived, remove_checkpoint])
-def test_a_topic_made_anew_goes_on_and_shows_nothing_of_the_old_one(
+def test_a_topic_created_again_continues_and_shows_no_old_message(
     tmp_path: Path, end: Callable[[MessageStore], None], damage: Callable[[Path], None]
 ) -> None:
     store = open_store(tmp_path / "store")
@@ -100,7 +100,9 @@ def test_a_topic_made_anew_goes_on_and_shows_nothing_of_the_old_one(
 
 
 @pytest.mark.parametrize("damage", [nothing, remove_derived, remove_checkpoint])
-def test_a_deleted_topic_stays_deleted_until_it_is_made_anew(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_deleted_topic_stays_deleted_until_it_is_created_again(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     store = open_store(tmp_path / "store")
     old = put(store, "orders", 3, plain(5))
     kept = put(store, "bills", 0, plain(5))
@@ -130,7 +132,7 @@ def test_a_deletion_right_before_the_end_of_the_process_is_remembered(tmp_path: 
     store.close()
 
 
-def test_what_was_appended_but_not_dispatched_when_its_topic_went_is_never_dispatched(tmp_path: Path) -> None:
+def test_messages_not_dispatched_when_their_topic_was_deleted_never_are(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     old = append(store, "orders", 0, plain(5))
     delete(store, "orders")

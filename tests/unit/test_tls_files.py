@@ -53,7 +53,7 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
             TlsFiles(certificate, key, client_ca, "1.2")
 
 
-def test_an_encrypted_key_is_refused_and_nobody_is_asked(authority: Authority, tmp_path: Path) -> None:
+def test_an_encrypted_key_is_refused_without_a_prompt(authority: Authority, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
     mine = authority.issue("encrypted")

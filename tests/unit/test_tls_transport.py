@@ -173,7 +173,7 @@ def test_what_the_client_has_not_taken_is_counted_and_said(contexts: Contexts) -
     talk(contexts, Application, client, broker)
 
 
-def test_who_sends_no_more_still_gets_answers(contexts: Contexts) -> None:
+def test_a_client_that_sends_no_more_still_gets_responses(contexts: Contexts) -> None:
     got: list[bytes] = []
 
     def client(sock: ssl.SSLSocket) -> None:

@@ -71,7 +71,7 @@ def newest_within(units: list[tuple[int, int, int]], size: int) -> list[tuple[in
     return kept[::-1]
 
 
-def test_messages_older_than_the_rule_are_found_by_nobody(store: MessageStore) -> None:
+def test_no_read_finds_messages_older_than_the_rule(store: MessageStore) -> None:
     make_topic(store, "orders")
     old = put(store, "orders", 0, plain(5)) + put(store, "orders", 1, plain(3, first=5))
     young = put_later(store, "orders", 0, 4, 8)

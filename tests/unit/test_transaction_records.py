@@ -127,7 +127,7 @@ def test_what_is_written_again_keeps_everything_but_a_stale_checksum() -> None:
     "properties",
     [{}, {"REAL_TOPIC": "t"}, {"REAL_TOPIC": "t", "REAL_QID": "x"}, {"REAL_TOPIC": "t", "REAL_QID": "-1"}],
 )
-def test_a_half_that_does_not_say_where_it_goes_is_none(properties: dict[str, str]) -> None:
+def test_a_half_message_without_a_destination_is_invalid(properties: dict[str, str]) -> None:
     assert Half.of(Record(HALF_TOPIC.encode(), b"", encode_properties(properties))) is None
 
 

@@ -165,7 +165,7 @@ class TestChecks:
             assert made.service.ended == {"commit": 0, "rollback": 0, "parked": 1}
             assert len(made.service.table) == 0
 
-    async def test_nobody_alive_counts_too(self, tmp_path: Path) -> None:
+    async def test_a_check_without_a_live_producer_counts_too(self, tmp_path: Path) -> None:
         async with parts(tmp_path) as made:
             made.produce("orders", 0, b"paid", first=1)
             made.alive(seconds=TIMEOUT_S / 2)  # its session runs out
@@ -259,7 +259,7 @@ class TestColdReads:
         monkeypatch.setattr(History, "record", record)
         return disk
 
-    async def test_a_commit_waits_and_who_comes_meanwhile_waits_too(self, tmp_path: Path) -> None:
+    async def test_a_commit_waits_and_so_do_later_requests(self, tmp_path: Path) -> None:
         async with parts(tmp_path) as made:
             (half,) = made.produce("orders", 0, b"paid", first=1)
             first, second = await asyncio.gather(made.end(half, commit=True), made.end(half, commit=False))
@@ -324,7 +324,7 @@ class TestStart:
             assert await made.end(halves[0], commit=True) is None
             assert [each.body for each in made.records("orders", 1)] == [b"b", b"a"]
 
-    async def test_checks_go_on_from_where_they_were(self, tmp_path: Path) -> None:
+    async def test_checks_continue_from_where_they_were(self, tmp_path: Path) -> None:
         async with parts(tmp_path) as made:
             made.produce("orders", 0, b"paid", first=1)
             await made.clock.advance(TIMEOUT_S + 4 * INTERVAL_S)

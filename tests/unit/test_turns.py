@@ -40,7 +40,7 @@ def test_short_steps_share_one_turn_in_their_order() -> None:
     assert (loop.done, loop.calls, len(loop.turns)) == (["a", "b", "c"], [], 0)
 
 
-def test_what_does_not_fit_goes_on_in_the_next_turn() -> None:
+def test_steps_that_do_not_fit_continue_in_the_next_turn() -> None:
     loop = FakeLoop()
     for name in "abcd":
         loop.turns.add(loop.step(name, SLICE_S * 0.6))

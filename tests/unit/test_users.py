@@ -75,7 +75,7 @@ class TestTheFile:
         assert str(raised.value).startswith("the/users.json")
 
     @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"version": 1, "users": []}', b"\xff", b"[" * 100_000])
-    def test_what_is_no_file_of_users_is_refused(self, content: bytes) -> None:
+    def test_a_file_that_is_no_file_of_users_is_refused(self, content: bytes) -> None:
         with pytest.raises(ConfigurationError, match=r"users\.json"):
             parse_users(content, "users.json")
 
@@ -98,7 +98,7 @@ class TestTheFile:
         del table[CHECKSUM_KEY]
         assert list(choose_users(json.dumps(table).encode(), content, "x/users.json")[0].by_name) == ["billing"]
 
-    def test_one_that_is_gone_is_not_taken_for_nobody_while_its_copy_is_there(self) -> None:
+    def test_a_missing_file_does_not_mean_no_users_while_its_backup_exists(self) -> None:
         with pytest.raises(
             ConfigurationError, match=r"x/users\.json is missing, but its copy x/users\.json\.bak exists"
         ):
@@ -139,7 +139,7 @@ class TestTheTable:
         fresh.write_text(text)
         os.replace(fresh, path)
 
-    def test_without_a_file_there_is_nobody(self, tmp_path: Path) -> None:
+    def test_without_a_file_there_are_no_users(self, tmp_path: Path) -> None:
         table = UserTable(tmp_path)
         table.load()
         assert len(table) == 0
@@ -192,9 +192,7 @@ class TestTheTable:
         assert f"{path} is" in caplog.text
         assert f"Using its copy {path}{BACKUP_SUFFIX} instead" in caplog.text
 
-    def test_a_name_that_nobody_has_gets_the_same_salt_each_time_and_after_a_restart(
-        self, tmp_path: Path, path: Path
-    ) -> None:
+    def test_an_unknown_name_gets_the_same_salt_each_time_and_after_a_restart(self, tmp_path: Path, path: Path) -> None:
         self.replace(path, encode_users(users("billing")))
         one, other = UserTable(tmp_path), UserTable(tmp_path)
         one.load()
@@ -207,7 +205,7 @@ class TestTheTable:
         assert invented.stored_key != one.verifier("stranger").stored_key
         assert one.verifier("billing") == VERIFIER
 
-    def test_the_number_of_iterations_does_not_tell_who_is_there(self, tmp_path: Path, path: Path) -> None:
+    def test_the_number_of_iterations_does_not_reveal_which_users_exist(self, tmp_path: Path, path: Path) -> None:
         some = users("new", "old")
         some.by_name["old"] = replace(some.by_name["old"], verifier=replace(VERIFIER, iterations=ITERATIONS_MIN + 1))
         self.replace(path, encode_users(some))

@@ -31,11 +31,11 @@ import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
- * A whole RocketMQ on loopback, name server and broker on ports of the system's choice, and RocketMQ's own clients of it.
+ * A whole RocketMQ on loopback: name server and broker on ports that the system chooses, and RocketMQ's own clients.
  *
- * Argument: as StoreDriver's.
+ * Argument: the same as StoreDriver's.
  */
-@SuppressWarnings("deprecation")  // DefaultMQPullConsumer: the one client that reads a queue from an offset and nothing else
+@SuppressWarnings("deprecation")  // DefaultMQPullConsumer is the only client that just reads a queue from an offset
 public final class BrokerDriver {
     private static final int BATCH = 32;
     private static final long REGISTER_SECONDS = 60;
@@ -72,7 +72,7 @@ public final class BrokerDriver {
         consumer.start();
     }
 
-    /** On a slow machine the registration that the broker's start makes fails, and the broker tries again much later. */
+    /** On a slow machine the broker's registration at its start fails, and it tries again only much later. */
     private void registerTopics(NamesrvController names) throws InterruptedException {
         Set<String> topics = broker.getTopicConfigManager().getTopicConfigTable().keySet();
         long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(REGISTER_SECONDS);
@@ -98,7 +98,7 @@ public final class BrokerDriver {
 
     public static void main(String[] arguments) throws Exception {
         CommandLoop loop = new CommandLoop();
-        System.setProperty("tls.server.mode", "disabled");  // no key pair is made
+        System.setProperty("tls.server.mode", "disabled");  // RocketMQ generates no key pair
         System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, Integer.toString(MQVersion.CURRENT_VERSION));
         Properties properties = new Properties();
         try (Reader reader = Files.newBufferedReader(Path.of(arguments[0]), StandardCharsets.UTF_8)) {
@@ -134,14 +134,14 @@ public final class BrokerDriver {
             case "send_back":
                 return sendBack(arguments);
             case "close":
-                broker.shutdown();  // what has no part in the store ends with the process
+                broker.shutdown();  // everything outside the store ends with the process
                 return Map.of();
             default:
                 throw new IllegalArgumentException(name);
         }
     }
 
-    /** Pull all of a topic through the network, as the name server says where its queues are. */
+    /** Pull a whole topic over the network, from the queues that the name server lists. */
     private Map<String, Object> read(JSONObject arguments) throws Exception {
         List<MessageExt> messages = new ArrayList<>();
         TreeSet<MessageQueue> queues =
@@ -170,7 +170,7 @@ public final class BrokerDriver {
         return Map.of("found", found);
     }
 
-    /** What a consumer does with a message that it could not handle. */
+    /** Send a message back, as a consumer does if it could not handle it. */
     private Map<String, Object> sendBack(JSONObject arguments) throws Exception {
         MessageExt message = consumer.viewMessage(arguments.getString("topic"), arguments.getString("id"));
         consumer.sendMessageBack(message, arguments.getIntValue("delay_level"), "broker", arguments.getString("group"));

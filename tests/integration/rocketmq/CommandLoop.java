@@ -12,12 +12,12 @@ import java.nio.charset.StandardCharsets;
 import java.util.Map;
 
 /**
- * Commands as JSON objects, one a line, on standard input; one answer a line on standard output.
+ * Commands as JSON objects, one a line, on standard input; one response a line on standard output.
  *
- * An answer is an object, or {"error": the stack trace}. What RocketMQ itself prints goes to standard error.
+ * A response is an object, or {"error": the stack trace}. RocketMQ's own output goes to standard error.
  */
 final class CommandLoop {
-    /** Answers one command; "do" is its name. */
+    /** Handles one command; "do" is its name. */
     interface Commands {
         Map<String, Object> handle(String name, JSONObject arguments) throws Exception;
     }
@@ -39,7 +39,7 @@ final class CommandLoop {
         say(Map.of("error", trace.toString()));
     }
 
-    /** Until standard input ends. */
+    /** Serve commands until standard input ends. */
     void run(Commands commands) throws IOException {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {

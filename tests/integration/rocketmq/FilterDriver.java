@@ -10,13 +10,13 @@ import org.apache.rocketmq.filter.expression.Expression;
 import org.apache.rocketmq.filter.expression.MQFilterException;
 import org.apache.rocketmq.filter.parser.SelectorParser;
 
-/** What RocketMQ's filters say of messages. */
+/** Applies RocketMQ's filters to messages. */
 final class FilterDriver {
     public static void main(String[] arguments) throws IOException {
         new CommandLoop().run((name, command) -> evaluate(command));
     }
 
-    /** "filter" of each of "messages": TRUE, FALSE, UNKNOWN, or FAILED where evaluating it raises; or "refused". */
+    /** "filter" of each of "messages": TRUE, FALSE, UNKNOWN, or FAILED if evaluating it raises; or "refused". */
     private static Map<String, Object> evaluate(JSONObject command) {
         Expression expression;
         try {

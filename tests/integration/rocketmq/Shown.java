@@ -13,7 +13,7 @@ import java.util.Map;
 import java.util.function.Function;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** What a test compares of a message, by the names that it gives the fields. */
+/** The parts of a message that a test compares, by the test's names of the fields. */
 final class Shown {
     private Shown() {
     }

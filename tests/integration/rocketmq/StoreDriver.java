@@ -32,7 +32,7 @@ import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
 /**
- * Opens a store with RocketMQ's own DefaultMessageStore, says what it found, and then answers commands.
+ * Opens a store with RocketMQ's own DefaultMessageStore, reports what it found, and then serves commands.
  *
  * Argument: a properties file with RocketMQ's settings (storePathRootDir, mappedFileSizeCommitLog ...).
  */
@@ -89,7 +89,7 @@ public final class StoreDriver {
         }
     }
 
-    /** Every message of every queue, in the queues' order, into a file; answers with each queue's ends. */
+    /** Write every message of every queue, in the queues' order, to a file; return each queue's ends. */
     private Map<String, Object> read(Path to) throws Exception {
         List<Map<String, Object>> queues = new ArrayList<>();
         List<MessageExt> messages = new ArrayList<>();
@@ -108,7 +108,7 @@ public final class StoreDriver {
         return Map.of("queues", queues, "messages", messages.size());
     }
 
-    /** Pull a queue from its first offset on, as a consumer does, until it says that there is no more. */
+    /** Pull a queue from its first offset to its end, as a consumer does. */
     private void pull(String topic, int queueId, MessageFilter filter, List<MessageExt> messages) {
         long offset = store.getMinOffsetInQueue(topic, queueId);
         while (true) {
@@ -133,7 +133,7 @@ public final class StoreDriver {
         return messages.size();
     }
 
-    /** For each [topic, key] in a file, the physical offsets that the index gives, one line each. */
+    /** Write the physical offsets that the index gives for each [topic, key] of a file, one line each. */
     private Map<String, Object> find(Path keys, Path to) throws Exception {
         List<List<Long>> found = new ArrayList<>();
         for (String line : Files.readAllLines(keys, StandardCharsets.UTF_8)) {
@@ -150,7 +150,7 @@ public final class StoreDriver {
         return Map.of("keys", found.size());
     }
 
-    /** Put one message, as a broker that got it from a producer; acknowledged when the settings' flush is done. */
+    /** Put one message as a broker does; it is acknowledged after the flush that the settings require. */
     private Map<String, Object> append(JSONObject arguments) throws Exception {
         MessageExtBrokerInner message = new MessageExtBrokerInner();
         message.setTopic(arguments.getString("topic"));

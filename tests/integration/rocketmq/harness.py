@@ -1,4 +1,4 @@
-"""Both sides of the test: processes with RocketMQ's classes, writing processes of FlintMQ, and what each reads."""
+"""Both sides of the test: processes with RocketMQ's classes, writer processes of FlintMQ, and what each reads."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ Key = tuple[str, str]
 
 
 def class_path() -> str:
-    """RocketMQ's jars and the compiled drivers. Skips the test where they cannot be had here.
+    """Return the class path of RocketMQ's jars and the compiled drivers, or skip the test if they are not available.
 
-    Maven keeps the jars in its own cache; where they lie, and the drivers, is kept in the user's.
+    Maven keeps the jars in its own cache; the user's cache keeps the class path and the drivers.
     """
     for program, package in (("java", "a JDK"), ("javac", "a JDK"), ("mvn", "Maven")):
         if shutil.which(program) is None:
@@ -67,7 +67,7 @@ def class_path() -> str:
     made = cache / f"rocketmq-{digest}"
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{made.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the test command has two processes
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the test command runs two processes
         if not all(Path(jar).exists() for jar in _jars(made).split(os.pathsep)):
             shutil.rmtree(made, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
@@ -108,13 +108,14 @@ def _compile(folder: Path, sources: list[Path]) -> None:
 
 
 class RocketMQRefused(Exception):
-    """RocketMQ did not open the store; its own words."""
+    """RocketMQ did not open the store; the error has its own words."""
 
 
 class RocketMQ:
-    """A process with RocketMQ's classes that has a store open and answers commands.
+    """A process with RocketMQ's classes that has a store open and serves commands.
 
-    ``driver``: ``StoreDriver`` or ``BrokerDriver``; ``settings``: RocketMQ's, beside those that fit the writer's.
+    ``driver``: ``StoreDriver`` or ``BrokerDriver``; ``settings``: RocketMQ's, in addition to those that match the
+    writer's.
     """
 
     def __init__(self, classes: str, home: Path, driver: str, store: Path, settings: dict[str, Any]) -> None:
@@ -136,7 +137,7 @@ class RocketMQ:
         self.opened: dict[str, Any] = {}
 
     def wait_opened(self) -> None:
-        """Until the store is open. Raises ``RocketMQRefused``."""
+        """Wait until the store is open. Raises ``RocketMQRefused``."""
         self.opened = self._answer()
         if "error" in self.opened:
             raise RocketMQRefused(self.opened["error"])
@@ -154,7 +155,7 @@ class RocketMQ:
         return answer
 
     def call(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Do a command; its answer, which must be no error."""
+        """Run a command and return its answer, which must not be an error."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": command, **arguments}, default=str) + "\n")
         self.process.stdin.flush()
@@ -163,7 +164,7 @@ class RocketMQ:
         return answer
 
     def read(self, **arguments: Any) -> tuple[dict[str, Any], list[Message]]:
-        """What it answers to ``read``, and every message that it read."""
+        """Return the answer to ``read``, and every message that RocketMQ read."""
         to = self.home / "read.jsonl"
         answer = self.call("read", to=to, **arguments)
         return answer, read_lines(to)
@@ -175,7 +176,7 @@ class RocketMQ:
             assert time.monotonic() < deadline, f"{behind} bytes of the log are not dispatched"
 
     def find(self, keys: Iterable[Key]) -> dict[Key, set[int]]:
-        """The physical offsets that its index gives for each key, hash collisions included."""
+        """Return the physical offsets that RocketMQ's index gives for each key, hash collisions included."""
         keys = list(keys)
         asked, to = self.home / "keys.jsonl", self.home / "found.jsonl"
         asked.write_text("".join(json.dumps(key) + "\n" for key in keys))
@@ -183,14 +184,14 @@ class RocketMQ:
         return dict(zip(keys, map(set, read_lines(to)), strict=True))
 
     def close(self) -> None:
-        """Stop in order, as a broker that ends."""
+        """Stop the process in order, as a broker that ends."""
         self.call("close")
         assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(COMMAND_TIMEOUT_S) == 0
 
     def kill(self) -> None:
-        """SIGKILL, also where it has ended."""
+        """Send SIGKILL, even if the process has ended."""
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
@@ -199,13 +200,13 @@ class RocketMQ:
 
     @property
     def log(self) -> str:
-        """What RocketMQ logged about its store, and what it printed."""
+        """Return RocketMQ's log about its store, and its output."""
         files = [*self.home.rglob("store.log"), self.home / "stderr"]
         return "\n".join(path.read_text(errors="replace") for path in files)
 
 
 class Writer:
-    """A ``writer.py`` process and what it said so far."""
+    """A ``writer.py`` process and its output so far."""
 
     def __init__(self, store: Path, *options: object) -> None:
         command = [sys.executable, str(FOLDER / "writer.py"), str(store), *map(str, options)]
@@ -217,7 +218,7 @@ class Writer:
         """The log's end, once it has closed the store."""
 
     def read_until(self, messages: float = float("inf")) -> None:
-        """Take what it says until so many messages are acknowledged, or it ends."""
+        """Read its output until so many messages are acknowledged, or until it ends."""
         assert self.process.stdout is not None
         while len(self.acknowledged) < messages and (line := self.process.stdout.readline()).endswith("\n"):
             said = json.loads(line)
@@ -226,19 +227,19 @@ class Writer:
             self.end = said.get("closed", self.end)
 
     def finish(self) -> None:
-        """Until it has stopped in order."""
+        """Wait until the process has stopped in order."""
         self.read_until()
         assert self.process.wait() == 0
         assert self.end > 0
 
     def kill(self) -> None:
-        """SIGKILL, whatever it does; what it had acknowledged is taken."""
+        """Send SIGKILL at any moment, then read the acknowledgements that are in the pipe."""
         self.process.kill()
         self.read_until()
         self.process.wait()
 
     def close(self) -> None:
-        """End the process and its pipe."""
+        """End the process and close its pipe."""
         self.process.kill()
         self.process.wait()
         if self.process.stdout is not None:
@@ -246,12 +247,12 @@ class Writer:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """A file of JSON lines."""
+    """Read a file of JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def read_flint(store: MessageStore) -> list[Message]:
-    """Every message that FlintMQ's store gives, queue by queue."""
+    """Return every message that FlintMQ reads from the store, queue by queue."""
     return [
         message
         for topic in store.topics
@@ -270,7 +271,7 @@ def _pull_all(store: MessageStore, topic: str, queue: int, queue_offset: int) ->
 
 
 def decode_all(body: bytearray, count: int) -> Iterator[Message]:
-    """The messages of a pull's or query's body."""
+    """Decode the messages in the body of a pull or a query."""
     at = 4 * count
     for k in range(count):
         size = int.from_bytes(body[4 * k : 4 * k + 4], "big")
@@ -298,7 +299,7 @@ def _shown(blob: bytes) -> Message:
 
 
 def keys_of(messages: Iterable[Message]) -> dict[Key, set[int]]:
-    """For each topic and key, the unique keys among them, the physical offsets of the messages that have it."""
+    """Return, for each topic and key (unique keys included), the physical offsets of the messages that have it."""
     found: dict[Key, set[int]] = {}
     for message in messages:
         properties = message["properties"]
@@ -309,7 +310,7 @@ def keys_of(messages: Iterable[Message]) -> dict[Key, set[int]]:
 
 
 def find_flint(store: MessageStore, keys: Iterable[Key]) -> dict[Key, set[int]]:
-    """The physical offsets of the messages that FlintMQ's index gives for each key, all pages of them."""
+    """Return the physical offsets of the messages that FlintMQ's index gives for each key, from all pages."""
     found: dict[Key, set[int]] = {}
     for topic, key in keys:
         offsets = found[topic, key] = set()

@@ -1,7 +1,7 @@
-"""Writes messages of every kind to a FlintMQ store and says what is acknowledged, one JSON object a line.
+"""Writes messages of every kind to a FlintMQ store and reports what is acknowledged, one JSON object a line.
 
-A process of its own, so that it can be killed. As in the broker, one thread appends, one flushes and acknowledges, one
-dispatches and syncs.
+It is a process of its own, so that a test can kill it. As in the broker, one thread appends, one flushes and
+acknowledges, and one dispatches and syncs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Draft:
 
 
 def shown_host(host: bytes) -> str:
-    """An encoded host as ``Written`` has it."""
+    """Return an encoded host in the form that ``Written`` has."""
     return f"{host[:-4].hex()}:{struct.unpack('>i', host[-4:])[0]}"
 
 
@@ -88,7 +88,7 @@ def _text(rng: random.Random, size: int) -> bytes:
 
 
 def _body(rng: random.Random, number: int) -> tuple[bytes, bytes, int]:
-    """(body, as stored, sys_flag): empty, short, text, incompressible, long, or compressed in one of all ways."""
+    """Return (body, stored body, sys_flag); the body is empty, short, text, incompressible, long, or compressed."""
     match number % 20:
         case 0:
             body = b""
@@ -125,7 +125,7 @@ def _draft(rng: random.Random, seed: int, number: int) -> Draft:
 
 
 class Batches:
-    """Batches of messages of every kind, without end, and what must be read back of each."""
+    """Endless batches of messages of every kind, with the expected reading of each message."""
 
     def __init__(self, store: MessageStore, seed: int) -> None:
         self._store = store
@@ -136,7 +136,7 @@ class Batches:
         self._counter = unique_counter_start(time.time())
 
     def append_next(self) -> tuple[int, list[Written]]:
-        """Append one batch; the log's end behind it, and its messages."""
+        """Append one batch; return the log's end after it, and its messages."""
         rng = self._rng
         columns = rng.random() < 0.3
         drafts = [_draft(rng, self._seed, self._number + k) for k in range(rng.randrange(1, 40))]
@@ -202,7 +202,7 @@ class Batches:
 
 
 class Writer:
-    """The three threads. A failure in any ends the process at once, without an orderly stop."""
+    """The three threads. A failure in any of them ends the process at once, without an orderly stop."""
 
     def __init__(self, store: MessageStore, seed: int) -> None:
         self._store = store
@@ -211,7 +211,7 @@ class Writer:
         self._flushed: queue.Queue[int | None] = queue.Queue()
 
     def run(self, rounds: Iterator[int]) -> None:
-        """Append a batch per round; returns when all of it is acknowledged and dispatched."""
+        """Append a batch per round; return when all of it is acknowledged and dispatched."""
         threading.excepthook = _end_process
         threads = [threading.Thread(target=work) for work in (self._flush, self._dispatch)]
         for thread in threads:
@@ -257,13 +257,13 @@ def _end_process(failure: threading.ExceptHookArgs) -> None:
 
 
 def say(answer: dict[str, object]) -> None:
-    """One line; a reader that sees its end of line has all of it."""
+    """Print one whole line and flush it, so that a reader that sees its end has all of it."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Write as the command line says."""
+    """Write according to the arguments of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("store", type=Path)
     parser.add_argument("--seed", type=int, default=0)
