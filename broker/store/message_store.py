@@ -33,7 +33,7 @@ from .read.log_reads import LogReads
 from .read.pulls import PullResult, Pulls
 from .read.queries import Queries, QueryResult
 from .read.queue_reads import QueueReads
-from .read.record_copies import PendingFlush, Place, RecordCopier
+from .read.record_copies import WaitingRecords, Place, RecordCopier
 from .read.record_filter import RecordFilter
 from .recovery.log_recovery import Progress
 from .recovery.recovery import Recovery
@@ -368,7 +368,7 @@ class MessageStore:
             self.set_append_offset(topic.decode(), queue_id, queue_offset)
         return self.commitlog.write_offset
 
-    def deliver(self, waiting: PendingFlush, places: Sequence[Place | None], *, committed: bool = False) -> int:
+    def deliver(self, waiting: WaitingRecords, places: Sequence[Place | None], *, committed: bool = False) -> int:
         """Append copies of waiting records, each group to its place; see ``RecordCopier.deliver``.
 
         All of them are appended, or none. Returns the log's end after them. The caller must make sure that the topics

@@ -95,7 +95,7 @@ def load_whole(folder: Path) -> Manifest:
         return manifest
     if backup_kind(folder):
         raise BackupError(
-            f"{folder} holds a backup that is not complete: there is no {MANIFEST}. Run `flintmq-broker backup STORE "
+            f"{folder} holds an incomplete backup: there is no {MANIFEST}. Run `flintmq-broker backup STORE "
             f"{folder}` again; what is copied already stays. If this is a copy of a backup, copy its {MANIFEST} too"
         )
     raise BackupError(f"{folder} is no backup: there is no {MANIFEST} in it")

@@ -136,7 +136,7 @@ def rebuild(store: Path, index_slots: int | None) -> int:
         with progress_bar() as progress:
             rebuilt = run(store, progress, index_slots=index_slots)
     except KeyboardInterrupt:
-        click.echo("flintmq-broker: not complete; the next start of a broker, or of this, goes on", err=True)
+        click.echo("flintmq-broker: not complete; the next start of a broker, or of this command, continues", err=True)
         raise
     for hole in rebuilt.quarantined:
         click.echo(
@@ -302,7 +302,9 @@ def backup(store: Path, dest: Path) -> int:
         with progress_bar() as progress:
             made = run(store, dest, progress)
     except KeyboardInterrupt:
-        click.echo("flintmq-broker: not complete; the next run goes on, and a backup from before still holds", err=True)
+        click.echo(
+            "flintmq-broker: not complete; the next run continues, and an earlier backup is still valid", err=True
+        )
         raise
     log_bytes = made.manifest.log_end - made.manifest.log_begin
     click.echo(

@@ -99,7 +99,7 @@ def test_a_user_who_may_not_publish_creates_no_topic(running: RunningBroker, log
 
 def test_grants_spoiled_by_hand_allow_nothing_and_are_named_in_the_log(running: RunningBroker, log_in: LogIn) -> None:
     set_grants(running.store, {"bob": [{"actions": ["fly"], "topic": "orders"}]})
-    until(lambda: "'fly' is no action" in running.log or log_in("bob").pull("orders").code == 0, "the message")
+    until(lambda: "'fly' is not an action" in running.log or log_in("bob").pull("orders").code == 0, "the message")
     assert log_in("bob").pull("orders").code == NoPermission.code
     set_grants(running.store, {"bob": []})
 

@@ -229,7 +229,7 @@ def test_the_command_line_changes_users_at_the_broker(running: RunningBroker, tm
     missing = cli.run("user", "grant", "shop", "--publish", "orders")
     assert (missing.code, "USER_NOT_EXIST (1430): there is no user 'shop'" in missing.err) == (4, True)
     no_password = cli.run("user", "add", "third")
-    assert (no_password.code, "needs a password: --generate" in no_password.err) == (2, True)
+    assert (no_password.code, "needs a password: use --generate" in no_password.err) == (2, True)
     plain = Cli(
         tmp_path / "home", running.address, {"FLINTMQ_USER": "second", "FLINTMQ_PASSWORD": "a password of its own"}
     )

@@ -23,7 +23,7 @@ from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_
 from ...latency import Latencies
 from ...store import CorruptLog, MessageStore, TopicConfig, WouldBlock
 from ...store.queue.consume_queue import ConsumeQueue
-from ...store.read.record_copies import PendingFlush, Place
+from ...store.read.record_copies import WaitingRecords, Place
 from ..writer import RecordWriter
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Settling(Generic[T]):
         return events
 
 
-def topics_of(waiting: PendingFlush, sign: int, wanted: np.ndarray | None = None) -> Counter[str]:
+def topics_of(waiting: WaitingRecords, sign: int, wanted: np.ndarray | None = None) -> Counter[str]:
     """Return the number of read messages for each topic, times ``sign``; ``wanted`` selects the messages to count."""
     counts = waiting.counts if wanted is None else waiting.counts_of(wanted)
     topics: Counter[str] = Counter()
@@ -145,13 +145,13 @@ class Redeliverer:
             raise CorruptLog(f"{queue.folder} has no unit {first:,} although it should extend to {queue.max_offset:,}")
         return np.frombuffer(blob, UNITS)
 
-    async def read(self, chosen: np.ndarray) -> PendingFlush:
+    async def read(self, chosen: np.ndarray) -> WaitingRecords:
         """Read the records of these units."""
         return await self.call(lambda hot: self.store.rewriter.read(chosen, hot=hot))
 
     async def deliver(
         self, chosen: np.ndarray, *, timed: bool = False, committed_by: Callable[[], object] | None = None
-    ) -> tuple[PendingFlush, int]:
+    ) -> tuple[WaitingRecords, int]:
         """Deliver the messages of these units, or park them. Return (what was read, end of the log after the copies).
 
         ``timed``: the messages must have a TIMER_OUT_MS. ``committed_by``: a transaction commits them, and this
@@ -166,7 +166,7 @@ class Redeliverer:
 
     async def deliver_read(
         self,
-        waiting: PendingFlush,
+        waiting: WaitingRecords,
         asked: int,
         *,
         timed: bool = False,
@@ -195,7 +195,7 @@ class Redeliverer:
             self._say(f"{count} delayed messages cannot be delivered: they are damaged or no longer in the log")
 
     async def write(
-        self, waiting: PendingFlush, places: list[Place | None], committed_by: Callable[[], object] | None = None
+        self, waiting: WaitingRecords, places: list[Place | None], committed_by: Callable[[], object] | None = None
     ) -> int:
         """Append what was read, each group to its place, after the disk has caught up. Return the log's end."""
         store = self.store

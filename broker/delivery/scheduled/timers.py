@@ -16,7 +16,7 @@ from ....protocol.storage.delivery import TIMER_TOPIC
 from ....protocol.storage.layout import RECORD
 from ...kernels.deliver import UNSOUND
 from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_ROW
-from ...store.read.record_copies import PendingFlush
+from ...store.read.record_copies import WaitingRecords
 from ...store.timers.timer_files import TimerFiles
 from ...store.timers.timer_state import (
     HOUR_SECONDS,
@@ -147,7 +147,7 @@ class Timers:
         )
         self.figures.count(waiting.count, now_ms - due_ms)
 
-    async def _put_off(self, waiting: PendingFlush, early: np.ndarray) -> None:
+    async def _put_off(self, waiting: WaitingRecords, early: np.ndarray) -> None:
         """Index again the messages that came up too early: the clock was set back after they had been indexed."""
         chosen = waiting.chosen.reshape(-1, CHOSEN_ROW)
         begins = np.cumsum(chosen[:, C_SIZE]) - chosen[:, C_SIZE]
@@ -206,7 +206,7 @@ class Timers:
                 for second, blob in _by_second(mine, self.state.second).items():
                     self._seconds.setdefault(second, bytearray()).extend(blob)
 
-    def _rows(self, waiting: PendingFlush) -> tuple[np.ndarray, int, np.ndarray]:
+    def _rows(self, waiting: WaitingRecords) -> tuple[np.ndarray, int, np.ndarray]:
         """Return, for the messages read: (their index rows, end of the log after them, mask of those to deliver)."""
         state = self.state
         waiting.lose_targets(waiting.due_ms < 0)

@@ -27,7 +27,7 @@ Place = tuple[str, int]
 """A topic and a queue of it."""
 
 
-class PendingFlush:
+class WaitingRecords:
     """Records that were read in order to be delivered, grouped by target.
 
     ``targets``: topic and queue of each group; the first group (None) has the records that name no target. ``counts``:
@@ -91,7 +91,7 @@ class RecordCopier:
         self._commitlog = commitlog
         self._log_reads = log_reads
 
-    def read(self, chosen: np.ndarray, *, hot: bool) -> PendingFlush:
+    def read(self, chosen: np.ndarray, *, hot: bool) -> WaitingRecords:
         """Return the records of ``chosen``: a row of (physical offset, size, anything) each, in the order of the log.
 
         Leaves out records outside of the log, tombstones, and records that no file could hold. With ``hot``, raises
@@ -108,14 +108,14 @@ class RecordCopier:
             rows = rows[inside]
         flat = np.ascontiguousarray(rows).reshape(-1)
         if not len(flat):
-            return PendingFlush(bytearray(), flat, (0, 0))
+            return WaitingRecords(bytearray(), flat, (0, 0))
         # Waiting records are close together. If ``record_checksum`` was switched among them, the last one decides.
         checksummed = self._log_reads.checksummed.around(int(flat[C_PHYSICAL_OFFSET - CHOSEN_ROW]))
-        return PendingFlush(self._log_reads.records(flat, hot=hot), flat, checksummed)
+        return WaitingRecords(self._log_reads.records(flat, hot=hot), flat, checksummed)
 
     def deliver(
         self,
-        waiting: PendingFlush,
+        waiting: WaitingRecords,
         places: Sequence[Place | None],
         next_offset: Callable[[str, int], int],
         *,
@@ -154,7 +154,7 @@ class RecordCopier:
         return following
 
     @staticmethod
-    def _count_rolls(waiting: PendingFlush, texts: np.ndarray, numbers: np.ndarray, bound: int) -> int:
+    def _count_rolls(waiting: WaitingRecords, texts: np.ndarray, numbers: np.ndarray, bound: int) -> int:
         """Return how many further files the delivery of ``numbers`` takes.
 
         Runs the kernel into a buffer of ``bound`` bytes, because only the kernel knows the size of the new records.
@@ -170,7 +170,7 @@ class RecordCopier:
             tried[kernel.N_LIMIT] = numbers[kernel.N_LIMIT]
 
     def _answer_groups(
-        self, waiting: PendingFlush, places: Sequence[Place | None], next_offset: Callable[[str, int], int]
+        self, waiting: WaitingRecords, places: Sequence[Place | None], next_offset: Callable[[str, int], int]
     ) -> tuple[np.ndarray, dict[Place, int]]:
         """Tell the kernel each group's topic, queue and first queue offset; return (the texts, the next offsets)."""
         texts = bytearray(self._commitlog.store_host)
