@@ -33,7 +33,7 @@ from .read.log_reads import LogReads
 from .read.pulls import PullResult, Pulls
 from .read.queries import Queries, QueryResult
 from .read.queue_reads import QueueReads
-from .read.record_copies import WaitingRecords, Place, RecordCopier
+from .read.record_copies import Place, RecordCopier, WaitingRecords
 from .read.record_filter import RecordFilter
 from .recovery.log_recovery import Progress
 from .recovery.recovery import Recovery

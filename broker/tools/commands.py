@@ -302,9 +302,7 @@ def backup(store: Path, dest: Path) -> int:
         with progress_bar() as progress:
             made = run(store, dest, progress)
     except KeyboardInterrupt:
-        click.echo(
-            "flintmq-broker: not complete; the next run continues, and an earlier backup is still valid", err=True
-        )
+        click.echo("flintmq-broker: not complete; the next run continues; an earlier backup stays valid", err=True)
         raise
     log_bytes = made.manifest.log_end - made.manifest.log_begin
     click.echo(

@@ -245,7 +245,7 @@ def test_an_interrupted_backup_is_said_to_be_one(tmp_path: Path) -> None:
     store, _ = filled(tmp_path / "store")
     store.close()
     interrupted(tmp_path / "store", tmp_path / "backup", 2)
-    with pytest.raises(BackupError, match=r"not complete.*flintmq-broker backup STORE"):
+    with pytest.raises(BackupError, match=r"an incomplete backup.*flintmq-broker backup STORE"):
         verified(tmp_path / "backup")
     done = tool("verify", tmp_path / "backup")
     assert done.code == 2

@@ -23,7 +23,7 @@ from ...kernels.gather import C_PHYSICAL_OFFSET, C_QUEUE_OFFSET, C_SIZE, CHOSEN_
 from ...latency import Latencies
 from ...store import CorruptLog, MessageStore, TopicConfig, WouldBlock
 from ...store.queue.consume_queue import ConsumeQueue
-from ...store.read.record_copies import WaitingRecords, Place
+from ...store.read.record_copies import Place, WaitingRecords
 from ..writer import RecordWriter
 
 log = logging.getLogger(__name__)
