@@ -23,7 +23,7 @@ from flintmq.protocol import commands
 from flintmq.protocol.commands import CONSUMER_OFFSET_STRUCT, GET_BROKER_RUNTIME_INFO, PRODUCE, PULL
 from flintmq.protocol.errors import SUCCESS
 from flintmq.protocol.storage.record import decode_record
-from tests.conftest import RawConnection, RunningBroker
+from tests.conftest import BrokerFactory, RawConnection, RunningBroker
 from tests.dead_letter_tools import send_back
 from tests.group_tools import joined
 from tests.integration.test_daemon import assert_refused, serve
@@ -219,19 +219,20 @@ def test_the_lag_of_a_group_is_the_sum_over_its_queues(
 
 
 def test_a_group_shows_its_members_what_is_with_them_and_what_failed(
-    shared_broker: RunningBroker, connect: Connect, topic: str
+    broker: BrokerFactory, connect: Connect, topic: str
 ) -> None:
-    connection, group = connect(shared_broker), f"{topic}-g"
+    alone = broker()  # of the shared broker, members of earlier tests may expire between two scrapes
+    connection, group = connect(alone), f"{topic}-g"
     connection.produce(topic, *[b"x"] * 10, queue=0).raise_for_error()
-    before = Scrape(shared_broker)
-    members = [joined(connect(shared_broker), group, name, topic) for name in ("m-1", "m-2")]
+    before = Scrape(alone)
+    members = [joined(connect(alone), group, name, topic) for name in ("m-1", "m-2")]
     for member in members * 2:  # the first gives up the queues that the second is to get
         member.beat(topic, owned=()).raise_for_error()
     (holder,) = [member for member in members if (topic, 0) in member.rows]
     holder.pull(topic, 0, 0, max_count=4).raise_for_error()
     send_back(connection, group, [store_offset(connection, topic)] * 3)
     send_back(connection, group, [store_offset(connection, topic)] * 2, level=18)
-    scrape = Scrape(shared_broker)
+    scrape = Scrape(alone)
     assert scrape("flintmq_group_members", group=group) == 2
     assert scrape("flintmq_group_lag_messages", group=group, topic=topic) == 10
     assert scrape("flintmq_group_in_flight_messages", group=group, topic=topic) == 4
@@ -244,10 +245,10 @@ def test_a_group_shows_its_members_what_is_with_them_and_what_failed(
     assert (info["groups"], info["group_members"]) == (running, 2 + members_of(before))
     fields = {"group": group, "topic": f"%DLQ%{group}", "count": 1}
     connection.call(commands.UPDATE_CONSUMER_OFFSET, fields, CONSUMER_OFFSET_STRUCT.pack(0, 2)).raise_for_error()
-    wait_for(lambda: Scrape(shared_broker)("flintmq_group_delayed_messages", group=group) == 2)
+    wait_for(lambda: Scrape(alone)("flintmq_group_delayed_messages", group=group) == 2)
     for member in members:
         member.leave()
-    after = Scrape(shared_broker)
+    after = Scrape(alone)
     assert after("flintmq_dead_letters", group=group) == 1
     assert ("flintmq_group_members", frozenset({("group", group)})) not in after.samples
     dead = frozenset({("group", group), ("topic", f"%DLQ%{group}")})
