@@ -154,7 +154,7 @@ def test_interrupted_it_is_no_backup_and_the_next_run_goes_on(tmp_path: Path) ->
         folder = tmp_path / f"backup-{step}"
         with pytest.raises(Interrupted):
             backup(store.path, folder, interrupting(step))
-        with pytest.raises(BackupError, match="not complete"):
+        with pytest.raises(BackupError, match="incomplete backup"):
             restore(folder, tmp_path / "restored", quiet)
         assert not (tmp_path / "restored").exists()
         whole = {row["path"] for row in json.loads((folder / PROGRESS).read_text())}

@@ -130,7 +130,7 @@ def test_a_killed_backup_is_completed_by_the_next_one(broker: BrokerFactory, tmp
     if not (folder / "backup.json").exists():
         refused = tool("restore", folder, tmp_path / "restored")
         assert refused.code == 2
-        assert "not complete" in refused.errors
+        assert "incomplete backup" in refused.errors
     assert tool("backup", served.store, folder).code == 0
     assert tool("restore", folder, tmp_path / "restored").code == 0
     again = broker(store=tmp_path / "restored")
